@@ -1,0 +1,99 @@
+"""The environment's side of an episode.
+
+An environment speaks text. `reset(seed)` and `step(answer)` are async and return Gymnasium's tuples; the
+answer is the model's completion as it came, and the environment finds the action in it. The level depends
+on the configuration and the seed alone. A format penalty travels in `info`, never in the reward.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self, TypedDict, runtime_checkable
+
+
+class Info(TypedDict, total=False):
+    """What an environment says beside the observation; every key is optional."""
+
+    action: str | None
+    """The action it understood; `None`: none."""
+    valid: bool
+    """Whether the answer had the asked-for format and named an existing action."""
+    penalty: float
+    """Cost of a wrong format, zero or negative; not part of the reward."""
+    success: bool
+    """Whether the task is solved now."""
+    metrics: Mapping[str, float]
+    """Figures of the environment's own."""
+
+
+class Reset(NamedTuple):
+    observation: str
+    info: Info
+
+
+class Step(NamedTuple):
+    """Gymnasium's five-tuple, in text."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Info
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """How an environment introduces itself to a model. Placeholders are filled by the agent.
+
+    Known placeholders: `{instruction}`, `{observation}`, `{turn_idx}` (from 1), `{actions_left}`,
+    `{max_response_length}` (tokens).
+    """
+
+    system: str
+    opening: str
+    """The first user message."""
+    turn: str
+    """Every later user message."""
+
+
+class Env(Protocol):
+    """One environment; it can be reset again and again, one episode at a time."""
+
+    @property
+    def instruction(self) -> str:
+        """Rules, symbols and available actions, true to this environment's options."""
+        ...
+
+    @property
+    def prompts(self) -> Prompts: ...
+
+    async def reset(self, seed: int) -> Reset: ...
+
+    async def step(self, answer: str) -> Step: ...
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Forkable(Protocol):
+    """An environment that can be copied in the middle of an episode."""
+
+    def fork(self) -> Self:
+        """An exact copy that shares nothing with the original."""
+        ...
+
+
+@runtime_checkable
+class Playable(Protocol):
+    """An environment that can say what may be done now; what the built-in players play with."""
+
+    def actions(self) -> Sequence[str]:
+        """The actions that exist now, as the model would name them. Empty: no finite list exists."""
+        ...
+
+    def best_action(self) -> str | None:
+        """The next action of a shortest solution; `None` when there is none or it is not known."""
+        ...
+
+    def answer(self, action: str) -> str:
+        """A completion that names `action` in the format the prompt asks for."""
+        ...

@@ -1,0 +1,17 @@
+"""The errors a user can cause or must act on.
+
+Each message is one line: what was wrong, where, and what would be accepted. The command line prints
+it without a traceback; a library user catches `RollwrightError`.
+"""
+
+
+class RollwrightError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(RollwrightError):
+    """A setting is wrong; the message names the key and what it accepts."""
+
+
+class FormatError(RollwrightError):
+    """Bytes from a file or a network are not what they should be."""

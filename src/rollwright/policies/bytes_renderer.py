@@ -1,0 +1,40 @@
+"""A byte-level renderer: a real, lossless vocabulary for engines that have no tokenizer of their own.
+
+Ids 0–255 are the bytes of UTF-8; five more mark roles and the end of a turn. Joining ids and rendering a
+longer conversation commute, so a chain's prompts extend each other by construction.
+"""
+
+from collections.abc import Sequence
+
+from rollwright.trajectory import FinishReason, Message, TokenIds, token_ids
+
+SYSTEM, USER, ASSISTANT, TOOL, END = range(256, 261)
+"""Role marks, and the end-of-turn token that a finished sample ends with."""
+
+VOCABULARY_SIZE = 261
+
+_ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
+
+
+class BytesRenderer:
+    def open(self, messages: Sequence[Message]) -> TokenIds:
+        ids = token_ids()
+        for message in messages:
+            ids.append(_ROLES[message.role])
+            ids.extend(message.content.encode())
+            ids.append(END)
+        ids.append(ASSISTANT)
+        return ids
+
+    def extend(self, finish: FinishReason, messages: Sequence[Message]) -> TokenIds:
+        closing = token_ids() if finish is FinishReason.STOP else token_ids([END])
+        return closing + self.open(messages)
+
+    def encode(self, text: str) -> TokenIds:
+        """A whole assistant turn."""
+        ids = token_ids(text.encode())
+        ids.append(END)
+        return ids
+
+    def decode(self, ids: TokenIds) -> str:
+        return bytes(each for each in ids if each < SYSTEM).decode(errors="replace")

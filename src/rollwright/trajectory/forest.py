@@ -1,0 +1,188 @@
+"""The trajectory: all turns of one attempt, as a forest.
+
+What is always true of it: `turns[i].id == i`; both links of a turn point to earlier turns; a turn has as
+many log-probabilities and version stamps as sampled ids. So walking either link ends, and the size is
+linear in the number of turns, because a turn stores only the ids that its prompt adds.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from rollwright.errors import FormatError
+from rollwright.trajectory.codec import Codec
+from rollwright.trajectory.tokens import TokenIds, token_ids
+from rollwright.trajectory.turn import ErrorRecord, StopReason, Turn
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One chat message."""
+
+    role: str
+    content: str
+
+
+class Trajectory(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """All turns of one attempt at a rollout."""
+
+    rollout_id: str
+    attempt_id: str
+    group_id: str
+    tag: str
+    """Which environment was played."""
+    seed: int
+    """The level: the same for every member of the group."""
+    opening: tuple[Message, ...] = ()
+    """The messages before the first turn, as the agent wrote them."""
+    observation: str = ""
+    """What `reset` showed."""
+    turns: list[Turn] = msgspec.field(default_factory=list)
+    stop: StopReason | None = None
+    """`None` while the episode runs."""
+    success: bool | None = None
+    """Whether the task was solved; `None` where the environment does not say."""
+    error: ErrorRecord | None = None
+    duration: float = 0.0
+    """Seconds from the first `reset` to the end."""
+
+    @property
+    def reward(self) -> float:
+        """The task's reward: mean over the leaves of the sum along each path, so that a chain gives its sum."""
+        return self._mean_over_leaves("reward")
+
+    @property
+    def penalty(self) -> float:
+        """Format penalties, summed like the reward and kept apart from it."""
+        return self._mean_over_leaves("penalty")
+
+    @property
+    def score(self) -> float:
+        return self.reward + self.penalty
+
+    def _mean_over_leaves(self, field: str) -> float:
+        sums: list[float] = []
+        for turn in self.turns:
+            before = 0.0 if turn.after is None else sums[turn.after]
+            sums.append(before + (getattr(turn.outcome, field) if turn.outcome else 0.0))
+        ends = leaves(self.turns)
+        return sum(sums[turn] for turn in ends) / len(ends) if ends else 0.0
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(turn.completion_tokens for turn in self.turns)
+
+    @property
+    def not_trainable(self) -> str | None:
+        """Why nothing here may be trained on; `None` when it may."""
+        if self.error is not None:
+            return f"{self.error.boundary} failure: {self.error.kind}"
+        if any(not turn.exact for turn in self.turns):
+            return "the engine returned no token ids, only text"
+        if not any(turn.sampled_ids for turn in self.turns):
+            return "no token was sampled"
+        return None
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version among the sampled tokens; `None` when no token was sampled."""
+        return min((turn.oldest_version for turn in self.turns if turn.versions), default=None)
+
+    def to_bytes(self) -> bytes:
+        return _CODEC.encode(self)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Trajectory":
+        """Refuses, with a `FormatError`, what is not a whole and consistent trajectory of this format."""
+        return check(_CODEC.decode(data))
+
+
+_CODEC = Codec(Trajectory, magic=b"RWT", version=1)
+
+
+def children(turns: Sequence[Turn]) -> dict[int | None, list[int]]:
+    """The turns that follow each turn; the roots under `None`."""
+    found: dict[int | None, list[int]] = {}
+    for turn in turns:
+        found.setdefault(turn.after, []).append(turn.id)
+    return found
+
+
+def leaves(turns: Sequence[Turn]) -> list[int]:
+    """The turns that no decision follows, in order."""
+    inner = {turn.after for turn in turns}
+    return [turn.id for turn in turns if turn.id not in inner]
+
+
+def path(turns: Sequence[Turn], end: int) -> list[Turn]:
+    """The decisions from a root to `end`."""
+    return _walk(turns, end, "after")
+
+
+def sequence(turns: Sequence[Turn], end: int) -> list[Turn]:
+    """The turns whose ids, joined, are the full token sequence that ends with turn `end`."""
+    return _walk(turns, end, "extends")
+
+
+def _walk(turns: Sequence[Turn], end: int, link: str) -> list[Turn]:
+    walked = [turns[end]]
+    while (before := getattr(walked[-1], link)) is not None:
+        walked.append(turns[before])
+    walked.reverse()
+    return walked
+
+
+def full_prompt(turns: Sequence[Turn], end: int) -> TokenIds:
+    """Exactly the ids that the engine was given for turn `end`."""
+    ids = token_ids()
+    for turn in sequence(turns, end)[:-1]:
+        ids += turn.prompt_ids
+        ids += turn.sampled_ids
+    ids += turns[end].prompt_ids
+    return ids
+
+
+def split(trajectory: Trajectory) -> list[Trajectory]:
+    """One trajectory for each leaf, holding the turns its sequences need, in order, with their ids kept.
+
+    A part is a view for storage or sending, not a forest of its own: only `merge` gives one back.
+    """
+    parts = []
+    for leaf in leaves(trajectory.turns):
+        needed: set[int] = set()
+        for turn in path(trajectory.turns, leaf):
+            needed.update(earlier.id for earlier in sequence(trajectory.turns, turn.id))
+        part = msgspec.structs.replace(trajectory, turns=[trajectory.turns[i] for i in sorted(needed)])
+        parts.append(part)
+    return parts
+
+
+def merge(parts: Iterable[Trajectory]) -> Trajectory:
+    """The forest that `split` took apart; parts may overlap, and come in any order."""
+    parts = list(parts)
+    if not parts:
+        raise FormatError("nothing to merge: no parts were given")
+    found: dict[int, Turn] = {}
+    for part in parts:
+        if part.rollout_id != parts[0].rollout_id or part.attempt_id != parts[0].attempt_id:
+            raise FormatError(f"parts of different attempts: {parts[0].attempt_id} and {part.attempt_id}")
+        for turn in part.turns:
+            if found.setdefault(turn.id, turn) != turn:
+                raise FormatError(f"two different turns {turn.id} in attempt {part.attempt_id}")
+    return check(msgspec.structs.replace(parts[0], turns=[found[i] for i in sorted(found)]))
+
+
+def check(trajectory: Trajectory) -> Trajectory:
+    """The same trajectory, or a `FormatError` that names the turn that breaks the forest's rules."""
+    for place, turn in enumerate(trajectory.turns):
+        where = f"trajectory {trajectory.rollout_id}, turn {place}"
+        if turn.id != place:
+            raise FormatError(f"{where}: has id {turn.id}")
+        for link in (turn.after, turn.extends):
+            if link is not None and not 0 <= link < place:
+                raise FormatError(f"{where}: links to turn {link}, which is not an earlier one")
+        sampled = len(turn.sampled_ids)
+        if turn.exact and len(turn.logprobs) != sampled:
+            raise FormatError(f"{where}: {sampled} sampled ids but {len(turn.logprobs)} log-probabilities")
+        if any(run.count <= 0 for run in turn.versions) or sum(r.count for r in turn.versions) != sampled:
+            raise FormatError(f"{where}: version stamps do not cover its {sampled} sampled ids")
+    return trajectory

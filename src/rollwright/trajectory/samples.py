@@ -1,0 +1,119 @@
+"""What a trainer eats: two walks over the same forest.
+
+True of both: a sampled token has mask 1 in exactly one sample, with its turn's weight; everything that
+was not sampled has mask 0. `samples` joins the turns of a sequence into one row; `turn_samples` gives a row
+for each turn with the prompt exactly as the model saw it, and costs more tokens.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rollwright.trajectory.forest import Trajectory, children, full_prompt, sequence
+from rollwright.trajectory.tokens import Floats, TokenIds, floats, token_ids
+from rollwright.trajectory.turn import Turn, expand_versions
+
+NO_VERSION = -1
+"""Stamp of a token that no policy sampled."""
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Where a turn's sampled ids stand in a sample."""
+
+    turn: int
+    start: int
+    stop: int
+    trained: bool
+    """False where another sample trains this turn."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One row of a batch; all arrays have the same length."""
+
+    rollout_id: str
+    group_id: str
+    token_ids: TokenIds
+    mask: bytes
+    """1 where the token's loss counts."""
+    logprobs: Floats
+    """As sampled; 0 where nothing was sampled."""
+    versions: TokenIds
+    """Policy version of each token; `NO_VERSION` where nothing was sampled."""
+    weights: Floats
+    """Weight of the token's turn in the tree; 0 where the mask is 0."""
+    spans: tuple[Span, ...]
+    """The turns in it, in order: what per-turn advantages are spread over."""
+
+
+def turn_weights(turns: Sequence[Turn]) -> list[float]:
+    """Roots share 1; the children of a turn share its weight; so the weights of the leaves sum to 1."""
+    below = children(turns)
+    weights: list[float] = []
+    for turn in turns:
+        share = 1.0 if turn.after is None else weights[turn.after]
+        weights.append(share / len(below[turn.after]))
+    return weights
+
+
+def samples(trajectory: Trajectory) -> list[Sample]:
+    """One sample for each token sequence that no other continues."""
+    turns = trajectory.turns
+    continued = {turn.extends for turn in turns}
+    weights = turn_weights(turns)
+    trained: set[int] = set()
+    rows = []
+    for turn in turns:
+        if turn.id in continued:
+            continue
+        row = sequence(turns, turn.id)
+        fresh = {each.id for each in row} - trained
+        trained |= fresh
+        rows.append(_join(trajectory, token_ids(), row, fresh, weights))
+    return rows
+
+
+def turn_samples(trajectory: Trajectory) -> list[Sample]:
+    """One sample for each turn: its whole prompt, then what it sampled."""
+    turns = trajectory.turns
+    weights = turn_weights(turns)
+    rows = []
+    for turn in turns:
+        prompt = full_prompt(turns, turn.id)
+        context = prompt[: len(prompt) - len(turn.prompt_ids)]
+        rows.append(_join(trajectory, context, [turn], {turn.id}, weights))
+    return rows
+
+
+def _join(
+    trajectory: Trajectory,
+    context: TokenIds,
+    row: Sequence[Turn],
+    trained: set[int],
+    weights: Sequence[float],
+) -> Sample:
+    ids = token_ids(context)
+    mask = bytearray(len(context))
+    logprobs = floats([0.0]) * len(context)
+    versions = token_ids([NO_VERSION]) * len(context)
+    token_weights = floats([0.0]) * len(context)
+    spans = []
+    for turn in row:
+        added, sampled = len(turn.prompt_ids), len(turn.sampled_ids)
+        counts = turn.id in trained
+        ids += turn.prompt_ids
+        spans.append(Span(turn.id, len(ids), len(ids) + sampled, counts))
+        ids += turn.sampled_ids
+        mask += bytes(added) + bytes([counts]) * sampled
+        logprobs += floats([0.0]) * added + turn.logprobs
+        versions += token_ids([NO_VERSION]) * added + token_ids(expand_versions(turn.versions))
+        token_weights += floats([0.0]) * added + floats([weights[turn.id] if counts else 0.0]) * sampled
+    return Sample(
+        rollout_id=trajectory.rollout_id,
+        group_id=trajectory.group_id,
+        token_ids=ids,
+        mask=bytes(mask),
+        logprobs=logprobs,
+        versions=versions,
+        weights=token_weights,
+        spans=tuple(spans),
+    )

@@ -1,0 +1,45 @@
+"""Token ids and log-probabilities as flat machine arrays: four bytes a token, in memory and on disk."""
+
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
+
+from rollwright.errors import FormatError
+
+if TYPE_CHECKING:
+    TokenIds: TypeAlias = array[int]
+    Floats: TypeAlias = array[float]
+else:  # `array` takes no type argument at run time before Python 3.12
+    TokenIds = array
+    """Signed 32-bit token ids."""
+    Floats = array
+    """32-bit floats: the precision in which models compute log-probabilities."""
+
+_WIDTH = 4
+
+
+def token_ids(values: Iterable[int] = ()) -> TokenIds:
+    return array("i", values)
+
+
+def floats(values: Iterable[float] = ()) -> Floats:
+    return array("f", values)
+
+
+def pack(values: TokenIds | Floats) -> bytes:
+    """Little-endian bytes, whatever the machine."""
+    if sys.byteorder == "little":
+        return values.tobytes()
+    swapped = array(values.typecode, values)
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
+def unpack(typecode: str, data: bytes) -> TokenIds | Floats:
+    if len(data) % _WIDTH:
+        raise FormatError(f"token array of {len(data)} bytes is not a multiple of {_WIDTH}")
+    values: TokenIds | Floats = array(typecode, data)
+    if sys.byteorder != "little":
+        values.byteswap()
+    return values

@@ -1,0 +1,127 @@
+"""Plain data: one model generation, what followed it, and why things ended."""
+
+from enum import StrEnum
+
+import msgspec
+
+from rollwright.trajectory.tokens import Floats, TokenIds, floats, token_ids
+
+
+class FinishReason(StrEnum):
+    """Why one generation ended."""
+
+    STOP = "stop"
+    """The model ended its turn: end-of-turn token or a stop string."""
+    LENGTH = "length"
+    """The token limit of the call was reached."""
+    ABORT = "abort"
+    """Cut off from outside, for example by a weight update; the tokens so far are kept."""
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Exactly one applies; the ones after ERROR never count as a result."""
+
+    TERMINATED = "terminated"
+    """The environment reached a final state."""
+    TRUNCATED = "truncated"
+    """The environment itself cut the episode, as its own limit says."""
+    MAX_STEPS = "max_steps"
+    """The action limit of the rollout was reached."""
+    MAX_LENGTH = "max_length"
+    """No room was left in `sequence_length` for another turn."""
+    ERROR = "error"
+    """A failure at one boundary ended the attempt; `Trajectory.error` says which."""
+    STALE = "stale"
+    """Its oldest token became older than the staleness bound allows."""
+    CANCELLED = "cancelled"
+    """Nobody needed it any more: redundant group member, cancelled rollout, end of the run."""
+
+
+class Boundary(StrEnum):
+    """Where a failure came from. Every failure is put down to exactly one."""
+
+    ENGINE = "engine"
+    """The policy: an unreachable or failing inference engine, a broken answer."""
+    ENVIRONMENT = "environment"
+    """`reset`, `step` or the making of an environment raised or hung."""
+    TOOL = "tool"
+    """A tool could not be run at all (a tool's own error message is an observation, not a failure)."""
+    AGENT = "agent"
+    """The agent's code raised."""
+    SYSTEM = "system"
+    """Everything else: the time limit of the episode, the worker, the machine."""
+
+
+class ErrorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One failure, as data."""
+
+    boundary: Boundary
+    kind: str
+    """Name of the exception's class, or `timeout`."""
+    message: str
+    turn: int
+    """How many turns had been recorded when it happened."""
+
+
+class VersionRun(msgspec.Struct, frozen=True, array_like=True):
+    """`count` consecutive sampled tokens made by policy version `version`."""
+
+    version: int
+    count: int
+
+
+class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the environment answered to a turn."""
+
+    observation: str
+    reward: float
+    """The task's own reward; a format penalty is never in it."""
+    penalty: float = 0.0
+    """What an answer in the wrong format costs, kept apart so that it cannot pass as task reward."""
+    terminated: bool = False
+    truncated: bool = False
+    action: str | None = None
+    """The action as the environment understood it; `None`: it understood none."""
+    valid: bool = True
+    """Whether the answer had the format that was asked for and named an existing action."""
+
+
+class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One model generation and what followed it.
+
+    Two links place it: `after` in the order of decisions, `extends` in the token sequences.
+    """
+
+    id: int
+    """Its index in the trajectory."""
+    after: int | None
+    """The decision before it; `None` at a root of the tree."""
+    extends: int | None
+    """The turn whose full token sequence the prompt continues; `None`: the prompt starts a sequence."""
+    prompt_ids: TokenIds = msgspec.field(default_factory=token_ids)
+    """Only the ids that the prompt adds to what it extends."""
+    sampled_ids: TokenIds = msgspec.field(default_factory=token_ids)
+    logprobs: Floats = msgspec.field(default_factory=floats)
+    """Of the distribution that was sampled from, after temperature and top-p; one for each sampled id."""
+    versions: tuple[VersionRun, ...] = ()
+    """Which policy version made which of the sampled ids, in order."""
+    text: str = ""
+    """The completion as text, for people and environments; never encoded again."""
+    agent: str = "agent"
+    finish: FinishReason = FinishReason.STOP
+    exact: bool = True
+    """Whether the ids are those the engine sampled. A text-only engine gives none: not trainable."""
+    prompt_tokens: int = 0
+    """Length of the whole prompt, as the engine counted it."""
+    completion_tokens: int = 0
+    outcome: Outcome | None = None
+    """`None` until the environment has answered."""
+
+    @property
+    def oldest_version(self) -> int:
+        return min(run.version for run in self.versions)
+
+
+def expand_versions(runs: tuple[VersionRun, ...]) -> list[int]:
+    """One policy version for each sampled token."""
+    return [run.version for run in runs for _ in range(run.count)]
