@@ -5,7 +5,7 @@ answer is the model's completion as it came, and the environment finds the actio
 on the configuration and the seed alone. A format penalty travels in `info`, never in the reward.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, TypedDict, runtime_checkable
 
@@ -79,21 +79,4 @@ class Forkable(Protocol):
 
     def fork(self) -> Self:
         """An exact copy that shares nothing with the original."""
-        ...
-
-
-@runtime_checkable
-class Playable(Protocol):
-    """An environment that can say what may be done now; what the built-in players play with."""
-
-    def actions(self) -> Sequence[str]:
-        """The actions that exist now, as the model would name them. Empty: no finite list exists."""
-        ...
-
-    def best_action(self) -> str | None:
-        """The next action of a shortest solution; `None` when there is none or it is not known."""
-        ...
-
-    def answer(self, action: str) -> str:
-        """A completion that names `action` in the format the prompt asks for."""
         ...

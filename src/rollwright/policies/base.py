@@ -6,12 +6,11 @@ returns is marked as not exact, so that nobody trains on it.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from rollwright.draws import KeyPart
-from rollwright.envs.base import Playable
 from rollwright.errors import RollwrightError
 from rollwright.trajectory import FinishReason, Floats, Message, TokenIds, VersionRun, floats, token_ids
 
@@ -23,6 +22,23 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: float = 1.0
     max_tokens: int = 128
     stop: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Playable(Protocol):
+    """An environment that can say what may be done now; what the built-in players look at."""
+
+    def actions(self) -> Sequence[str]:
+        """The actions that exist now, as the model would name them. Empty: no finite list exists."""
+        ...
+
+    def best_action(self) -> str | None:
+        """The next action of a shortest solution; `None` when there is none or it is not known."""
+        ...
+
+    def answer(self, action: str) -> str:
+        """A completion that names `action` in the format the prompt asks for."""
+        ...
 
 
 class Prompt(msgspec.Struct, frozen=True):

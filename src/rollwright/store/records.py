@@ -1,0 +1,182 @@
+"""Plain data: what a store keeps. Records are frozen; a change is a new record from the store."""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Any, Generic, TypeVar, overload
+
+import msgspec
+
+
+class RolloutStatus(StrEnum):
+    """Where a rollout stands. The last three are final."""
+
+    QUEUING = "queuing"
+    """Waiting for its first worker."""
+    PREPARING = "preparing"
+    """Claimed by a worker that has not reported a turn yet."""
+    RUNNING = "running"
+    """Its current attempt has reported at least once."""
+    REQUEUING = "requeuing"
+    """An attempt ended without a result; waiting for another worker."""
+    SUCCEEDED = "succeeded"
+    """One attempt committed a trajectory."""
+    FAILED = "failed"
+    """Its retry rules allow no further attempt."""
+    CANCELLED = "cancelled"
+    """Withdrawn by whoever asked for it."""
+
+
+class AttemptStatus(StrEnum):
+    """Where one try stands. All but the first two are final."""
+
+    PREPARING = "preparing"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    """Took longer than `timeout_seconds`."""
+    UNRESPONSIVE = "unresponsive"
+    """Its lease ran out: no heartbeat for `unresponsive_seconds`."""
+    CANCELLED = "cancelled"
+
+
+class WorkerStatus(StrEnum):
+    IDLE = "idle"
+    BUSY = "busy"
+    UNKNOWN = "unknown"
+    """Its heartbeats have stopped."""
+
+
+class RolloutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Retry rules of one rollout."""
+
+    timeout_seconds: float | None = None
+    """Longest time an attempt may take; `None`: no limit."""
+    unresponsive_seconds: float | None = 60.0
+    """Length of a lease: an attempt without a heartbeat for so long is given up. `None`: never."""
+    max_attempts: int = 3
+    retry_condition: tuple[AttemptStatus, ...] = (
+        AttemptStatus.FAILED,
+        AttemptStatus.TIMEOUT,
+        AttemptStatus.UNRESPONSIVE,
+    )
+    """The ends of an attempt after which the rollout is tried again, up to `max_attempts`."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One try at a rollout by one worker. Its id is the fencing token: only the current one may commit."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    """1 for the first try."""
+    status: AttemptStatus
+    start_time: float
+    end_time: float | None = None
+    worker_id: str | None = None
+    last_heartbeat_time: float | None = None
+    lease_expires: float | None = None
+    """By the store's clock; `None`: the lease never ends."""
+    reason: str | None = None
+    """Why it ended, when it did not succeed."""
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """One episode to be played: the durable unit."""
+
+    rollout_id: str
+    input: Any
+    """What to play, as plain data."""
+    status: RolloutStatus
+    start_time: float
+    """When it was enqueued, by the store's clock."""
+    end_time: float | None = None
+    mode: str | None = None
+    """`train`, `val` or `test`."""
+    resources_id: str | None = None
+    config: RolloutConfig = msgspec.field(default_factory=RolloutConfig)
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    priority: int = 0
+    """Higher is taken first; equal ones in the order they came."""
+
+
+class AttemptedRollout(Rollout, frozen=True, kw_only=True):
+    """A rollout together with the attempt that the caller now holds."""
+
+    attempt: Attempt
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """One entry of the store's append-only log of finished rollouts."""
+
+    cursor: int
+    """Its place in the log, from 1; ask for what comes `after` it."""
+    rollout_id: str
+    attempt_id: str | None
+    """The attempt that ended it; `None` when it was cancelled without one."""
+    status: RolloutStatus
+    reason: str | None = None
+
+
+class Worker(msgspec.Struct, frozen=True):
+    worker_id: str
+    status: WorkerStatus
+    heartbeat_stats: dict[str, Any] = msgspec.field(default_factory=dict)
+    last_heartbeat_time: float | None = None
+    last_dequeue_time: float | None = None
+    last_busy_time: float | None = None
+    last_idle_time: float | None = None
+    current_rollout_id: str | None = None
+    current_attempt_id: str | None = None
+
+
+class ResourcesUpdate(msgspec.Struct, frozen=True):
+    """Named settings that rollouts refer to, such as a run's configuration. Old versions are kept."""
+
+    resources_id: str
+    version: int
+    create_time: float
+    update_time: float
+    resources: dict[str, Any]
+
+
+class EnqueueRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rollout to enqueue. With an id given by the caller, asking twice enqueues once."""
+
+    input: Any
+    rollout_id: str | None = None
+    mode: str | None = None
+    resources_id: str | None = None
+    config: RolloutConfig = msgspec.field(default_factory=RolloutConfig)
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    priority: int = 0
+
+
+Item = TypeVar("Item")
+
+
+class Page(Sequence[Item], Generic[Item]):
+    """One page of a query: a sequence, with the number of all matches beside it."""
+
+    def __init__(self, items: Sequence[Item], total: int, limit: int = -1, offset: int = 0) -> None:
+        self.items = items
+        self.total = total
+        self.limit = limit
+        self.offset = offset
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self.items)
+
+    def __repr__(self) -> str:
+        return f"Page({len(self.items)} of {self.total} from {self.offset})"
