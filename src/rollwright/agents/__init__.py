@@ -1,0 +1,19 @@
+"""Agents: they get a session, ask it for generations, and know nothing of stores, workers or training."""
+
+from rollwright.agents.boundary import TIMEOUT, EpisodeFailure, bounded, failed, timed_out
+from rollwright.agents.chat import ChatAgent, History, HistoryMode
+from rollwright.agents.session import OutOfRoom, Phase, Session
+
+__all__ = [
+    "TIMEOUT",
+    "ChatAgent",
+    "EpisodeFailure",
+    "History",
+    "HistoryMode",
+    "OutOfRoom",
+    "Phase",
+    "Session",
+    "bounded",
+    "failed",
+    "timed_out",
+]

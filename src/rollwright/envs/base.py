@@ -9,6 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, TypedDict, runtime_checkable
 
+from rollwright.errors import RollwrightError
+
+
+class EnvironmentFailure(RollwrightError):
+    """An environment cannot go on for a reason that is not the player's doing."""
+
 
 class Info(TypedDict, total=False):
     """What an environment says beside the observation; every key is optional."""

@@ -54,6 +54,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """The whole prompt in token ids; `None` for a policy without a renderer."""
     env: Playable | None = None
     """For the built-in players, which look at the board instead of reading the prompt."""
+    attempt: int = 1
+    """Which attempt at the rollout this is. A simulated *failure* depends on it; a sample does not."""
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -96,6 +98,11 @@ class Policy(Protocol):
     @property
     def version(self) -> int:
         """Of the weights that the next token would be sampled with."""
+        ...
+
+    @property
+    def pressure(self) -> int:
+        """How often so far the engine has refused load or not answered in time; retried calls count too."""
         ...
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation: ...

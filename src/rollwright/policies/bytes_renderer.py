@@ -32,9 +32,7 @@ class BytesRenderer:
 
     def encode(self, text: str) -> TokenIds:
         """A whole assistant turn."""
-        ids = token_ids(text.encode())
-        ids.append(END)
-        return ids
+        return token_ids([*text.encode(), END])
 
     def decode(self, ids: TokenIds) -> str:
         return bytes(each for each in ids if each < SYSTEM).decode(errors="replace")

@@ -1,0 +1,27 @@
+"""Playing rollouts: environment managers, the scheduler, strategies and filters."""
+
+from rollwright.rollout.activity import Activity
+from rollwright.rollout.env_manager import EnvManager, RolloutContext
+from rollwright.rollout.episode import Chain, Episode, EpisodeSettings, Limits
+from rollwright.rollout.gate import Gate
+from rollwright.rollout.groups import Group, GroupBook, GroupRules, Ledger, Place
+from rollwright.rollout.scheduler import Batch, RolloutScheduler, TooManyRefills
+
+__all__ = [
+    "Activity",
+    "Batch",
+    "Chain",
+    "EnvManager",
+    "Episode",
+    "EpisodeSettings",
+    "Gate",
+    "Group",
+    "GroupBook",
+    "GroupRules",
+    "Ledger",
+    "Limits",
+    "Place",
+    "RolloutContext",
+    "RolloutScheduler",
+    "TooManyRefills",
+]

@@ -15,7 +15,7 @@ class RolloutStatus(StrEnum):
     PREPARING = "preparing"
     """Claimed by a worker that has not reported a turn yet."""
     RUNNING = "running"
-    """Its current attempt has reported at least once."""
+    """Its current attempt has reported that it runs, or journalled a turn."""
     REQUEUING = "requeuing"
     """An attempt ended without a result; waiting for another worker."""
     SUCCEEDED = "succeeded"
@@ -38,13 +38,15 @@ class AttemptStatus(StrEnum):
     UNRESPONSIVE = "unresponsive"
     """Its lease ran out: no heartbeat for `unresponsive_seconds`."""
     CANCELLED = "cancelled"
+    """Its rollout was cancelled, or it gave the rollout back unplayed; never counted as a try."""
 
 
 class WorkerStatus(StrEnum):
     IDLE = "idle"
     BUSY = "busy"
+    """Holds at least one attempt."""
     UNKNOWN = "unknown"
-    """Its heartbeats have stopped."""
+    """Has not been heard of for a while."""
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +62,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         AttemptStatus.TIMEOUT,
         AttemptStatus.UNRESPONSIVE,
     )
-    """The ends of an attempt after which the rollout is tried again, up to `max_attempts`."""
+    """The ends of an attempt after which the rollout is tried again, up to `max_attempts`. An attempt that
+    was given back (`cancelled`) is not one of them: its rollout is always tried again, and it does not count."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -139,6 +142,39 @@ class ResourcesUpdate(msgspec.Struct, frozen=True):
     create_time: float
     update_time: float
     resources: dict[str, Any]
+
+
+class EventKind(StrEnum):
+    """What the event log tells of."""
+
+    ENQUEUED = "enqueued"
+    CLAIMED = "claimed"
+    """An attempt was given out."""
+    ENDED = "ended"
+    """An attempt reached a final status."""
+    FINISHED = "finished"
+    """A rollout reached a final status."""
+    REFUSED = "refused"
+    """A report of an attempt that did not hold its rollout any more."""
+    DELETED = "deleted"
+    """A rollout was forgotten, with all that belonged to it but its events."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One entry of the store's history, kept so that what it promises can be checked afterwards."""
+
+    sequence: int
+    """Grows along the log. The events of one rollout are in the order in which they happened."""
+    time: float
+    """By the store's clock."""
+    kind: EventKind
+    rollout_id: str
+    attempt_id: str | None = None
+    worker_id: str | None = None
+    status: str | None = None
+    """The status reached, or the one that was refused."""
+    lease_expires: float | None = None
+    """Of the attempt, when the event happened."""
 
 
 class EnqueueRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -41,6 +41,8 @@ class Trajectory(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     """`None` while the episode runs."""
     success: bool | None = None
     """Whether the task was solved; `None` where the environment does not say."""
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    """Figures of the environment's own, summed over the turns."""
     error: ErrorRecord | None = None
     duration: float = 0.0
     """Seconds from the first `reset` to the end."""

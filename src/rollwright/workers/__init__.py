@@ -1,0 +1,5 @@
+"""Workers: they claim rollouts from a store and play them."""
+
+from rollwright.workers.worker import Worker
+
+__all__ = ["Worker"]

@@ -1,0 +1,125 @@
+"""The chat agent: turns observations into messages, and nothing else.
+
+With a whole history each prompt continues the turn before it, so the episode is one token sequence. Any other
+history is cut here, before the model is asked: each prompt then starts a sequence of its own, and what is
+trained is what the model saw.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rollwright.agents.session import Session
+from rollwright.envs.base import Env, Prompts
+from rollwright.errors import ConfigError
+from rollwright.policies.base import Playable
+from rollwright.trajectory import Message, Turn
+
+PLACEHOLDERS = ("instruction", "observation", "turn_idx", "actions_left", "max_response_length")
+"""What a template may refer to."""
+
+
+class HistoryMode(StrEnum):
+    """What of the episode so far the model sees."""
+
+    WHOLE = "whole"
+    """Everything, as one growing token sequence."""
+    WINDOW = "window"
+    """The last turns, as they were."""
+    ACTIONS = "actions"
+    """Of earlier turns only actions and observations; the reasoning around an action is left out."""
+
+
+@dataclass(frozen=True)
+class History:
+    mode: HistoryMode = HistoryMode.WHOLE
+    length: int | None = None
+    """Earlier turns that are kept; `None`: all."""
+
+
+@dataclass(frozen=True)
+class ChatAgent:
+    """Plays one environment with one prompt format; holds no state of an episode."""
+
+    prompts: Prompts
+    history: History = History()
+    max_steps: int = 10
+    max_response_length: int = 128
+
+    def check_templates(self, where: str) -> None:
+        """Raises a `ConfigError` that names the template which refers to something unknown."""
+        for name, template in (
+            ("agent_opening_template", self.prompts.opening),
+            ("agent_template", self.prompts.turn),
+        ):
+            try:
+                template.format_map(dict.fromkeys(PLACEHOLDERS, ""))
+            except (KeyError, IndexError, ValueError) as error:
+                known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
+                raise ConfigError(
+                    f"{where}.{name}: {error} cannot be filled in; known placeholders: {known}; "
+                    "{{ and }} stand for plain braces"
+                ) from error
+
+    def opening(self, env: Env, observation: str) -> tuple[Message, ...]:
+        """The messages before the first turn."""
+        first = self._fill(self.prompts.opening, env, observation, 0)
+        return (Message("system", self.prompts.system), Message("user", first))
+
+    async def act(self, session: Session, env: Env) -> Turn:
+        """Asks for the next answer."""
+        trajectory = session.trajectory
+        last = session.last
+        if last is None:
+            return await session.generate(trajectory.opening)
+        if self.history.mode is HistoryMode.WHOLE:
+            return await session.generate([self._question(env, last)], continues=last)
+        return await session.generate(self._cut(session, env))
+
+    def _cut(self, session: Session, env: Env) -> list[Message]:
+        """A fresh conversation: system prompt and first question, then the earlier turns that are kept.
+
+        Of a turn that is left out the question stays only when it is the first, because it carries the rules.
+        """
+        trajectory = session.trajectory
+        turns = trajectory.turns
+        kept = turns if self.history.length is None else turns[-self.history.length :]
+        messages = list(trajectory.opening)
+        if kept[0].id > 0:
+            messages.append(Message("user", self._question(env, turns[kept[0].id - 1]).content))
+        for turn in kept:
+            messages.append(Message("assistant", self._remembered(env, turn)))
+            messages.append(self._question(env, turn))
+        return _merged(messages)
+
+    def _remembered(self, env: Env, turn: Turn) -> str:
+        if self.history.mode is not HistoryMode.ACTIONS or turn.outcome is None:
+            return turn.text
+        action = turn.outcome.action or ""
+        return env.answer(action) if isinstance(env, Playable) else action
+
+    def _question(self, env: Env, turn: Turn) -> Message:
+        """The user message that follows a turn."""
+        observation = turn.outcome.observation if turn.outcome is not None else ""
+        return Message("user", self._fill(self.prompts.turn, env, observation, turn.id + 1))
+
+    def _fill(self, template: str, env: Env, observation: str, done: int) -> str:
+        values: Mapping[str, object] = {
+            "instruction": env.instruction,
+            "observation": observation,
+            "turn_idx": done + 1,
+            "actions_left": self.max_steps - done,
+            "max_response_length": self.max_response_length,
+        }
+        return template.format_map(values)
+
+
+def _merged(messages: list[Message]) -> list[Message]:
+    """Neighbours of the same role as one message, because chat templates want roles to alternate."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and merged[-1].role == message.role:
+            merged[-1] = Message(message.role, f"{merged[-1].content}\n\n{message.content}")
+        else:
+            merged.append(message)
+    return merged

@@ -1,0 +1,18 @@
+"""`rollwright envs`: what can be played."""
+
+from rich.console import Console
+from rich.table import Table
+
+from rollwright.envs import registry
+
+
+def envs() -> None:
+    """List the environments by tag."""
+    table = Table(title="environments", title_justify="left")
+    table.add_column("tag", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("actions", justify="right")
+    for tag in registry.tags():
+        spec = registry.spec(tag)
+        table.add_row(tag, spec.description, str(spec.max_steps))
+    Console().print(table)

@@ -1,0 +1,58 @@
+"""The `rollwright` command.
+
+A user's mistake ends with one line on standard error and exit code 2; an interrupt with 130. A traceback means a
+defect of rollwright.
+"""
+
+import sys
+
+import typer
+from rich.console import Console
+
+from rollwright import __version__
+from rollwright.cli import envs, export, play, run, show
+from rollwright.errors import RollwrightError
+
+app = typer.Typer(
+    help="Play multi-turn episodes of language-model agents, and hand out grouped batches.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rollwright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    """Agentic-RL rollouts, from a laptop to a cluster to a swarm."""
+
+
+app.command("run")(run.run)
+app.command("envs")(envs.envs)
+app.command("play")(play.play)
+app.command("show")(show.show)
+app.command("export")(export.export)
+
+
+def main() -> None:
+    try:
+        app()
+    except RollwrightError as error:
+        Console(stderr=True, soft_wrap=True).print(
+            f"[bold red]error:[/] {error}", highlight=False, markup=True
+        )
+        sys.exit(USER_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

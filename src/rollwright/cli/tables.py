@@ -1,0 +1,54 @@
+"""Tables for people."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+
+def result_table(summary: Mapping[str, Any]) -> Table:
+    """Results by mode and tag, with chance and perfect play beside them."""
+    table = Table(title=f"results of {summary['name']}", title_justify="left")
+    for name in ("mode", "environment"):
+        table.add_column(name)
+    for name in ("episodes", "success", "random", "oracle", "reward", "penalty", "turns", "tokens"):
+        table.add_column(name, justify="right")
+    for row in summary["results"]:
+        table.add_row(
+            row["mode"],
+            row["tag"],
+            f"{row['episodes']:,}",
+            percent(row["success"]),
+            percent(row["random_success"]),
+            percent(row["oracle_success"]),
+            f"{row['reward']:.3f}",
+            f"{row['penalty']:.3f}",
+            f"{row['turns']:.1f}",
+            f"{row['tokens']:.0f}",
+        )
+    return table
+
+
+def ledger_table(summary: Mapping[str, Any]) -> Table:
+    """Where every opened rollout went, and what it took."""
+    table = Table(show_header=False, title="where every rollout went", title_justify="left")
+    table.add_column()
+    table.add_column(justify="right")
+    for place, count in summary["ledger"].items():
+        if count or place == "opened":
+            table.add_row(place, f"{count:,}", style="bold" if place == "opened" else None)
+    for reason, count in sorted(summary["reasons"].items()):
+        table.add_row(f"  {reason}", f"{count:,}", style="dim")
+    activity = summary["activity"]
+    for cause, count in sorted(activity["failed_attempts"].items()):
+        table.add_row(f"  failed attempt, {cause}", f"{count:,}", style="yellow")
+    seconds = max(summary["seconds"], 1e-9)
+    table.add_section()
+    table.add_row("seconds", f"{seconds:.1f}")
+    table.add_row("turns", f"{activity['turns']:,} ({activity['turns'] / seconds:,.0f}/s)")
+    table.add_row("sampled tokens", f"{activity['tokens']:,} ({activity['tokens'] / seconds:,.0f}/s)")
+    return table
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"

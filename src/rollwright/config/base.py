@@ -1,0 +1,7 @@
+"""What every settings model shares: unknown keys are refused, values do not change, fields document themselves."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

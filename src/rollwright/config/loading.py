@@ -1,0 +1,114 @@
+"""From YAML and dotted overrides to a `RunConfig`.
+
+A user's mistake becomes one line: the file, the key, what was wrong, what would be accepted; a misspelt key
+names the nearest one.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rollwright.config.run import RunConfig
+from rollwright.errors import ConfigError
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads a YAML file; later values win: file, then each `key.path=value` in order."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: is not UTF-8 text") from error
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: is not valid YAML: {_one_line(str(error))}") from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: holds a {type(content).__name__}; expected keys and values")
+    content.setdefault("name", _name_from(file))
+    return build(content, overrides, source=str(file))
+
+
+def build(content: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "config") -> RunConfig:
+    """Checks plain data, with overrides, against the models."""
+    for override in overrides:
+        key, found, _ = override.partition("=")
+        if not found or not key:
+            raise ConfigError(f"override `{override}`: expected key.path=value, for example seed=7")
+    try:
+        merged = OmegaConf.merge(OmegaConf.create(dict(content)), OmegaConf.from_dotlist(list(overrides)))
+        plain = OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError) as error:
+        raise ConfigError(f"{source}: {_one_line(str(error))}") from error
+    try:
+        return RunConfig.model_validate(plain)
+    except ValidationError as error:
+        raise ConfigError("; ".join(f"{source}: {_explain(each)}" for each in error.errors())) from error
+
+
+def dump(config: RunConfig) -> str:
+    """The configuration as used, as YAML that loads again."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _name_from(file: Path) -> str:
+    kept = "".join(each if each.isalnum() or each in "._-" else "-" for each in file.stem)
+    return kept.lstrip("._-") or "run"
+
+
+def _explain(error: ErrorDetails) -> str:
+    place = [str(part) for part in error["loc"]]
+    key = ".".join(place)
+    if error["type"] == "extra_forbidden":
+        known = _keys_at(place[:-1])
+        nearest = get_close_matches(place[-1], known, n=1)
+        hint = f"did you mean `{nearest[0]}`?" if nearest else f"known here: {', '.join(sorted(known))}"
+        return f"{key}: unknown key; {hint}"
+    if error["type"] == "missing":
+        return f"{key}: is needed and has no default"
+    if error["type"] == "value_error":
+        message = str(error["ctx"]["error"])
+        return f"{key}.{message}" if key else message
+    if error["type"].startswith("union_tag"):
+        return f"{key}.kind: {_one_line(error['msg'])}"
+    return f"{key}: got {error['input']!r}; {_one_line(error['msg'])}"
+
+
+def _keys_at(place: Sequence[str]) -> list[str]:
+    """The keys that the model at this place of the configuration knows."""
+    models: list[type[BaseModel]] = [RunConfig]
+    for part in place:
+        found: list[type[BaseModel]] = []
+        for model in models:
+            if part in model.model_fields:
+                found += _models_in(model.model_fields[part].annotation)
+            else:  # a key chosen by the user (a tag), or the kind that a union was decided by
+                found += [model] if _kind_of(model) in (part, None) else []
+        models = found
+    return [key for model in models for key in model.model_fields]
+
+
+def _kind_of(model: type[BaseModel]) -> str | None:
+    field = model.model_fields.get("kind")
+    return None if field is None else str(get_args(field.annotation)[0])
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())

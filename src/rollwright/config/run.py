@@ -1,0 +1,119 @@
+"""The whole configuration of a run."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from rollwright.config.base import Settings
+from rollwright.config.env_managers import CustomEnvConfig, TrainEnvManagerConfig, ValEnvManagerConfig
+from rollwright.config.policies import PolicyConfig, SimulatedPolicyConfig
+
+
+class SamplingConfig(Settings):
+    """How the policy samples during training rollouts; validation always plays at temperature 0."""
+
+    temperature: NonNegativeFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    stop: list[str] = Field(default_factory=list)
+    """Texts that end a completion."""
+
+
+class HistoryConfig(Settings):
+    """What of the episode so far the model sees. Anything but `whole` starts a new token sequence each turn."""
+
+    mode: Literal["whole", "window", "actions"] = "whole"
+    """`whole`: everything. `window`: the last `length` turns. `actions`: of earlier turns only the actions and
+    observations, without the reasoning around them."""
+    length: PositiveInt | None = None
+    """Earlier turns that are kept; needed for `window`, optional for `actions`."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "HistoryConfig":
+        if self.mode == "window" and self.length is None:
+            raise ValueError("length: a window needs the number of earlier turns to keep")
+        if self.mode == "whole" and self.length is not None:
+            raise ValueError("length: a whole history has none; use mode `window` to limit it")
+        return self
+
+
+class AgentConfig(Settings):
+    history: HistoryConfig = HistoryConfig()
+
+
+class LimitsConfig(Settings):
+    """Time limits and retries. A failure ends one attempt; the rollout is tried again, then left out."""
+
+    step_timeout: PositiveFloat = 60.0
+    """Seconds that an environment's `reset` or `step` may take before it is given up as hung and replaced."""
+    generate_timeout: PositiveFloat = 600.0
+    """Seconds that one generation may take, waiting in the engine's line included."""
+    episode_timeout: PositiveFloat = 3600.0
+    """Seconds that an episode may take."""
+    max_attempts: PositiveInt = 3
+    """Tries at one rollout before it counts as failed."""
+    max_refills: PositiveInt = 64
+    """Groups that may be filtered or too old in a row, while a batch is waited for, before the run stops."""
+
+
+class RunConfig(Settings):
+    """One run: which policy plays which environments, and how much."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "run"
+    """Name of the run and of its folder."""
+    seed: int = 42
+    """Every level and every draw follows from it."""
+    max_steps: PositiveInt = 1
+    """Batches to collect."""
+    rollout_batch_size: PositiveInt | None = None
+    """Trajectories in a batch, a multiple of `group_size`. Unset: one from every environment."""
+    async_generation_ratio: NonNegativeFloat = 0.0
+    """Batches that rollouts may be ahead of training. 0: synchronous. The age of any token that is handed over
+    is at most this, rounded up, in policy versions."""
+    eval_steps: PositiveInt | None = None
+    """Batches between validations. Unset: one validation at the end, where there is a `val_env_manager`."""
+    sequence_length: PositiveInt = 8192
+    """Longest token sequence, prompt and completion together."""
+    max_inflight: PositiveInt | None = None
+    """Most episodes at the same time. Unset: found while running, from the engine's throughput."""
+    policy: PolicyConfig = SimulatedPolicyConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    agent: AgentConfig = AgentConfig()
+    limits: LimitsConfig = LimitsConfig()
+    train_env_manager: TrainEnvManagerConfig | None = None
+    val_env_manager: ValEnvManagerConfig | None = None
+    custom_envs: dict[str, CustomEnvConfig] = Field(default_factory=dict)
+    """Settings by tag."""
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _default_kind(cls, value: Any) -> Any:
+        return {"kind": "simulated", **value} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _fits(self) -> "RunConfig":
+        train = self.train_env_manager
+        if train is None and self.val_env_manager is None:
+            raise ValueError("train_env_manager: nothing to play; give this, val_env_manager, or both")
+        if (
+            train is not None
+            and self.rollout_batch_size is not None
+            and self.rollout_batch_size % train.group_size
+        ):
+            raise ValueError(
+                f"rollout_batch_size: {self.rollout_batch_size} is not a multiple of group_size, "
+                f"which is {train.group_size}"
+            )
+        return self
+
+    @property
+    def batch_size(self) -> int:
+        """Trajectories in a training batch."""
+        if self.rollout_batch_size is not None or self.train_env_manager is None:
+            return self.rollout_batch_size or 0
+        return self.train_env_manager.num_env_groups * self.train_env_manager.group_size
+
+    @property
+    def tags(self) -> list[str]:
+        """All tags that are played, each once."""
+        managers = [each for each in (self.train_env_manager, self.val_env_manager) if each is not None]
+        return list(dict.fromkeys(tag for manager in managers for tag in manager.tags))

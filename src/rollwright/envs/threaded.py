@@ -1,0 +1,145 @@
+"""Environments that block, made async.
+
+Each gets one thread of its own, so that code which keeps state per thread finds it again, and a slow
+environment delays nobody else. A call that never returns can be given up: whoever waits is cancelled, the
+environment refuses further calls, and its thread, being a daemon, holds up neither the event loop nor the
+end of the process.
+"""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+
+from rollwright.envs.answers import AnswerFormat
+from rollwright.envs.base import EnvironmentFailure, Forkable, Prompts, Reset, Step
+
+Result = TypeVar("Result")
+
+_Job = tuple[Callable[[], Any], "Future[Any]"]
+
+
+class BlockingRunner:
+    """Runs calls in order in one daemon thread, which ends when the runner is closed or dropped."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._started = False
+        self._given_up = False
+        weakref.finalize(self, self._jobs.put, None)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether a caller stopped waiting for a call that may still be running."""
+        return self._given_up
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        if self._given_up:
+            raise EnvironmentFailure(f"{self._name}: an earlier call was given up and may still be running")
+        if not self._started:
+            threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
+            self._started = True
+        outcome: Future[Result] = Future()
+        self._jobs.put((call, outcome))
+        try:
+            return await asyncio.wrap_future(outcome)
+        except asyncio.CancelledError:
+            self._given_up = True
+            raise
+
+    def close(self) -> None:
+        """Lets the thread end once it is done; does not wait for it."""
+        self._jobs.put(None)
+
+
+def _work(jobs: "SimpleQueue[_Job | None]") -> None:
+    while (job := jobs.get()) is not None:
+        call, outcome = job
+        if not outcome.set_running_or_notify_cancel():
+            continue
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised again where the call is awaited
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+        del job, call, outcome  # an idle thread must not keep the last call's environment alive
+
+
+@runtime_checkable
+class SyncEnv(Protocol):
+    """An environment with plain methods; otherwise like `Env`."""
+
+    @property
+    def instruction(self) -> str: ...
+
+    @property
+    def prompts(self) -> Prompts: ...
+
+    def reset(self, seed: int) -> Reset: ...
+
+    def step(self, answer: str) -> Step: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadedEnv:
+    """An async environment around a synchronous one, which runs in its own thread.
+
+    What a player asks for (`actions`, `best_action`, `answer`) is passed on where the inner one has it.
+    """
+
+    def __init__(self, env: SyncEnv) -> None:
+        self._env = env
+        self._runner = BlockingRunner(type(env).__name__)
+
+    @property
+    def instruction(self) -> str:
+        return self._env.instruction
+
+    @property
+    def prompts(self) -> Prompts:
+        return self._env.prompts
+
+    async def reset(self, seed: int) -> Reset:
+        return await self._runner.run(lambda: self._env.reset(seed))
+
+    async def step(self, answer: str) -> Step:
+        return await self._runner.run(lambda: self._env.step(answer))
+
+    async def close(self) -> None:
+        try:
+            if not self._runner.given_up:
+                await self._runner.run(self._env.close)
+        finally:
+            self._runner.close()
+
+    def actions(self) -> Sequence[str]:
+        names: Callable[[], Sequence[str]] | None = getattr(self._env, "actions", None)
+        return names() if names else ()
+
+    def best_action(self) -> str | None:
+        best: Callable[[], str | None] | None = getattr(self._env, "best_action", None)
+        return best() if best else None
+
+    def answer(self, action: str) -> str:
+        write: Callable[[str], str] = getattr(self._env, "answer", None) or AnswerFormat().write
+        return write(action)
+
+
+class ForkableThreadedEnv(ThreadedEnv):
+    """The same around an environment that can be copied."""
+
+    def fork(self) -> Self:
+        """Call it between steps; the copy gets its own thread."""
+        assert isinstance(self._env, Forkable)  # `wrap` chose this class for that reason
+        return type(self)(self._env.fork())
+
+
+def wrap(env: SyncEnv) -> ThreadedEnv:
+    """A synchronous environment as an async one; it can be forked when the given one can."""
+    return ForkableThreadedEnv(env) if isinstance(env, Forkable) else ThreadedEnv(env)

@@ -1,0 +1,127 @@
+"""Figures of batches and runs, computed from trajectories. Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollwright.rollout import Activity, Batch, Ledger
+from rollwright.run.baselines import Baseline
+from rollwright.trajectory import Trajectory
+
+
+@dataclass
+class TagStatistics:
+    """What was played on one tag."""
+
+    episodes: int = 0
+    judged: int = 0
+    """Episodes whose environment says whether the task was solved."""
+    solved: int = 0
+    reward: float = 0.0
+    penalty: float = 0.0
+    turns: int = 0
+    tokens: int = 0
+    stops: Counter[str] = field(default_factory=Counter)
+
+    def add(self, trajectory: Trajectory) -> None:
+        self.episodes += 1
+        self.judged += trajectory.success is not None
+        self.solved += bool(trajectory.success)
+        self.reward += trajectory.reward
+        self.penalty += trajectory.penalty
+        self.turns += len(trajectory.turns)
+        self.tokens += trajectory.sampled_tokens
+        self.stops[str(trajectory.stop)] += 1
+
+    @property
+    def success(self) -> float | None:
+        return self.solved / self.judged if self.judged else None
+
+    def row(self) -> dict[str, Any]:
+        count = max(self.episodes, 1)
+        return {
+            "episodes": self.episodes,
+            "success": self.success,
+            "reward": self.reward / count,
+            "penalty": self.penalty / count,
+            "turns": self.turns / count,
+            "tokens": self.tokens / count,
+            "stops": dict(self.stops),
+        }
+
+
+class RunStatistics:
+    """Adds up a run's trajectories by mode and tag."""
+
+    def __init__(self) -> None:
+        self.tags: dict[tuple[str, str], TagStatistics] = defaultdict(TagStatistics)
+
+    def add(self, mode: str, trajectories: Iterable[Trajectory]) -> None:
+        for trajectory in trajectories:
+            self.tags[mode, trajectory.tag].add(trajectory)
+
+    def rows(self, baselines: Mapping[str, Baseline]) -> list[dict[str, Any]]:
+        """One row for each mode and tag, with chance and perfect play beside it."""
+        rows = []
+        for (mode, tag), statistics in self.tags.items():
+            beside = baselines.get(tag)
+            rows.append(
+                {
+                    "mode": mode,
+                    "tag": tag,
+                    **statistics.row(),
+                    "random_success": beside.random if beside else None,
+                    "oracle_success": beside.oracle if beside else None,
+                }
+            )
+        return rows
+
+
+def batch_row(mode: str, step: int, seconds: float, batch: Batch, ledger: Ledger) -> dict[str, Any]:
+    """One line of `metrics.jsonl`."""
+    trajectories = batch.trajectories
+    statistics = RunStatistics()
+    statistics.add(mode, trajectories)
+    return {
+        "mode": mode,
+        "step": step,
+        "seconds": round(seconds, 3),
+        "version": batch.version,
+        "trajectories": len(trajectories),
+        "groups": [group.group_id for group in batch.groups],
+        "reward": mean([trajectory.reward for trajectory in trajectories]),
+        "staleness": staleness(trajectories, batch.version),
+        "tags": {tag: each.row() for (_, tag), each in statistics.tags.items()},
+        "ledger": {"opened": ledger.opened, **{str(place): n for place, n in ledger.counts.items()}},
+        "reasons": dict(ledger.reasons),
+    }
+
+
+def staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, int]:
+    """Sampled tokens by how many policy versions old they were at hand-over."""
+    ages: Counter[int] = Counter()
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            for run in turn.versions:
+                ages[version - run.version] += run.count
+    return {str(age): ages[age] for age in sorted(ages)}
+
+
+def activity_row(activity: Activity) -> dict[str, Any]:
+    """What the workers did, for the summary."""
+    return {
+        "turns": activity.turns,
+        "tokens": activity.tokens,
+        "prompt_tokens": activity.prompt_tokens,
+        "episodes": activity.finished,
+        "withdrawn": activity.withdrawn,
+        "stale": activity.stale,
+        "refused": activity.refused,
+        "failed_attempts": dict(activity.failures),
+        "abandoned_envs": activity.abandoned_envs,
+    }
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,80 @@
+"""How long completions are: small frozen distributions, given by their quantiles.
+
+A quantile function turns one keyed draw in [0, 1) into a number, so a length depends on its key alone.
+"""
+
+from dataclasses import dataclass
+from math import exp, log
+from statistics import NormalDist
+from typing import Protocol
+
+from rollwright.errors import ConfigError
+
+_STANDARD = NormalDist()
+
+_SMALLEST = 2.0**-54
+"""A draw may be exactly 0, whose quantile under a normal distribution is minus infinity."""
+
+
+class Lengths(Protocol):
+    """A distribution of whole numbers of tokens, each at least 1."""
+
+    def quantile(self, draw: float) -> int:
+        """The length below which a share `draw` (0 to 1, without 1) of all lengths lies."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedLength:
+    tokens: int
+
+    def __post_init__(self) -> None:
+        _check_order("tokens", 1, self.tokens)
+
+    def quantile(self, draw: float) -> int:
+        return self.tokens
+
+
+@dataclass(frozen=True)
+class UniformLength:
+    """Every length from `shortest` to `longest`, both included, is as likely."""
+
+    shortest: int
+    longest: int
+
+    def __post_init__(self) -> None:
+        _check_order("shortest", 1, self.shortest)
+        _check_order("longest", self.shortest, self.longest)
+
+    def quantile(self, draw: float) -> int:
+        return self.shortest + int(draw * (self.longest - self.shortest + 1))
+
+
+@dataclass(frozen=True)
+class LogNormalLength:
+    """Heavy-tailed, as real completions are: few very long ones make most of the work."""
+
+    mean: float
+    """Before the cut at `longest`."""
+    sigma: float = 1.0
+    """Standard deviation of the logarithm; at 1 the 99th percentile is six times the mean."""
+    longest: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if not self.mean > 0 or not self.sigma >= 0:
+            raise ConfigError(f"mean {self.mean}, sigma {self.sigma}: accepted are mean > 0 and sigma >= 0")
+        _check_order("longest", 1, self.longest)
+
+    def quantile(self, draw: float) -> int:
+        return min(self.longest, max(1, round(lognormal(self.mean, self.sigma, draw))))
+
+
+def lognormal(mean: float, sigma: float, draw: float) -> float:
+    """The quantile of the distribution itself, for lengths and for seconds."""
+    center = log(mean) - sigma**2 / 2
+    return exp(center + sigma * _STANDARD.inv_cdf(max(draw, _SMALLEST)))
+
+
+def _check_order(name: str, least: int, value: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name}: {value} is too small; accepted: {least} or more")

@@ -1,0 +1,204 @@
+"""The two OpenAI-compatible calls as pure code: a prompt to a request body, a response body to a generation.
+
+Only the fields that are needed are read; the others are skipped, not built. Both calls give text without the
+ids behind it, so their generations are marked as not exact. A call that returns ids has a renderer and makes
+exact generations; the client needs to know no more of it than of these two.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from rollwright.errors import ConfigError, FormatError
+from rollwright.policies.base import Generation, Prompt, Renderer, Sampling
+from rollwright.trajectory import FinishReason, Message
+
+_OWN_FIELDS = ("model", "messages", "prompt", "stream", "n")
+"""Fields of the body that `extra_body` must not set: the client makes them, or relies on their default."""
+
+_NEXT_SPEAKER = "\n\nuser:"
+"""Where a text model stops its turn and begins to write the user's: never part of a completion."""
+
+_SHOWN = 300
+"""Characters of a server's words in an error: enough for a sentence, not for a page of HTML."""
+
+_FINISHES = {
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+    "content_filter": FinishReason.ABORT,
+}
+"""Everything else (`stop`, `eos`, `tool_calls`, nothing at all) means that the model ended its turn."""
+
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises on bytes of any kind."""
+
+_NOT_EMPTY = msgspec.Meta(min_length=1)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _ChatMessage(msgspec.Struct):
+    content: str | None = None
+    """Null where the model wrote nothing, for example when all its tokens went into reasoning."""
+
+
+class _ChatChoice(msgspec.Struct):
+    message: _ChatMessage
+    finish_reason: str | None = None
+
+
+class _ChatResponse(msgspec.Struct):
+    choices: Annotated[list[_ChatChoice], _NOT_EMPTY]
+    usage: _Usage | None = None
+
+
+class _TextChoice(msgspec.Struct):
+    text: str
+    finish_reason: str | None = None
+
+
+class _TextResponse(msgspec.Struct):
+    choices: Annotated[list[_TextChoice], _NOT_EMPTY]
+    usage: _Usage | None = None
+
+
+_decode_chat = msgspec.json.Decoder(_ChatResponse).decode
+_decode_text = msgspec.json.Decoder(_TextResponse).decode
+
+
+class Api(Protocol):
+    """One kind of call."""
+
+    @property
+    def path(self) -> str:
+        """Below the base URL."""
+        ...
+
+    @property
+    def renderer(self) -> Renderer | None:
+        """`None` for a call that takes and gives text only."""
+        ...
+
+    def request(self, prompt: Prompt, sampling: Sampling) -> bytes: ...
+
+    def response(self, body: bytes) -> Generation:
+        """Raises `FormatError` for anything but a whole completion."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatApi:
+    """`/chat/completions`: the server's own template makes the prompt of the messages."""
+
+    model: str
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+    path = "/chat/completions"
+    renderer = None
+
+    def __post_init__(self) -> None:
+        _check_extra(self.extra_body)
+
+    def request(self, prompt: Prompt, sampling: Sampling) -> bytes:
+        fields = _fields(self.model, sampling, sampling.stop)
+        fields["messages"] = prompt.messages
+        return _encode({**fields, **self.extra_body})
+
+    def response(self, body: bytes) -> Generation:
+        try:
+            decoded = _decode_chat(body)
+        except _UNREADABLE as error:
+            raise _broken(error, body) from error
+        choice = decoded.choices[0]
+        return _generation(choice.message.content or "", choice.finish_reason, decoded.usage)
+
+
+@dataclass(frozen=True)
+class CompletionsApi:
+    """`/completions`: the prompt is the conversation as a plain transcript, for models without a template."""
+
+    model: str
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+    path = "/completions"
+    renderer = None
+
+    def __post_init__(self) -> None:
+        _check_extra(self.extra_body)
+
+    def request(self, prompt: Prompt, sampling: Sampling) -> bytes:
+        fields = _fields(self.model, sampling, (*sampling.stop, _NEXT_SPEAKER))
+        fields["prompt"] = transcript(prompt.messages)
+        return _encode({**fields, **self.extra_body})
+
+    def response(self, body: bytes) -> Generation:
+        try:
+            decoded = _decode_text(body)
+        except _UNREADABLE as error:
+            raise _broken(error, body) from error
+        choice = decoded.choices[0]
+        return _generation(choice.text, choice.finish_reason, decoded.usage)
+
+
+def transcript(messages: Sequence[Message]) -> str:
+    """The conversation as text, up to where the assistant speaks next."""
+    return "".join(f"{message.role}: {message.content}\n\n" for message in messages) + "assistant:"
+
+
+def server_message(body: bytes) -> str:
+    """What a server says is wrong, in one line, wherever the usual servers put it."""
+    try:
+        found: Any = msgspec.json.decode(body)
+    except _UNREADABLE:
+        return one_line(body.decode(errors="replace"))
+    for key in ("error", "message", "detail"):
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+    return one_line(found if isinstance(found, str) else _encode(found).decode())
+
+
+def one_line(text: str) -> str:
+    """Without line breaks, and cut to what fits an error message."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+
+
+def _fields(model: str, sampling: Sampling, stop: Sequence[str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "model": model,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+    }
+    if stop:
+        fields["stop"] = stop
+    return fields
+
+
+def _generation(text: str, finish: str | None, usage: _Usage | None) -> Generation:
+    return Generation(
+        text=text,
+        finish=_FINISHES.get(finish or "", FinishReason.STOP),
+        exact=False,
+        prompt_tokens=(usage and usage.prompt_tokens) or 0,
+        completion_tokens=(usage and usage.completion_tokens) or 0,
+    )
+
+
+def _broken(error: Exception, body: bytes) -> FormatError:
+    return FormatError(one_line(f"{error}: {server_message(body)}"))
+
+
+def _check_extra(extra_body: Mapping[str, Any]) -> None:
+    for name in _OWN_FIELDS:
+        if name in extra_body:
+            raise ConfigError(
+                f"extra_body.{name}: cannot be set here; accepted: any field but {', '.join(_OWN_FIELDS)}"
+            )

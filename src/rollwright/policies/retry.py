@@ -1,0 +1,100 @@
+"""When a failed request is sent again, and after how long: decided here, in pure code.
+
+What is true: a request is sent at most `max_retries` + 1 times; a refusal is final at once; a wait is never
+shorter than what the server asked for, except that no server can make us wait longer than `longest`; the
+random part is drawn by the caller, so that equal calls wait equally long.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+
+from rollwright.errors import ConfigError
+
+_RETRIED_STATUSES = frozenset({408, 409, 425, 429})
+"""Request timeout, conflict, too early, too many requests: the only client errors that pass by themselves."""
+
+_SECONDS = re.compile(r"\s*\d+(\.\d+)?\s*", re.ASCII)
+"""HTTP says whole seconds; some servers send fractions."""
+
+
+class Cause(StrEnum):
+    """Why a request brought no completion."""
+
+    RATE_LIMITED = "rate_limited"
+    """Status 429."""
+    SERVER_ERROR = "server_error"
+    """Status 5xx, or one of the few 4xx that pass by themselves."""
+    TIMEOUT = "timeout"
+    """No whole answer within the time limit."""
+    BROKEN_BODY = "broken_body"
+    """Status 200, but cut off, not JSON, or without the fields of a completion."""
+    CONNECTION = "connection"
+    """Not reachable, or the connection broke."""
+    REFUSED = "refused"
+    """Any other status: the same request would be refused again."""
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Exponential back-off with jitter."""
+
+    max_retries: int = 5
+    first: float = 0.5
+    """Seconds of the first back-off; each one after it is `factor` times as long."""
+    factor: float = 2.0
+    longest: float = 60.0
+    """Cap of the back-off and of what a server may ask for, each."""
+
+    def __post_init__(self) -> None:
+        if self.max_retries < 0:
+            raise ConfigError(f"max_retries: {self.max_retries} is negative; accepted: 0 or more")
+        if not (0 <= self.first <= self.longest and self.factor >= 1):
+            raise ConfigError(
+                f"back-off from {self.first} s to {self.longest} s by factor {self.factor}: accepted are "
+                "0 <= first <= longest and a factor of 1 or more"
+            )
+
+    def delay(self, try_number: int, cause: Cause, retry_after: float | None, draw: float) -> float | None:
+        """Seconds to wait after try `try_number` (from 1) failed; `None`: give up. `draw` is in [0, 1).
+
+        Half of the back-off is random, so that calls which failed together do not come back together; where
+        the server said when to come back, the random half is added to that.
+        """
+        if cause is Cause.REFUSED or try_number > self.max_retries:
+            return None
+        half = self._back_off(try_number) / 2
+        least = half if retry_after is None else min(retry_after, self.longest)
+        return least + draw * half
+
+    def _back_off(self, try_number: int) -> float:
+        try:
+            return min(self.longest, self.first * self.factor ** (try_number - 1))
+        except OverflowError:
+            return self.longest
+
+
+def status_cause(status: int) -> Cause:
+    """What a status other than 200 means."""
+    if status == 429:
+        return Cause.RATE_LIMITED
+    if status >= 500 or status in _RETRIED_STATUSES:
+        return Cause.SERVER_ERROR
+    return Cause.REFUSED
+
+
+def retry_after_seconds(header: str | None, now: datetime | None = None) -> float | None:
+    """What a `Retry-After` header asks for, as seconds or as an HTTP date; `None`: absent or unreadable."""
+    if header is None:
+        return None
+    if _SECONDS.fullmatch(header):
+        return float(header)
+    try:
+        date = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())

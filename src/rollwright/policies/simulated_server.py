@@ -1,0 +1,381 @@
+"""An OpenAI-compatible server without a model, in a process of its own, that also fails on purpose.
+
+    python -m rollwright.policies.simulated_server --latency 0.05 --slots 64
+
+prints the port it listens on, on loopback. It answers `/v1/chat/completions`, `/v1/completions`,
+`/v1/models`, `/health`, and `/stats` with what it has done so far. A completion is filler and then an action
+between answer tags; a token is a byte of UTF-8.
+
+What is true: luck is keyed by the seed and the number of the request, so a retry is a new draw; requests
+that are pipelined on one connection are answered in order; a raw protocol on uvloop keeps it far cheaper
+than any client, so that a benchmark measures the client.
+"""
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, NamedTuple, cast
+
+import msgspec
+import typer
+
+from rollwright.draws import digest, uniform
+from rollwright.errors import ConfigError
+from rollwright.policies.http_requests import Refused, Request, RequestReader
+from rollwright.policies.lengths import lognormal
+from rollwright.policies.slots import Slots
+
+_FILLER = "let me think about it. "
+
+_READ_AHEAD = 256 * 1024
+"""Bytes of pipelined requests that are kept while one is served; beyond it the client has to wait."""
+
+_BACKLOG = 4096
+"""Connections that may wait to be accepted: a benchmark opens thousands at once."""
+
+_HALF_BITS = 32
+"""One 64-bit digest serves two draws: its upper half is the fault, its lower half the action."""
+
+_REASONS = {200: "OK", 429: "Too Many Requests", 500: "Internal Server Error"}
+
+
+class Fault(StrEnum):
+    """What the server does instead of answering."""
+
+    RATE_LIMIT = "rate_limit"
+    """429 with `Retry-After`, at once."""
+    ERROR = "error"
+    """500."""
+    TRUNCATE = "truncate"
+    """A well-formed response whose JSON is cut in the middle."""
+    DROP = "drop"
+    """Closes the connection without a word."""
+    HANG = "hang"
+    """Takes a slot and never answers."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    port: int = 0
+    """0: any free one."""
+    latency: float = 0.0
+    """Mean seconds of service; 0: at once."""
+    latency_sigma: float = 1.0
+    """Spread of the lognormal latency; 0: every request takes equally long."""
+    slots: int = 0
+    """Requests served at a time, others wait in line; 0: no limit."""
+    filler: int = 0
+    """Tokens in front of the answer."""
+    actions: tuple[str, ...] = ("Left", "Down", "Right", "Up")
+    rate_limit_rate: float = 0.0
+    error_rate: float = 0.0
+    truncate_rate: float = 0.0
+    drop_rate: float = 0.0
+    hang_rate: float = 0.0
+    retry_after: float = 1.0
+    """Seconds in the `Retry-After` of a 429."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.rates.values()) < 0 or sum(self.rates.values()) > 1:
+            raise ConfigError("the rates of all faults together must be between 0 and 1")
+        if min(self.latency, self.latency_sigma, self.slots, self.filler, self.retry_after) < 0:
+            raise ConfigError("latency, latency_sigma, slots, filler and retry_after must not be negative")
+        if not self.actions:
+            raise ConfigError("actions: none given; accepted: one or more, with commas between them")
+
+    @property
+    def rates(self) -> dict[Fault, float]:
+        return {fault: getattr(self, f"{fault}_rate") for fault in Fault}
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str
+
+
+class _Body(msgspec.Struct):
+    model: str = "simulated"
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    stream: bool = False
+
+
+class _ChatBody(_Body, kw_only=True):
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+
+
+class _TextBody(_Body, kw_only=True):
+    prompt: str
+
+
+_decode_chat = msgspec.json.Decoder(_ChatBody).decode
+_decode_text = msgspec.json.Decoder(_TextBody).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Reply(NamedTuple):
+    status: int
+    body: bytes
+    headers: bytes = b""
+
+    def to_bytes(self, keep_alive: bool) -> bytes:
+        return b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b%b\r\n%b" % (
+            self.status,
+            _REASONS.get(self.status, "Refused").encode(),
+            len(self.body),
+            self.headers,
+            b"" if keep_alive else b"Connection: close\r\n",
+            self.body,
+        )
+
+
+class SimulatedServer:
+    """All that the connections share."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.slots = Slots(options.slots) if options.slots else None
+        self.outcomes: Counter[str] = Counter()
+        self._requests = 0
+        self._rates = [(fault, rate) for fault, rate in options.rates.items() if rate > 0]
+        filler = (_FILLER * (options.filler // len(_FILLER) + 1))[: options.filler]
+        self._texts = [f"{filler}<answer>{action}</answer>" for action in options.actions]
+
+    def count(self) -> int:
+        """The number of the next completion request."""
+        self._requests += 1
+        return self._requests
+
+    def fate(self, number: int) -> tuple[Fault | None, str]:
+        """What request `number` meets: a fault, or else this text."""
+        luck = digest(self.options.seed, number, "server")
+        share = (luck >> _HALF_BITS) / (1 << _HALF_BITS)
+        for fault, rate in self._rates:
+            if share < rate:
+                return fault, ""
+            share -= rate
+        return None, self._texts[luck % (1 << _HALF_BITS) % len(self._texts)]
+
+    def seconds(self, number: int) -> float:
+        if not self.options.latency:
+            return 0.0
+        draw = uniform(self.options.seed, number, "latency")
+        return lognormal(self.options.latency, self.options.latency_sigma, draw)
+
+    def lookup(self, request: Request) -> Reply:
+        """Everything but completions."""
+        known: dict[str, Any] = {
+            "/health": {"status": "ok"},
+            "/v1/models": {"object": "list", "data": [{"id": "simulated", "object": "model"}]},
+            "/stats": {"requests": self._requests, "outcomes": self.outcomes},
+        }
+        if request.path not in known and request.path not in _COMPLETIONS:
+            return _error(404, f"there is no {request.path} here")
+        if request.method != "GET" or request.path in _COMPLETIONS:
+            return _error(405, f"{request.path} does not take {request.method}")
+        return Reply(200, _encode(known[request.path]))
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection; its requests are served one after the other."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, server: SimulatedServer) -> None:
+        self._server = server
+        self._reader = RequestReader()
+        self._task: asyncio.Task[None] | None = None
+        """Of the request that is being served; `None`: none is."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass of it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        if self._task is None:
+            self._serve_buffered()
+        elif self._reader.buffered > _READ_AHEAD:
+            self._transport.pause_reading()
+
+    def _serve_buffered(self) -> None:
+        try:
+            while self._task is None and not self._transport.is_closing():
+                request = self._reader.next()
+                if request is None:
+                    return
+                self._serve(request)
+        except Refused as refusal:
+            self._send(_error(refusal.status, str(refusal)), keep_alive=False)
+
+    def _serve(self, request: Request) -> None:
+        if request.method != "POST" or request.path not in _COMPLETIONS:
+            self._send(self._server.lookup(request), request.keep_alive)
+            return
+        number = self._server.count()
+        fault, text = self._server.fate(number)
+        if fault is Fault.RATE_LIMIT or (
+            fault is not Fault.HANG and not self._server.options.latency and self._server.slots is None
+        ):
+            self._answer(request, number, fault, text)
+        else:
+            self._task = asyncio.get_running_loop().create_task(
+                self._serve_slowly(request, number, fault, text)
+            )
+
+    async def _serve_slowly(self, request: Request, number: int, fault: Fault | None, text: str) -> None:
+        slots = self._server.slots
+        if slots is not None:
+            await slots.acquire()
+        try:
+            if fault is Fault.HANG:
+                self._server.outcomes[fault] += 1
+                await asyncio.get_running_loop().create_future()
+            await asyncio.sleep(self._server.seconds(number))
+        finally:
+            if slots is not None:
+                slots.release()
+        self._task = None
+        self._answer(request, number, fault, text)
+        self._transport.resume_reading()
+        self._serve_buffered()
+
+    def _answer(self, request: Request, number: int, fault: Fault | None, text: str) -> None:
+        reply = _completion(request, number, text)
+        if reply.status == 200 and fault is not None:
+            self._server.outcomes[fault] += 1
+            if fault is Fault.DROP:
+                self._transport.abort()
+                return
+            reply = _faulty(fault, reply, self._server.options.retry_after)
+        else:
+            self._server.outcomes["answer" if reply.status == 200 else "refusal"] += 1
+        self._send(reply, request.keep_alive)
+
+    def _send(self, reply: Reply, keep_alive: bool) -> None:
+        self._transport.write(reply.to_bytes(keep_alive))
+        if not keep_alive:
+            self._transport.close()
+
+
+def _completion(request: Request, number: int, text: str) -> Reply:
+    """The answer to a good request, or the refusal of a bad one."""
+    chat = request.path == "/v1/chat/completions"
+    try:
+        body = _decode_chat(request.body) if chat else _decode_text(request.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _error(400, f"the body is not a completion request: {error}")
+    if body.stream:
+        return _error(400, "streaming is not supported")
+    if isinstance(body, _ChatBody):
+        prompt_tokens = sum(len(message.content.encode()) for message in body.messages)
+    else:
+        prompt_tokens = len(body.prompt.encode())
+    tokens = text.encode()
+    finish = "stop"
+    if body.max_tokens is not None and body.max_tokens < len(tokens):
+        tokens = tokens[: body.max_tokens]
+        text = tokens.decode(errors="replace")
+        finish = "length"
+    said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    answer = {
+        "id": f"simulated-{number}",
+        "object": "chat.completion" if chat else "text_completion",
+        "created": 0,
+        "model": body.model,
+        "choices": [{"index": 0, "finish_reason": finish, **said}],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(tokens),
+            "total_tokens": prompt_tokens + len(tokens),
+        },
+    }
+    return Reply(200, _encode(answer))
+
+
+_COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+
+
+def _faulty(fault: Fault, reply: Reply, retry_after: float) -> Reply:
+    if fault is Fault.TRUNCATE:
+        return reply._replace(body=reply.body[: len(reply.body) // 2])
+    if fault is Fault.RATE_LIMIT:
+        return _error(429, "too many requests, as rate_limit_rate says", f"Retry-After: {retry_after:g}\r\n")
+    return _error(500, "an internal error, as error_rate says")
+
+
+def _error(status: int, message: str, headers: str = "") -> Reply:
+    return Reply(status, _encode({"error": {"message": message, "code": status}}), headers.encode())
+
+
+async def serve(options: ServerOptions, until_stdin_closes: bool = False) -> None:
+    """Prints the port, then serves for ever, or until whoever holds the other end of stdin is gone."""
+    loop = asyncio.get_running_loop()
+    shared = SimulatedServer(options)
+    listener = await loop.create_server(
+        lambda: Connection(shared), "127.0.0.1", options.port, backlog=_BACKLOG
+    )
+    typer.echo(listener.sockets[0].getsockname()[1])
+    ended = loop.create_future()
+    if until_stdin_closes:
+        loop.add_reader(sys.stdin, _watch_stdin, ended)
+    await ended
+
+
+def _watch_stdin(ended: asyncio.Future[None]) -> None:
+    if not os.read(sys.stdin.fileno(), 4096) and not ended.done():
+        ended.set_result(None)
+
+
+def main(
+    port: int = ServerOptions.port,
+    latency: float = ServerOptions.latency,
+    latency_sigma: float = ServerOptions.latency_sigma,
+    slots: int = ServerOptions.slots,
+    filler: int = ServerOptions.filler,
+    actions: str = ",".join(ServerOptions.actions),
+    rate_limit_rate: float = ServerOptions.rate_limit_rate,
+    error_rate: float = ServerOptions.error_rate,
+    truncate_rate: float = ServerOptions.truncate_rate,
+    drop_rate: float = ServerOptions.drop_rate,
+    hang_rate: float = ServerOptions.hang_rate,
+    retry_after: float = ServerOptions.retry_after,
+    seed: int = ServerOptions.seed,
+    until_stdin_closes: bool = False,
+) -> None:
+    """An OpenAI-compatible server without a model; prints its port."""
+    try:
+        options = ServerOptions(
+            port=port,
+            latency=latency,
+            latency_sigma=latency_sigma,
+            slots=slots,
+            filler=filler,
+            actions=tuple(action for action in actions.split(",") if action),
+            rate_limit_rate=rate_limit_rate,
+            error_rate=error_rate,
+            truncate_rate=truncate_rate,
+            drop_rate=drop_rate,
+            hang_rate=hang_rate,
+            retry_after=retry_after,
+            seed=seed,
+        )
+    except ConfigError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from None
+    if sys.platform == "win32":
+        asyncio.run(serve(options, until_stdin_closes))
+    else:
+        import uvloop
+
+        uvloop.run(serve(options, until_stdin_closes))
+
+
+if __name__ == "__main__":
+    typer.run(main)

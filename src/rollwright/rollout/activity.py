@@ -1,0 +1,59 @@
+"""What is going on now: plain counters that the pieces of a run add to and anybody may read."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rollwright.agents import TIMEOUT, Phase, Session
+from rollwright.trajectory import Boundary, ErrorRecord, Trajectory, Turn
+
+
+@dataclass
+class Activity:
+    """One for each process. Totals only grow; `sessions` holds the episodes in flight."""
+
+    turns: int = 0
+    tokens: int = 0
+    """Sampled tokens."""
+    prompt_tokens: int = 0
+    finished: int = 0
+    """Episodes played to their end."""
+    reward: float = 0.0
+    """Task reward, summed over the finished episodes."""
+    successes: int = 0
+    stale: int = 0
+    """Episodes given up because they became too old."""
+    withdrawn: int = 0
+    """Episodes stopped because nobody needed them any more."""
+    refused: int = 0
+    """Results that came too late: the attempt did not hold its rollout any more."""
+    overdue: int = 0
+    """Generations that were not answered in time."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed attempts, by `boundary: kind`."""
+    abandoned_envs: int = 0
+    """Environments that could not be closed."""
+    sessions: dict[str, Session] = field(default_factory=dict)
+    """Episodes in flight, by rollout id."""
+
+    @property
+    def inflight(self) -> int:
+        return len(self.sessions)
+
+    def waiting_on(self) -> Counter[Phase]:
+        """How many episodes wait for what."""
+        return Counter(session.phase for session in self.sessions.values())
+
+    def count(self, turn: Turn) -> None:
+        self.turns += 1
+        self.tokens += turn.completion_tokens
+        self.prompt_tokens += turn.prompt_tokens
+
+    def finish(self, trajectory: Trajectory) -> None:
+        self.finished += 1
+        self.reward += trajectory.reward
+        self.successes += bool(trajectory.success)
+
+    def fail(self, record: ErrorRecord) -> None:
+        self.failures[f"{record.boundary}: {record.kind}"] += 1
+        if record.boundary is Boundary.ENGINE and record.kind == TIMEOUT:
+            self.overdue += 1

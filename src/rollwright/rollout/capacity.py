@@ -1,0 +1,112 @@
+"""How many episodes to run at once: finds the engine's capacity instead of asking for it.
+
+`CapacityFinder` is a pure state machine: it takes one observation after the other and returns a limit. It owns
+no task, clock or client. The idea: a busier engine is worth it while its throughput grows with the load. So the
+limit climbs by steps while each step pays, and stops where one does not. From then on it tries a step down and a
+step up in turn, now and then: it stays down when that costs nothing, and up when that pays, so it follows the knee
+and does not drift with the noise. When the engine refuses load, it shrinks at once. It learns only from windows in
+which the limit was what held episodes back.
+"""
+
+from dataclasses import dataclass
+
+START = 16
+"""Where the search begins: about what a laptop's engine can do, and a few steps from a large one's."""
+
+STEP = 1.5
+"""Factor of one step. Smaller ones find the knee more exactly, and need more windows for it."""
+
+WORTHWHILE = 0.15
+"""Share of a step that must come back as throughput, up, or may be lost, down. A queue in front of a full engine
+gives nothing back; an engine whose batches still grow gives well over a half. At worst a step up of 1.5 is left
+out that would have brought 7 %."""
+
+BACK_OFF = 0.7
+"""What is left of the limit after the engine refused load: enough to drain its queue within a few calls."""
+
+PATIENCE = 6
+"""Full windows between trials, once the climb is over."""
+
+HELD_BACK = 0.9
+"""Share of the limit that must be in flight, on average, for the limit to be what holds episodes back."""
+
+TURNS_FOR_A_WINDOW = 6
+"""Turns for each episode in flight that make a window worth judging, because lengths vary a lot."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened since the last observation."""
+
+    seconds: float
+    turns: int
+    tokens: int
+    inflight: float
+    """Episodes in flight, on average."""
+    pressure: int = 0
+    """Calls that were refused or not answered in time."""
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A step that was taken and is not judged yet."""
+
+    before: int
+    throughput: float
+    """At the limit before."""
+
+
+class CapacityFinder:
+    def __init__(self, maximum: int, start: int = START) -> None:
+        self.limit = min(start, maximum)
+        self._maximum = maximum
+        self._trial: _Trial | None = None
+        self._rest = 0
+        """Full windows to wait before the next trial."""
+        self._climb_next = True
+        """Whether the next trial is a step up."""
+
+    def worth_judging(self, turns: int) -> bool:
+        """Whether a window with so many turns says enough."""
+        return turns >= TURNS_FOR_A_WINDOW * self.limit
+
+    def observe(self, window: Window) -> int:
+        """The limit to use from now on."""
+        throughput = window.tokens / window.seconds
+        if window.pressure:
+            self._settle(max(1, int(self.limit * BACK_OFF)))
+        elif window.inflight < HELD_BACK * self.limit:
+            pass
+        elif self._trial is not None:
+            self._judge(self._trial, throughput)
+        elif self._rest > 0:
+            self._rest -= 1
+        else:
+            self._step(throughput, up=self._climb_next)
+        return self.limit
+
+    def _judge(self, trial: _Trial, throughput: float) -> None:
+        worth = trial.throughput * (1 + WORTHWHILE * (self.limit / trial.before - 1))
+        if throughput < worth:
+            self._settle(trial.before)
+        elif self.limit > trial.before:
+            self._step(throughput, up=True)
+        else:
+            self._settle(self.limit)
+
+    def _step(self, throughput: float, *, up: bool) -> None:
+        size = max(1, int(self.limit * (STEP - 1)))
+        after = min(self._maximum, self.limit + size) if up else max(1, int(self.limit / STEP))
+        if after == self.limit:
+            self._settle(self.limit)
+            return
+        self._climb_next = not up
+        self._trial = _Trial(self.limit, throughput)
+        self.limit = after
+
+    def _settle(self, limit: int) -> None:
+        if limit == self._maximum:
+            self._climb_next = False
+        elif limit == 1:
+            self._climb_next = True
+        self.limit, self._trial, self._rest = limit, None, PATIENCE

@@ -1,0 +1,151 @@
+"""One episode, from `reset` to its end. Knows no store and no scheduler.
+
+Always true: an exception or a hang ends this episode alone, put down to the boundary it came from; what is
+raised is `EpisodeFailure` and nothing else, except for cancellation, which passes through.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rollwright import draws
+from rollwright.agents import ChatAgent, EpisodeFailure, OutOfRoom, Session, bounded, failed, timed_out
+from rollwright.envs.base import Env
+from rollwright.policies.base import Playable, Policy, Sampling
+from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
+
+
+class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to play: the input of a rollout, as plain data."""
+
+    tag: str
+    seed: int
+    """The level; the same for every member of the group."""
+    mode: str
+    """`train` or `val`."""
+    group_id: str
+    group: int
+    """Index of the group in its stream."""
+    member: int
+    """Place in the group, from 0; redundant members and replacements come behind `group_size`."""
+    run_seed: int
+
+
+def level_seed(run_seed: int, mode: str, group: int) -> int:
+    """The level of a group depends on the run's seed and the group alone."""
+    return draws.seed(run_seed, "level", mode, group)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds that things may take."""
+
+    step: float = 60.0
+    generate: float = 600.0
+    episode: float = 3600.0
+
+
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """How to play a tag: everything that is not particular to one rollout."""
+
+    env_type: str
+    env_config: dict[str, Any]
+    agent: ChatAgent
+    sampling: Sampling
+    max_steps: int
+    sequence_length: int
+    limits: Limits = Limits()
+    max_staleness: int | None = None
+    """Age in policy versions at which an episode is given up: nobody could train on it. `None`: never."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The plain strategy: generate, step, observe, and again, along one path."""
+
+    async def play(self, session: Session, env: Env, settings: EpisodeSettings, policy: Policy) -> StopReason:
+        trajectory = session.trajectory
+        while len(trajectory.turns) < settings.max_steps:
+            if _too_old(trajectory, policy.version, settings.max_staleness):
+                return StopReason.STALE
+            try:
+                turn = await settings.agent.act(session, env)
+            except OutOfRoom:
+                return StopReason.MAX_LENGTH
+            step = await bounded(env.step(turn.text), settings.limits.step, Boundary.ENVIRONMENT, turn.id + 1)
+            session.observe(turn, step)
+            if step.terminated:
+                return StopReason.TERMINATED
+            if step.truncated:
+                return StopReason.TRUNCATED
+        return StopReason.MAX_STEPS
+
+
+CHAIN = Chain()
+
+
+async def play(
+    session: Session, env: Env, settings: EpisodeSettings, policy: Policy, strategy: Chain = CHAIN
+) -> Trajectory:
+    """Plays the session's episode to its end and returns its trajectory."""
+    trajectory = session.trajectory
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    limit = asyncio.timeout(settings.limits.episode)
+    try:
+        async with limit:
+            first = await bounded(env.reset(trajectory.seed), settings.limits.step, Boundary.ENVIRONMENT, 0)
+            trajectory.observation = first.observation
+            trajectory.opening = settings.agent.opening(env, first.observation)
+            trajectory.stop = await strategy.play(session, env, settings, policy)
+    except EpisodeFailure:
+        raise
+    except Exception as error:
+        done = len(trajectory.turns)
+        if limit.expired():
+            message = f"the episode took longer than {settings.limits.episode:g} s"
+            raise timed_out(Boundary.SYSTEM, message, done) from error
+        raise failed(Boundary.AGENT, error, done) from error
+    trajectory.duration = loop.time() - started
+    return trajectory
+
+
+def new_session(
+    episode: Episode,
+    policy: Policy,
+    settings: EpisodeSettings,
+    env: Env,
+    *,
+    rollout_id: str,
+    attempt_id: str,
+    attempt: int = 1,
+    on_turn: Callable[[Turn], None] | None = None,
+) -> Session:
+    """A session with an empty trajectory for this episode."""
+    trajectory = Trajectory(
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        group_id=episode.group_id,
+        tag=episode.tag,
+        seed=episode.seed,
+    )
+    return Session(
+        trajectory,
+        policy,
+        settings.sampling,
+        (episode.run_seed, episode.mode, episode.group, episode.member),
+        sequence_length=settings.sequence_length,
+        generate_timeout=settings.limits.generate,
+        attempt=attempt,
+        env=env if isinstance(env, Playable) else None,
+        on_turn=on_turn,
+    )
+
+
+def _too_old(trajectory: Trajectory, version: int, max_staleness: int | None) -> bool:
+    oldest = trajectory.oldest_version if max_staleness is not None else None
+    return max_staleness is not None and oldest is not None and version - oldest > max_staleness

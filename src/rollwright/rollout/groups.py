@@ -1,0 +1,316 @@
+"""The book of groups: plain state in, decision out. No clock, no task, no store.
+
+Always true, after every call: each rollout that was ever opened is in exactly one place, so
+`opened == delivered + waiting + filtered + stale + cancelled + failed + running`. A group is handed out whole,
+at most once, in the order in which groups became complete. A failed rollout never stands in a group.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rollwright.errors import ConfigError
+from rollwright.rollout.episode import Episode, level_seed
+from rollwright.rollout.filters import GroupFilter
+from rollwright.trajectory import Trajectory
+
+
+class Place(StrEnum):
+    """Where an opened rollout is."""
+
+    RUNNING = "running"
+    """Queued, being played, or between two attempts."""
+    WAITING = "waiting"
+    """Finished; its group is not complete, or complete and not handed out yet."""
+    DELIVERED = "delivered"
+    FILTERED = "filtered"
+    """Finished, but its group was left out by a filter or fell below `min_group_size`."""
+    STALE = "stale"
+    """Finished or given up, but too old to be handed out."""
+    CANCELLED = "cancelled"
+    """Not needed any more: its group was complete without it, or gone."""
+    FAILED = "failed"
+    """Its retry rules allowed no further attempt."""
+
+
+@dataclass
+class Ledger:
+    """How many rollouts are in which place, and why those left out were."""
+
+    counts: dict[Place, int] = field(default_factory=lambda: dict.fromkeys(Place, 0))
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Rollouts that were filtered, stale, cancelled or failed, by `place: reason`."""
+
+    @property
+    def opened(self) -> int:
+        return sum(self.counts.values())
+
+    def open(self) -> None:
+        self.counts[Place.RUNNING] += 1
+
+    def move(self, old: Place, new: Place, reason: str | None = None, count: int = 1) -> None:
+        self.counts[old] -= count
+        self.counts[new] += count
+        if reason is not None and count:
+            key = f"{new}: {reason}"
+            self.reasons[key] = self.reasons.get(key, 0) + count
+
+
+@dataclass(frozen=True)
+class GroupRules:
+    """How groups are made and when they stand."""
+
+    group_size: int
+    redundancy: int = 0
+    min_group_size: int | None = None
+    """`None`: `group_size`."""
+    max_staleness: int = 0
+    """Most policy versions between a group's oldest token and the version it is handed out at."""
+    group_filter: GroupFilter | None = None
+
+    @property
+    def fewest(self) -> int:
+        return self.min_group_size or self.group_size
+
+    @property
+    def replacements(self) -> int:
+        """Further rollouts that a group may open for members that failed for good: it may fail once over."""
+        return self.group_size
+
+
+@dataclass
+class Group:
+    """One group from its opening until it is handed out or dropped."""
+
+    group_id: str
+    index: int
+    tag: str
+    seed: int
+    members: int = 0
+    """Rollouts opened in it so far."""
+    running: set[str] = field(default_factory=set)
+    finished: dict[int, Trajectory] = field(default_factory=dict)
+    """By member, so that the order does not depend on who was faster."""
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [self.finished[member] for member in sorted(self.finished)]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the shell has to do after a change."""
+
+    enqueue: Sequence[tuple[str, Episode]] = ()
+    cancel: Sequence[str] = ()
+    """Rollouts nobody needs any more."""
+    why: str = ""
+    """Why not."""
+
+
+NOTHING = Decision()
+
+
+class GroupBook:
+    def __init__(
+        self,
+        rules: GroupRules,
+        slot_tags: Sequence[str],
+        *,
+        run_seed: int,
+        mode: str,
+        prefix: str,
+    ) -> None:
+        self.ledger = Ledger()
+        self.dropped_in_a_row = 0
+        """Groups dropped since one last became complete."""
+        self._rules = rules
+        self._slot_tags = slot_tags
+        self._run_seed = run_seed
+        self._mode = mode
+        self._prefix = prefix
+        self._next_index = 0
+        self._open: dict[str, Group] = {}
+        """Groups that are not complete, by id."""
+        self._home: dict[str, tuple[Group, int]] = {}
+        """Group and member of each running rollout."""
+        self._complete: deque[Group] = deque()
+        self._ready = 0
+
+    @property
+    def open_groups(self) -> int:
+        return len(self._open)
+
+    @property
+    def ready(self) -> int:
+        """Trajectories in complete groups."""
+        return self._ready
+
+    @property
+    def supply(self) -> int:
+        """Trajectories that can be handed out now, or once the open groups are complete."""
+        return self._ready + len(self._open) * self._rules.group_size
+
+    def awaits(self, rollout_id: str) -> bool:
+        """Whether the rollout is one of this book's, and still running."""
+        return rollout_id in self._home
+
+    def open_group(self) -> Decision:
+        """Opens the next group of the stream."""
+        index = self._next_index
+        self._next_index += 1
+        group = Group(
+            group_id=f"{self._prefix}-g{index}",
+            index=index,
+            tag=self._slot_tags[index % len(self._slot_tags)],
+            seed=level_seed(self._run_seed, self._mode, index),
+        )
+        self._open[group.group_id] = group
+        wanted = self._rules.group_size + self._rules.redundancy
+        return Decision(enqueue=[self._open_member(group) for _ in range(wanted)])
+
+    def finish(self, rollout_id: str, trajectory: Trajectory) -> Decision:
+        """A rollout has a result."""
+        if rollout_id not in self._home:
+            return NOTHING
+        group, member = self._leave(rollout_id)
+        self.ledger.move(Place.RUNNING, Place.WAITING)
+        group.finished[member] = trajectory
+        if len(group.finished) == self._rules.group_size:
+            return self._settle(group)
+        return NOTHING
+
+    def fail(self, rollout_id: str, reason: str) -> Decision:
+        """A rollout failed for good: it gets a replacement while the group may still have one."""
+        if rollout_id not in self._home:
+            return NOTHING
+        group, _ = self._leave(rollout_id)
+        self.ledger.move(Place.RUNNING, Place.FAILED, reason)
+        group.failures.append(reason)
+        rules = self._rules
+        missing = rules.group_size - len(group.finished) - len(group.running)
+        spare = rules.group_size + rules.redundancy + rules.replacements - group.members
+        if missing > 0 and spare > 0:
+            return Decision(enqueue=[self._open_member(group)])
+        if len(group.finished) + len(group.running) < rules.fewest:
+            why = f"{len(group.failures)} members failed, last: {reason}"
+            return self._drop(group, Place.FILTERED, f"below min_group_size ({why})")
+        return self._settle(group) if not group.running else NOTHING
+
+    def grow_stale(self, rollout_id: str) -> Decision:
+        """A rollout gave up because it became too old; its group cannot be handed out any more."""
+        if rollout_id not in self._home:
+            return NOTHING
+        group, _ = self._leave(rollout_id)
+        self.ledger.move(Place.RUNNING, Place.STALE, _TOO_OLD)
+        return self._drop(group, Place.STALE, _TOO_OLD)
+
+    def take(self, batch_size: int, version: int) -> list[Group] | None:
+        """Complete groups with at least `batch_size` trajectories; `None` while there are not enough.
+
+        Groups that are too old at this moment are dropped first, and counted.
+        """
+        if self._ready < batch_size:
+            return None
+        self._drop_stale(version)
+        if self._ready < batch_size:
+            return None
+        taken: list[Group] = []
+        count = 0
+        while count < batch_size:
+            group = self._complete.popleft()
+            count += len(group.finished)
+            taken.append(group)
+        self._ready -= count
+        self.ledger.move(Place.WAITING, Place.DELIVERED, count=count)
+        return taken
+
+    def abandon(self, reason: str) -> Decision:
+        """The run ends: whatever is still running is not needed."""
+        cancel: list[str] = []
+        for group in list(self._open.values()):
+            cancel += self._cancel_running(group, reason)
+        return Decision(cancel=cancel, why=reason)
+
+    def _open_member(self, group: Group) -> tuple[str, Episode]:
+        member = group.members
+        group.members += 1
+        rollout_id = f"{group.group_id}-m{member}"
+        group.running.add(rollout_id)
+        self._home[rollout_id] = (group, member)
+        self.ledger.open()
+        episode = Episode(
+            tag=group.tag,
+            seed=group.seed,
+            mode=self._mode,
+            group_id=group.group_id,
+            group=group.index,
+            member=member,
+            run_seed=self._run_seed,
+        )
+        return rollout_id, episode
+
+    def _leave(self, rollout_id: str) -> tuple[Group, int]:
+        group, member = self._home.pop(rollout_id)
+        group.running.discard(rollout_id)
+        return group, member
+
+    def _settle(self, group: Group) -> Decision:
+        """The group has all it will get: it is complete, unless the filter leaves it out."""
+        reason = self._rules.group_filter(group.trajectories) if self._rules.group_filter else None
+        if reason is not None:
+            return self._drop(group, Place.FILTERED, reason)
+        why = "the group was complete without it"
+        cancel = self._cancel_running(group, why)
+        del self._open[group.group_id]
+        self._complete.append(group)
+        self._ready += len(group.finished)
+        self.dropped_in_a_row = 0
+        return Decision(cancel=cancel, why=why)
+
+    def _drop_stale(self, version: int) -> None:
+        fresh: deque[Group] = deque()
+        for group in self._complete:
+            oldest = min(
+                (v for t in group.trajectories if (v := t.oldest_version) is not None), default=version
+            )
+            if version - oldest <= self._rules.max_staleness:
+                fresh.append(group)
+                continue
+            count = len(group.finished)
+            self._ready -= count
+            self.ledger.move(Place.WAITING, Place.STALE, _TOO_OLD, count=count)
+            self.dropped_in_a_row += 1
+        self._complete = fresh
+
+    def _drop(self, group: Group, place: Place, reason: str) -> Decision:
+        self.ledger.move(Place.WAITING, place, reason, count=len(group.finished))
+        why = f"its group was dropped: {reason}"
+        cancel = self._cancel_running(group, why)
+        del self._open[group.group_id]
+        self.dropped_in_a_row += 1
+        return Decision(cancel=cancel, why=why)
+
+    def _cancel_running(self, group: Group, reason: str) -> list[str]:
+        cancel = sorted(group.running)
+        for rollout_id in cancel:
+            self._leave(rollout_id)
+            self.ledger.move(Place.RUNNING, Place.CANCELLED, reason)
+        return cancel
+
+
+_TOO_OLD = "too old"
+
+
+def check_batch_size(batch_size: int, group_size: int) -> None:
+    """Batches are made of whole groups."""
+    if batch_size < 1 or batch_size % group_size:
+        raise ConfigError(
+            f"batch_size: {batch_size} is not a positive multiple of group_size, which is {group_size}"
+        )
+
+
+Version = Callable[[], int]
+"""Gives the policy version that the next token would be sampled with."""

@@ -1,0 +1,238 @@
+"""The scheduler: opens groups, collects what comes of them, and answers `get_batch()`.
+
+Always true: a batch is handed out as soon as enough complete groups exist anywhere, and never waits for one
+particular group. Groups are opened only as far as they are asked for: what the callers wait for, and
+`async_generation_ratio` batches ahead. So a synchronous run opens exactly what a batch needs, and an asynchronous
+one is paced by its trainer instead of throwing work away.
+
+All decisions are the `GroupBook`'s; this shell carries them to the store and back.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from rollwright.agents import EpisodeFailure
+from rollwright.config import EnvManagerConfig, RunConfig
+from rollwright.errors import RollwrightError
+from rollwright.rollout.env_manager import STALE
+from rollwright.rollout.filters import group_filter
+from rollwright.rollout.groups import (
+    Decision,
+    Group,
+    GroupBook,
+    GroupRules,
+    Ledger,
+    Version,
+    check_batch_size,
+)
+from rollwright.store.contract import Store
+from rollwright.store.records import (
+    AttemptStatus,
+    Completion,
+    EnqueueRequest,
+    RolloutConfig,
+    RolloutStatus,
+)
+from rollwright.trajectory import Trajectory
+
+COMPLETIONS_SECONDS = 60.0
+"""How long one call waits for finished rollouts; it only bounds how long a lost wake-up could go unnoticed."""
+
+LEASE_SECONDS = 60.0
+"""A worker that is silent for so long loses its rollouts to another."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Complete groups, with all their trajectories."""
+
+    groups: list[Group]
+    version: int
+    """Policy version at the moment of hand-over."""
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+
+class TooManyRefills(RollwrightError):
+    """Groups are dropped again and again: the batch would never be full."""
+
+
+class RolloutScheduler:
+    """One stream of groups. Use it as an async context manager, so that it ends its own work."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: RunConfig,
+        manager: EnvManagerConfig,
+        version: Version,
+        *,
+        mode: str,
+        stream: str | None = None,
+        on_finished: Callable[[bytes], None] | None = None,
+        on_failed: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """`stream` names this stream of rollouts in their ids; the levels depend on `mode` alone.
+
+        `on_finished` gets every encoded trajectory once, the ones that are filtered later too; `on_failed` the id of
+        a rollout that failed for good, and the reason.
+        """
+        self._store = store
+        self._version = version
+        self._mode = mode
+        self._synchronous = config.async_generation_ratio == 0
+        self._group_size = manager.group_size
+        self._max_open = manager.num_env_groups
+        self._max_refills = config.limits.max_refills
+        self._ahead = config.async_generation_ratio * config.batch_size if mode == "train" else 0.0
+        self._retries = RolloutConfig(
+            unresponsive_seconds=LEASE_SECONDS,
+            max_attempts=config.limits.max_attempts,
+            retry_condition=(AttemptStatus.FAILED, AttemptStatus.TIMEOUT, AttemptStatus.UNRESPONSIVE),
+        )
+        rules = GroupRules(
+            group_size=manager.group_size,
+            redundancy=manager.group_size_redundancy,
+            min_group_size=manager.min_group_size,
+            max_staleness=math.ceil(config.async_generation_ratio),
+            group_filter=group_filter(manager.group_filter),
+        )
+        self._book = GroupBook(
+            rules,
+            manager.slot_tags(),
+            run_seed=config.seed,
+            mode=mode,
+            prefix=f"{config.name}.{stream or mode}",
+        )
+        self._on_finished = on_finished
+        self._on_failed = on_failed
+        self._wanted = 0
+        """Trajectories that callers of `get_batch` wait for."""
+        self._turn = asyncio.Lock()
+        """One caller at a time, in the order they came."""
+        self._news = asyncio.Event()
+        self._collector: asyncio.Task[None] | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._book.ledger
+
+    async def __aenter__(self) -> Self:
+        await self._open_groups()
+        self._collector = asyncio.create_task(self._collect(), name=f"collect-{self._mode}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._collector is not None:
+            self._collector.cancel()
+            await asyncio.gather(self._collector, return_exceptions=True)
+        await self._carry_out(self._book.abandon("the run ended"))
+
+    async def get_batch(self, batch_size: int) -> Batch:
+        """Waits until so many trajectories stand in complete groups, and hands those groups over.
+
+        The groups come in the order in which they became complete; in a synchronous run, in the order of the
+        stream, so that the same seed gives the same batch.
+        """
+        check_batch_size(batch_size, self._group_size)
+        async with self._turn:
+            self._wanted = batch_size
+            try:
+                while True:
+                    version = self._version()
+                    if (groups := self._book.take(batch_size, version)) is not None:
+                        break
+                    self._check_progress()
+                    await self._open_groups()
+                    self._news.clear()
+                    await self._news.wait()
+            finally:
+                self._wanted = 0
+        if self._synchronous:
+            groups.sort(key=lambda group: group.index)
+        await self._open_groups()
+        return Batch(groups, version)
+
+    def _check_progress(self) -> None:
+        if self._collector is not None and self._collector.done():
+            self._collector.result()
+            raise RollwrightError("the scheduler was closed while a batch was waited for")
+        if self._book.dropped_in_a_row > self._max_refills:
+            most = max(self.ledger.reasons, key=self.ledger.reasons.__getitem__)
+            raise TooManyRefills(
+                f"{self._book.dropped_in_a_row} groups in a row were dropped, most often `{most}`; "
+                "see group_filter and limits.max_refills"
+            )
+
+    async def _open_groups(self) -> None:
+        """Opens what is asked for and not there yet."""
+        enqueue: list[EnqueueRequest] = []
+        while self._book.open_groups < self._max_open and self._asked_for():
+            enqueue += self._requests(self._book.open_group())
+        if enqueue:
+            await self._store.enqueue_many_rollouts(enqueue)
+
+    def _asked_for(self) -> bool:
+        supply = self._book.supply
+        return supply < self._wanted or supply + self._group_size <= self._wanted + self._ahead
+
+    async def _collect(self) -> None:
+        cursor = 0
+        try:
+            while True:
+                completions = await self._store.read_completions(cursor, timeout=COMPLETIONS_SECONDS)
+                if completions:
+                    cursor = completions[-1].cursor
+                    await self._settle(completions)
+        finally:
+            self._news.set()
+
+    async def _settle(self, completions: Iterable[Completion]) -> None:
+        mine = [each for each in completions if self._book.awaits(each.rollout_id)]
+        done = [each.rollout_id for each in mine if each.status is RolloutStatus.SUCCEEDED]
+        encoded = await self._store.get_trajectories(done) if done else {}
+        for each in mine:
+            if each.status is RolloutStatus.SUCCEEDED:
+                data = encoded[each.rollout_id]
+                decision = self._book.finish(each.rollout_id, Trajectory.from_bytes(data))
+                if self._on_finished is not None:
+                    self._on_finished(data)
+            elif each.status is RolloutStatus.FAILED:
+                reason = each.reason or "no reason given"
+                decision = self._book.fail(each.rollout_id, EpisodeFailure.cause(reason))
+                if self._on_failed is not None:
+                    self._on_failed(each.rollout_id, reason)
+            elif each.reason == STALE:
+                decision = self._book.grow_stale(each.rollout_id)
+            else:
+                decision = self._book.fail(each.rollout_id, "cancelled from outside")
+            await self._carry_out(decision)
+        await self._open_groups()
+        self._news.set()
+
+    async def _carry_out(self, decision: Decision) -> None:
+        if decision.enqueue:
+            await self._store.enqueue_many_rollouts(self._requests(decision))
+        if decision.cancel:
+            await self._store.cancel_rollouts(decision.cancel, decision.why)
+
+    def _requests(self, decision: Decision) -> list[EnqueueRequest]:
+        return [
+            EnqueueRequest(
+                input=msgspec.to_builtins(episode),
+                rollout_id=rollout_id,
+                mode=self._mode,
+                config=self._retries,
+            )
+            for rollout_id, episode in decision.enqueue
+        ]

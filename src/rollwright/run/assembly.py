@@ -1,0 +1,123 @@
+"""From a configuration to the objects it names. The only place that knows both sides."""
+
+import math
+from dataclasses import replace
+
+import msgspec
+
+from rollwright.agents import ChatAgent, History, HistoryMode
+from rollwright.config import (
+    CustomEnvConfig,
+    OpenAIPolicyConfig,
+    OraclePolicyConfig,
+    PolicyConfig,
+    RandomPolicyConfig,
+    RunConfig,
+    SimulatedPolicyConfig,
+)
+from rollwright.envs import registry
+from rollwright.envs.base import Env, Prompts
+from rollwright.errors import ConfigError
+from rollwright.policies.base import Policy, Sampling
+from rollwright.policies.lengths import LogNormalLength
+from rollwright.policies.openai import OpenAIPolicy
+from rollwright.policies.players import OraclePlayer, RandomPlayer, SkilledPlayer
+from rollwright.policies.retry import RetryPolicy
+from rollwright.policies.simulated import SimulatedEngine
+from rollwright.rollout.episode import Episode, EpisodeSettings, Limits
+
+
+def build_policy(config: PolicyConfig) -> Policy:
+    match config:
+        case RandomPolicyConfig():
+            return RandomPlayer()
+        case OraclePolicyConfig():
+            return OraclePlayer()
+        case SimulatedPolicyConfig():
+            return SimulatedEngine(
+                slots=config.slots,
+                tokens_per_second=config.tokens_per_second,
+                lengths=LogNormalLength(config.mean_tokens, config.spread),
+                player=SkilledPlayer(config.skill),
+                failure_rate=config.failure_rate,
+                hang_rate=config.hang_rate,
+                max_queue=config.max_queue,
+                track_episodes=False,
+            )
+        case OpenAIPolicyConfig():
+            return OpenAIPolicy(
+                base_url=config.base_url,
+                model=config.model,
+                api=config.api,
+                api_key_env=config.api_key_env,
+                request_timeout=config.request_timeout,
+                retry=RetryPolicy(max_retries=config.max_retries),
+                max_connections=config.max_connections,
+                extra_body=config.extra_body,
+            )
+
+
+class SettingsTable:
+    """How to play each tag of a run, in training and in validation. Wrong settings show when it is made."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._settings: dict[tuple[str, str], EpisodeSettings] = {}
+        for tag in config.tags:
+            train = _settings(config, tag)
+            greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
+            self._settings["train", tag] = train
+            self._settings["val", tag] = replace(train, sampling=greedy, max_staleness=None)
+
+    def __call__(self, episode: Episode) -> EpisodeSettings:
+        try:
+            return self._settings[episode.mode, episode.tag]
+        except KeyError:
+            known = ", ".join(sorted({tag for _, tag in self._settings}))
+            raise ConfigError(f"tag `{episode.tag}` is not part of this run; it plays {known}") from None
+
+
+def make_env(settings: EpisodeSettings) -> Env:
+    return registry.make(settings.env_type, settings.env_config)
+
+
+def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
+    custom = config.custom_envs.get(tag, CustomEnvConfig())
+    env_type = custom.env_type or tag
+    spec = registry.spec(env_type)
+    env_config = {**spec.config, **custom.env_config}
+    max_steps = custom.max_steps or env_config.get("max_steps", spec.max_steps)
+    if "max_steps" in spec.config:
+        env_config["max_steps"] = max_steps
+    max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
+    own = registry.make(env_type, env_config).prompts
+    history = config.agent.history
+    agent = ChatAgent(
+        prompts=Prompts(
+            system=own.system if custom.agent_system_template is None else custom.agent_system_template,
+            opening=own.opening if custom.agent_opening_template is None else custom.agent_opening_template,
+            turn=own.turn if custom.agent_template is None else custom.agent_template,
+        ),
+        history=History(HistoryMode(history.mode), history.length),
+        max_steps=max_steps,
+        max_response_length=max_tokens,
+    )
+    agent.check_templates(f"custom_envs.{tag}")
+    return EpisodeSettings(
+        env_type=env_type,
+        env_config=env_config,
+        agent=agent,
+        sampling=Sampling(
+            temperature=config.sampling.temperature,
+            top_p=config.sampling.top_p,
+            max_tokens=max_tokens,
+            stop=tuple(config.sampling.stop),
+        ),
+        max_steps=max_steps,
+        sequence_length=config.sequence_length,
+        limits=Limits(
+            step=custom.step_timeout or config.limits.step_timeout,
+            generate=config.limits.generate_timeout,
+            episode=config.limits.episode_timeout,
+        ),
+        max_staleness=math.ceil(config.async_generation_ratio),
+    )

@@ -1,0 +1,204 @@
+"""What a caller may pass, checked in the same way by every backend.
+
+A value that passes is safe in a file name, a URL and a log line, and means the same in memory, in SQL and
+over HTTP. Plain data travels as msgpack, so that what a store keeps is never shared with its callers.
+"""
+
+import math
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from rollwright.store.contract import StoreError
+from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig, RolloutStatus
+from rollwright.store.transitions import FINAL_ATTEMPT
+
+ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
+"""Letters that need no quoting in URLs, file names, shells and SQL; long enough for nested names."""
+
+LATEST = "latest"
+"""Stands for the newest attempt of a rollout wherever an attempt id is asked for."""
+
+MAX_PRIORITY = 2**31 - 1
+"""The range of a 32-bit column."""
+
+ROLLOUT_SORTS = ("start_time", "end_time", "rollout_id", "status", "mode", "priority")
+"""What `query_rollouts` can sort by."""
+
+_ID = re.compile(ID_PATTERN.replace("$", r"\Z"))
+_ID_BYTES = 8
+"""64 random bits: a collision among a million rollouts has odds below 1 in ten million."""
+
+Status = TypeVar("Status", bound=StrEnum)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(_ID_BYTES)}"
+
+
+def check_id(value: str, what: str) -> str:
+    if not isinstance(value, str) or _ID.match(value) is None:
+        shown = repr(value)[:80]
+        raise StoreError(f"{what} {shown} is not an id: 1 to 200 of the characters A-Z a-z 0-9 . _ : -")
+    return value
+
+
+class NewRollout(msgspec.Struct, frozen=True):
+    """A request that passed every check, packed."""
+
+    rollout_id: str
+    input: bytes
+    mode: str | None
+    resources_id: str | None
+    config: RolloutConfig
+    metadata: bytes
+    priority: int
+
+
+def check_request(request: EnqueueRequest) -> NewRollout:
+    """Gives the rollout an id if the caller gave none."""
+    return NewRollout(
+        new_id("ro") if request.rollout_id is None else check_id(request.rollout_id, "rollout_id"),
+        pack(request.input, "input"),
+        None if request.mode is None else check_id(request.mode, "mode"),
+        None if request.resources_id is None else check_id(request.resources_id, "resources_id"),
+        config_from_bytes(config_to_bytes(request.config)),
+        pack_mapping(request.metadata, "metadata"),
+        check_priority(request.priority),
+    )
+
+
+class RolloutChange(msgspec.Struct, frozen=True):
+    """What `update_rollout` is to set; `None` leaves a field as it is."""
+
+    status: RolloutStatus | None
+    mode: str | None
+    resources_id: str | None
+    config: RolloutConfig | None
+    priority: int | None
+
+
+def check_change(
+    status: RolloutStatus | str | None,
+    mode: str | None,
+    resources_id: str | None,
+    config: RolloutConfig | None,
+    priority: int | None,
+) -> RolloutChange:
+    return RolloutChange(
+        None if status is None else parse_status(RolloutStatus, status),
+        None if mode is None else check_id(mode, "mode"),
+        None if resources_id is None else check_id(resources_id, "resources_id"),
+        None if config is None else config_from_bytes(config_to_bytes(config)),
+        None if priority is None else check_priority(priority),
+    )
+
+
+def check_claim(limit: int, worker_id: str | None, claim_id: str | None) -> None:
+    if limit < 1:
+        raise StoreError(f"limit={limit} is not 1 or more")
+    if worker_id is not None:
+        check_id(worker_id, "worker_id")
+    if claim_id is not None:
+        check_id(claim_id, "claim_id")
+
+
+def check_report(
+    status: AttemptStatus | str | None, worker_id: str | None, trajectory: bytes | None
+) -> AttemptStatus | None:
+    if worker_id is not None:
+        check_id(worker_id, "worker_id")
+    parsed = None if status is None else parse_status(AttemptStatus, status)
+    if trajectory is not None and parsed not in FINAL_ATTEMPT:
+        raise StoreError(f"a trajectory comes with a final status, not with {parsed}")
+    return parsed
+
+
+def check_priority(priority: int) -> int:
+    if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+        raise StoreError(
+            f"priority {priority!r} is not a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
+    return priority
+
+
+def config_to_bytes(config: RolloutConfig) -> bytes:
+    try:
+        return msgspec.msgpack.encode(config)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise StoreError(f"config: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def config_from_bytes(data: bytes) -> RolloutConfig:
+    """Cached, because the rollouts of a run share a handful of configs."""
+    try:
+        config = msgspec.msgpack.decode(data, type=RolloutConfig)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"config: {error}") from error
+    for name in ("timeout_seconds", "unresponsive_seconds"):
+        seconds = getattr(config, name)
+        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+            raise StoreError(f"config: {name}={seconds} is not a positive number of seconds or null")
+    if config.max_attempts < 1:
+        raise StoreError(f"config: max_attempts={config.max_attempts} is not 1 or more")
+    return config
+
+
+def pack(value: Any, what: str) -> bytes:
+    """Plain data as bytes; anything else is refused, with the name of the argument it came in."""
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StoreError(f"{what} is not plain data: {error}") from error
+
+
+def pack_mapping(value: Mapping[str, Any] | None, what: str) -> bytes:
+    fields = dict(value or {})
+    if not all(isinstance(key, str) for key in fields):
+        raise StoreError(f"{what} has a key that is not a string")
+    return pack(fields, what)
+
+
+def unpack(data: bytes) -> Any:
+    return msgspec.msgpack.decode(data)
+
+
+def merged(old: bytes, added: Mapping[str, Any] | None, what: str) -> bytes:
+    """Packed metadata with new keys laid over it."""
+    return pack_mapping({**unpack(old), **added}, what) if added else old
+
+
+def parse_status(kind: type[Status], value: Status | str) -> Status:
+    try:
+        return kind(value)
+    except ValueError:
+        accepted = ", ".join(kind)
+        raise StoreError(f"status {value!r} is unknown; accepted: {accepted}") from None
+
+
+def parse_statuses(
+    kind: type[Status], value: Status | str | Iterable[Status | str] | None
+) -> list[Status] | None:
+    """One status or several; `None` stands for all of them."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return [parse_status(kind, value)]
+    return list(dict.fromkeys(parse_status(kind, each) for each in value))
+
+
+def check_page(
+    limit: int, offset: int, sort_order: str = "asc", sort_by: str = "", sorts: tuple[str, ...] = ("",)
+) -> None:
+    if limit < -1 or offset < 0:
+        raise StoreError(f"limit={limit}, offset={offset}: limit is -1 (all) or more, offset 0 or more")
+    if sort_by not in sorts:
+        raise StoreError(f"sort_by {sort_by!r} is unknown; accepted: {', '.join(sorts)}")
+    if sort_order not in ("asc", "desc"):
+        raise StoreError(f"sort_order {sort_order!r} is unknown; accepted: asc, desc")

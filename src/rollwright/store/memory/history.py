@@ -1,0 +1,82 @@
+"""The two logs of the memory store: finished rollouts, and events. Both only grow at the end.
+
+Deleting a rollout takes its completion out; the cursors of the others stay as they are.
+"""
+
+from rollwright.store.memory.rows import RolloutRow
+from rollwright.store.records import Completion, Event, EventKind
+
+
+class CompletionLog:
+    def __init__(self) -> None:
+        self._first = 1
+        """Cursor of the first entry that is kept."""
+        self._entries: list[tuple[RolloutRow, Completion] | None] = []
+        self._gone = 0
+        """Deleted entries at the front, not yet thrown out."""
+
+    @property
+    def last(self) -> int:
+        return self._first + len(self._entries) - 1
+
+    def add(self, row: RolloutRow, attempt_id: str | None, reason: str | None) -> int:
+        cursor = self.last + 1
+        self._entries.append((row, Completion(cursor, row.rollout_id, attempt_id, row.status, reason)))
+        return cursor
+
+    def remove(self, cursor: int) -> None:
+        entries = self._entries
+        entries[cursor - self._first] = None
+        while self._gone < len(entries) and entries[self._gone] is None:
+            self._gone += 1
+        if self._gone > len(entries) // 2:
+            del entries[: self._gone]
+            self._first += self._gone
+            self._gone = 0
+
+    def after(self, cursor: int, limit: int) -> list[Completion]:
+        found: list[Completion] = []
+        for place in range(max(cursor + 1 - self._first, self._gone), len(self._entries)):
+            entry = self._entries[place]
+            if len(found) >= limit:
+                break
+            if entry is not None:
+                found.append(entry[1])
+        return found
+
+    def ended_before(self, time: float, limit: int) -> list[RolloutRow]:
+        """The oldest rollouts in the log, up to the first that ended at `time` or later."""
+        rows: list[RolloutRow] = []
+        for entry in self._entries[self._gone :] if limit else ():
+            if entry is None:
+                continue
+            ended = entry[0].end_time
+            if len(rows) >= limit or ended is None or ended >= time:
+                break
+            rows.append(entry[0])
+        return rows
+
+
+class EventLog:
+    def __init__(self, recording: bool) -> None:
+        self._recording = recording
+        self._events: list[Event] = []
+
+    def add(
+        self,
+        time: float,
+        kind: EventKind,
+        rollout_id: str,
+        attempt_id: str | None = None,
+        worker_id: str | None = None,
+        status: str | None = None,
+        lease_expires: float | None = None,
+    ) -> None:
+        if self._recording:
+            sequence = len(self._events) + 1
+            self._events.append(
+                Event(sequence, time, kind, rollout_id, attempt_id, worker_id, status, lease_expires)
+            )
+
+    def after(self, sequence: int, limit: int) -> list[Event]:
+        return self._events[max(sequence, 0) : max(sequence, 0) + limit]

@@ -1,0 +1,390 @@
+"""The memory store's state and every change to it, without an event loop: time comes in as an argument.
+
+Between two calls this holds: a rollout is in `ready` exactly when its status is a waiting one, has a `current`
+attempt exactly when its status is a held one, and is in the completion log exactly when its status is final;
+an attempt is in `leases` exactly when it is current and its lease can end. A call that is refused changes
+nothing. Callers run `expire(now)` first, so a lease that is over is never honoured.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from rollwright.store.checks import LATEST, NewRollout, RolloutChange, merged, new_id, pack_mapping
+from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound
+from rollwright.store.memory.history import CompletionLog, EventLog
+from rollwright.store.memory.index import OrderedIndex
+from rollwright.store.memory.roster import Roster
+from rollwright.store.memory.rows import AttemptRow, RolloutRow, WorkerRow
+from rollwright.store.records import (
+    AttemptStatus,
+    EventKind,
+    RolloutStatus,
+)
+from rollwright.store.transitions import (
+    FINAL_ATTEMPT,
+    FINAL_ROLLOUT,
+    WAITING,
+    check_attempt_change,
+    check_caller_change,
+    check_rollout_change,
+    lapsed_as,
+    lease_end,
+    rollout_after,
+    unchanged,
+)
+
+
+class Ledger:
+    def __init__(self, *, record_events: bool) -> None:
+        self.rollouts: dict[str, RolloutRow] = {}
+        self.by_status: dict[RolloutStatus, dict[str, RolloutRow]] = {status: {} for status in RolloutStatus}
+        self.roster = Roster()
+        self.ready: OrderedIndex[RolloutRow] = OrderedIndex()
+        self.leases: OrderedIndex[AttemptRow] = OrderedIndex()
+        self.claims: dict[str, list[AttemptRow]] = {}
+        """What each claim id still holds."""
+        self.log = CompletionLog()
+        self.events = EventLog(record_events)
+        self.attempts = 0
+        """How many there are."""
+        self.finished = False
+        """Whether the completion log has grown since the owner last looked; it sets this back."""
+        self._arrivals = 0
+        self._claimed = 0
+
+    # -- arriving and leaving ------------------------------------------------------------------------
+
+    def enqueue(self, new: NewRollout, now: float) -> RolloutRow:
+        row = self.rollouts.get(new.rollout_id)
+        if row is not None:
+            return row
+        self._arrivals += 1
+        row = RolloutRow(
+            new.rollout_id,
+            self._arrivals,
+            new.input,
+            now,
+            new.mode,
+            new.resources_id,
+            new.config,
+            new.metadata,
+            new.priority,
+        )
+        self.rollouts[row.rollout_id] = row
+        self.by_status[row.status][row.rollout_id] = row
+        self.ready.set(row, (-row.priority, row.place))
+        self.events.add(now, EventKind.ENQUEUED, row.rollout_id)
+        return row
+
+    def delete(self, rows: Sequence[RolloutRow], now: float) -> int:
+        for row in rows:
+            if row.status not in FINAL_ROLLOUT:
+                raise ImpossibleChange(
+                    f"rollout {row.rollout_id} is {row.status}; only a final one can be deleted"
+                )
+        for row in rows:
+            del self.rollouts[row.rollout_id]
+            del self.by_status[row.status][row.rollout_id]
+            self.attempts -= len(row.attempts)
+            self.log.remove(row.cursor)
+            self.events.add(now, EventKind.DELETED, row.rollout_id)
+        return len(rows)
+
+    # -- giving out ----------------------------------------------------------------------------------
+
+    def claim(self, limit: int, worker_id: str | None, claim_id: str | None, now: float) -> list[AttemptRow]:
+        held = self.claims.get(claim_id) if claim_id is not None else None
+        if held:
+            return list(held)
+        worker = self.roster.heard(worker_id, now)
+        if worker is not None:
+            worker.last_dequeue_time = now
+        attempts: list[AttemptRow] = []
+        while len(attempts) < limit and (row := self.ready.pop()) is not None:
+            attempts.append(self._give(row, worker, claim_id, now))
+        return attempts
+
+    def start(self, rollout_id: str, worker_id: str | None, claim_id: str | None, now: float) -> AttemptRow:
+        row = self.rollout(rollout_id)
+        held = self.claims.get(claim_id) if claim_id is not None else None
+        for attempt in held or ():
+            if attempt.rollout is row:
+                return attempt
+        if row.status not in WAITING:
+            raise ImpossibleChange(f"rollout {rollout_id} is {row.status}; only a waiting one can be claimed")
+        self.ready.discard(row)
+        return self._give(row, self.roster.heard(worker_id, now), claim_id, now)
+
+    def _give(
+        self, row: RolloutRow, worker: WorkerRow | None, claim_id: str | None, now: float
+    ) -> AttemptRow:
+        row.tries += 1
+        self.attempts += 1
+        self._claimed += 1
+        attempt = AttemptRow(
+            row,
+            new_id("at"),
+            len(row.attempts) + 1,
+            now,
+            worker.worker_id if worker is not None else None,
+            claim_id,
+            now,
+            lease_end(row.config, now, now),
+            number=self._claimed,
+        )
+        row.attempts.append(attempt)
+        row.current = attempt
+        self._turn(row, RolloutStatus.PREPARING)
+        self._lease(attempt)
+        if worker is not None:
+            self.roster.hold(worker, attempt, now)
+        if claim_id is not None:
+            self.claims.setdefault(claim_id, []).append(attempt)
+        self._event(EventKind.CLAIMED, attempt, now)
+        return attempt
+
+    # -- reports -------------------------------------------------------------------------------------
+
+    def report(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        now: float,
+        *,
+        status: AttemptStatus | None = None,
+        worker_id: str | None = None,
+        trajectory: bytes | None = None,
+        reason: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> AttemptRow:
+        attempt = self.attempt(rollout_id, attempt_id)
+        if attempt.status is status and status in FINAL_ATTEMPT:
+            return attempt
+        self._require_held(attempt, worker_id, status, now)
+        if status is not None and status is not attempt.status:
+            check_attempt_change(attempt.attempt_id, attempt.status, status)
+        attempt.metadata = merged(attempt.metadata, metadata, "metadata")
+        self._heard(attempt, worker_id, now)
+        if status is AttemptStatus.RUNNING:
+            self._run(attempt)
+        elif status is not None and status in FINAL_ATTEMPT:
+            self._end(attempt, status, reason, now, trajectory=trajectory)
+        return attempt
+
+    def heartbeat(
+        self,
+        worker_id: str,
+        stats: Mapping[str, Any] | None,
+        pairs: Iterable[tuple[str, str]] | None,
+        now: float,
+    ) -> list[tuple[str, str]]:
+        packed = None if stats is None else pack_mapping(stats, "heartbeat_stats")
+        worker = self.roster.heard(worker_id, now)
+        assert worker is not None
+        if packed is not None:
+            worker.heartbeat_stats = packed
+        if pairs is None:
+            pairs = [(held.rollout.rollout_id, held.attempt_id) for held in worker.held.values()]
+        lost = []
+        for rollout_id, attempt_id in pairs:
+            row = self.rollouts.get(rollout_id)
+            attempt = row.current if row is not None else None
+            if (
+                attempt is None
+                or attempt.attempt_id != attempt_id
+                or attempt.worker_id not in (worker_id, None)
+            ):
+                lost.append((rollout_id, attempt_id))
+            else:
+                self._heard(attempt, worker_id, now)
+        return lost
+
+    def append_journal(
+        self, rollout_id: str, attempt_id: str, entries: Sequence[bytes], append_id: str | None, now: float
+    ) -> None:
+        attempt = self._holding(rollout_id, attempt_id, now)
+        if append_id is not None and append_id == attempt.last_append_id:
+            return
+        attempt.last_append_id = append_id
+        attempt.rollout.journal.extend(bytes(entry) for entry in entries)
+        self._heard(attempt, None, now)
+        self._run(attempt)
+
+    def clear_journal(self, rollout_id: str, attempt_id: str, now: float) -> None:
+        attempt = self._holding(rollout_id, attempt_id, now)
+        attempt.rollout.journal.clear()
+        self._heard(attempt, None, now)
+
+    def _holding(self, rollout_id: str, attempt_id: str, now: float) -> AttemptRow:
+        attempt = self.attempt(rollout_id, attempt_id)
+        self._require_held(attempt, None, None, now)
+        return attempt
+
+    def _require_held(
+        self, attempt: AttemptRow, worker_id: str | None, status: AttemptStatus | None, now: float
+    ) -> None:
+        if attempt.rollout.current is not attempt:
+            why = f": {attempt.reason}" if attempt.reason else ""
+            self._refuse(attempt, status, f"it is {attempt.status}{why}", now)
+        if worker_id is not None and attempt.worker_id not in (worker_id, None):
+            self._refuse(attempt, status, f"worker {attempt.worker_id} holds it, not {worker_id}", now)
+
+    def _refuse(self, attempt: AttemptRow, status: AttemptStatus | None, why: str, now: float) -> NoReturn:
+        self._event(EventKind.REFUSED, attempt, now, status)
+        raise AttemptRefused(f"attempt {attempt.attempt_id} of rollout {attempt.rollout.rollout_id}: {why}")
+
+    # -- changes from outside ------------------------------------------------------------------------
+
+    def update_rollout(
+        self,
+        rollout_id: str,
+        now: float,
+        change: RolloutChange,
+        metadata: Mapping[str, Any] | None,
+        reason: str | None,
+    ) -> RolloutRow:
+        row = self.rollout(rollout_id)
+        status = change.status
+        if status is not None and not unchanged(row.status, status):
+            check_caller_change(rollout_id, row.status, status)
+        else:
+            status = None
+        row.metadata = merged(row.metadata, metadata, "metadata")
+        row.mode = row.mode if change.mode is None else change.mode
+        row.resources_id = row.resources_id if change.resources_id is None else change.resources_id
+        row.config = row.config if change.config is None else change.config
+        if change.priority is not None:
+            row.priority = change.priority
+            if row.status in WAITING:
+                self.ready.set(row, (-row.priority, row.place))
+        if status is not None:
+            self.withdraw(row, status, reason or f"set to {status} by a caller", now)
+        return row
+
+    def withdraw(self, row: RolloutRow, status: RolloutStatus, reason: str, now: float) -> None:
+        """Takes the rollout from its worker, if it has one, and gives it another status."""
+        if row.current is not None:
+            self._end(row.current, AttemptStatus.CANCELLED, reason, now, becomes=status, taken=True)
+        else:
+            self.ready.discard(row)
+            self._finish(row, None, status, reason, now)
+
+    def expire(self, now: float) -> bool:
+        """Ends the attempts whose lease is over; returns whether there were any."""
+        found = False
+        while (first := self.leases.first()) is not None and first[0][0] <= now:
+            attempt = first[1]
+            assert attempt.lease_expires is not None
+            status, reason = lapsed_as(attempt.rollout.config, attempt.start_time, attempt.lease_expires)
+            self._end(attempt, status, reason, now, taken=True)
+            found = True
+        return found
+
+    # -- finding -------------------------------------------------------------------------------------
+
+    def rollout(self, rollout_id: str) -> RolloutRow:
+        row = self.rollouts.get(rollout_id)
+        if row is None:
+            raise NotFound(f"no rollout {rollout_id!r}")
+        return row
+
+    def attempt(self, rollout_id: str, attempt_id: str) -> AttemptRow:
+        attempts = self.rollout(rollout_id).attempts
+        if attempt_id == LATEST and attempts:
+            return attempts[-1]
+        for attempt in reversed(attempts):
+            if attempt.attempt_id == attempt_id:
+                return attempt
+        raise NotFound(f"rollout {rollout_id} has no attempt {attempt_id!r}")
+
+    # -- the changes themselves ----------------------------------------------------------------------
+
+    def _turn(self, row: RolloutRow, status: RolloutStatus) -> None:
+        check_rollout_change(row.rollout_id, row.status, status)
+        del self.by_status[row.status][row.rollout_id]
+        row.status = status
+        self.by_status[status][row.rollout_id] = row
+
+    def _run(self, attempt: AttemptRow) -> None:
+        if attempt.status is AttemptStatus.PREPARING:
+            attempt.status = AttemptStatus.RUNNING
+            self._turn(attempt.rollout, RolloutStatus.RUNNING)
+
+    def _heard(self, attempt: AttemptRow, worker_id: str | None, now: float) -> None:
+        attempt.last_heartbeat_time = now
+        attempt.lease_expires = lease_end(attempt.rollout.config, attempt.start_time, now)
+        self._lease(attempt)
+        worker = self.roster.heard(worker_id if attempt.worker_id is None else attempt.worker_id, now)
+        if worker is not None and attempt.worker_id is None:
+            self.roster.hold(worker, attempt, now)
+
+    def _lease(self, attempt: AttemptRow) -> None:
+        if attempt.lease_expires is None:
+            self.leases.discard(attempt)
+        else:
+            self.leases.set(attempt, (attempt.lease_expires, attempt.number))
+
+    def _end(
+        self,
+        attempt: AttemptRow,
+        status: AttemptStatus,
+        reason: str | None,
+        now: float,
+        *,
+        becomes: RolloutStatus | None = None,
+        taken: bool = False,
+        trajectory: bytes | None = None,
+    ) -> None:
+        """`becomes`: decided by a caller instead of the retry rules. `taken`: its worker does not know yet."""
+        row = attempt.rollout
+        if status is AttemptStatus.CANCELLED:
+            row.tries -= 1
+        attempt.status, attempt.reason, attempt.end_time = status, reason, now
+        row.current = None
+        self.leases.discard(attempt)
+        if attempt.claim_id is not None:
+            held = self.claims[attempt.claim_id]
+            held.remove(attempt)
+            if not held:
+                del self.claims[attempt.claim_id]
+        self.roster.release(attempt, now, taken=taken)
+        self._event(EventKind.ENDED, attempt, now, status)
+        after = becomes or rollout_after(status, row.config, row.tries)
+        if after is RolloutStatus.REQUEUING:
+            self._turn(row, after)
+            self.ready.set(row, (-row.priority, row.place))
+        else:
+            row.trajectory = trajectory
+            self._finish(row, attempt, after, reason, now)
+
+    def _finish(
+        self,
+        row: RolloutRow,
+        attempt: AttemptRow | None,
+        status: RolloutStatus,
+        reason: str | None,
+        now: float,
+    ) -> None:
+        self._turn(row, status)
+        row.end_time = now
+        row.journal = []
+        attempt_id = attempt.attempt_id if attempt is not None else None
+        row.cursor = self.log.add(row, attempt_id, reason)
+        self.finished = True
+        for countdown in row.watchers:
+            countdown.count()
+        row.watchers.clear()
+        self.events.add(now, EventKind.FINISHED, row.rollout_id, attempt_id, status=status)
+
+    def _event(
+        self, kind: EventKind, attempt: AttemptRow, now: float, status: AttemptStatus | None = None
+    ) -> None:
+        self.events.add(
+            now,
+            kind,
+            attempt.rollout.rollout_id,
+            attempt.attempt_id,
+            attempt.worker_id,
+            status,
+            attempt.lease_expires,
+        )

@@ -1,0 +1,123 @@
+"""The rules of the store, as plain functions: which status may follow which, and when a lease is over.
+
+Every backend asks here before it changes a status, so all of them decide alike:
+- A final status never changes, neither a rollout's nor an attempt's.
+- An attempt's end decides what becomes of its rollout, by the rollout's retry rules alone.
+- A lease ends at the earlier of two times: the last heartbeat plus `unresponsive_seconds`, the start plus
+  `timeout_seconds`. At that very moment it is over.
+"""
+
+from collections.abc import Mapping
+
+from rollwright.store.contract import ImpossibleChange
+from rollwright.store.records import AttemptStatus, RolloutConfig, RolloutStatus, WorkerStatus
+
+_R = RolloutStatus
+_A = AttemptStatus
+
+ROLLOUT_CHANGES: Mapping[RolloutStatus, frozenset[RolloutStatus]] = {
+    _R.QUEUING: frozenset({_R.PREPARING, _R.FAILED, _R.CANCELLED}),
+    _R.PREPARING: frozenset({_R.RUNNING, _R.REQUEUING, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED}),
+    _R.RUNNING: frozenset({_R.REQUEUING, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED}),
+    _R.REQUEUING: frozenset({_R.PREPARING, _R.FAILED, _R.CANCELLED}),
+    _R.SUCCEEDED: frozenset(),
+    _R.FAILED: frozenset(),
+    _R.CANCELLED: frozenset(),
+}
+
+ATTEMPT_CHANGES: Mapping[AttemptStatus, frozenset[AttemptStatus]] = {
+    _A.PREPARING: frozenset(set(_A) - {_A.PREPARING}),
+    _A.RUNNING: frozenset(set(_A) - {_A.PREPARING, _A.RUNNING}),
+    _A.SUCCEEDED: frozenset(),
+    _A.FAILED: frozenset(),
+    _A.TIMEOUT: frozenset(),
+    _A.UNRESPONSIVE: frozenset(),
+    _A.CANCELLED: frozenset(),
+}
+
+FINAL_ROLLOUT = frozenset(status for status, after in ROLLOUT_CHANGES.items() if not after)
+FINAL_ATTEMPT = frozenset(status for status, after in ATTEMPT_CHANGES.items() if not after)
+WAITING = frozenset({_R.QUEUING, _R.REQUEUING})
+"""The backlog: rollouts that a worker can claim."""
+HELD = frozenset({_R.PREPARING, _R.RUNNING})
+"""Rollouts that have a current attempt."""
+
+CHANGES_BY_CALLER = frozenset({_R.REQUEUING, _R.FAILED, _R.CANCELLED})
+"""What `update_rollout` may ask for. The other changes belong to the attempt that holds the rollout."""
+
+WORKER_SILENCE_SECONDS = 60.0
+"""A worker not heard of for so long is `unknown`; the default lease, so both give up together."""
+
+
+def check_rollout_change(rollout_id: str, old: RolloutStatus, new: RolloutStatus) -> None:
+    if new not in ROLLOUT_CHANGES[old]:
+        raise ImpossibleChange(
+            f"rollout {rollout_id} is {old} and cannot become {new}{_accepted(ROLLOUT_CHANGES[old])}"
+        )
+
+
+def check_caller_change(rollout_id: str, old: RolloutStatus, new: RolloutStatus) -> None:
+    """Whether `update_rollout` may make this change."""
+    possible = ROLLOUT_CHANGES[old] & CHANGES_BY_CALLER
+    if new not in possible:
+        raise ImpossibleChange(
+            f"rollout {rollout_id} is {old} and cannot be set to {new}{_accepted(possible)}"
+        )
+
+
+def unchanged(old: RolloutStatus, new: RolloutStatus) -> bool:
+    """Whether a caller that asks for `new` has it already; to wait once more is to wait."""
+    return old is new or (old in WAITING and new is _R.REQUEUING)
+
+
+def check_attempt_change(attempt_id: str, old: AttemptStatus, new: AttemptStatus) -> None:
+    if new not in ATTEMPT_CHANGES[old]:
+        raise ImpossibleChange(
+            f"attempt {attempt_id} is {old} and cannot become {new}{_accepted(ATTEMPT_CHANGES[old])}"
+        )
+
+
+def _accepted(statuses: frozenset[RolloutStatus] | frozenset[AttemptStatus]) -> str:
+    return f"; it can become {', '.join(sorted(statuses))}" if statuses else "; that status is final"
+
+
+def rollout_after(ended: AttemptStatus, config: RolloutConfig, tries: int) -> RolloutStatus:
+    """What becomes of a rollout when its attempt ends; `tries` counts the attempts so far, with this one.
+
+    An attempt that was given back is no try: the rollout waits again whatever its rules say.
+    """
+    if ended is _A.SUCCEEDED:
+        return _R.SUCCEEDED
+    if ended is _A.CANCELLED:
+        return _R.REQUEUING
+    if ended in config.retry_condition and tries < config.max_attempts:
+        return _R.REQUEUING
+    return _R.FAILED
+
+
+def lease_end(config: RolloutConfig, start_time: float, heartbeat_time: float) -> float | None:
+    """When an attempt loses its rollout unless it is heard of again; `None`: never."""
+    ends = []
+    if config.timeout_seconds is not None:
+        ends.append(start_time + config.timeout_seconds)
+    if config.unresponsive_seconds is not None:
+        ends.append(heartbeat_time + config.unresponsive_seconds)
+    return min(ends, default=None)
+
+
+def lapsed(lease_expires: float | None, now: float) -> bool:
+    return lease_expires is not None and lease_expires <= now
+
+
+def lapsed_as(config: RolloutConfig, start_time: float, lease_expires: float) -> tuple[AttemptStatus, str]:
+    """How an attempt whose lease is over has ended, and why in words."""
+    limit = config.timeout_seconds
+    if limit is not None and start_time + limit <= lease_expires:
+        return _A.TIMEOUT, f"took longer than timeout_seconds={limit:g}"
+    return _A.UNRESPONSIVE, "its lease ran out: no heartbeat for unresponsive_seconds"
+
+
+def worker_status(held: int, last_heard: float | None, now: float) -> WorkerStatus:
+    if last_heard is None or last_heard + WORKER_SILENCE_SECONDS <= now:
+        return WorkerStatus.UNKNOWN
+    return WorkerStatus.BUSY if held else WorkerStatus.IDLE

@@ -1,0 +1,90 @@
+"""Waiting without polling: one signal wakes every coroutine that waits for it.
+
+A woken coroutine looks again whether what it waits for has happened; a signal carries no data and is never
+stored, so look first and wait then, without an await in between.
+"""
+
+import asyncio
+import time
+
+
+class Signal:
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def __bool__(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._waiting)
+
+    def notify(self) -> None:
+        for future in self._waiting:
+            resolve(future)
+        self._waiting.clear()
+
+    async def wait(self, timeout: float | None) -> None:
+        """Until the next `notify`, or until the time is up."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            await wait_until(future, timeout)
+        finally:
+            self._waiting.discard(future)
+
+
+class Countdown:
+    """Resolves its future when it has been counted down to zero."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def count(self) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            resolve(self.future)
+
+
+class LoopClock:
+    """The wall clock at first use, moved on by the running event loop's own clock.
+
+    So it never jumps with the system's time, and a loop with simulated time carries it along.
+    """
+
+    def __init__(self) -> None:
+        self._offset: float | None = None
+
+    def __call__(self) -> float:
+        now = asyncio.get_running_loop().time()
+        if self._offset is None:
+            self._offset = time.time() - now
+        return self._offset + now
+
+
+class Deadline:
+    """A point in the loop's time; `None` seconds: never."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = None if seconds is None else asyncio.get_running_loop().time() + seconds
+
+    def left(self) -> float | None:
+        if self._end is None:
+            return None
+        return max(0.0, self._end - asyncio.get_running_loop().time())
+
+
+async def wait_until(future: "asyncio.Future[None]", timeout: float | None) -> None:
+    """Waits for the future, which is resolved when the time is up: unlike `wait_for`, a result that came at
+    the last moment is never thrown away."""
+    timer = None
+    if timeout is not None:
+        timer = asyncio.get_running_loop().call_later(timeout, resolve, future)
+    try:
+        await future
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,52 @@
+"""A draw depends on its key alone, in any process."""
+
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollwright import draws
+
+keys = st.lists(st.integers() | st.text(), min_size=1).map(tuple)
+
+
+@given(keys)
+def test_the_same_key_gives_the_same_draws(key: tuple[str | int, ...]) -> None:
+    assert draws.digest(*key) == draws.digest(*key)
+    assert 0 <= draws.uniform(*key) < 1
+    assert 0 <= draws.seed(*key) < 2**31
+    assert draws.generator(*key).random() == draws.generator(*key).random()
+
+
+def test_parts_are_told_apart_by_type_and_by_place() -> None:
+    assert (
+        len(
+            {
+                draws.digest(1, 2),
+                draws.digest(2, 1),
+                draws.digest("1", 2),
+                draws.digest(12),
+                draws.digest("1", "2"),
+            }
+        )
+        == 5
+    )
+
+
+def test_another_process_with_another_hash_seed_draws_the_same() -> None:
+    code = "from rollwright import draws; print(draws.digest(42, 'level', 'train', 7))"
+    command = [sys.executable, "-c", code]
+    answers = {
+        subprocess.run(
+            command, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert answers == {f"{draws.digest(42, 'level', 'train', 7)}\n"}
+
+
+def test_draws_are_spread_evenly() -> None:
+    numbers = [draws.uniform("even", place) for place in range(4000)]
+    tenths = [sum(1 for each in numbers if place <= 10 * each < place + 1) for place in range(10)]
+    assert all(300 < count < 500 for count in tenths)
