@@ -24,13 +24,13 @@ from typing import Annotated
 
 import aiohttp
 import typer
-from overhead_episode import TURNS, Cell, Order, allow_open_files
-from overhead_report import Figures, Roles, judge, summarize, table, write
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from venvs import peer_python
 
+from overhead_episode import TURNS, Cell, Order, allow_open_files
+from overhead_report import Figures, Roles, judge, summarize, table, write
 from rollwright.policies.server_process import RunningServer, simulated_server
+from venvs import peer_python
 
 HERE = Path(__file__).resolve().parent
 

@@ -7,6 +7,7 @@ through aiohttp can spend less.
 import aiohttp
 import msgspec
 import uvloop
+
 from overhead_episode import (
     MODEL,
     OBSERVATION,

@@ -8,6 +8,7 @@ a batch. The warm-up is a batch too.
 from importlib.metadata import version
 
 import uvloop
+
 from overhead_episode import (
     MODEL,
     OBSERVATION,
@@ -20,7 +21,6 @@ from overhead_episode import (
     allow_open_files,
     report,
 )
-
 from rollwright.config import RunConfig
 from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.envs.registry import EnvSpec, register

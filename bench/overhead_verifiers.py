@@ -7,11 +7,12 @@ harness that plays in this process, one reward that looks at nothing, and nothin
 from importlib.metadata import version
 
 import aiohttp
-import overhead_verifiers_plugin as plugin
 import uvloop
-from overhead_episode import MODEL, TURNS, Cell, Order, allow_open_files, measure, report
 from verifiers.v1.clients import EvalClientConfig, ModelContext
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+import overhead_verifiers_plugin as plugin
+from overhead_episode import MODEL, TURNS, Cell, Order, allow_open_files, measure, report
 
 
 async def run(order: Order) -> Cell:

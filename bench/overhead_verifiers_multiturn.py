@@ -10,6 +10,9 @@ from typing import Any
 import uvloop
 import verifiers as vf
 from datasets import Dataset
+from verifiers.clients import resolve_client
+from verifiers.types import ClientConfig
+
 from overhead_episode import (
     MODEL,
     OBSERVATION,
@@ -22,8 +25,6 @@ from overhead_episode import (
     measure,
     report,
 )
-from verifiers.clients import resolve_client
-from verifiers.types import ClientConfig
 
 
 class LakeEnv(vf.MultiTurnEnv):

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import aiohttp
 import verifiers.v1 as vf
-from overhead_episode import OBSERVATION, OPENING, SYSTEM, TURNS
 from verifiers.v1.runtimes import ProgramResult
+
+from overhead_episode import OBSERVATION, OPENING, SYSTEM, TURNS
 
 __all__ = ["InProcessHarness", "LakeTaskset"]
 

@@ -103,7 +103,7 @@ async def _collect(running: LocalRun, folder: RunFolder, statistics: RunStatisti
 
 async def _summary(run: LocalRun, statistics: RunStatistics, seconds: float) -> dict[str, Any]:
     baselines = {
-        tag: await baseline(tag, mode, run.config.seed, run.settings) for mode, tag in list(statistics.tags)
+        (mode, tag): await baseline(tag, mode, run.config.seed, run.settings) for mode, tag in list(statistics.tags)
     }
     places: dict[str, int] = {}
     reasons: dict[str, int] = {}

@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:
     """Results by mode and tag, with chance and perfect play beside them."""
-    table = Table(title=f"results of {summary['name']}", title_justify="left")
+    table = Table(title=f"results of {summary['name']}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("mode", "environment"):
-        table.add_column(name)
-    for name in ("episodes", "success", "random", "oracle", "reward", "penalty", "turns", "tokens"):
-        table.add_column(name, justify="right")
+        table.add_column(name, no_wrap=True)
+    for name in ("played", "solved", "random", "oracle", "reward", "penalty", "turns", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in summary["results"]:
         table.add_row(
             row["mode"],
@@ -21,8 +22,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
             percent(row["success"]),
             percent(row["random_success"]),
             percent(row["oracle_success"]),
-            f"{row['reward']:.3f}",
-            f"{row['penalty']:.3f}",
+            f"{row['reward']:.2f}",
+            f"{row['penalty']:.2f}",
             f"{row['turns']:.1f}",
             f"{row['tokens']:.0f}",
         )

@@ -1,0 +1,1 @@
+"""Environments, found by tag: see `rollwright.envs.registry`."""

@@ -61,11 +61,11 @@ class RunStatistics:
         for trajectory in trajectories:
             self.tags[mode, trajectory.tag].add(trajectory)
 
-    def rows(self, baselines: Mapping[str, Baseline]) -> list[dict[str, Any]]:
+    def rows(self, baselines: Mapping[tuple[str, str], Baseline]) -> list[dict[str, Any]]:
         """One row for each mode and tag, with chance and perfect play beside it."""
         rows = []
         for (mode, tag), statistics in self.tags.items():
-            beside = baselines.get(tag)
+            beside = baselines.get((mode, tag))
             rows.append(
                 {
                     "mode": mode,

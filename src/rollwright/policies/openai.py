@@ -107,6 +107,11 @@ class OpenAIPolicy:
     def renderer(self) -> Renderer | None:
         return self._api.renderer
 
+    @property
+    def pressure(self) -> int:
+        counted = self.counters.retries + self.counters.failures
+        return counted[Cause.RATE_LIMITED] + counted[Cause.TIMEOUT]
+
     def set_version(self, version: int) -> None:
         """To be called when the engine has new weights."""
         self.version = version

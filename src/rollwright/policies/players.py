@@ -42,6 +42,7 @@ class SkilledPlayer:
     renderer: ClassVar[BytesRenderer] = BytesRenderer()
     version: ClassVar[int] = 0
     """A player does not learn."""
+    pressure: ClassVar[int] = 0
     name: ClassVar[str] = "skilled player"
 
     def __post_init__(self) -> None:

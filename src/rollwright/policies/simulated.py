@@ -124,6 +124,10 @@ class SimulatedEngine:
     def version(self) -> int:
         return self._versions[-1].version
 
+    @property
+    def pressure(self) -> int:
+        return self._refused
+
     def set_version(self, version: int) -> None:
         """From now on tokens are this version's, also in calls that are being served."""
         self._versions.append(VersionChange(asyncio.get_running_loop().time(), version))

@@ -95,9 +95,8 @@ class EnvManager:
         except AttemptRefused:
             activity.refused += 1
         except asyncio.CancelledError:
-            if not self._withdrawn or self._task is None:
-                raise
-            self._task.uncancel()
+            if not self._withdrawn or self._task is None or self._task.uncancel() > 0:
+                raise  # not, or not only, because the attempt was withdrawn
             activity.withdrawn += 1
             await self._discard_env()
         finally:

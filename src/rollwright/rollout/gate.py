@@ -28,13 +28,12 @@ class Gate:
             return
         ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(ticket)
+        self._let_in()  # those before it may all have been cancelled
         try:
             await ticket
         except asyncio.CancelledError:
             if ticket.done() and not ticket.cancelled():  # let in and cancelled in the same moment
                 self._leave()
-            else:
-                self._waiting.remove(ticket)
             raise
 
     async def __aexit__(
@@ -49,6 +48,6 @@ class Gate:
     def _let_in(self) -> None:
         while self._waiting and self._inside < self._limit:
             ticket = self._waiting.popleft()
-            if not ticket.done():
+            if not ticket.done():  # a cancelled one is dropped here, where it costs nothing
                 self._inside += 1
                 ticket.set_result(None)

@@ -150,11 +150,11 @@ class RolloutScheduler:
             try:
                 while True:
                     version = self._version()
+                    self._news.clear()
                     if (groups := self._book.take(batch_size, version)) is not None:
                         break
                     self._check_progress()
                     await self._open_groups()
-                    self._news.clear()
                     await self._news.wait()
             finally:
                 self._wanted = 0

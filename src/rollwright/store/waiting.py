@@ -6,6 +6,7 @@ stored, so look first and wait then, without an await in between.
 
 import asyncio
 import time
+from collections.abc import Callable
 
 
 class Signal:
@@ -51,13 +52,14 @@ class LoopClock:
     """
 
     def __init__(self) -> None:
-        self._offset: float | None = None
+        self._time: Callable[[], float] | None = None
+        self._offset = 0.0
 
     def __call__(self) -> float:
-        now = asyncio.get_running_loop().time()
-        if self._offset is None:
-            self._offset = time.time() - now
-        return self._offset + now
+        if self._time is None:
+            self._time = asyncio.get_running_loop().time
+            self._offset = time.time() - self._time()
+        return self._offset + self._time()
 
 
 class Deadline:

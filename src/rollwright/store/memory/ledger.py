@@ -143,6 +143,11 @@ class Ledger:
         self._event(EventKind.CLAIMED, attempt, now)
         return attempt
 
+    def give_back(self, attempts: Iterable[AttemptRow], reason: str, now: float) -> None:
+        for attempt in attempts:
+            if attempt.rollout.current is attempt:
+                self._end(attempt, AttemptStatus.CANCELLED, reason, now)
+
     # -- reports -------------------------------------------------------------------------------------
 
     def report(

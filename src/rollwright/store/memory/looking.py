@@ -37,7 +37,7 @@ class LookingStore(Store):
         if self._closed:
             raise StoreError("the store is closed")
         now = self._clock()
-        if self._ledger.expire(now):
+        if self._ledger.leases.bound <= now and self._ledger.expire(now):
             self._settle()
         return now
 

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from rollwright.store.checks import (
@@ -63,8 +64,8 @@ class MemoryStore(LookingStore):
         self._countdowns: set[Countdown] = set()
         self._stops: dict[str, Signal] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        """When the timer fires, by the store's clock."""
+        self._timer_at = inf
+        """When the timer fires, by the store's clock; never later than the first end of a lease."""
 
     # -- asking for episodes ------------------------------------------------------------------------
 
@@ -143,13 +144,8 @@ class MemoryStore(LookingStore):
             await wait_until(claimant.future, timeout)
         except asyncio.CancelledError:
             # Nobody will read what was handed over in the same moment: back into the queue with it.
-            for attempt in claimant.attempts:
-                await self.update_attempt(
-                    attempt.rollout.rollout_id,
-                    attempt.attempt_id,
-                    status=AttemptStatus.CANCELLED,
-                    reason="its worker stopped asking",
-                )
+            self._ledger.give_back(claimant.attempts, "its worker stopped asking", self._clock())
+            self._settle()
             raise
         finally:
             if not claimant.attempts and claimant in self._claimants:
@@ -292,10 +288,10 @@ class MemoryStore(LookingStore):
 
     async def close(self) -> None:
         self._closed = True
+        self._claimants, claimants = deque(), self._claimants
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        for claimant in self._claimants:
+        for claimant in claimants:
             resolve(claimant.future)
         for countdown in self._countdowns:
             resolve(countdown.future)
@@ -321,19 +317,20 @@ class MemoryStore(LookingStore):
                 if worker_id in self._stops:
                     self._stops[worker_id].notify()
             ledger.roster.told.clear()
-        first = ledger.leases.first()
-        if first is not None and (self._timer is None or first[0][0] < self._timer_at):
-            self._set_timer(first[0][0])
+        if ledger.leases.bound < self._timer_at and not self._closed:
+            self._set_timer()
 
-    def _set_timer(self, expiry: float) -> None:
+    def _set_timer(self) -> None:
+        first = self._ledger.leases.first()
+        if first is None:
+            return
         if self._timer is not None:
             self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        delay = max(0.0, expiry - self._clock()) + _TIMER_SLACK
-        self._timer = loop.call_later(delay, self._on_timer)
-        self._timer_at = expiry
+        self._timer_at = first[0][0]
+        delay = max(0.0, self._timer_at - self._clock()) + _TIMER_SLACK
+        self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
-        self._timer = None
+        self._timer_at = inf
         self._ledger.expire(self._clock())
         self._settle()

@@ -1,0 +1,93 @@
+"""Plain data: what the scoring process is asked and what it answers, in frames of length and msgpack."""
+
+import struct
+from enum import StrEnum
+from typing import IO, Any
+
+import msgspec
+
+LENGTH = struct.Struct(">I")
+"""What stands before each frame: its length in bytes."""
+
+
+class Ask(StrEnum):
+    """What is wanted."""
+
+    CHECK = "check"
+    """Do the dataset and its options exist? Answered with an empty `Entry`."""
+    ENTRY = "entry"
+    """The question of a seed."""
+    SCORE = "score"
+    """What an answer is worth."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    id: int
+    ask: Ask
+    dataset: str
+    options: dict[str, Any]
+    seed: int = 0
+    answer: str = ""
+    seconds: float = 0.0
+    """For scoring the answer, once the question stands."""
+    memory: int = 0
+    """Bytes that scoring may take beyond what the process starts with."""
+
+
+class Entry(msgspec.Struct, frozen=True, tag="entry"):
+    """One question."""
+
+    question: str = ""
+    answer: str | None = None
+    """One that the scorer gives full marks; `None`: the dataset has none."""
+
+
+class Score(msgspec.Struct, frozen=True, tag="score"):
+    """What an answer is worth."""
+
+    value: float
+    """From 0 to 1."""
+    killed: bool = False
+    """Scoring the answer took too much time or memory, or crashed; worth 0."""
+    failed: bool = False
+    """The scorer raised on the answer; worth 0."""
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """Why there is no question."""
+
+    message: str
+    is_config: bool
+    """Whether the dataset's name or options are wrong; otherwise making the question failed."""
+
+
+Result = Entry | Score | Refusal
+
+
+class Reply(msgspec.Struct, frozen=True):
+    id: int
+    result: Result
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first frame: the process is ready, or why it is not."""
+
+    error: str | None = None
+    is_sealed: bool = False
+    """Whether a trial showed that an answer's code can neither make a file nor start a process."""
+
+
+def write_frame(to: IO[bytes], message: msgspec.Struct) -> None:
+    body = msgspec.msgpack.encode(message)
+    to.write(LENGTH.pack(len(body)) + body)
+    to.flush()
+
+
+def read_frame(source: IO[bytes]) -> bytes | None:
+    """`None` at the end of the stream."""
+    head = source.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    body = source.read(length)
+    return body if len(body) == length else None
