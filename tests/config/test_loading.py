@@ -60,6 +60,12 @@ def test_dotted_overrides_win_over_the_file_and_later_ones_over_earlier(tmp_path
     assert config.policy.model_dump()["slots"] == 3
 
 
+def test_an_override_with_another_kind_starts_that_block_anew() -> None:
+    content = {**GOOD, "policy": {"kind": "simulated", "slots": 7}}
+    assert build(content, ["policy.kind=oracle"]).policy.kind == "oracle"
+    assert build(content, ["policy.kind=simulated"]).policy.model_dump()["slots"] == 7
+
+
 def test_an_unset_partition_splits_evenly_and_loses_no_group_B7() -> None:
     for groups in range(3, 40):
         config = build({"train_env_manager": {"num_env_groups": groups, "tags": ["A", "B", "C"]}})

@@ -58,7 +58,9 @@ def test_skill_is_the_share_of_best_actions_beyond_chance(skill: float) -> None:
 
 
 @given(st.floats(0, 1), st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=6), st.integers())
-def test_an_answers_probability_is_exactly_how_likely_it_was(skill: float, listed: list[str], key: int) -> None:
+def test_an_answers_probability_is_exactly_how_likely_it_was(
+    skill: float, listed: list[str], key: int
+) -> None:
     board = Board(tuple(listed), "Down")
     choice = SkilledPlayer(skill).choose(prompt(key, board=board), Sampling())
     of_random = sum(board.answer(action) == choice.text for action in listed) / len(listed)

@@ -258,7 +258,8 @@ def test_version_runs_cover_every_token_in_order(times: list[float], tokens: int
     for place, stamp in enumerate(stamps):
         done = (place + 1) / speed
         before, after = (
-            max(change.version for change in changes if change.time < done + margin) for margin in (-1e-6, 1e-6)
+            max(change.version for change in changes if change.time < done + margin)
+            for margin in (-1e-6, 1e-6)
         )
         assert before <= stamp <= after
 

@@ -38,9 +38,8 @@ def test_noise_does_not_make_it_drift_away(seed: int) -> None:
 def test_it_grows_when_the_engine_grows() -> None:
     finder = CapacityFinder(maximum=4096)
     for slots, least in ((64, 64), (512, 400)):
-        for _ in range(80):
-            finder.observe(served(finder.limit, slots))
-        assert finder.limit >= least
+        seen = [finder.observe(served(finder.limit, slots)) for _ in range(80)]
+        assert sorted(seen[40:])[20] >= least
 
 
 def test_it_backs_off_at_once_when_the_engine_refuses_load_and_never_to_nothing() -> None:

@@ -148,7 +148,11 @@ def test_everything_dispatched_is_accounted_for_at_every_moment(lab: Any, pause:
             while True:
                 ledger = scheduler.ledger
                 statistics = await store_of(scheduler).statistics()
-                assert ledger.opened == sum(ledger.counts.values()) == sum(statistics[each] for each in RolloutStatus)
+                assert (
+                    ledger.opened
+                    == sum(ledger.counts.values())
+                    == sum(statistics[each] for each in RolloutStatus)
+                )
                 assert min(ledger.counts.values()) >= 0
                 await asyncio.sleep(0.05)
 

@@ -1,8 +1,8 @@
 """`rollwright envs`: what can be played."""
 
-from rich.console import Console
 from rich.table import Table
 
+from rollwright.cli.console import console
 from rollwright.envs import registry
 
 
@@ -15,4 +15,4 @@ def envs() -> None:
     for tag in registry.tags():
         spec = registry.spec(tag)
         table.add_row(tag, spec.description, str(spec.max_steps))
-    Console().print(table)
+    console().print(table)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from rollwright.cli.console import console
 from rollwright.errors import RollwrightError
 from rollwright.run.folder import RunReader
 
@@ -27,4 +27,4 @@ def export(
     reader = RunReader(run)
     file = output or run / f"trajectories.{to}"
     rows = write_parquet(reader.trajectories(), file)
-    Console(soft_wrap=True).print(f"{rows:,} turns written to {file}", highlight=False)
+    console().print(f"{rows:,} turns written to {file}", highlight=False)

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 from rich.panel import Panel
 
+from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.envs import registry
 from rollwright.envs.base import Env
@@ -17,7 +18,7 @@ def play(
     seed: Annotated[int, typer.Option(help="The level.")] = 0,
 ) -> None:
     """Play TAG in the terminal. An action by its name or number; `?` asks the oracle; empty input ends."""
-    run_async(_play(registry.make(tag), Console(), seed))
+    run_async(_play(registry.make(tag), console(), seed))
 
 
 async def _play(env: Env, console: Console, seed: int) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.live import LiveView
 from rollwright.cli.tables import ledger_table, result_table
@@ -28,13 +29,13 @@ def run(
     live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
 ) -> None:
     """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly and keeps what is done."""
-    console = Console()
-    outcome = run_async(execute(load(config, overrides or []), runs, console, live=live))
+    screen = console()
+    outcome = run_async(execute(load(config, overrides or []), runs, screen, live=live))
     if outcome["interrupted"]:
         raise typer.Exit(130)
 
 
-async def execute(config: RunConfig, runs: Path, console: Console, *, live: bool = True) -> dict[str, Any]:
+async def execute(config: RunConfig, runs: Path, screen: Console, *, live: bool = True) -> dict[str, Any]:
     """Plays a whole run; returns its summary, which is also in the run folder."""
     prepared = LocalRun(config)
     folder = RunFolder.create(runs, config)
@@ -44,7 +45,7 @@ async def execute(config: RunConfig, runs: Path, console: Console, *, live: bool
     interrupted = False
     failure: Exception | None = None
     try:
-        async with prepared as running, LiveView(running, console, enabled=live):
+        async with prepared as running, LiveView(running, screen, enabled=live):
             await _collect(running, folder, statistics)
     except asyncio.CancelledError:
         interrupted = True
@@ -58,11 +59,11 @@ async def execute(config: RunConfig, runs: Path, console: Console, *, live: bool
         summary["interrupted"] = interrupted
         summary["error"] = str(failure) if failure is not None else None
         folder.finish(summary)
-    console.print(result_table(summary))
-    console.print(ledger_table(summary))
+    screen.print(result_table(summary))
+    screen.print(ledger_table(summary))
     if interrupted:
-        console.print("[yellow]interrupted:[/] what was finished is kept")
-    console.print(f"results: {folder.path}", soft_wrap=True, highlight=False)
+        screen.print("[yellow]interrupted:[/] what was finished is kept")
+    screen.print(f"results: {folder.path}", soft_wrap=True, highlight=False)
     return summary
 
 
@@ -103,7 +104,8 @@ async def _collect(running: LocalRun, folder: RunFolder, statistics: RunStatisti
 
 async def _summary(run: LocalRun, statistics: RunStatistics, seconds: float) -> dict[str, Any]:
     baselines = {
-        (mode, tag): await baseline(tag, mode, run.config.seed, run.settings) for mode, tag in list(statistics.tags)
+        (mode, tag): await baseline(tag, list(played.levels), run.config.seed, run.settings)
+        for (mode, tag), played in statistics.tags.items()
     }
     places: dict[str, int] = {}
     reasons: dict[str, int] = {}

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rollwright.cli.console import console
 from rollwright.cli.tables import ledger_table, result_table
 from rollwright.errors import RollwrightError
 from rollwright.run.folder import RunReader
@@ -28,13 +29,13 @@ def show(
 ) -> None:
     """Show RUN's results, or ROLLOUT's trajectory with the rewards of each turn."""
     reader = RunReader(run)
-    console = Console()
+    screen = console()
     if rollout is None:
-        _overview(reader, console)
+        _overview(reader, screen)
     else:
-        console.print(render(find(reader, rollout), prompts=prompts))
+        screen.print(render(find(reader, rollout), prompts=prompts))
     if reader.cut_off:
-        console.print("[yellow]the last record of the trajectory log is incomplete and was left out[/]")
+        screen.print("[yellow]the last record of the trajectory log is incomplete and was left out[/]")
 
 
 def find(reader: RunReader, wanted: str) -> Trajectory:

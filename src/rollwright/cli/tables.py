@@ -9,7 +9,9 @@ from rich.table import Table
 
 def result_table(summary: Mapping[str, Any]) -> Table:
     """Results by mode and tag, with chance and perfect play beside them."""
-    table = Table(title=f"results of {summary['name']}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title=f"results of {summary['name']}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
+    )
     for name in ("mode", "environment"):
         table.add_column(name, no_wrap=True)
     for name in ("played", "solved", "random", "oracle", "reward", "penalty", "turns", "tokens"):

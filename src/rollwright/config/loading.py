@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -47,7 +47,9 @@ def build(content: Mapping[str, Any], overrides: Sequence[str] = (), source: str
         if not found or not key:
             raise ConfigError(f"override `{override}`: expected key.path=value, for example seed=7")
     try:
-        merged = OmegaConf.merge(OmegaConf.create(dict(content)), OmegaConf.from_dotlist(list(overrides)))
+        below = OmegaConf.create(dict(content))
+        above = OmegaConf.from_dotlist(list(overrides))
+        merged = OmegaConf.merge(_without_other_kinds(below, above), above)
         plain = OmegaConf.to_container(merged, resolve=True)
     except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError) as error:
         raise ConfigError(f"{source}: {_one_line(str(error))}") from error
@@ -55,6 +57,17 @@ def build(content: Mapping[str, Any], overrides: Sequence[str] = (), source: str
         return RunConfig.model_validate(plain)
     except ValidationError as error:
         raise ConfigError("; ".join(f"{source}: {_explain(each)}" for each in error.errors())) from error
+
+
+def _without_other_kinds(below: DictConfig, above: DictConfig) -> DictConfig:
+    """What is overridden with another `kind` starts anew: the settings of the old kind do not fit it."""
+    for key, block in above.items():
+        if isinstance(block, DictConfig) and isinstance(below.get(key), DictConfig):
+            if "kind" in block and block.kind != below[key].get("kind"):
+                below[key] = {}
+            else:
+                _without_other_kinds(below[key], block)
+    return below
 
 
 def dump(config: RunConfig) -> str:

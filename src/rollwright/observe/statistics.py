@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollwright.rollout import Activity, Batch, Ledger
-from rollwright.run.baselines import Baseline
+from rollwright.run.baselines import EPISODES, Baseline
 from rollwright.trajectory import Trajectory
 
 
@@ -23,6 +23,8 @@ class TagStatistics:
     turns: int = 0
     tokens: int = 0
     stops: Counter[str] = field(default_factory=Counter)
+    levels: dict[int, None] = field(default_factory=dict)
+    """Seeds of the levels, in the order they were first seen; no more than a baseline needs."""
 
     def add(self, trajectory: Trajectory) -> None:
         self.episodes += 1
@@ -33,6 +35,8 @@ class TagStatistics:
         self.turns += len(trajectory.turns)
         self.tokens += trajectory.sampled_tokens
         self.stops[str(trajectory.stop)] += 1
+        if len(self.levels) < EPISODES:
+            self.levels[trajectory.seed] = None
 
     @property
     def success(self) -> float | None:

@@ -93,7 +93,7 @@ def retry_after_seconds(header: str | None, now: datetime | None = None) -> floa
         return float(header)
     try:
         date = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 START = 16
 """Where the search begins: about what a laptop's engine can do, and a few steps from a large one's."""
 
+CLIMB = 2.0
+"""Factor of a step of the first climb: doubling reaches any engine's capacity in a few windows."""
+
 STEP = 1.5
-"""Factor of one step. Smaller ones find the knee more exactly, and need more windows for it."""
+"""Factor of a later step. Smaller ones find the knee more exactly, and need more windows for it."""
 
 WORTHWHILE = 0.15
 """Share of a step that must come back as throughput, up, or may be lost, down. A queue in front of a full engine
@@ -30,7 +33,7 @@ PATIENCE = 6
 HELD_BACK = 0.9
 """Share of the limit that must be in flight, on average, for the limit to be what holds episodes back."""
 
-TURNS_FOR_A_WINDOW = 6
+TURNS_FOR_A_WINDOW = 4
 """Turns for each episode in flight that make a window worth judging, because lengths vary a lot."""
 
 
@@ -65,6 +68,7 @@ class CapacityFinder:
         """Full windows to wait before the next trial."""
         self._climb_next = True
         """Whether the next trial is a step up."""
+        self._factor = CLIMB
 
     def worth_judging(self, turns: int) -> bool:
         """Whether a window with so many turns says enough."""
@@ -95,8 +99,8 @@ class CapacityFinder:
             self._settle(self.limit)
 
     def _step(self, throughput: float, *, up: bool) -> None:
-        size = max(1, int(self.limit * (STEP - 1)))
-        after = min(self._maximum, self.limit + size) if up else max(1, int(self.limit / STEP))
+        size = max(1, int(self.limit * (self._factor - 1)))
+        after = min(self._maximum, self.limit + size) if up else max(1, int(self.limit / self._factor))
         if after == self.limit:
             self._settle(self.limit)
             return
@@ -109,4 +113,4 @@ class CapacityFinder:
             self._climb_next = False
         elif limit == 1:
             self._climb_next = True
-        self.limit, self._trial, self._rest = limit, None, PATIENCE
+        self.limit, self._trial, self._rest, self._factor = limit, None, PATIENCE, STEP

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 
+import rollwright.envs.registry as registry
 from rollwright.agents import ChatAgent, History, HistoryMode
 from rollwright.config import (
     CustomEnvConfig,
@@ -15,7 +16,6 @@ from rollwright.config import (
     RunConfig,
     SimulatedPolicyConfig,
 )
-from rollwright.envs import registry
 from rollwright.envs.base import Env, Prompts
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Policy, Sampling

@@ -1,15 +1,16 @@
 """What chance and perfect play reach on the same levels: the two figures beside every result."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollwright.agents import EpisodeFailure
 from rollwright.policies.base import Playable, Policy
 from rollwright.policies.players import OraclePlayer, RandomPlayer
-from rollwright.rollout.episode import Episode, level_seed, new_session, play
+from rollwright.rollout.episode import Episode, new_session, play
 from rollwright.run.assembly import SettingsTable, make_env
 
-LEVELS = 64
-"""Levels for each tag: a standard error of at most 6 points, for a fraction of a second."""
+EPISODES = 64
+"""Random episodes for each tag: a standard error of at most 6 points, for a fraction of a second."""
 
 
 @dataclass(frozen=True)
@@ -21,30 +22,24 @@ class Baseline:
     oracle: float | None
 
 
-async def baseline(
-    tag: str, mode: str, run_seed: int, table: SettingsTable, levels: int = LEVELS
-) -> Baseline:
-    """Plays levels of this run's own seed with the random player and the oracle."""
+async def baseline(tag: str, seeds: Sequence[int], run_seed: int, table: SettingsTable) -> Baseline:
+    """Plays these levels, at most `EPISODES` of them, with the oracle once and at random as often as fits."""
+    levels = list(seeds[:EPISODES])
+    often = levels * max(1, EPISODES // max(len(levels), 1))
     return Baseline(
-        levels=levels,
-        random=await _success(tag, mode, run_seed, table, RandomPlayer(), levels),
-        oracle=await _success(tag, mode, run_seed, table, OraclePlayer(), levels),
+        levels=len(levels),
+        random=await _success(tag, often, run_seed, table, RandomPlayer()),
+        oracle=await _success(tag, levels, run_seed, table, OraclePlayer()),
     )
 
 
 async def _success(
-    tag: str, mode: str, run_seed: int, table: SettingsTable, player: Policy, levels: int
+    tag: str, seeds: Sequence[int], run_seed: int, table: SettingsTable, player: Policy
 ) -> float | None:
     solved = 0
-    for index in range(levels):
+    for member, seed in enumerate(seeds):
         episode = Episode(
-            tag=tag,
-            seed=level_seed(run_seed, mode, index),
-            mode="train",
-            group_id=f"baseline-g{index}",
-            group=index,
-            member=0,
-            run_seed=run_seed,
+            tag=tag, seed=seed, mode="train", group_id="baseline", group=0, member=member, run_seed=run_seed
         )
         settings = table(episode)
         env = make_env(settings)
@@ -52,7 +47,7 @@ async def _success(
             if not isinstance(env, Playable):
                 return None
             session = new_session(
-                episode, player, settings, env, rollout_id=f"baseline-{index}", attempt_id="baseline"
+                episode, player, settings, env, rollout_id=f"baseline-m{member}", attempt_id="baseline"
             )
             trajectory = await play(session, env, settings, player)
         except EpisodeFailure:
@@ -62,4 +57,4 @@ async def _success(
         if trajectory.success is None:
             return None
         solved += trajectory.success
-    return solved / levels
+    return solved / len(seeds) if seeds else None

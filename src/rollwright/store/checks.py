@@ -165,6 +165,10 @@ def pack_mapping(value: Mapping[str, Any] | None, what: str) -> bytes:
     return pack(fields, what)
 
 
+EMPTY = pack_mapping(None, "")
+"""A mapping without keys, packed."""
+
+
 def unpack(data: bytes) -> Any:
     return msgspec.msgpack.decode(data)
 

@@ -6,7 +6,7 @@ plain data is kept packed, so no caller can reach into the store's state.
 
 from dataclasses import dataclass, field
 
-from rollwright.store.checks import pack_mapping, unpack
+from rollwright.store.checks import EMPTY, unpack
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
@@ -18,8 +18,6 @@ from rollwright.store.records import (
 )
 from rollwright.store.transitions import worker_status
 from rollwright.store.waiting import Countdown
-
-EMPTY = pack_mapping({}, "metadata")
 
 
 @dataclass(slots=True, eq=False)

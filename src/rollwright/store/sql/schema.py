@@ -1,0 +1,158 @@
+"""The tables of a SQL store, in both dialects. `migrations` makes them; a test holds the two together.
+
+`place`, a rollout's number in the order of arrival, joins the tables: small, and in the order in which rows are
+written and read. There are no foreign keys: every change goes through `operations`, which keeps the tables in
+step, and each key would cost an index lookup on the hot path. The partial indexes hold only what is waiting,
+held or untold, so that claims and the health check cost the same however many rollouts are finished.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    UniqueConstraint,
+    text,
+)
+
+metadata = MetaData()
+
+_NUMBER = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite numbers rows by itself only in a column whose type is exactly INTEGER."""
+
+WAITING = text("status IN ('queuing', 'requeuing')")
+HELD = text("end_time IS NULL")
+UNTOLD = text("taken = 1")
+"""Queries repeat these words exactly: only then does SQLite use the index."""
+
+
+def _where(condition: Any) -> dict[str, Any]:
+    return {"sqlite_where": condition, "postgresql_where": condition}
+
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("place", _NUMBER, primary_key=True, autoincrement=True),
+    Column("rollout_id", String, nullable=False, unique=True),
+    Column("status", String, nullable=False),
+    Column("start_time", Double, nullable=False),
+    Column("end_time", Double),
+    Column("mode", String),
+    Column("resources_id", String),
+    Column("config", LargeBinary, nullable=False),
+    Column("metadata", LargeBinary, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("input", LargeBinary, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index("rollouts_waiting", rollouts.c.priority.desc(), rollouts.c.place, **_where(WAITING))
+Index("rollouts_status", rollouts.c.status)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("place", _NUMBER, primary_key=True, autoincrement=False),
+    Column("sequence_id", Integer, primary_key=True, autoincrement=False),
+    Column("attempt_id", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("start_time", Double, nullable=False),
+    Column("end_time", Double),
+    Column("worker_id", String),
+    Column("claim_id", String),
+    Column("last_heartbeat_time", Double, nullable=False),
+    Column("lease_expires", Double),
+    Column("reason", String),
+    Column("metadata", LargeBinary, nullable=False),
+    Column("last_append_id", String),
+    Column("taken", SmallInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+Index("attempts_lease", attempts.c.lease_expires, **_where(HELD))
+Index("attempts_claim", attempts.c.claim_id, **_where(HELD))
+Index("attempts_worker", attempts.c.worker_id, **_where(HELD))
+Index("attempts_taken", attempts.c.worker_id, **_where(UNTOLD))
+
+trajectories = Table(
+    "trajectories",
+    metadata,
+    Column("place", _NUMBER, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+journal = Table(
+    "journal",
+    metadata,
+    Column("place", _NUMBER, primary_key=True, autoincrement=False),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+completions = Table(
+    "completions",
+    metadata,
+    Column("cursor", _NUMBER, primary_key=True, autoincrement=False),
+    Column("place", _NUMBER, nullable=False, unique=True),
+    Column("rollout_id", String, nullable=False),
+    Column("attempt_id", String),
+    Column("status", String, nullable=False),
+    Column("reason", String),
+    Column("end_time", Double, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("sequence", _NUMBER, primary_key=True, autoincrement=True),
+    Column("time", Double, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("rollout_id", String, nullable=False),
+    Column("attempt_id", String),
+    Column("worker_id", String),
+    Column("status", String),
+    Column("lease_expires", Double),
+    sqlite_autoincrement=True,
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("worker_id", String, primary_key=True),
+    Column("heartbeat_stats", LargeBinary, nullable=False),
+    Column("last_heartbeat_time", Double, nullable=False),
+    Column("last_dequeue_time", Double),
+    Column("last_busy_time", Double),
+    Column("last_idle_time", Double),
+)
+
+resources = Table(
+    "resources",
+    metadata,
+    Column("change", _NUMBER, primary_key=True, autoincrement=True),
+    Column("resources_id", String, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("create_time", Double, nullable=False),
+    Column("update_time", Double, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    UniqueConstraint("resources_id", "version"),
+    sqlite_autoincrement=True,
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+"""`completions`: the last cursor given out. Its row is locked until the end of the transaction that took a
+cursor, so cursors become visible in their order and a reader never passes one that comes later."""

@@ -1,0 +1,101 @@
+"""SQL written once with SQLAlchemy Core, compiled once for each dialect, and run on the bare driver.
+
+So a call on the hot path costs what the driver costs: no compiling, no result objects. A statement asks for
+the time with `NOW`, which is `store_now()`: on PostgreSQL a function of the schema, on SQLite one of the
+connection.
+
+An operation is a generator: it yields calls of statements and is sent the rows, and does no I/O itself. So the
+same operation runs in SQLite's writer thread and on PostgreSQL's asynchronous connection.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import ColumnElement, Double, Executable, bindparam, func
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.postgresql import asyncpg
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+
+
+class Dialect(StrEnum):
+    SQLITE = "sqlite"
+    POSTGRESQL = "postgresql"
+
+
+_DIALECTS = {Dialect.SQLITE: sqlite.dialect(paramstyle="qmark"), Dialect.POSTGRESQL: asyncpg.dialect()}
+
+NOW: ColumnElement[float] = func.store_now(type_=Double)
+
+
+class any_of(ColumnElement[bool]):  # noqa: N801 - reads like SQL
+    """Whether a column has one of the values of a list parameter, however many they are."""
+
+    inherit_cache = False
+
+    def __init__(self, column: ColumnElement[Any], name: str) -> None:
+        self.column = column
+        self.parameter: ColumnElement[Any] = bindparam(name)
+
+
+@compiles(any_of, Dialect.SQLITE)
+def _any_of_sqlite(element: any_of, compiler: SQLCompiler, **options: Any) -> str:
+    column = compiler.process(element.column, **options)
+    return f"{column} IN (SELECT value FROM json_each({compiler.process(element.parameter, **options)}))"
+
+
+@compiles(any_of, Dialect.POSTGRESQL)
+def _any_of_postgresql(element: any_of, compiler: SQLCompiler, **options: Any) -> str:
+    column = compiler.process(element.column, **options)
+    kind = compiler.dialect.type_compiler_instance.process(element.column.type)
+    return f"{column} = ANY(CAST({compiler.process(element.parameter, **options)} AS {kind}[]))"
+
+
+class Compiled(NamedTuple):
+    sql: str
+    order: tuple[str, ...]
+    """Names of the parameters, in the order of the placeholders."""
+    fixed: Mapping[str, Any]
+    """Values that are part of the statement."""
+
+    def arguments(self, values: Mapping[str, Any]) -> list[Any]:
+        fixed = self.fixed
+        return [values[name] if name in values else fixed[name] for name in self.order]
+
+
+Row = Sequence[Any]
+Result = TypeVar("Result")
+
+
+class Call(NamedTuple):
+    """One statement, to be run once for each set of values."""
+
+    statement: "Statement"
+    values: Sequence[Mapping[str, Any]]
+
+
+Operation = Generator[Call, list[Row], Result]
+
+
+class Statement:
+    """Used by operations as `rows = yield FIND(rollout_id="ro-1")`."""
+
+    def __init__(self, clause: Executable) -> None:
+        self._clause = clause
+        self._compiled: dict[Dialect, Compiled] = {}
+
+    def compiled(self, dialect: Dialect) -> Compiled:
+        found = self._compiled.get(dialect)
+        if found is None:
+            made = self._clause.compile(dialect=_DIALECTS[dialect])
+            assert isinstance(made, SQLCompiler)
+            found = Compiled(str(made), tuple(made.positiontup or ()), made.params)
+            self._compiled[dialect] = found
+        return found
+
+    def __call__(self, **values: Any) -> Call:
+        return Call(self, (values,))
+
+    def many(self, values: Sequence[Mapping[str, Any]]) -> Call:
+        return Call(self, values)
