@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from overhead_episode import TURNS, Cell
@@ -115,16 +116,19 @@ def _ratios(figures: Figured, above: str, below: str) -> dict[int, float]:
     }
 
 
-COLUMNS = ("at once", "arm", "rollouts", "per s", "ms/turn", "p50 s", "p99 s", "× limit", "× ours")
+_COLUMNS = ("at once", "arm", "rollouts", "per s", "ms/turn", "p50 s", "p99 s", "×limit", "×ours")
 
 
 def table(figures: Figured, roles: Roles) -> Table:
     libraries = ", ".join(dict.fromkeys(each.library for each in figures.values()))
     shown = Table(
         title=f"Overhead of a {TURNS}-turn rollout, one client process",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
         caption=f"ms/turn: CPU, user and system; rollouts: in each repeat × repeats; {libraries}",
     )
-    for column in COLUMNS:
+    for column in _COLUMNS:
         shown.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
     last = None
     for (arm, concurrent), each in sorted(figures.items(), key=lambda item: item[0][1]):

@@ -107,7 +107,7 @@ async def test_chance_solves_each_game_as_rarely_as_it_should() -> None:
     assert 0.01 < rates["LargerSokoban"] < 0.05
 
 
-async def _random_success(tag: str, episodes: int = 600) -> float:
+async def _random_success(tag: str, episodes: int = 400) -> float:
     env = registry.make(tag)
     solved = 0
     for seed in range(episodes):

@@ -126,6 +126,7 @@ async def test_passing_failures_are_retried_until_every_call_has_its_completion(
     assert told["outcomes"]["answer"] == 60
     assert told["outcomes"][fault] > 10
     assert policy.counters.retries == {cause: told["outcomes"][fault]}
+    assert policy.pressure == (told["outcomes"][fault] if cause is Cause.RATE_LIMITED else 0)
     assert not policy.counters.failures
 
 
@@ -135,7 +136,7 @@ async def test_requests_that_hang_are_given_up_and_retried() -> None:
             assert all("<answer>" in each.text for each in await generate_many(policy, 40))
         hung = (await stats(server))["outcomes"]["hang"]
     assert hung > 4
-    assert policy.counters.retries[Cause.TIMEOUT] >= hung
+    assert policy.pressure == policy.counters.retries[Cause.TIMEOUT] >= hung
 
 
 async def test_a_storm_of_everything_at_once_is_survived() -> None:
@@ -240,7 +241,7 @@ async def test_a_completion_without_its_fields_is_told_with_what_came_instead() 
 
 
 async def test_the_request_carries_key_model_and_extra_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_ENGINE_KEY", "s3cret")
+    monkeypatch.setenv("MY_ENGINE_KEY", "s3cret\n")
     script = Scripted((200, COMPLETION, {}))
     async with served(script) as url:
         async with opened(url, api_key_env="MY_ENGINE_KEY", extra_body={"min_p": 0.05}) as policy:
@@ -341,9 +342,11 @@ async def test_the_version_is_what_it_was_last_set_to() -> None:
         ({"api": "responses"}, "api: 'responses' is unknown; accepted: chat, completions"),
         ({"api_key_env": "NO_SUCH_VARIABLE"}, "the environment variable NO_SUCH_VARIABLE is not set"),
         ({"api_key_env": "HOME", "api_key": "k"}, "api_key and api_key_env: give one of them"),
+        ({"api_key": "two\nlines"}, "api_key: holds a character that no HTTP header can carry"),
         ({"request_timeout": 0}, "request_timeout: 0 is not a time"),
         ({"max_connections": 0}, "max_connections: 0 is too few"),
         ({"extra_body": {"stream": True}}, "extra_body.stream: cannot be set here"),
+        ({"extra_body": {"logit_bias": object()}}, "extra_body: not plain data"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:

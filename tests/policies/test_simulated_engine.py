@@ -218,7 +218,7 @@ def test_a_full_queue_refuses_more_and_says_when_to_come_back() -> None:
         assert refusal.value.retry_after == 7.0
         await asyncio.gather(*taken)
         await engine.generate(prompt(9), ROOMY)
-        assert (engine.usage().refused, engine.usage().completed) == (1, 6)
+        assert (engine.usage().refused, engine.usage().completed, engine.pressure) == (1, 6, 1)
 
     with_engine(body, slots=2, max_queue=3, retry_after=7.0)
 

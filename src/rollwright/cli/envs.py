@@ -15,4 +15,6 @@ def envs() -> None:
     for tag in registry.tags():
         spec = registry.spec(tag)
         table.add_row(tag, spec.description, str(spec.max_steps))
+    for prefix, meaning in registry.PREFIXES.items():
+        table.add_row(f"{prefix}:…", meaning, "")
     console().print(table)

@@ -84,8 +84,8 @@ def _make(env_id: str, max_steps: int | None, options: Mapping[str, Any]) -> Any
         _check_options(creator, options)
         modes = getattr(creator, "metadata", {}).get("render_modes", ())
         limit = max_steps or spec.max_episode_steps or DEFAULT_MAX_STEPS
-        mode = "ansi" if "ansi" in modes else None
-        return gymnasium.make(env_id, max_episode_steps=limit, render_mode=mode, **options)
+        mode = {"render_mode": "ansi"} if "ansi" in modes else {}
+        return gymnasium.make(env_id, max_episode_steps=limit, **mode, **options)
     except (gymnasium.error.Error, ImportError) as error:
         raise ConfigError(f"Gymnasium cannot make it: {_one_line(error)}") from error
     except (TypeError, ValueError, AssertionError, KeyError) as error:

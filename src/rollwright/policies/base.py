@@ -41,7 +41,7 @@ class Playable(Protocol):
         ...
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """One call's input."""
 
     episode: str
@@ -58,7 +58,7 @@ class Prompt(msgspec.Struct, frozen=True):
     """Which attempt at the rollout this is. A simulated *failure* depends on it; a sample does not."""
 
 
-class Generation(msgspec.Struct, frozen=True):
+class Generation(msgspec.Struct, frozen=True, gc=False):
     """What a policy made of a prompt."""
 
     text: str

@@ -1,6 +1,7 @@
-"""How long completions are: small frozen distributions, given by their quantiles.
+"""How long completions are, and the text that fills them up to their length.
 
-A quantile function turns one keyed draw in [0, 1) into a number, so a length depends on its key alone.
+Distributions are small frozen objects given by their quantile function, which turns one keyed draw in [0, 1)
+into a number: so a length depends on its key alone.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,12 @@ from statistics import NormalDist
 from typing import Protocol
 
 from rollwright.errors import ConfigError
+from rollwright.trajectory import TokenIds, token_ids
+
+_FILLER = "let me think about it. "
+"""Holds no tag and no action in any environment's format, so only the answer behind it is understood."""
+
+_FILLER_IDS = token_ids(list(_FILLER.encode()))
 
 _STANDARD = NormalDist()
 
@@ -73,6 +80,16 @@ def lognormal(mean: float, sigma: float, draw: float) -> float:
     """The quantile of the distribution itself, for lengths and for seconds."""
     center = log(mean) - sigma**2 / 2
     return exp(center + sigma * _STANDARD.inv_cdf(max(draw, _SMALLEST)))
+
+
+def filler_text(length: int) -> str:
+    """`length` characters, each one byte of UTF-8."""
+    return (_FILLER * (length // len(_FILLER) + 1))[:length]
+
+
+def filler_ids(length: int) -> TokenIds:
+    """The same in the ids of the `BytesRenderer`."""
+    return (_FILLER_IDS * (length // len(_FILLER_IDS) + 1))[:length]
 
 
 def _check_order(name: str, least: int, value: int) -> None:

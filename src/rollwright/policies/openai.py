@@ -135,7 +135,7 @@ class OpenAIPolicy:
         return made
 
     async def close(self) -> None:
-        """Closes this event loop's connections. A later call opens new ones."""
+        """Closes this event loop's connections, when no call is under way. A later call opens new ones."""
         link = self._links.pop(asyncio.get_running_loop(), None)
         if link is not None:
             await link.session.close()
@@ -150,11 +150,9 @@ class OpenAIPolicy:
             async with link.free, link.session.post(self._url, data=body, allow_redirects=False) as response:
                 raw = await response.read()
         except TimeoutError as error:
-            limit = (
-                CONNECT_SECONDS
-                if isinstance(error, aiohttp.ConnectionTimeoutError)
-                else self._request_timeout
-            )
+            limit = self._request_timeout
+            if isinstance(error, aiohttp.ConnectionTimeoutError):
+                limit = min(limit, CONNECT_SECONDS)
             return _Fault(Cause.TIMEOUT, f"no answer within {limit:g} s")
         except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
             return _Fault(Cause.BROKEN_BODY, one_line(f"broken HTTP response: {error}"))
@@ -216,10 +214,11 @@ def _endpoint(base_url: str, path: str) -> URL:
 
 
 def _key(api_key: str | None, api_key_env: str | None) -> str | None:
-    if api_key_env is None:
-        return api_key
-    if api_key is not None:
+    if api_key is not None and api_key_env is not None:
         raise ConfigError("api_key and api_key_env: give one of them, not both")
-    if not (key := os.environ.get(api_key_env)):
+    key = api_key
+    if api_key_env is not None and not (key := os.environ.get(api_key_env, "").strip()):
         raise ConfigError(f"api_key_env: the environment variable {api_key_env} is not set")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ConfigError("api_key: holds a character that no HTTP header can carry")
     return key

@@ -202,3 +202,7 @@ def _check_extra(extra_body: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"extra_body.{name}: cannot be set here; accepted: any field but {', '.join(_OWN_FIELDS)}"
             )
+    try:
+        _encode(extra_body)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"extra_body: not plain data: {error}") from None

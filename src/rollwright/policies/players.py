@@ -7,19 +7,14 @@ the sum over the answer is exact. Stop strings are not applied: an answer is a w
 """
 
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from math import log
 from typing import ClassVar, NamedTuple
 
-from rollwright.draws import KeyPart, digest
 from rollwright.errors import ConfigError
 from rollwright.policies.base import EngineError, Generation, Prompt, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
+from rollwright.policies.luck import draw_key, luck
 from rollwright.trajectory import FinishReason, TokenIds, VersionRun, floats
-from rollwright.trajectory.tokens import pack
-
-_HALF_BITS = 32
-"""One 64-bit digest serves two draws: its upper half decides best or random, its lower half picks."""
 
 
 class Choice(NamedTuple):
@@ -56,11 +51,11 @@ class SkilledPlayer:
         actions = env.actions()
         best = env.best_action() if self.skill > 0 else None
         skill = self.skill if best is not None else 0.0
-        luck = digest(*draw_key(prompt, sampling), "player")
-        if best is not None and luck >> _HALF_BITS < skill * (1 << _HALF_BITS):
+        drawn = luck(*draw_key(prompt, sampling), "player")
+        if best is not None and drawn.share < skill:
             action = best
         else:
-            action = actions[luck % (1 << _HALF_BITS) % len(actions)] if actions else ""
+            action = actions[drawn.pick % len(actions)] if actions else ""
         text = env.answer(action)
         if sampling.temperature == 0:
             return Choice(text, 0.0)
@@ -101,15 +96,6 @@ class OraclePlayer(SkilledPlayer):
 
     skill: float = field(default=1.0, init=False)
     name: ClassVar[str] = "oracle player"
-
-
-def draw_key(prompt: Prompt, sampling: Sampling) -> tuple[KeyPart, ...]:
-    """What draws are keyed by: the call, or at temperature 0 only what the prompt says."""
-    if sampling.temperature > 0:
-        return prompt.key
-    if prompt.ids is not None:
-        return ("greedy", blake2b(pack(prompt.ids), digest_size=16).hexdigest())
-    return ("greedy", *(part for message in prompt.messages for part in (message.role, message.content)))
 
 
 def limited(text: str, ids: TokenIds, max_tokens: int) -> tuple[str, TokenIds, FinishReason]:

@@ -17,28 +17,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rollwright.draws import digest, generator, uniform
+from rollwright.draws import generator
 from rollwright.errors import ConfigError
 from rollwright.policies.base import EngineError, Generation, Prompt, RateLimited, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.policies.lengths import FixedLength, Lengths
-from rollwright.policies.players import SkilledPlayer, draw_key, limited
+from rollwright.policies.lengths import FixedLength, Lengths, filler_ids, filler_text
+from rollwright.policies.luck import draw_key, luck
+from rollwright.policies.players import SkilledPlayer, limited
 from rollwright.policies.slots import Slots
-from rollwright.trajectory import Floats, TokenIds, VersionRun, floats, token_ids
-
-_FILLER = "let me think about it. "
-"""Holds no tag and no action in any environment's format, so only the answer behind it is understood."""
-
-_FILLER_IDS = token_ids(list(_FILLER.encode()))
+from rollwright.trajectory import Floats, VersionRun, floats
 
 _TABLE_DRAWS = generator("simulated log-probabilities")
 
 _LOGPROBS = floats(-_TABLE_DRAWS.expovariate(2.0) for _ in range(4096))
 """Slices of one table serve as log-probabilities: a draw for each token would cost more than all the rest.
 The mean of -0.5 is that of a language model which is fairly sure of its words."""
-
-_HALF_BITS = 32
-"""One 64-bit digest serves two draws: its upper half is the length, its lower half the place in the table."""
 
 _ROUNDING = 1e-9
 """A token that is due at the very moment of a version change was made before it, whatever the rounding."""
@@ -197,9 +190,8 @@ class SimulatedEngine:
     ) -> Generation:
         answer = self._player.choose(prompt, sampling).text
         answer_ids = self.renderer.encode(answer)
-        luck = digest(*draw_key(prompt, sampling), "engine")
-        drawn = self._lengths.quantile((luck >> _HALF_BITS) / (1 << _HALF_BITS))
-        filler = max(0, drawn - len(answer_ids))
+        drawn = luck(*draw_key(prompt, sampling), "engine")
+        filler = max(0, self._lengths.quantile(drawn.share) - len(answer_ids))
         tokens = min(filler + len(answer_ids), sampling.max_tokens)
         prompt_tokens = len(prompt.ids) if prompt.ids is not None else 0
         prefill = prompt_tokens / self._prefill_speed if self._prefill_speed else 0.0
@@ -211,7 +203,7 @@ class SimulatedEngine:
         await asyncio.sleep(service)
 
         text, ids, finish = limited(
-            _filler_text(filler) + answer, _filler_ids(filler) + answer_ids, sampling.max_tokens
+            filler_text(filler) + answer, filler_ids(filler) + answer_ids, sampling.max_tokens
         )
         self._bound.add(prompt.episode, before, service)
         self._completed += 1
@@ -219,7 +211,7 @@ class SimulatedEngine:
         return Generation(
             text=text,
             sampled_ids=ids,
-            logprobs=_logprobs(luck, tokens),
+            logprobs=_logprobs(drawn.pick, tokens),
             versions=version_runs(self._versions[first:], start + prefill, self._speed, tokens),
             finish=finish,
             prompt_tokens=prompt_tokens,
@@ -227,12 +219,12 @@ class SimulatedEngine:
         )
 
     async def _meet_fate(self, prompt: Prompt, service: float, before: float) -> None:
-        luck = uniform(*prompt.key, "fault", prompt.attempt)
-        if luck >= self._hang_rate + self._failure_rate:
+        fate = luck(*prompt.key, "fault", prompt.attempt)
+        if fate.share >= self._hang_rate + self._failure_rate:
             return
-        if luck < self._hang_rate:
+        if fate.share < self._hang_rate:
             await asyncio.get_running_loop().create_future()
-        spent = service * (luck - self._hang_rate) / self._failure_rate
+        spent = service * (fate.share - self._hang_rate) / self._failure_rate
         await asyncio.sleep(spent)
         self._bound.add(prompt.episode, before, spent)
         raise EngineError(f"the simulated engine failed, as failure_rate={self._failure_rate} says")
@@ -289,16 +281,8 @@ def version_runs(
     return tuple(runs)
 
 
-def _filler_text(length: int) -> str:
-    return (_FILLER * (length // len(_FILLER) + 1))[:length]
-
-
-def _filler_ids(length: int) -> TokenIds:
-    return (_FILLER_IDS * (length // len(_FILLER_IDS) + 1))[:length]
-
-
-def _logprobs(luck: int, length: int) -> Floats:
-    start = luck % len(_LOGPROBS)
+def _logprobs(pick: int, length: int) -> Floats:
+    start = pick % len(_LOGPROBS)
     end = start + length
     return (_LOGPROBS * (end // len(_LOGPROBS) + 1))[start:end]
 

@@ -22,22 +22,18 @@ from typing import Annotated, Any, NamedTuple, cast
 import msgspec
 import typer
 
-from rollwright.draws import digest, uniform
+from rollwright.draws import uniform
 from rollwright.errors import ConfigError
 from rollwright.policies.http_requests import Refused, Request, RequestReader
-from rollwright.policies.lengths import lognormal
+from rollwright.policies.lengths import filler_text, lognormal
+from rollwright.policies.luck import luck
 from rollwright.policies.slots import Slots
-
-_FILLER = "let me think about it. "
 
 _READ_AHEAD = 256 * 1024
 """Bytes of pipelined requests that are kept while one is served; beyond it the client has to wait."""
 
 _BACKLOG = 4096
 """Connections that may wait to be accepted: a benchmark opens thousands at once."""
-
-_HALF_BITS = 32
-"""One 64-bit digest serves two draws: its upper half is the fault, its lower half the action."""
 
 _REASONS = {200: "OK", 429: "Too Many Requests", 500: "Internal Server Error"}
 
@@ -141,7 +137,7 @@ class SimulatedServer:
         self.outcomes: Counter[str] = Counter()
         self._requests = 0
         self._rates = [(fault, rate) for fault, rate in options.rates.items() if rate > 0]
-        filler = (_FILLER * (options.filler // len(_FILLER) + 1))[: options.filler]
+        filler = filler_text(options.filler)
         self._texts = [f"{filler}<answer>{action}</answer>" for action in options.actions]
 
     def count(self) -> int:
@@ -151,13 +147,12 @@ class SimulatedServer:
 
     def fate(self, number: int) -> tuple[Fault | None, str]:
         """What request `number` meets: a fault, or else this text."""
-        luck = digest(self.options.seed, number, "server")
-        share = (luck >> _HALF_BITS) / (1 << _HALF_BITS)
+        share, pick = luck(self.options.seed, number, "server")
         for fault, rate in self._rates:
             if share < rate:
                 return fault, ""
             share -= rate
-        return None, self._texts[luck % (1 << _HALF_BITS) % len(self._texts)]
+        return None, self._texts[pick % len(self._texts)]
 
     def seconds(self, number: int) -> float:
         if not self.options.latency:

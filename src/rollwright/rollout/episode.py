@@ -7,18 +7,28 @@ raised is `EpisodeFailure` and nothing else, except for cancellation, which pass
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
 
 from rollwright import draws
-from rollwright.agents import ChatAgent, EpisodeFailure, OutOfRoom, Session, bounded, failed, timed_out
+from rollwright.agents import (
+    ChatAgent,
+    EpisodeFailure,
+    OutOfRoom,
+    Session,
+    TimeLimit,
+    bounded,
+    failed,
+    timed_out,
+)
 from rollwright.envs.base import Env
 from rollwright.policies.base import Playable, Policy, Sampling
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
 
 
-class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Episode(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """What to play: the input of a rollout, as plain data."""
 
     tag: str
@@ -95,9 +105,9 @@ async def play(
     trajectory = session.trajectory
     loop = asyncio.get_running_loop()
     started = loop.time()
-    limit = asyncio.timeout(settings.limits.episode)
+    limit = TimeLimit(settings.limits.episode)
     try:
-        async with limit:
+        with limit:
             first = await bounded(env.reset(trajectory.seed), settings.limits.step, Boundary.ENVIRONMENT, 0)
             trajectory.observation = first.observation
             trajectory.opening = settings.agent.opening(env, first.observation)
@@ -106,7 +116,7 @@ async def play(
         raise
     except Exception as error:
         done = len(trajectory.turns)
-        if limit.expired():
+        if limit.expired:
             message = f"the episode took longer than {settings.limits.episode:g} s"
             raise timed_out(Boundary.SYSTEM, message, done) from error
         raise failed(Boundary.AGENT, error, done) from error
@@ -141,9 +151,15 @@ def new_session(
         sequence_length=settings.sequence_length,
         generate_timeout=settings.limits.generate,
         attempt=attempt,
-        env=env if isinstance(env, Playable) else None,
+        env=env if playable(type(env)) else None,  # type: ignore[arg-type]
         on_turn=on_turn,
     )
+
+
+@cache
+def playable(kind: type) -> bool:
+    """Whether environments of this class are `Playable`; asked once for each class, because asking is slow."""
+    return issubclass(kind, Playable)
 
 
 def _too_old(trajectory: Trajectory, version: int, max_staleness: int | None) -> bool:

@@ -77,11 +77,13 @@ class RolloutScheduler:
         *,
         mode: str,
         stream: str | None = None,
+        forget: bool = False,
         on_finished: Callable[[bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
         """`stream` names this stream of rollouts in their ids; the levels depend on `mode` alone.
 
+        With `forget`, what the book has taken over is deleted from the store, so that a store in memory does not grow.
         `on_finished` gets every encoded trajectory once, the ones that are filtered later too; `on_failed` the id of
         a rollout that failed for good, and the reason.
         """
@@ -112,6 +114,7 @@ class RolloutScheduler:
             mode=mode,
             prefix=f"{config.name}.{stream or mode}",
         )
+        self._forget = forget
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._wanted = 0
@@ -217,6 +220,8 @@ class RolloutScheduler:
             else:
                 decision = self._book.fail(each.rollout_id, "cancelled from outside")
             await self._carry_out(decision)
+        if self._forget:
+            await self._store.delete_rollouts([each.rollout_id for each in mine])
         await self._open_groups()
         self._news.set()
 
@@ -225,6 +230,8 @@ class RolloutScheduler:
             await self._store.enqueue_many_rollouts(self._requests(decision))
         if decision.cancel:
             await self._store.cancel_rollouts(decision.cancel, decision.why)
+            if self._forget:
+                await self._store.delete_rollouts(decision.cancel)
 
     def _requests(self, decision: Decision) -> list[EnqueueRequest]:
         return [

@@ -42,6 +42,8 @@ class LocalRun:
         self.settings = SettingsTable(config)
         self.policy = policy or build_policy(config.policy)
         self.store = store or MemoryStore()
+        self._forget = store is None
+        """Whether the store is this run's own and in memory: nobody else will look at what is settled."""
         self.activity = Activity()
         self.gate = Gate(config.max_inflight or START)
         self.schedulers: list[RolloutScheduler] = []
@@ -92,6 +94,7 @@ class LocalRun:
             lambda: self.policy.version,
             mode=mode,
             stream=stream,
+            forget=self._forget,
             on_finished=self.on_finished,
             on_failed=self.on_failed,
         )

@@ -15,14 +15,14 @@ from rollwright.trajectory.tokens import TokenIds, token_ids
 from rollwright.trajectory.turn import ErrorRecord, StopReason, Turn
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One chat message."""
 
     role: str
     content: str
 
 
-class Trajectory(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """All turns of one attempt at a rollout."""
 
     rollout_id: str

@@ -1,4 +1,8 @@
-"""Plain data: one model generation, what followed it, and why things ended."""
+"""Plain data: one model generation, what followed it, and why things ended.
+
+Records hold no reference to anything that could refer back to them, so they are kept out of the cyclic garbage
+collector (`gc=False`): its work would otherwise grow with the number of episodes in flight.
+"""
 
 from enum import StrEnum
 
@@ -52,7 +56,7 @@ class Boundary(StrEnum):
     """Everything else: the time limit of the episode, the worker, the machine."""
 
 
-class ErrorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ErrorRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One failure, as data."""
 
     boundary: Boundary
@@ -63,14 +67,14 @@ class ErrorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many turns had been recorded when it happened."""
 
 
-class VersionRun(msgspec.Struct, frozen=True, array_like=True):
+class VersionRun(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """`count` consecutive sampled tokens made by policy version `version`."""
 
     version: int
     count: int
 
 
-class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """What the environment answered to a turn."""
 
     observation: str
@@ -86,7 +90,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Whether the answer had the format that was asked for and named an existing action."""
 
 
-class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One model generation and what followed it.
 
     Two links place it: `after` in the order of decisions, `extends` in the token sequences.

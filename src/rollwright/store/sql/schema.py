@@ -28,6 +28,9 @@ metadata = MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")
 """SQLite numbers rows by itself only in a column whose type is exactly INTEGER."""
 
+_TEXT = String().with_variant(String(collation="C"), "postgresql")
+"""Compared byte by byte in both dialects, whatever the language of the database."""
+
 WAITING = text("status IN ('queuing', 'requeuing')")
 HELD = text("end_time IS NULL")
 UNTOLD = text("taken = 1")
@@ -42,12 +45,12 @@ rollouts = Table(
     "rollouts",
     metadata,
     Column("place", _NUMBER, primary_key=True, autoincrement=True),
-    Column("rollout_id", String, nullable=False, unique=True),
-    Column("status", String, nullable=False),
+    Column("rollout_id", _TEXT, nullable=False, unique=True),
+    Column("status", _TEXT, nullable=False),
     Column("start_time", Double, nullable=False),
     Column("end_time", Double),
-    Column("mode", String),
-    Column("resources_id", String),
+    Column("mode", _TEXT),
+    Column("resources_id", _TEXT),
     Column("config", LargeBinary, nullable=False),
     Column("metadata", LargeBinary, nullable=False),
     Column("priority", Integer, nullable=False),
@@ -64,17 +67,17 @@ attempts = Table(
     metadata,
     Column("place", _NUMBER, primary_key=True, autoincrement=False),
     Column("sequence_id", Integer, primary_key=True, autoincrement=False),
-    Column("attempt_id", String, nullable=False),
-    Column("status", String, nullable=False),
+    Column("attempt_id", _TEXT, nullable=False),
+    Column("status", _TEXT, nullable=False),
     Column("start_time", Double, nullable=False),
     Column("end_time", Double),
-    Column("worker_id", String),
-    Column("claim_id", String),
+    Column("worker_id", _TEXT),
+    Column("claim_id", _TEXT),
     Column("last_heartbeat_time", Double, nullable=False),
     Column("lease_expires", Double),
-    Column("reason", String),
+    Column("reason", _TEXT),
     Column("metadata", LargeBinary, nullable=False),
-    Column("last_append_id", String),
+    Column("last_append_id", _TEXT),
     Column("taken", SmallInteger, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -103,10 +106,10 @@ completions = Table(
     metadata,
     Column("cursor", _NUMBER, primary_key=True, autoincrement=False),
     Column("place", _NUMBER, nullable=False, unique=True),
-    Column("rollout_id", String, nullable=False),
-    Column("attempt_id", String),
-    Column("status", String, nullable=False),
-    Column("reason", String),
+    Column("rollout_id", _TEXT, nullable=False),
+    Column("attempt_id", _TEXT),
+    Column("status", _TEXT, nullable=False),
+    Column("reason", _TEXT),
     Column("end_time", Double, nullable=False),
 )
 
@@ -115,11 +118,11 @@ events = Table(
     metadata,
     Column("sequence", _NUMBER, primary_key=True, autoincrement=True),
     Column("time", Double, nullable=False),
-    Column("kind", String, nullable=False),
-    Column("rollout_id", String, nullable=False),
-    Column("attempt_id", String),
-    Column("worker_id", String),
-    Column("status", String),
+    Column("kind", _TEXT, nullable=False),
+    Column("rollout_id", _TEXT, nullable=False),
+    Column("attempt_id", _TEXT),
+    Column("worker_id", _TEXT),
+    Column("status", _TEXT),
     Column("lease_expires", Double),
     sqlite_autoincrement=True,
 )
@@ -127,7 +130,7 @@ events = Table(
 workers = Table(
     "workers",
     metadata,
-    Column("worker_id", String, primary_key=True),
+    Column("worker_id", _TEXT, primary_key=True),
     Column("heartbeat_stats", LargeBinary, nullable=False),
     Column("last_heartbeat_time", Double, nullable=False),
     Column("last_dequeue_time", Double),
@@ -139,7 +142,7 @@ resources = Table(
     "resources",
     metadata,
     Column("change", _NUMBER, primary_key=True, autoincrement=True),
-    Column("resources_id", String, nullable=False),
+    Column("resources_id", _TEXT, nullable=False),
     Column("version", Integer, nullable=False),
     Column("create_time", Double, nullable=False),
     Column("update_time", Double, nullable=False),
@@ -148,10 +151,19 @@ resources = Table(
     sqlite_autoincrement=True,
 )
 
+clocks = Table(
+    "clocks",
+    metadata,
+    Column("boot_id", _TEXT, primary_key=True),
+    Column("offset", Double, nullable=False),
+)
+"""SQLite only. For each start of the machine, what to add to its monotonic clock to get the store's time: so all
+processes have the same time, and a jump of the system's clock does not reach the leases."""
+
 counters = Table(
     "counters",
     metadata,
-    Column("name", String, primary_key=True),
+    Column("name", _TEXT, primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
 """`completions`: the last cursor given out. Its row is locked until the end of the transaction that took a

@@ -12,9 +12,9 @@ from collections.abc import Generator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, Double, Executable, bindparam, func
+from sqlalchemy import ClauseElement, ColumnElement, Double, Table, bindparam, func
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.postgresql import asyncpg
+from sqlalchemy.dialects.postgresql import Insert, asyncpg, insert
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
@@ -24,13 +24,16 @@ class Dialect(StrEnum):
     POSTGRESQL = "postgresql"
 
 
-_DIALECTS = {Dialect.SQLITE: sqlite.dialect(paramstyle="qmark"), Dialect.POSTGRESQL: asyncpg.dialect()}
+_DIALECTS: dict[Dialect, Any] = {
+    Dialect.SQLITE: sqlite.dialect(paramstyle="qmark"),
+    Dialect.POSTGRESQL: asyncpg.dialect(),  # type: ignore[no-untyped-call]
+}
 
 NOW: ColumnElement[float] = func.store_now(type_=Double)
 
 
-class any_of(ColumnElement[bool]):  # noqa: N801 - reads like SQL
-    """Whether a column has one of the values of a list parameter, however many they are."""
+class any_of(ColumnElement[bool]):
+    """Whether a text column has one of the values of a list parameter, however many they are."""
 
     inherit_cache = False
 
@@ -48,8 +51,7 @@ def _any_of_sqlite(element: any_of, compiler: SQLCompiler, **options: Any) -> st
 @compiles(any_of, Dialect.POSTGRESQL)
 def _any_of_postgresql(element: any_of, compiler: SQLCompiler, **options: Any) -> str:
     column = compiler.process(element.column, **options)
-    kind = compiler.dialect.type_compiler_instance.process(element.column.type)
-    return f"{column} = ANY(CAST({compiler.process(element.parameter, **options)} AS {kind}[]))"
+    return f"{column} = ANY(CAST({compiler.process(element.parameter, **options)} AS TEXT[]))"
 
 
 class Compiled(NamedTuple):
@@ -78,10 +80,16 @@ class Call(NamedTuple):
 Operation = Generator[Call, list[Row], Result]
 
 
+def insert_into(table: Table, *numbered: str) -> Insert:
+    """Inserts a row with a value for every column but those that the database numbers itself."""
+    names = [column.name for column in table.columns if column.name not in numbered]
+    return insert(table).values({name: bindparam(name) for name in names})
+
+
 class Statement:
     """Used by operations as `rows = yield FIND(rollout_id="ro-1")`."""
 
-    def __init__(self, clause: Executable) -> None:
+    def __init__(self, clause: ClauseElement) -> None:
         self._clause = clause
         self._compiled: dict[Dialect, Compiled] = {}
 
@@ -90,7 +98,8 @@ class Statement:
         if found is None:
             made = self._clause.compile(dialect=_DIALECTS[dialect])
             assert isinstance(made, SQLCompiler)
-            found = Compiled(str(made), tuple(made.positiontup or ()), made.params)
+            fixed = {name: value for name, value in made.params.items() if value is not None}
+            found = Compiled(str(made), tuple(made.positiontup or ()), fixed)
             self._compiled[dialect] = found
         return found
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from sqlalchemy import bindparam, exists, func, insert, select, update
+from sqlalchemy import bindparam, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from rollwright.store.checks import EMPTY
 from rollwright.store.records import EventKind
 from rollwright.store.sql.schema import attempts, completions, counters, events, workers
-from rollwright.store.sql.statements import Operation, Statement
+from rollwright.store.sql.statements import Operation, Statement, insert_into
 
 COMPLETIONS = "completions"
 """Name of the counter."""
@@ -134,8 +134,8 @@ IDLE_WORKER = Statement(
     )
     .values(last_idle_time=bindparam("now"))
 )
-INSERT_EVENT = Statement(insert(events))
-INSERT_COMPLETION = Statement(insert(completions))
+INSERT_EVENT = Statement(insert_into(events, "sequence"))
+INSERT_COMPLETION = Statement(insert_into(completions))
 COUNT = Statement(
     update(counters)
     .where(counters.c.name == COMPLETIONS)

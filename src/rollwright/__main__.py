@@ -1,0 +1,5 @@
+"""`python -m rollwright` is the `rollwright` command."""
+
+from rollwright.cli.main import main
+
+main()

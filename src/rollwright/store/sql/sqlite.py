@@ -1,0 +1,283 @@
+"""SQLite as a driver: one thread writes, one reads, and many callers share each flush to disk.
+
+Calls that write are queued to the writer thread. It takes all that are waiting, runs them in one transaction,
+commits (write-ahead log, `synchronous=FULL`: what was committed survives a power cut) and only then answers
+them. While it commits, the next calls gather: the busier the store, the more calls share a commit.
+
+Several processes may open the same file. Each transaction begins with the write lock, so they take turns, and
+a process that sees another one writing makes a short pause after each commit: SQLite's lock has no queue, and
+without the pause the process that just released it would get it again. A change made by another process is
+noticed by polling `data_version`, which reads a few bytes of shared memory.
+"""
+
+import asyncio
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from sqlalchemy import text
+
+from rollwright.store.contract import StoreError, StoreUnavailable
+from rollwright.store.sql.changes import expire
+from rollwright.store.sql.driver import Read, Write
+from rollwright.store.sql.looking import progress
+from rollwright.store.sql.statements import Dialect, Operation, Statement
+from rollwright.store.sql.transaction import Changes, Transaction
+
+MAX_BATCH = 256
+"""Calls in one transaction: enough to hide the cost of a flush, few enough to answer within milliseconds."""
+
+BUSY_SECONDS = 30.0
+"""How long to wait for another process's write lock. Its transactions take milliseconds."""
+
+_RETRY_SECONDS = 0.0002
+"""Pause between two tries to get the write lock; shorter than the courtesy pause, so that it falls into it."""
+_COURTESY_SECONDS = 0.0005
+_CONTENTION_SECONDS = 1.0
+"""For how long after it was last seen writing another process is treated as present."""
+
+POLL_SECONDS = 0.02
+"""How often to look for other processes' changes while somebody waits for one."""
+IDLE_POLL_SECONDS = 0.25
+
+_CACHED_STATEMENTS = 256
+"""More than the store has, so that none is prepared twice."""
+_CACHE_KIB = 65536
+"""Keeps the hot pages of some 100,000 rollouts in memory."""
+
+Result = TypeVar("Result")
+
+
+class _Job(NamedTuple, Generic[Result]):
+    make: Callable[..., Operation[Result]]
+    future: "asyncio.Future[Result]"
+
+
+_Outcome = tuple[_Job[Any], Any, BaseException | None]
+
+
+def drive(connection: sqlite3.Connection, operation: Operation[Result]) -> Result:
+    """Runs an operation to its end."""
+    try:
+        call = next(operation)
+        while True:
+            sql, *_ = compiled = call.statement.compiled(Dialect.SQLITE)
+            rows: list[Any] = []
+            for values in call.values:
+                rows += connection.execute(sql, _bind(compiled.arguments(values))).fetchall()
+            call = operation.send(rows)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+
+
+def _bind(arguments: list[Any]) -> list[Any]:
+    """Lists travel as JSON, for `json_each`."""
+    return [json.dumps(value) if type(value) is list else value for value in arguments]
+
+
+class SqliteDriver:
+    """`open` makes one. Belongs to the event loop it was opened in."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._on_change: Callable[[Changes], None] = lambda changes: None
+        self._poll: asyncio.Task[None] | None = None
+        self._closed = False
+        self._writer = _Thread(f"{path.name} writer", self._open_connection, self._write_batch)
+        self._reader = _Thread(f"{path.name} reader", self._open_connection, self._read_each)
+        self._seen_version = 0
+        self._contended_until = 0.0
+
+    async def write(self, make: Write[Result]) -> Result:
+        return await self._submit(self._writer, make)
+
+    async def read(self, make: Read[Result]) -> Result:
+        return await self._submit(self._reader, make)
+
+    def watch(self, on_change: Callable[[Changes], None], waited_for: Callable[[], bool]) -> None:
+        self._on_change = on_change
+        self._poll = self._loop.create_task(self._look_for_changes(waited_for))
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.gather(self._poll, return_exceptions=True)
+        for thread in (self._writer, self._reader):
+            await asyncio.to_thread(thread.stop)
+
+    def _submit(self, thread: "_Thread", make: Callable[..., Operation[Result]]) -> "asyncio.Future[Result]":
+        if self._closed:
+            raise StoreError("the store is closed")
+        future: asyncio.Future[Result] = self._loop.create_future()
+        thread.jobs.put(_Job(make, future))
+        return future
+
+    def _open_connection(self) -> sqlite3.Connection:
+        return connect(self._path, self._clock)
+
+    # -- in the threads -----------------------------------------------------------------------------
+
+    def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[_Job[Any]]) -> None:
+        tx = Transaction()
+        try:
+            self._begin(connection)
+            outcomes = self._run_all(connection, tx, batch)
+            connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if len(batch) > 1:
+                for job in batch:  # so that only the call that fails is told
+                    self._write_batch(connection, [job])
+                return
+            outcomes, tx = [(batch[0], None, error)], Transaction()
+        self._answer(outcomes, tx.changes)
+        if time.monotonic() < self._contended_until:
+            time.sleep(_COURTESY_SECONDS)
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        give_up = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                if time.monotonic() > give_up:
+                    raise StoreUnavailable(
+                        f"{self._path}: another process has held the write lock for {BUSY_SECONDS:g} s"
+                    ) from error
+                time.sleep(_RETRY_SECONDS)
+        [version] = connection.execute("PRAGMA data_version").fetchone()
+        if version != self._seen_version:
+            self._contended_until = time.monotonic() + _CONTENTION_SECONDS if self._seen_version else 0.0
+            self._seen_version = version
+
+    def _run_all(
+        self, connection: sqlite3.Connection, tx: Transaction, batch: Sequence[_Job[Any]]
+    ) -> list[_Outcome]:
+        while drive(connection, expire(tx)):
+            pass
+        outcomes: list[_Outcome] = []
+        for job in batch:
+            try:
+                outcomes.append((job, drive(connection, job.make(tx)), None))
+            except StoreError as refusal:
+                outcomes.append((job, None, refusal))
+        drive(connection, tx.flush())
+        return outcomes
+
+    def _read_each(self, connection: sqlite3.Connection, batch: Sequence[_Job[Any]]) -> None:
+        outcomes: list[_Outcome] = []
+        for job in batch:
+            try:
+                connection.execute("BEGIN")
+                outcomes.append((job, drive(connection, job.make()), None))
+            except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
+                outcomes.append((job, None, error))
+            finally:
+                connection.execute("COMMIT")
+        self._answer(outcomes, None)
+
+    def _answer(self, outcomes: Sequence[_Outcome], changes: Changes | None) -> None:
+        if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
+            self._loop.call_soon_threadsafe(self._deliver, outcomes, changes)
+
+    # -- in the event loop --------------------------------------------------------------------------
+
+    def _deliver(self, outcomes: Sequence[_Outcome], changes: Changes | None) -> None:
+        for job, result, error in outcomes:
+            if job.future.done():
+                continue
+            if error is None:
+                job.future.set_result(result)
+            else:
+                job.future.set_exception(error)
+        if changes is not None:
+            self._on_change(changes)
+
+    async def _look_for_changes(self, waited_for: Callable[[], bool]) -> None:
+        version, cursor = 0, 0
+        while True:
+            await asyncio.sleep(POLL_SECONDS if waited_for() else IDLE_POLL_SECONDS)
+            if waited_for():
+                version, news = await self.read(partial(_news, version))
+                if news is not None:
+                    waiting, last, taken = news
+                    self._on_change(Changes(waiting=waiting, completed=last > cursor, taken=taken))
+                    cursor = last
+
+
+class _Thread:
+    """A connection of its own, and the jobs that come to it in batches."""
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], sqlite3.Connection],
+        run: Callable[[sqlite3.Connection, Sequence[_Job[Any]]], None],
+    ) -> None:
+        self.jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._connect = connect
+        self._run = run
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when the jobs that came before are done."""
+        self.jobs.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        connection = self._connect()
+        try:
+            while batch := self._next_batch():
+                self._run(connection, batch)
+        finally:
+            connection.close()
+
+    def _next_batch(self) -> list[_Job[Any]]:
+        """All jobs that are waiting, at least one; none when it is time to stop."""
+        batch: list[_Job[Any]] = []
+        job = self.jobs.get()
+        while job is not None:
+            batch.append(job)
+            if len(batch) == MAX_BATCH:
+                return batch
+            try:
+                job = self.jobs.get_nowait()
+            except Empty:
+                return batch
+        if batch:
+            self.jobs.put(None)  # stop after this batch
+        return batch
+
+
+def connect(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=_CACHED_STATEMENTS
+    )
+    for setting in ("journal_mode=WAL", "synchronous=FULL", f"cache_size=-{_CACHE_KIB}"):
+        connection.execute(f"PRAGMA {setting}")
+    connection.create_function("store_now", 0, clock)
+    return connection
+
+
+def _news(version: int) -> Operation[tuple[int, tuple[bool, int, bool] | None]]:
+    """The file's version, and what waiting calls look for if it is another one than before."""
+    [[now]] = yield DATA_VERSION()
+    return now, None if now == version else (yield from progress())
+
+
+DATA_VERSION = Statement(text("PRAGMA data_version"))

@@ -1,0 +1,101 @@
+"""The boxes depend on each other in one direction, and the core is light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
+
+FOUNDATION = {"errors", "draws"}
+"""Modules that know nobody and that everybody may use."""
+
+MAY_KNOW = {
+    "errors": set(),
+    "draws": set(),
+    "trajectory": set(),
+    "config": set(),
+    "envs": {"trajectory"},
+    "policies": {"trajectory"},
+    "agents": {"trajectory", "envs", "policies"},
+    "store": {"trajectory"},
+    "rollout": {"trajectory", "config", "envs", "policies", "agents", "store"},
+    "workers": {"rollout", "store"},
+    "run": {"trajectory", "config", "envs", "policies", "agents", "store", "rollout", "workers"},
+    "observe": {"trajectory", "rollout", "run"},
+    "cli": {
+        "trajectory",
+        "config",
+        "envs",
+        "policies",
+        "agents",
+        "store",
+        "rollout",
+        "workers",
+        "run",
+        "observe",
+    },
+}
+"""Which boxes each box may import."""
+
+
+def imported_boxes(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = (
+                [node.module] if node.module != "rollwright" else [f"rollwright.{a.name}" for a in node.names]
+            )
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("rollwright.")}
+    return found - {"__version__"}
+
+
+def test_every_box_is_placed() -> None:
+    boxes = {
+        path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    assert boxes - {"__init__", "__main__"} == set(MAY_KNOW)
+
+
+@pytest.mark.parametrize("box", sorted(MAY_KNOW))
+def test_imports_point_in_one_direction(box: str) -> None:
+    place = PACKAGE / box
+    for file in [place.with_suffix(".py")] if place.with_suffix(".py").is_file() else place.rglob("*.py"):
+        foreign = imported_boxes(file) - {box} - FOUNDATION - MAY_KNOW[box]
+        assert not foreign, f"{file.relative_to(PACKAGE)} may not import {sorted(foreign)}"
+
+
+def test_no_box_knows_itself_through_another() -> None:
+    def reach(box: str, seen: frozenset[str] = frozenset()) -> set[str]:
+        return {
+            other for direct in MAY_KNOW[box] - seen for other in {direct} | reach(direct, seen | {direct})
+        }
+
+    assert not [box for box in MAY_KNOW if box in reach(box)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        (
+            "import rollwright",
+            {"torch", "ray", "sqlalchemy", "numpy", "gymnasium", "aiohttp", "pydantic", "msgspec"},
+        ),
+        (
+            "import rollwright.run.local",
+            {"torch", "ray", "transformers", "pyarrow", "reasoning_gym", "gymnasium"},
+        ),
+        ("import rollwright.cli.main", {"torch", "ray", "transformers", "pyarrow", "reasoning_gym"}),
+    ],
+)
+def test_what_is_not_used_is_not_imported(statement: str, absent: set[str]) -> None:
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not absent & set(loaded)
