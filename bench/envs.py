@@ -3,9 +3,9 @@
     python bench/envs.py
 
 Prints a table and writes `bench/results/envs.json`. Times are CPU time of the process that plays, so that a
-busy machine does not matter; only reasoning_gym, whose work is done in another process, is timed by the
+busy machine matters little; only reasoning_gym, whose work is done in another process, is timed by the
 clock. gym_sokoban gets a virtual environment of its own under `.venvs/`, made when it is not there yet.
-Takes about a minute.
+Takes about a minute, and another one for that.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from rollwright import draws
 from rollwright.envs import registry
 from rollwright.envs.base import Env
 from rollwright.errors import RollwrightError
+from venvs import peer_python
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "envs.json"
-PEER_VENV = ROOT / ".venvs" / "gym-sokoban"
 PEER_PACKAGES = ["gym-sokoban==0.0.6", "gym==0.26.2", "numpy<2", "setuptools"]
 """The last release, and the last versions of what it needs that it works with."""
 
@@ -44,7 +44,7 @@ TAGS = [
     "SokobanDifferentGridVocab",
     "gymnasium:FrozenLake-v1",
     "gymnasium:Taxi-v4",
-    "reasoning_gym:countdown",
+    "reasoning_gym:basic_arithmetic",
 ]
 
 PEER_SCRIPT = """
@@ -137,8 +137,8 @@ async def _resets_per_second(env: Env, clock: Callable[[], float]) -> float:
 
 async def _steps_per_second(env: Env, clock: Callable[[], float]) -> float:
     """Random play: whole episodes, of which only the steps are timed."""
-    spent, count, seed = 0.0, 0, 0
-    while spent < SECONDS:
+    began, spent, count, seed = clock(), 0.0, 0, 0
+    while clock() - began < SECONDS:
         await env.reset(seed)
         chance = draws.generator("bench", seed)
         names = list(env.actions()) or ["1 + 1"]  # type: ignore[attr-defined]
@@ -155,23 +155,11 @@ async def _steps_per_second(env: Env, clock: Callable[[], float]) -> float:
 
 
 def _measure_peer(console: Console) -> dict[str, dict[str, float]]:
-    """Nothing, with a line that says why, when gym_sokoban cannot be installed here."""
-    python = PEER_VENV / "bin" / "python"
-    try:
-        if not (PEER_VENV / "ready").exists():
-            console.print(f"installing {PEER_PACKAGES[0]} into {PEER_VENV.relative_to(ROOT)} ...")
-            _run(sys.executable, "-m", "venv", "--clear", str(PEER_VENV))
-            _run(str(python), "-m", "pip", "install", "--quiet", *PEER_PACKAGES)
-            (PEER_VENV / "ready").touch()
-        found: dict[str, dict[str, float]] = json.loads(_run(str(python), "-c", PEER_SCRIPT, str(SECONDS)))
-    except subprocess.CalledProcessError as error:
-        console.print(f"no comparison with gym_sokoban: {error.stderr.strip().splitlines()[-1]}")
-        return {}
+    python = peer_python("gym-sokoban", PEER_PACKAGES, console)
+    command = [str(python), "-c", PEER_SCRIPT, str(SECONDS)]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
+    found: dict[str, dict[str, float]] = json.loads(printed.splitlines()[-1])  # it prints retries before
     return found
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def _print(

@@ -5,10 +5,11 @@
 Every arm is a client process of its own that plays the same four-turn rollouts against the same simulated
 engine process, at several concurrencies; arms take turns, so that a busy moment of the machine hits all of
 them, and the median over the repeats counts. The engine answers at once and says how many calls it got: an
-arm that made more or fewer than its rollouts need is a failure, not a figure.
+arm that made more or fewer than its rollouts need, or failed at one of them, is a failure and not a figure.
 
-A peer that needs a hundred times longer plays fewer rollouts, never fewer than run at once, and is repeated
-less often: see `ARMS`. All of it takes about five minutes on two cores.
+A peer is many times slower, so it plays fewer rollouts, though never fewer than run at once, after a shorter
+warm-up, and is repeated less often: see `ARMS`. All of it takes about five minutes on two idle cores. Only a
+whole run writes `bench/results/overhead.json`.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overhead_episode import TURNS, Cell, Order, allow_open_files
-from overhead_report import Figures, Roles, judge, summarize, table, write
+from overhead_report import Figures, Roles, judge, summarize, table
+from results_file import write_results
 from rollwright.policies.server_process import RunningServer, simulated_server
 from venvs import peer_python
 
@@ -144,6 +146,8 @@ class Bench:
         order = arm.order(engine.base_url, concurrent)
         before = await _calls(engine)
         cell = await self._client(arm, order)
+        if cell.failed:
+            raise ClientFailed(f"{cell.failed} of {cell.rollouts} rollouts failed")
         calls = await _calls(engine) - before
         if calls != (expected := (order.rollouts + order.warmup) * TURNS):
             raise ClientFailed(f"the engine got {calls} calls, {expected} were due")
@@ -188,7 +192,6 @@ async def _run(bench: Bench, console: Console) -> None:
 def main(
     arm: Annotated[list[str] | None, typer.Option(help="Only these arms; default: all.")] = None,
     concurrent: Annotated[list[int] | None, typer.Option(help=f"Only these of {CONCURRENT}.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the figures go.")] = HERE / "results" / "overhead.json",
 ) -> None:
     """CPU per turn and rollouts per second: bare aiohttp, rollwright, and verifiers in its own environment."""
     names = [each.name for each in ARMS]
@@ -199,13 +202,24 @@ def main(
     levels = concurrent or CONCURRENT
     allow_open_files(max(levels))
     console = Console()
+    load, _, _ = os.getloadavg()
     with tempfile.TemporaryDirectory() as home:
         bench = Bench([each for each in ARMS if not arm or each.name in arm], levels, Path(home))
         bench.prepare(console)
         asyncio.run(_run(bench, console))
     figures = bench.figures
     targets = judge(figures, ROLES)
-    write(out, figures, targets, bench.failures)
+    if not arm and not concurrent:
+        write_results(
+            "overhead",
+            {
+                "load_before": round(load, 2),
+                "turns": TURNS,
+                "figures": [asdict(each) for each in figures.values()],
+                "targets": [asdict(each) for each in targets],
+                "failures": bench.failures,
+            },
+        )
     console.print(table(figures, ROLES))
     for target in targets:
         console.print(

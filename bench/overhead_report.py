@@ -1,14 +1,8 @@
-"""From measured cells to a table, verdicts and a file. Pure but for the writing."""
+"""From measured cells to figures, a table and verdicts: pure code."""
 
-import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -35,8 +29,6 @@ class Figures:
     repeats: int
     rollouts: int
     """In each repeat."""
-    failed: int
-    """In all repeats."""
     rollouts_per_second: float
     cpu_ms_per_turn: float
     p50: float
@@ -70,7 +62,6 @@ def summarize(arm: str, cells: Sequence[Cell]) -> Figures:
         concurrent=cells[0].concurrent,
         repeats=len(cells),
         rollouts=cells[0].rollouts,
-        failed=sum(cell.failed for cell in cells),
         rollouts_per_second=median(cell.rollouts_per_second for cell in cells),
         cpu_ms_per_turn=median(cell.cpu_ms_per_turn for cell in cells),
         p50=median(cell.p50 for cell in cells),
@@ -136,7 +127,7 @@ def table(figures: Figured, roles: Roles) -> Table:
             shown.add_section()
         shown.add_row(
             "" if concurrent == last else str(concurrent),
-            arm + (f" [red]{each.failed} failed[/]" if each.failed else ""),
+            arm,
             f"{each.rollouts}×{each.repeats}",
             f"{each.rollouts_per_second:,.0f}",
             f"{each.cpu_ms_per_turn:.3f}",
@@ -153,21 +144,3 @@ def _against(each: Figures, base: Figures | None) -> str:
     return (
         "" if base is None or base.arm == each.arm else f"{each.cpu_ms_per_turn / base.cpu_ms_per_turn:.2f}"
     )
-
-
-def write(path: Path, figures: Figured, targets: Sequence[Target], failures: Mapping[str, str]) -> None:
-    found: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "cores": os.cpu_count(),
-            "architecture": platform.machine(),
-            "system": platform.system(),
-            "python": platform.python_version(),
-        },
-        "turns": TURNS,
-        "figures": [asdict(each) for each in figures.values()],
-        "targets": [asdict(each) for each in targets],
-        "failures": dict(failures),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=2) + "\n")

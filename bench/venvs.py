@@ -18,7 +18,7 @@ _MARKER = "installed.txt"
 
 
 class InstallFailed(SystemExit):
-    """pip could not install a peer; the message ends with pip's own last lines."""
+    """pip could not install a peer; the message ends with pip's own last line."""
 
 
 def peer_python(name: str, packages: Sequence[str], console: Console | None = None) -> Path:
@@ -42,5 +42,5 @@ def peer_python(name: str, packages: Sequence[str], console: Console | None = No
 def _run(name: str, command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
-        raise InstallFailed(f"cannot make .venvs/{name}: `{' '.join(command[-3:])}` failed:\n{tail}")
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+        raise InstallFailed(f"cannot make .venvs/{name}: `{' '.join(command[-3:])}` failed: {lines[-1]}")

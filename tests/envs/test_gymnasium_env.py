@@ -138,6 +138,15 @@ async def test_an_answer_without_an_action_leaves_the_environment_alone_but_coun
     await env.close()
 
 
+async def test_the_limit_is_the_one_that_its_spec_tells(play) -> None:
+    for tag in ("gymnasium:Taxi-v4", "gymnasium:CliffWalking-v1"):
+        env = registry.make(tag)
+        steps = await play(env, 0, [env.answer("0")] * 1000)
+        assert len(steps) == registry.spec(tag).max_steps
+        assert steps[-1].truncated
+        await env.close()
+
+
 async def test_text_actions_are_free(play) -> None:
     env = registry.make("gymnasium:Parrot-v0")
     assert env.actions() == ()

@@ -228,3 +228,17 @@ def test_a_script_that_forgets_to_close_it_ends_cleanly() -> None:
     pid = int(ended.stdout.split()[-1])
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_time_spent_on_the_question_is_not_taken_from_the_answer() -> None:
+    script = (
+        "import time\n"
+        "from rollwright.envs.scoring.confinement import confine\n"
+        "def work(seconds):\n"
+        "    until = time.process_time() + seconds\n"
+        "    while time.process_time() < until: pass\n"
+        "work(2.2)\n"
+        "confine(memory=1 << 26, cpu_seconds=0.5)\n"
+        "work(0.5)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -149,3 +149,12 @@ async def test_the_registry_wraps_a_synchronous_environment_by_itself(monkeypatc
     assert env.answer("Up") == "<answer>Up</answer>"
     assert env.actions() == ()
     await env.close()
+
+
+async def test_a_closed_environment_refuses_and_can_be_closed_again() -> None:
+    env = wrap(Blocking())
+    await env.reset(0)
+    await env.close()
+    with pytest.raises(EnvironmentFailure, match="it is closed"):
+        await env.step("hello")
+    await env.close()

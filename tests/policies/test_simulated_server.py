@@ -37,10 +37,12 @@ async def stats(session: aiohttp.ClientSession, server: RunningServer) -> Any:
         return await response.json()
 
 
-async def raw(server: RunningServer, data: bytes) -> bytes:
-    """What the server says to these bytes until it closes the connection."""
+async def raw(server: RunningServer, *pieces: bytes) -> bytes:
+    """What the server says to these bytes, sent piece by piece, until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(data)
+    for piece in pieces:
+        writer.write(piece)
+        await asyncio.sleep(0.002)
     async with asyncio.timeout(20):
         answer = await reader.read()
     writer.close()
@@ -91,20 +93,15 @@ async def test_bad_requests_are_refused_with_a_reason(session: aiohttp.ClientSes
         assert b" 400 " in await raw(server, b"nonsense\r\n\r\n")
 
 
-async def test_pipelined_and_partial_requests_are_answered_in_order() -> None:
-    body = json.dumps(CHAT).encode()
+@pytest.mark.parametrize("size", [10, 100_000], ids=["small", "more than is read ahead"])
+async def test_pipelined_and_partial_requests_are_answered_in_order(size: int) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * size}]}).encode()
     request = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     last = request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+    stream = request * 9 + last
+    pieces = [stream[start : start + 7 * size] for start in range(0, len(stream), 7 * size)]
     async with simulated_server(latency=0.01) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        stream = request * 9 + last
-        for start in range(0, len(stream), 100):
-            writer.write(stream[start : start + 100])
-            await asyncio.sleep(0.001)
-        async with asyncio.timeout(20):
-            answers = await reader.read()
-        writer.close()
-        await writer.wait_closed()
+        answers = await raw(server, *pieces)
     numbers = [int(number) for number in re.findall(rb'"simulated-(\d+)"', answers)]
     assert numbers == list(range(1, 11))
 

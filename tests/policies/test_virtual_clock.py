@@ -1,6 +1,7 @@
 """Virtual time: programs take the time that they say, and only the time that they compute."""
 
 import asyncio
+import socket
 import threading
 import time
 
@@ -64,6 +65,23 @@ def test_ready_work_runs_before_the_clock_moves() -> None:
         return times
 
     assert run_virtual(main()) == [0.0] * 100
+
+
+def test_input_that_is_there_is_read_before_the_clock_moves() -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        near, far = socket.socketpair()
+        with near, far:
+            read: asyncio.Future[float] = loop.create_future()
+            loop.add_reader(near, lambda: read.done() or read.set_result(now()))
+            loop.call_later(1, far.send, b"x")
+            loop.call_later(2, lambda: None)
+            try:
+                return await read
+            finally:
+                loop.remove_reader(near)
+
+    assert run_virtual(main()) == 1.0
 
 
 def test_time_stands_still_while_a_thread_works() -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
+from rollwright.store.sql import SqlStore
+from rollwright.store.sql.sqlite import SqliteDriver
 
 
 class ManualClock:
@@ -36,14 +38,28 @@ async def memory(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     await store.close()
 
 
+async def sqlite(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    clock = ManualClock()
+    path = request.getfixturevalue("tmp_path") / "store.db"
+    store = SqlStore(await SqliteDriver.open(path, clock))
+    yield Backend(store, clock.advance)
+    await store.close()
+
+
 async def memory_in_real_time(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     store = MemoryStore()
     yield store
     await store.close()
 
 
-BACKENDS = {"memory": memory}
-REAL_TIME = {"memory": memory_in_real_time}
+async def sqlite_in_real_time(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    store = SqlStore(await SqliteDriver.open(request.getfixturevalue("tmp_path") / "store.db"))
+    yield store
+    await store.close()
+
+
+BACKENDS = {"memory": memory, "sqlite": sqlite}
+REAL_TIME = {"memory": memory_in_real_time, "sqlite": sqlite_in_real_time}
 
 
 @pytest.fixture(params=BACKENDS)

@@ -74,13 +74,11 @@ class FrozenLake(GridGame):
         if not 1 <= min_distance <= max_steps:
             raise ConfigError(f"min_distance must be from 1 to max_steps ({max_steps}), got {min_distance}")
         self._fixed = None if board is None else read_lake(board)
-        if board is not None:
-            size = len(board.strip().split("\n"))
-        self._size = size
+        self._size = size if board is None else len(board.split())
         self._p = p
         self._is_slippery = is_slippery
         self._min_distance = min_distance
-        self._neighbours = tuple(_neighbours(cell, size) for cell in range(size**2))
+        self._neighbours = tuple(_neighbours(cell, self._size) for cell in range(self._size**2))
 
     @property
     def rules(self) -> str:
@@ -184,7 +182,7 @@ def _neighbours(cell: int, size: int) -> tuple[int, int, int, int]:
 
 def read_lake(board: str) -> Lake:
     """The level that a drawing shows; refused unless it is a square with one player and one goal."""
-    rows = board.strip().split("\n")
+    rows = board.split()
     cells = "".join(rows)
     if any(len(row) != len(rows) for row in rows):
         raise ConfigError("board: must have as many columns as rows")

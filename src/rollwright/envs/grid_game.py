@@ -19,16 +19,15 @@ from rollwright.errors import ConfigError, RollwrightError
 DEFAULT_MAX_STEPS = 10
 """Actions in an episode: enough for every level that the generators make."""
 
+_TURN = (
+    "Turn {turn_idx}. The state is:\n{observation}\n"
+    "Actions left: {actions_left}. Use at most {max_response_length} tokens for your reply."
+)
+
 PROMPTS = Prompts(
     system="You play a game on a grid. Work towards its goal and collect as much reward as you can.",
-    opening=(
-        "{instruction}\n\nTurn {turn_idx}. The state is:\n{observation}\n"
-        "Actions left: {actions_left}. Use at most {max_response_length} tokens for your reply."
-    ),
-    turn=(
-        "Turn {turn_idx}. The state is:\n{observation}\n"
-        "Actions left: {actions_left}. Use at most {max_response_length} tokens for your reply."
-    ),
+    opening="{instruction}\n\n" + _TURN,
+    turn=_TURN,
 )
 
 
@@ -62,7 +61,7 @@ class GridGame(ABC):
         self._steps = 0
         self._running = False
         self._plan: tuple[int, ...] | None = None
-        """A shortest solution from the current state; `None`: not looked for yet."""
+        """A shortest solution from the current state; empty: there is none; `None`: not looked for yet."""
 
     # -- supplied by the game -----------------------------------------------------------------------------
 

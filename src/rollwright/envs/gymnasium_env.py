@@ -24,7 +24,7 @@ from rollwright.envs.threaded import ThreadedEnv, wrap
 from rollwright.errors import ConfigError, RollwrightError
 
 DEFAULT_MAX_STEPS = 100
-"""For environments that set no limit of their own."""
+"""Room for the small ones; it goes over the limit that an environment may set itself."""
 
 _TRIAL_STEPS = 20
 """Actions compared between an environment and its copy before forks are offered."""
@@ -51,7 +51,7 @@ def make_gymnasium(
     *,
     action_names: list[str] | None = None,
     rules: str | None = None,
-    max_steps: int | None = None,
+    max_steps: int = DEFAULT_MAX_STEPS,
     format_penalty: float = 0.0,
     action_pattern: str = ANSWER_PATTERN,
     answer_template: str | None = None,
@@ -60,7 +60,7 @@ def make_gymnasium(
     """`options` go to Gymnasium; `rules` is told to the model before the list of actions."""
     if format_penalty > 0:
         raise ConfigError(f"format_penalty must be zero or negative, got {format_penalty}")
-    if max_steps is not None and max_steps < 1:
+    if max_steps < 1:
         raise ConfigError(f"max_steps must be 1 or more, got {max_steps}")
     env = _make(env_id, max_steps, options)
     actions = _action_table(env, action_names)
@@ -77,15 +77,14 @@ def make_gymnasium(
     )
 
 
-def _make(env_id: str, max_steps: int | None, options: Mapping[str, Any]) -> Any:
+def _make(env_id: str, max_steps: int, options: Mapping[str, Any]) -> Any:
     try:
         spec = gymnasium.spec(env_id)
         creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
         _check_options(creator, options)
         modes = getattr(creator, "metadata", {}).get("render_modes", ())
-        limit = max_steps or spec.max_episode_steps or DEFAULT_MAX_STEPS
-        mode = {"render_mode": "ansi"} if "ansi" in modes else {}
-        return gymnasium.make(env_id, max_episode_steps=limit, **mode, **options)
+        mode: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in modes else {}
+        return gymnasium.make(env_id, max_episode_steps=max_steps, **mode, **options)
     except (gymnasium.error.Error, ImportError) as error:
         raise ConfigError(f"Gymnasium cannot make it: {_one_line(error)}") from error
     except (TypeError, ValueError, AssertionError, KeyError) as error:

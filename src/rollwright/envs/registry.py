@@ -6,8 +6,8 @@ A tag is one of:
 - `gymnasium:<id>` or `reasoning_gym:<dataset>`;
 - `module:factory`, any importable callable that returns an environment.
 
-Looking a tag up imports nothing heavy: a factory is named by its path and imported when an environment is
-made. Settings are checked against the factory's signature, so a typo or a wrong type is one clear line.
+Nothing heavy is imported before an environment that needs it is made. Settings are checked against the
+factory's signature, so a typo or a wrong type is one clear line.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ import msgspec
 
 from rollwright.envs.base import Env
 from rollwright.envs.frozen_lake import FrozenLake
+from rollwright.envs.grid_game import DEFAULT_MAX_STEPS
 from rollwright.envs.nearest import suggestion
 from rollwright.envs.sokoban import DIFFERENT_VOCAB, Sokoban
 from rollwright.envs.threaded import SyncEnv, wrap
@@ -47,7 +48,7 @@ class EnvSpec:
     """Settings that hold unless the user gives others."""
     argument: str | None = None
     """What the factory takes first, before its settings: the part of a tag behind `gymnasium:`, say."""
-    max_steps: int = 10
+    max_steps: int = DEFAULT_MAX_STEPS
     """Actions in an episode, unless the run says otherwise."""
     max_tokens_per_step: int = 128
 

@@ -23,7 +23,7 @@ STEP_REWARD = -0.1
 BOX_REWARD = 1.0
 SOLVED_REWARD = 10.0
 
-SEARCH_DEPTH = 10
+SEARCH_DEPTH = DEFAULT_MAX_STEPS
 """The longest shortest solution of a level, unless `max_steps` is lower."""
 
 _SMALLEST_SIDE = 4
@@ -183,7 +183,7 @@ def _floor(room: Room, vocab: Mapping[str, str]) -> str:
 
 def read_level(board: str, vocab: Mapping[str, str] = STANDARD_VOCAB) -> Level:
     """The level that a drawing shows; refused unless it is a walled room with one player and its boxes."""
-    rows = board.strip().split("\n")
+    rows = board.split()
     if len({len(row) for row in rows}) > 1:
         raise ConfigError("board: every row must have the same length")
     names = {symbol: name for name, symbol in vocab.items()}

@@ -30,10 +30,10 @@ _PULL_PROBABILITY = 0.8
 """How often the backward player takes a box along when it could: mere walking makes short solutions."""
 
 _PLAYS_PER_ROOM = 6
-"""Backward plays before a new room is dug: digging costs about as much as three of them."""
+"""Backward plays before a new room is dug, which costs about as much as four of them."""
 
 _MAX_ROOMS = 2_000
-"""Far beyond what any size that has room for its boxes needs (the built-in tags take 1 to 4)."""
+"""Far beyond what a size that has room for its boxes needs (the built-in tags: 4 and 11 on average)."""
 
 _SHORTEST_WANTED = range(5)
 """How many actions beyond one for each box a level's shortest solution has at least, drawn evenly: a spread

@@ -29,17 +29,17 @@ class BlockingRunner:
         self._name = name
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._started = False
-        self._given_up = False
+        self._refusal: str | None = None
         weakref.finalize(self, self._jobs.put, None)
 
     @property
-    def given_up(self) -> bool:
-        """Whether a caller stopped waiting for a call that may still be running."""
-        return self._given_up
+    def refusal(self) -> str | None:
+        """Why no further call is taken; `None` while calls are."""
+        return self._refusal
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        if self._given_up:
-            raise EnvironmentFailure(f"{self._name}: an earlier call was given up and may still be running")
+        if self._refusal is not None:
+            raise EnvironmentFailure(f"{self._name}: {self._refusal}")
         if not self._started:
             threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
             self._started = True
@@ -48,11 +48,12 @@ class BlockingRunner:
         try:
             return await asyncio.wrap_future(outcome)
         except asyncio.CancelledError:
-            self._given_up = True
+            self._refusal = "an earlier call was given up and may still be running"
             raise
 
     def close(self) -> None:
         """Lets the thread end once it is done; does not wait for it."""
+        self._refusal = self._refusal or "it is closed"
         self._jobs.put(None)
 
 
@@ -113,7 +114,7 @@ class ThreadedEnv:
 
     async def close(self) -> None:
         try:
-            if not self._runner.given_up:
+            if self._runner.refusal is None:
                 await self._runner.run(self._env.close)
         finally:
             self._runner.close()

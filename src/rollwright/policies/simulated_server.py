@@ -29,6 +29,8 @@ from rollwright.policies.lengths import filler_text, lognormal
 from rollwright.policies.luck import luck
 from rollwright.policies.slots import Slots
 
+_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
+
 _READ_AHEAD = 256 * 1024
 """Bytes of pipelined requests that are kept while one is served; beyond it the client has to wait."""
 
@@ -167,9 +169,9 @@ class SimulatedServer:
             "/v1/models": {"object": "list", "data": [{"id": "simulated", "object": "model"}]},
             "/stats": {"requests": self._requests, "outcomes": self.outcomes},
         }
-        if request.path not in known and request.path not in _COMPLETIONS:
+        if request.path not in known and request.path not in (_CHAT, _TEXT):
             return _error(404, f"there is no {request.path} here")
-        if request.method != "GET" or request.path in _COMPLETIONS:
+        if request.method != "GET" or request.path in (_CHAT, _TEXT):
             return _error(405, f"{request.path} does not take {request.method}")
         return Reply(200, _encode(known[request.path]))
 
@@ -194,9 +196,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
-        if self._task is None:
-            self._serve_buffered()
-        elif self._reader.buffered > _READ_AHEAD:
+        self._serve_buffered()
+        if self._task is not None and self._reader.buffered > _READ_AHEAD:
             self._transport.pause_reading()
 
     def _serve_buffered(self) -> None:
@@ -210,7 +211,7 @@ class Connection(asyncio.Protocol):
             self._send(_error(refusal.status, str(refusal)), keep_alive=False)
 
     def _serve(self, request: Request) -> None:
-        if request.method != "POST" or request.path not in _COMPLETIONS:
+        if request.method != "POST" or request.path not in (_CHAT, _TEXT):
             self._send(self._server.lookup(request), request.keep_alive)
             return
         number = self._server.count()
@@ -261,7 +262,7 @@ class Connection(asyncio.Protocol):
 
 def _completion(request: Request, number: int, text: str) -> Reply:
     """The answer to a good request, or the refusal of a bad one."""
-    chat = request.path == "/v1/chat/completions"
+    chat = request.path == _CHAT
     try:
         body = _decode_chat(request.body) if chat else _decode_text(request.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -292,9 +293,6 @@ def _completion(request: Request, number: int, text: str) -> Reply:
         },
     }
     return Reply(200, _encode(answer))
-
-
-_COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 
 
 def _faulty(fault: Fault, reply: Reply, retry_after: float) -> Reply:

@@ -1,7 +1,7 @@
 """Waiting without polling: one signal wakes every coroutine that waits for it.
 
-A woken coroutine looks again whether what it waits for has happened; a signal carries no data and is never
-stored, so look first and wait then, without an await in between.
+A woken coroutine looks again whether what it waits for has happened; a signal carries no data. Who cannot
+look without an await takes the signal's `count` before looking: a signal given since then is not missed.
 """
 
 import asyncio
@@ -12,18 +12,23 @@ from collections.abc import Callable
 class Signal:
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
+        self.count = 0
+        """How often it was given."""
 
     def __bool__(self) -> bool:
         """Whether anybody waits."""
         return bool(self._waiting)
 
     def notify(self) -> None:
+        self.count += 1
         for future in self._waiting:
             resolve(future)
         self._waiting.clear()
 
-    async def wait(self, timeout: float | None) -> None:
-        """Until the next `notify`, or until the time is up."""
+    async def wait(self, timeout: float | None, since: int | None = None) -> None:
+        """Until the next `notify` after the count was `since` (`None`: after now), or until the time is up."""
+        if since is not None and since != self.count:
+            return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:

@@ -44,6 +44,7 @@ _MAX_RESULT = 1 << 20
 """Bytes: a fork that writes more is broken."""
 
 _MAX_FORKS = max(2, os.cpu_count() or 1)
+"""Scoring is computing: more at once than there are processors would only take time from each other."""
 
 _READY = b"+"
 """A fork writes this when its question stands: from here on the answer's time runs."""
@@ -53,7 +54,6 @@ _PIPE = 3
 
 _MAX_FILE = 4096
 """No file of this process has a higher number: it holds one pipe for each fork."""
-
 
 Responder = Callable[[Request, Callable[[], None]], Result]
 """Answers a request, and calls its second argument before any code sees the answer in it."""
@@ -167,7 +167,7 @@ def _work(request: Request, pipe: int, respond: Responder) -> NoReturn:
 
 
 def _lock_in(request: Request) -> None:
-    confine(request.memory, cpu_seconds=int(request.seconds) + 1)
+    confine(request.memory, request.seconds)
     os.write(_PIPE, _READY)
 
 
@@ -177,7 +177,7 @@ def _is_sealed() -> bool:
     if pid == 0:
         escaped = 0
         try:
-            confine(memory=1 << 26, cpu_seconds=1)
+            confine(memory=1 << 26, cpu_seconds=1.0)
             for attempt in (partial(os.open, "trial", os.O_CREAT | os.O_WRONLY), os.fork):
                 try:
                     attempt()

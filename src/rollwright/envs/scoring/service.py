@@ -79,6 +79,8 @@ class _Running:
 
 
 class ScoringService:
+    """Asks the scoring process; `shared` gives the one that everybody uses."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: _Running | None = None
@@ -274,4 +276,5 @@ def _forget_after_fork() -> None:
     _shared, _shared_lock = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
+if hasattr(os, "register_at_fork"):  # where processes can fork
+    os.register_at_fork(after_in_child=_forget_after_fork)

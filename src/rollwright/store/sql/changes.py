@@ -129,7 +129,8 @@ def finish(
 ) -> Operation[None]:
     check_rollout_change(rollout.rollout_id, RolloutStatus(rollout.status), status)
     yield FINISH(at_place=rollout.place, new_status=status, new_end=now)
-    yield CLEAR_JOURNAL(at_place=rollout.place)
+    if rollout.attempts:
+        yield CLEAR_JOURNAL(at_place=rollout.place)
     tx.event(now, EventKind.FINISHED, rollout.rollout_id, attempt_id, status=status)
     tx.complete(
         {
@@ -209,12 +210,12 @@ SET_STATUS = Statement(
 REQUEUE = Statement(
     update(rollouts)
     .where(rollouts.c.place == bindparam("at_place"))
-    .values(status=RolloutStatus.REQUEUING.value, tries=bindparam("new_tries"))
+    .values(status=RolloutStatus.REQUEUING.value, waiting=1, tries=bindparam("new_tries"))
 )
 FINISH = Statement(
     update(rollouts)
     .where(rollouts.c.place == bindparam("at_place"))
-    .values(status=bindparam("new_status"), end_time=bindparam("new_end"))
+    .values(status=bindparam("new_status"), waiting=0, end_time=bindparam("new_end"))
 )
 CURRENT = Statement(select(*ATTEMPT_COLUMNS).where(attempts.c.place == bindparam("at_place"), HELD))
 LAPSED = Statement(

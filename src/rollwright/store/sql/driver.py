@@ -21,7 +21,7 @@ class Driver(Protocol):
         ...
 
     async def read(self, make: Read[Result]) -> Result:
-        """Runs the operation on a consistent state."""
+        """Runs an operation that changes nothing."""
         ...
 
     def watch(self, on_change: Callable[[Changes], None], waited_for: Callable[[], bool]) -> None:
@@ -36,5 +36,4 @@ class Driver(Protocol):
 
 def nothing(tx: Transaction) -> Operation[None]:
     """A transaction that only ends the leases that are over."""
-    return
-    yield  # makes it a generator
+    yield from ()

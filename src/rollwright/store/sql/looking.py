@@ -165,6 +165,18 @@ def get_trajectories(rollout_ids: Sequence[str], failed: bool) -> Operation[dict
     return {row[0]: row[1] for row in rows}
 
 
+def statuses(rollout_ids: Sequence[str]) -> Operation[tuple[int, dict[str, str]]]:
+    """The last cursor of the completion log, and where each of the rollouts stands."""
+    [[cursor]] = yield LAST_CURSOR()
+    rows = yield STATUSES(ids=list(rollout_ids))
+    return cursor, {row[0]: row[1] for row in rows}
+
+
+def is_to_be_told(worker_id: str) -> Operation[bool]:
+    """Whether an attempt was taken from the worker."""
+    return bool((yield UNTOLD(worker_id=worker_id)))
+
+
 def progress() -> Operation[tuple[bool, int, bool]]:
     """What waiting calls look for: is anything waiting, the last cursor, is any worker to be told."""
     [[waiting, cursor, taken]] = yield PROGRESS()
@@ -198,6 +210,15 @@ COUNT_ROLLOUTS = Statement(select(rollouts.c.status, func.count()).group_by(roll
 COUNT_ATTEMPTS = Statement(select(func.count()).select_from(attempts))
 COUNT_WORKERS = Statement(select(func.count()).select_from(workers))
 LAST_CURSOR = Statement(_last_cursor)
+STATUSES = Statement(
+    select(rollouts.c.rollout_id, rollouts.c.status).where(any_of(rollouts.c.rollout_id, "ids"))
+)
+UNTOLD = Statement(
+    select(1)
+    .select_from(attempts)
+    .where(attempts.c.worker_id == bindparam("worker_id"), schema.UNTOLD)
+    .limit(1)
+)
 COMPLETED = Statement(
     select(
         completions.c.cursor,

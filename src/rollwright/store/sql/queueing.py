@@ -43,6 +43,7 @@ def _values(new: NewRollout) -> dict[str, Any]:
     return {
         "rollout_id": new.rollout_id,
         "status": RolloutStatus.QUEUING,
+        "waiting": 1,
         "end_time": None,
         "mode": new.mode,
         "resources_id": new.resources_id,
@@ -70,11 +71,13 @@ def _record(new: NewRollout, start_time: float) -> Rollout:
 
 
 def claim(
-    tx: Transaction, limit: int, worker_id: str | None, claim_id: str
+    tx: Transaction, limit: int, worker_id: str | None, claim_id: str, *, asked_before: bool = True
 ) -> Operation[list[AttemptedRollout]]:
-    held = yield CLAIMED(claim_id=claim_id)
-    if held:
-        return [_attempted(row) for row in held]
+    """`asked_before`: whether this claim id may have been used already."""
+    if asked_before or tx.repeated:
+        held = yield CLAIMED(claim_id=claim_id)
+        if held:
+            return [_attempted(row) for row in held]
     rows = yield TAKE(count=limit)
     given = yield from _give(tx, rows, worker_id, claim_id)
     if not rows:
@@ -261,7 +264,10 @@ GIVE = Statement(
     update(rollouts)
     .where(rollouts.c.place == bindparam("at_place"))
     .values(
-        status=RolloutStatus.PREPARING.value, tries=rollouts.c.tries + 1, attempts=rollouts.c.attempts + 1
+        status=RolloutStatus.PREPARING.value,
+        waiting=0,
+        tries=rollouts.c.tries + 1,
+        attempts=rollouts.c.attempts + 1,
     )
 )
 CHANGE = Statement(

@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, delete, func, select, update
 
 from rollwright.store.checks import LATEST, merged, pack_mapping
 from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound
-from rollwright.store.records import Attempt, AttemptStatus, EventKind
+from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind
 from rollwright.store.sql import schema
 from rollwright.store.sql.changes import CLEAR_JOURNAL, end, heard, noted, split
 from rollwright.store.sql.queueing import CLOCK, ROLLOUTS
@@ -48,6 +48,14 @@ def report(
             tx, rollout, attempt, now, worker_id=worker_id, status=status, metadata=packed
         )
     return after.record(rollout_id)
+
+
+def give_back(tx: Transaction, claimed: Sequence[AttemptedRollout], reason: str) -> Operation[None]:
+    """Puts rollouts back into the queue whose claim nobody will ever read."""
+    for each in claimed:
+        rollout, attempt, now = yield from _find(each.rollout_id, each.attempt.attempt_id)
+        if attempt.end_time is None:
+            yield from end(tx, rollout, attempt, AttemptStatus.CANCELLED, reason, now)
 
 
 def heartbeat(

@@ -13,7 +13,7 @@ from rollwright.store.sql.schema import resources
 from rollwright.store.sql.statements import Operation, Row, Statement, insert_into
 
 
-def add(resources_id: str, values: Mapping[str, Any]) -> Operation[ResourcesUpdate]:
+def add_resources(resources_id: str, values: Mapping[str, Any]) -> Operation[ResourcesUpdate]:
     data = pack_mapping(values, "resources")
     [[now]] = yield CLOCK()
     yield INSERT(resources_id=resources_id, version=1, create_time=now, update_time=now, data=data)
@@ -23,7 +23,7 @@ def add(resources_id: str, values: Mapping[str, Any]) -> Operation[ResourcesUpda
     return _record(first)
 
 
-def update(resources_id: str, values: Mapping[str, Any]) -> Operation[ResourcesUpdate]:
+def update_resources(resources_id: str, values: Mapping[str, Any]) -> Operation[ResourcesUpdate]:
     data = pack_mapping(values, "resources")
     [[now]] = yield CLOCK()
     while True:
@@ -43,7 +43,7 @@ def update(resources_id: str, values: Mapping[str, Any]) -> Operation[ResourcesU
         )
 
 
-def get(resources_id: str, version: int | None) -> Operation[ResourcesUpdate | None]:
+def get_resources(resources_id: str, version: int | None) -> Operation[ResourcesUpdate | None]:
     if version is None:
         rows = yield NEWEST(resources_id=resources_id)
     else:
@@ -51,12 +51,12 @@ def get(resources_id: str, version: int | None) -> Operation[ResourcesUpdate | N
     return _record(rows[0]) if rows else None
 
 
-def latest() -> Operation[ResourcesUpdate | None]:
+def latest_resources() -> Operation[ResourcesUpdate | None]:
     rows = yield LATEST_CHANGE()
     return _record(rows[0]) if rows else None
 
 
-def query(contains: str | None, limit: int, offset: int) -> Operation[Page[ResourcesUpdate]]:
+def query_resources(contains: str | None, limit: int, offset: int) -> Operation[Page[ResourcesUpdate]]:
     names = [row[0] for row in (yield NAMES()) if (contains or "") in row[0]]
     found = []
     for name in names[offset : None if limit < 0 else offset + limit]:

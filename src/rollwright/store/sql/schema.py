@@ -31,10 +31,11 @@ _NUMBER = BigInteger().with_variant(Integer, "sqlite")
 _TEXT = String().with_variant(String(collation="C"), "postgresql")
 """Compared byte by byte in both dialects, whatever the language of the database."""
 
-WAITING = text("status IN ('queuing', 'requeuing')")
+WAITING = text("waiting = 1")
 HELD = text("end_time IS NULL")
 UNTOLD = text("taken = 1")
-"""Queries repeat these words exactly: only then does SQLite use the index."""
+"""Queries repeat these words exactly: only then does SQLite use the index. `waiting` follows from the status; it
+has a column of its own so that no other index looks suitable to the planner."""
 
 
 def _where(condition: Any) -> dict[str, Any]:
@@ -47,6 +48,7 @@ rollouts = Table(
     Column("place", _NUMBER, primary_key=True, autoincrement=True),
     Column("rollout_id", _TEXT, nullable=False, unique=True),
     Column("status", _TEXT, nullable=False),
+    Column("waiting", SmallInteger, nullable=False),
     Column("start_time", Double, nullable=False),
     Column("end_time", Double),
     Column("mode", _TEXT),

@@ -11,7 +11,6 @@ noticed by polling `data_version`, which reads a few bytes of shared memory.
 """
 
 import asyncio
-import json
 import sqlite3
 import threading
 import time
@@ -27,14 +26,12 @@ from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Read, Write
 from rollwright.store.sql.looking import progress
+from rollwright.store.sql.sqlite_file import BUSY_SECONDS, connect, prepare
 from rollwright.store.sql.statements import Dialect, Operation, Statement
 from rollwright.store.sql.transaction import Changes, Transaction
 
 MAX_BATCH = 256
 """Calls in one transaction: enough to hide the cost of a flush, few enough to answer within milliseconds."""
-
-BUSY_SECONDS = 30.0
-"""How long to wait for another process's write lock. Its transactions take milliseconds."""
 
 _RETRY_SECONDS = 0.0002
 """Pause between two tries to get the write lock; shorter than the courtesy pause, so that it falls into it."""
@@ -45,11 +42,6 @@ _CONTENTION_SECONDS = 1.0
 POLL_SECONDS = 0.02
 """How often to look for other processes' changes while somebody waits for one."""
 IDLE_POLL_SECONDS = 0.25
-
-_CACHED_STATEMENTS = 256
-"""More than the store has, so that none is prepared twice."""
-_CACHE_KIB = 65536
-"""Keeps the hot pages of some 100,000 rollouts in memory."""
 
 Result = TypeVar("Result")
 
@@ -67,23 +59,28 @@ def drive(connection: sqlite3.Connection, operation: Operation[Result]) -> Resul
     try:
         call = next(operation)
         while True:
-            sql, *_ = compiled = call.statement.compiled(Dialect.SQLITE)
+            sql, arguments, returns_rows = call.statement.compiled(Dialect.SQLITE)
             rows: list[Any] = []
-            for values in call.values:
-                rows += connection.execute(sql, _bind(compiled.arguments(values))).fetchall()
+            if returns_rows:
+                for values in call.values:
+                    rows += connection.execute(sql, arguments(values)).fetchall()
+            elif len(call.values) == 1:
+                connection.execute(sql, arguments(call.values[0]))
+            else:
+                connection.executemany(sql, map(arguments, call.values))
             call = operation.send(rows)
     except StopIteration as stop:
         result: Result = stop.value
         return result
 
 
-def _bind(arguments: list[Any]) -> list[Any]:
-    """Lists travel as JSON, for `json_each`."""
-    return [json.dumps(value) if type(value) is list else value for value in arguments]
-
-
 class SqliteDriver:
-    """`open` makes one. Belongs to the event loop it was opened in."""
+    """Belongs to the event loop it was opened in."""
+
+    @classmethod
+    async def open(cls, path: Path, clock: Callable[[], float] | None = None) -> "SqliteDriver":
+        own = await asyncio.to_thread(prepare, path)
+        return cls(path, clock or own)
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path = path
@@ -262,16 +259,6 @@ class _Thread:
         if batch:
             self.jobs.put(None)  # stop after this batch
         return batch
-
-
-def connect(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=_CACHED_STATEMENTS
-    )
-    for setting in ("journal_mode=WAL", "synchronous=FULL", f"cache_size=-{_CACHE_KIB}"):
-        connection.execute(f"PRAGMA {setting}")
-    connection.create_function("store_now", 0, clock)
-    return connection
 
 
 def _news(version: int) -> Operation[tuple[int, tuple[bool, int, bool] | None]]:

@@ -8,8 +8,10 @@ An operation is a generator: it yields calls of statements and is sent the rows,
 same operation runs in SQLite's writer thread and on PostgreSQL's asynchronous connection.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import StrEnum
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import ClauseElement, ColumnElement, Double, Table, bindparam, func
@@ -54,16 +56,27 @@ def _any_of_postgresql(element: any_of, compiler: SQLCompiler, **options: Any) -
     return f"{column} = ANY(CAST({compiler.process(element.parameter, **options)} AS TEXT[]))"
 
 
+Arguments = Callable[[Mapping[str, Any]], Sequence[Any]]
+
+
 class Compiled(NamedTuple):
     sql: str
-    order: tuple[str, ...]
-    """Names of the parameters, in the order of the placeholders."""
-    fixed: Mapping[str, Any]
-    """Values that are part of the statement."""
+    arguments: Arguments
+    """Puts the values of a call in the order of the placeholders; a missing one is a `KeyError`."""
+    returns_rows: bool
 
-    def arguments(self, values: Mapping[str, Any]) -> list[Any]:
-        fixed = self.fixed
-        return [values[name] if name in values else fixed[name] for name in self.order]
+
+def _arguments(order: Sequence[str], fixed: Mapping[str, Any]) -> Arguments:
+    """`fixed` are the values that are part of the statement."""
+    if not order:
+        return lambda values: ()
+    if len(order) == 1:
+        [name] = order
+        return lambda values: (values[name] if name in values else fixed[name],)
+    pick = itemgetter(*order)
+    if not fixed:
+        return pick
+    return lambda values: pick({**fixed, **values})
 
 
 Row = Sequence[Any]
@@ -78,6 +91,10 @@ class Call(NamedTuple):
 
 
 Operation = Generator[Call, list[Row], Result]
+
+
+def _lists_as_json(arguments: Arguments) -> Arguments:
+    return lambda values: [json.dumps(each) if type(each) is list else each for each in arguments(values)]
 
 
 def insert_into(table: Table, *numbered: str) -> Insert:
@@ -99,7 +116,11 @@ class Statement:
             made = self._clause.compile(dialect=_DIALECTS[dialect])
             assert isinstance(made, SQLCompiler)
             fixed = {name: value for name, value in made.params.items() if value is not None}
-            found = Compiled(str(made), tuple(made.positiontup or ()), fixed)
+            arguments = _arguments(made.positiontup or (), fixed)
+            if "json_each" in str(made):
+                arguments = _lists_as_json(arguments)
+            changes = made.isinsert or made.isupdate or made.isdelete
+            found = Compiled(str(made), arguments, not changes or bool(made.effective_returning))
             self._compiled[dialect] = found
         return found
 

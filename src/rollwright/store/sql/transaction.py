@@ -38,6 +38,8 @@ class Changes:
 
 @dataclass
 class Transaction:
+    repeated: bool = False
+    """Whether the same operations were run before, and nobody knows if they were committed."""
     changes: Changes = field(default_factory=Changes)
     _events: list[dict[str, Any]] = field(default_factory=list)
     _completions: list[dict[str, Any]] = field(default_factory=list)

@@ -18,6 +18,7 @@ def upgrade() -> None:
         sa.Column("place", NUMBER, primary_key=True, autoincrement=True),
         sa.Column("rollout_id", TEXT, nullable=False, unique=True),
         sa.Column("status", TEXT, nullable=False),
+        sa.Column("waiting", sa.SmallInteger, nullable=False),
         sa.Column("start_time", sa.Double, nullable=False),
         sa.Column("end_time", sa.Double),
         sa.Column("mode", TEXT),
@@ -30,7 +31,12 @@ def upgrade() -> None:
         sa.Column("input", sa.LargeBinary, nullable=False),
         sqlite_autoincrement=True,
     )
-    _index("rollouts_waiting", "rollouts", [sa.text("priority DESC"), "place"], "status IN ('queuing', 'requeuing')")
+    _index(
+        "rollouts_waiting",
+        "rollouts",
+        [sa.text("priority DESC"), "place"],
+        "waiting = 1",
+    )
     op.create_index("rollouts_status", "rollouts", ["status"])
     op.create_table(
         "attempts",

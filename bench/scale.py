@@ -1,0 +1,142 @@
+"""Does a process with 50,000 episodes in flight still cost as little for each as one with 1,000?
+
+    python bench/scale.py
+
+Each size runs in a process of its own: FrozenLake episodes in the whole pipeline against the simulated engine, which
+has a slot for every episode, so that nothing caps them. The engine's speed is set so that about the same number of
+turns comes due each second at every size; what is compared is memory for each episode in flight and CPU for each turn.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from results_file import write_results
+from rollwright.cli.console import console
+from rollwright.cli.event_loop import run_async
+from rollwright.config import build
+from rollwright.policies.lengths import LogNormalLength
+from rollwright.policies.players import SkilledPlayer
+from rollwright.policies.simulated import SimulatedEngine
+from rollwright.run.local import LocalRun
+
+SIZES = (1_000, 10_000, 50_000)
+TURNS_PER_SECOND = 1_500
+"""About half of what one core can do, so that the event loop's lag shows hiccups and not overload."""
+MEAN_TOKENS = 40.0
+GROUP_SIZE = 10
+LEAST_SECONDS = 20.0
+"""A small size plays so many batches that it runs at least this long."""
+MOST_GROWTH = 1.3
+
+
+def resident() -> int:
+    """Bytes of memory this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+async def lag(samples: list[float], interval: float = 0.01) -> None:
+    """How much later than asked for the event loop comes back."""
+    clock = asyncio.get_running_loop().time
+    while True:
+        due = clock() + interval
+        await asyncio.sleep(interval)
+        samples.append(clock() - due)
+
+
+async def play(size: int) -> dict[str, Any]:
+    turn_seconds = size / TURNS_PER_SECOND
+    engine = SimulatedEngine(
+        slots=size,
+        tokens_per_second=MEAN_TOKENS / turn_seconds,
+        lengths=LogNormalLength(MEAN_TOKENS, 0.5),
+        player=SkilledPlayer(0.7),
+        track_episodes=False,
+    )
+    config = build(
+        {
+            "name": "scale",
+            "max_inflight": size,
+            "rollout_batch_size": size,
+            "async_generation_ratio": 1,
+            "limits": {"generate_timeout": 1e6, "episode_timeout": 1e6},
+            "train_env_manager": {
+                "num_env_groups": size // GROUP_SIZE,
+                "group_size": GROUP_SIZE,
+                "tags": ["FrozenLake"],
+            },
+        }
+    )
+    before = resident()
+    lags: list[float] = []
+    async with LocalRun(config, policy=engine) as run:
+        while run.activity.inflight < size:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(turn_seconds)
+        held = resident() - before
+        watching = asyncio.create_task(lag(lags))
+        wall, cpu, turns = time.monotonic(), time.process_time(), run.activity.turns
+        await run.get_batch()
+        while time.monotonic() - wall < LEAST_SECONDS:
+            await run.get_batch()
+        cpu, turns = time.process_time() - cpu, run.activity.turns - turns
+        wall = time.monotonic() - wall
+        watching.cancel()
+        inflight = run.activity.inflight
+    lags.sort()
+    return {
+        "episodes": size,
+        "inflight_at_end": inflight,
+        "turns": turns,
+        "turns_per_second": turns / wall,
+        "kib_per_episode": held / size / 1024,
+        "cpu_ms_per_turn": 1000 * cpu / turns,
+        "lag_p50_ms": 1000 * lags[len(lags) // 2],
+        "lag_p99_ms": 1000 * lags[int(len(lags) * 0.99)],
+    }
+
+
+def main() -> None:
+    if len(sys.argv) == 2:
+        print(json.dumps(run_async(play(int(sys.argv[1])))))
+        return
+    screen = console()
+    rows = []
+    for size in SIZES:
+        with screen.status(f"{size:,} episodes in flight …"):
+            done = subprocess.run(
+                [sys.executable, __file__, str(size)], capture_output=True, text=True, check=True
+            )
+            rows.append(json.loads(done.stdout))
+    table = Table(box=box.SIMPLE_HEAD, title="episodes in flight in one process", title_justify="left")
+    for name in ("episodes", "turns/s", "KiB/episode", "CPU ms/turn", "lag p50 ms", "lag p99 ms"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['episodes']:,}",
+            f"{row['turns_per_second']:,.0f}",
+            f"{row['kib_per_episode']:.1f}",
+            f"{row['cpu_ms_per_turn']:.3f}",
+            f"{row['lag_p50_ms']:.2f}",
+            f"{row['lag_p99_ms']:.2f}",
+        )
+    screen.print(table)
+    growth = {key: rows[-1][key] / rows[0][key] for key in ("kib_per_episode", "cpu_ms_per_turn")}
+    for key, ratio in growth.items():
+        verdict = "met" if ratio <= MOST_GROWTH else "NOT met"
+        screen.print(
+            f"{key}: {ratio:.2f}x from {SIZES[0]:,} to {SIZES[-1]:,} (target <= {MOST_GROWTH}): {verdict}"
+        )
+    write_results("scale", {"sizes": rows, "growth": growth})
+
+
+if __name__ == "__main__":
+    main()

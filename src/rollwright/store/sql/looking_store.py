@@ -1,0 +1,154 @@
+"""The half of `SqlStore` that looks: queries, pages, counts, and resources."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, new_id, parse_statuses
+from rollwright.store.contract import Store, StoreError
+from rollwright.store.records import (
+    Attempt,
+    Event,
+    Page,
+    ResourcesUpdate,
+    Rollout,
+    RolloutStatus,
+    Worker,
+    WorkerStatus,
+)
+from rollwright.store.sql import looking
+from rollwright.store.sql.driver import Driver, Write, nothing
+from rollwright.store.sql.resources import (
+    add_resources,
+    get_resources,
+    latest_resources,
+    query_resources,
+    update_resources,
+)
+from rollwright.store.sql.statements import Operation
+from rollwright.store.transitions import lapsed
+
+Result = TypeVar("Result")
+
+
+class LookingStore(Store):
+    """Everything that changes no rollout."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._closed = False
+
+    async def _write(self, make: Write[Result]) -> Result:
+        if self._closed:
+            raise StoreError("the store is closed")
+        return await self._driver.write(make)
+
+    async def _read(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
+        """Never shows an attempt whose lease is over as alive: it is ended first."""
+        if self._closed:
+            raise StoreError("the store is closed")
+        while True:
+            found = await self._driver.read(partial(_unless_lapsed, make, arguments))
+            if found is not None:
+                return found[0]
+            await self._driver.write(nothing)
+
+    async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
+        return (await self._read(looking.find_rollouts, [rollout_id])).get(rollout_id)
+
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        return await self._read(looking.latest_attempt, rollout_id)
+
+    async def query_rollouts(
+        self,
+        *,
+        status: RolloutStatus | str | Iterable[RolloutStatus | str] | None = None,
+        rollout_ids: Iterable[str] | None = None,
+        rollout_id_contains: str | None = None,
+        mode: str | None = None,
+        sort_by: str = "start_time",
+        sort_order: Literal["asc", "desc"] = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> Page[Rollout]:
+        check_page(limit, offset, sort_order, sort_by, ROLLOUT_SORTS)
+        return await self._read(
+            looking.query_rollouts,
+            parse_statuses(RolloutStatus, status),
+            None if rollout_ids is None else list(rollout_ids),
+            rollout_id_contains,
+            mode,
+            sort_by,
+            sort_order,
+            limit,
+            offset,
+        )
+
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_order: Literal["asc", "desc"] = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> Page[Attempt]:
+        check_page(limit, offset, sort_order)
+        return await self._read(looking.query_attempts, rollout_id, sort_order, limit, offset)
+
+    async def query_workers(
+        self,
+        *,
+        status: WorkerStatus | str | Iterable[WorkerStatus | str] | None = None,
+        limit: int = -1,
+        offset: int = 0,
+    ) -> Page[Worker]:
+        check_page(limit, offset)
+        return await self._read(looking.query_workers, parse_statuses(WorkerStatus, status), limit, offset)
+
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        return await self._read(looking.find_worker, worker_id)
+
+    async def statistics(self) -> dict[str, int]:
+        return await self._read(looking.statistics)
+
+    async def get_trajectories(self, rollout_ids: Sequence[str], *, failed: bool = False) -> dict[str, bytes]:
+        return await self._read(looking.get_trajectories, rollout_ids, failed)
+
+    async def read_journal(self, rollout_id: str) -> list[bytes]:
+        return await self._read(looking.read_journal, rollout_id)
+
+    async def read_events(self, after: int = 0, *, limit: int = 10_000) -> list[Event]:
+        return await self._read(looking.read_events, after, limit)
+
+    async def add_resources(
+        self, resources: Mapping[str, Any], *, resources_id: str | None = None
+    ) -> ResourcesUpdate:
+        name = new_id("rs") if resources_id is None else check_id(resources_id, "resources_id")
+        return await self._write(lambda tx: add_resources(name, resources))
+
+    async def update_resources(self, resources_id: str, resources: Mapping[str, Any]) -> ResourcesUpdate:
+        return await self._write(lambda tx: update_resources(resources_id, resources))
+
+    async def get_resources_by_id(
+        self, resources_id: str, *, version: int | None = None
+    ) -> ResourcesUpdate | None:
+        return await self._read(get_resources, resources_id, version)
+
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        return await self._read(latest_resources)
+
+    async def query_resources(
+        self, *, resources_id_contains: str | None = None, limit: int = -1, offset: int = 0
+    ) -> Page[ResourcesUpdate]:
+        check_page(limit, offset)
+        return await self._read(query_resources, resources_id_contains, limit, offset)
+
+
+def _unless_lapsed(
+    make: Callable[..., Operation[Result]], arguments: Sequence[Any]
+) -> Operation[tuple[Result] | None]:
+    """The result, or `None` if there is a lease to be ended first."""
+    lease, now = yield from looking.first_lease()
+    if lapsed(lease, now):
+        return None
+    return ((yield from make(*arguments)),)

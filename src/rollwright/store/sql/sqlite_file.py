@@ -1,0 +1,82 @@
+"""Opening a SQLite file: its tables are made or brought up to date, and its clock is found."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rollwright.store.contract import StoreError
+from rollwright.store.sql.migrate import READ_VERSION, VERSION_TABLE, missing_steps
+from rollwright.store.sql.statements import Dialect
+
+BUSY_SECONDS = 30.0
+"""How long to wait for another process's lock. Its transactions take milliseconds."""
+
+_CACHED_STATEMENTS = 256
+"""More than the store has, so that none is prepared twice."""
+_CACHE_KIB = 65536
+"""Keeps the hot pages of some 100,000 rollouts in memory."""
+_OLDEST_SQLITE = (3, 35)
+"""The first with `RETURNING`."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Linux names each start of the machine here."""
+
+
+def connect(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=_CACHED_STATEMENTS
+    )
+    for setting in ("journal_mode=WAL", "synchronous=FULL", f"cache_size=-{_CACHE_KIB}"):
+        connection.execute(f"PRAGMA {setting}")
+    connection.create_function("store_now", 0, clock)
+    return connection
+
+
+def prepare(path: Path) -> Callable[[], float]:
+    """Makes the file ready for use; returns its clock."""
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old: the store needs 3.35 or newer")
+    try:
+        connection = connect(path, time.time)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for step in _statements(missing_steps(Dialect.SQLITE, _version(connection), str(path))):
+                connection.execute(step)
+            clock = _clock(connection)
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be opened as a store: {error}") from error
+    return clock
+
+
+def _version(connection: sqlite3.Connection) -> str | None:
+    known = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    if not connection.execute(known, [VERSION_TABLE]).fetchone():
+        return None
+    [version] = connection.execute(READ_VERSION).fetchone()
+    return str(version)
+
+
+def _statements(script: str) -> Iterator[str]:
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _clock(connection: sqlite3.Connection) -> Callable[[], float]:
+    """The monotonic clock, shifted so that it was right when the file was first opened since the machine
+    started. So all processes have the same time, and it never jumps."""
+    offset = time.time() - time.monotonic()
+    if _BOOT_ID.exists():
+        boot_id = _BOOT_ID.read_text().strip()
+        connection.execute(
+            'INSERT OR IGNORE INTO clocks (boot_id, "offset") VALUES (?, ?)', [boot_id, offset]
+        )
+        [offset] = connection.execute('SELECT "offset" FROM clocks WHERE boot_id = ?', [boot_id]).fetchone()
+    return lambda: offset + time.monotonic()

@@ -1,0 +1,296 @@
+"""`SqlStore`: the store's contract over a SQL database, SQLite or PostgreSQL.
+
+Calls become operations that a driver runs; waiting calls are woken by the driver's word of changes, their own
+process's or another's. A watch sleeps until the next lease ends, so that leases end in a store nobody calls.
+Every write is safe to run twice, because a driver whose connection broke cannot know whether its commit came
+through: ids, claims and journal entries are named before they are sent.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from rollwright.store.checks import check_change, check_claim, check_id, check_report, check_request, new_id
+from rollwright.store.contract import NotFound, StoreUnavailable
+from rollwright.store.records import (
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    Completion,
+    EnqueueRequest,
+    Rollout,
+    RolloutConfig,
+    RolloutStatus,
+)
+from rollwright.store.sql import looking, queueing, reporting
+from rollwright.store.sql.claimants import Ask, Claimants
+from rollwright.store.sql.driver import Driver, nothing
+from rollwright.store.sql.looking_store import LookingStore
+from rollwright.store.sql.transaction import Changes
+from rollwright.store.transitions import FINAL_ROLLOUT, lapsed
+from rollwright.store.waiting import Deadline, Signal
+
+WATCH_SECONDS = 1.0
+"""How often to look for the leases of other processes, whose claims nobody tells this one of."""
+
+_EARLIEST_WATCH = 0.001
+"""Clocks round: looking at the exact end of a lease could come just before it, again and again."""
+
+
+RECHECK_SECONDS = 10.0
+"""A rollout that ended and was deleted before its waiter looked is found missing after this time."""
+
+_NEWS = 10_000
+"""Completions read at once by a waiter; the log is read on if there are more."""
+
+
+class SqlStore(LookingStore):
+    """Takes over the driver; `close` closes it."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver)
+        self._claimants = Claimants(self._claim_for_each, self._give_back)
+        self._completed = Signal()
+        self._taken = Signal()
+        self._lease_nearer = Signal()
+        self._watching_until = inf
+        self._background: set[asyncio.Task[Any]] = set()
+        driver.watch(self._on_change, self._is_waited_for)
+        self._watch = asyncio.get_running_loop().create_task(self._end_leases())
+
+    # -- asking for episodes ------------------------------------------------------------------------
+
+    async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRequest]) -> list[Rollout]:
+        checked = [check_request(request) for request in requests]
+        return await self._write(lambda tx: queueing.enqueue(tx, checked))
+
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        *,
+        status: RolloutStatus | str | None = None,
+        mode: str | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        reason: str | None = None,
+    ) -> Rollout:
+        change = check_change(status, mode, resources_id, config, priority)
+        return await self._write(lambda tx: queueing.update_rollout(tx, rollout_id, change, metadata, reason))
+
+    async def cancel_rollouts(self, rollout_ids: Iterable[str], reason: str) -> list[str]:
+        wanted = list(rollout_ids)
+        return await self._write(lambda tx: queueing.cancel(tx, wanted, reason))
+
+    # -- playing them -------------------------------------------------------------------------------
+
+    async def dequeue_many_rollouts(
+        self,
+        limit: int = 1,
+        worker_id: str | None = None,
+        *,
+        timeout: float = 0.0,
+        claim_id: str | None = None,
+    ) -> list[AttemptedRollout]:
+        check_claim(limit, worker_id, claim_id)
+        ask = (limit, worker_id, claim_id or new_id("cl"))
+        if self._claimants and timeout > 0:
+            claimed = []  # whoever came earlier is served first
+        else:
+            asked_before = claim_id is not None
+            claimed = await self._claimed(
+                self._write(lambda tx: queueing.claim(tx, *ask, asked_before=asked_before))
+            )
+        if not claimed and timeout > 0:
+            claimed = await self._claimants.wait(ask, timeout)
+        return claimed
+
+    async def _claimed(self, claiming: Awaitable[list[AttemptedRollout]]) -> list[AttemptedRollout]:
+        """Waits for a claim; if the caller stops waiting, what comes of it is given back."""
+        task = asyncio.ensure_future(claiming)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._in_background(self._undo(task))
+            raise
+
+    async def _undo(self, claiming: "asyncio.Future[list[AttemptedRollout]]") -> None:
+        await self._give_back(await claiming)
+
+    async def _claim_for_each(self, asked: Sequence[Ask]) -> list[list[AttemptedRollout]]:
+        return await self._write(lambda tx: queueing.claim_for_each(tx, asked))
+
+    async def _give_back(self, claimed: Sequence[AttemptedRollout]) -> None:
+        await self._write(lambda tx: reporting.give_back(tx, claimed, "its worker stopped asking"))
+
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, *, claim_id: str | None = None
+    ) -> AttemptedRollout:
+        check_claim(1, worker_id, claim_id)
+        claim = claim_id or new_id("cl")
+        return await self._write(lambda tx: queueing.start(tx, rollout_id, worker_id, claim))
+
+    async def start_requested_rollout(
+        self, request: EnqueueRequest, worker_id: str | None = None, *, claim_id: str | None = None
+    ) -> AttemptedRollout:
+        check_claim(1, worker_id, claim_id)
+        claim, checked = claim_id or new_id("cl"), check_request(request)
+        return await self._write(lambda tx: queueing.start_new(tx, checked, worker_id, claim))
+
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        *,
+        status: AttemptStatus | str | None = None,
+        worker_id: str | None = None,
+        trajectory: bytes | None = None,
+        reason: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Attempt:
+        parsed = check_report(status, worker_id, trajectory)
+        return await self._write(
+            lambda tx: reporting.report(
+                tx,
+                rollout_id,
+                attempt_id,
+                status=parsed,
+                worker_id=worker_id,
+                trajectory=trajectory,
+                reason=reason,
+                metadata=metadata,
+            )
+        )
+
+    async def update_worker(
+        self,
+        worker_id: str,
+        *,
+        heartbeat_stats: Mapping[str, Any] | None = None,
+        attempts: Iterable[tuple[str, str]] | None = None,
+    ) -> list[tuple[str, str]]:
+        check_id(worker_id, "worker_id")
+        pairs = None if attempts is None else list(attempts)
+        return await self._write(lambda tx: reporting.heartbeat(tx, worker_id, heartbeat_stats, pairs))
+
+    async def wait_for_cancellations(self, worker_id: str, *, timeout: float) -> list[tuple[str, str]]:
+        check_id(worker_id, "worker_id")
+        deadline = Deadline(timeout)
+        while not self._closed:
+            seen = self._taken.count
+            if await self._read(looking.is_to_be_told, worker_id):
+                return await self._write(lambda tx: reporting.tell_taken(tx, worker_id))
+            left = deadline.left()
+            if not left:
+                break
+            await self._taken.wait(left, seen)
+        return []
+
+    # -- the turn journal ---------------------------------------------------------------------------
+
+    async def append_journal(
+        self, rollout_id: str, attempt_id: str, entries: Sequence[bytes], *, append_id: str | None = None
+    ) -> None:
+        name = append_id or new_id("ap")
+        await self._write(lambda tx: reporting.append_journal(tx, rollout_id, attempt_id, entries, name))
+
+    async def clear_journal(self, rollout_id: str, attempt_id: str) -> None:
+        await self._write(lambda tx: reporting.clear_journal(tx, rollout_id, attempt_id))
+
+    # -- results ------------------------------------------------------------------------------------
+
+    async def read_completions(
+        self, after: int = 0, *, limit: int = 1000, timeout: float = 0.0
+    ) -> list[Completion]:
+        deadline = Deadline(timeout)
+        while True:
+            seen = self._completed.count
+            found = await self._read(looking.read_completions, after, limit)
+            left = deadline.left()
+            if found or not left:
+                return found
+            await self._completed.wait(left, seen)
+            if self._closed:
+                return []
+
+    async def wait_for_rollouts(
+        self, rollout_ids: Iterable[str], *, timeout: float | None = None
+    ) -> list[Rollout]:
+        deadline = Deadline(timeout)
+        wanted = list(dict.fromkeys(rollout_ids))
+        seen = self._completed.count
+        cursor, statuses = await self._read(looking.statuses, wanted)
+        for rollout_id in wanted:
+            if rollout_id not in statuses:
+                raise NotFound(f"no rollout {rollout_id!r}")
+        pending = {name for name, status in statuses.items() if status not in FINAL_ROLLOUT}
+        while pending and (left := deadline.left()) != 0:
+            await self._completed.wait(RECHECK_SECONDS if left is None else min(left, RECHECK_SECONDS), seen)
+            if self._closed:
+                return []
+            seen = self._completed.count
+            if news := await self._read(looking.read_completions, cursor, _NEWS):
+                cursor = news[-1].cursor
+                pending.difference_update(each.rollout_id for each in news)
+            else:
+                cursor, statuses = await self._read(looking.statuses, list(pending))
+                pending = {name for name, status in statuses.items() if status not in FINAL_ROLLOUT}
+        found = await self._read(looking.find_rollouts, wanted)
+        return [found[name] for name in wanted if name in found and found[name].status in FINAL_ROLLOUT]
+
+    # -- housekeeping -------------------------------------------------------------------------------
+
+    async def delete_rollouts(self, rollout_ids: Iterable[str]) -> int:
+        wanted = list(rollout_ids)
+        return await self._write(lambda tx: reporting.delete_rollouts(tx, wanted))
+
+    async def delete_finished(self, *, older_than: float, limit: int = 10_000) -> int:
+        return await self._write(lambda tx: reporting.delete_finished(tx, older_than, limit))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._watch.cancel()
+        for signal in (self._completed, self._taken):
+            signal.notify()
+        await self._claimants.close()
+        await asyncio.gather(self._watch, *self._background, return_exceptions=True)
+        await self._driver.close()
+
+    # -- waking -------------------------------------------------------------------------------------
+
+    def _on_change(self, changes: Changes) -> None:
+        if changes.waiting:
+            self._claimants.wake()
+        if changes.completed:
+            self._completed.notify()
+        if changes.taken:
+            self._taken.notify()
+        if changes.lease < self._watching_until:
+            self._lease_nearer.notify()
+
+    def _is_waited_for(self) -> bool:
+        return bool(self._claimants or self._completed or self._taken)
+
+    async def _end_leases(self) -> None:
+        while True:
+            seen = self._lease_nearer.count
+            try:
+                lease, now = await self._driver.read(looking.first_lease)
+                if lapsed(lease, now):
+                    await self._driver.write(nothing)
+                    continue
+            except StoreUnavailable:  # whoever calls is told; the watch goes on when the store is back
+                lease, now = None, inf
+            ends_in = inf if lease is None else lease - now
+            delay = min(max(ends_in, _EARLIEST_WATCH), WATCH_SECONDS)
+            self._watching_until = now + delay
+            await self._lease_nearer.wait(delay, seen)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
