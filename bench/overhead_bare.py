@@ -1,6 +1,7 @@
 """The limit: a bare aiohttp loop that posts the growing conversation and keeps nothing.
 
-As lean as aiohttp allows: no cookies, no needless headers, JSON by msgspec. Nobody who talks to an engine
+As lean as aiohttp allows: no cookies, no needless headers, JSON by msgspec, and the garbage collector as rarely at
+work as in our own runs. Nobody who talks to an engine
 through aiohttp can spend less.
 """
 
@@ -20,6 +21,7 @@ from overhead_episode import (
     measure,
     report,
 )
+from rollwright.run.garbage import rare_collections
 
 
 async def run(order: Order) -> Cell:
@@ -49,4 +51,5 @@ async def run(order: Order) -> Cell:
 if __name__ == "__main__":
     order = Order.from_command_line()
     allow_open_files(order.concurrent)
-    report(uvloop.run(run(order)))
+    with rare_collections():
+        report(uvloop.run(run(order)))

@@ -139,6 +139,13 @@ def make(tag: str, config: Mapping[str, Any] | None = None) -> Env:
         raise ConfigError(f"environment {tag}: {error}") from error
 
 
+def takes(tag: str, key: str) -> bool:
+    """Whether environments of this tag have a setting of this name."""
+    factory = spec(tag).factory
+    parameters = _parameters(_imported(factory) if isinstance(factory, str) else factory)
+    return any(parameter.name == key for parameter in parameters)
+
+
 def _imported(path: str) -> Factory:
     module, _, name = path.partition(":")
     try:

@@ -86,7 +86,7 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
     spec = registry.spec(env_type)
     env_config = {**spec.config, **custom.env_config}
     max_steps = custom.max_steps or env_config.get("max_steps", spec.max_steps)
-    if "max_steps" in spec.config:
+    if registry.takes(env_type, "max_steps"):
         env_config["max_steps"] = max_steps
     max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
     own = registry.make(env_type, env_config).prompts

@@ -16,6 +16,7 @@ from rollwright.policies.base import Policy
 from rollwright.rollout import Activity, Batch, Gate, RolloutContext, RolloutScheduler
 from rollwright.rollout.capacity import START, CapacityFinder, Window
 from rollwright.run.assembly import SettingsTable, build_policy, make_env
+from rollwright.run.garbage import rare_collections
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
 from rollwright.workers import Worker
@@ -58,6 +59,7 @@ class LocalRun:
         self._training: RolloutScheduler | None = None
 
     async def __aenter__(self) -> Self:
+        self._stack.enter_context(rare_collections())
         self._stack.push_async_callback(self.policy.close)
         self._stack.push_async_callback(self.store.close)
         self._work = asyncio.create_task(self._run_workers(), name="workers")

@@ -20,7 +20,8 @@ _WIDTH = 4
 
 
 def token_ids(values: Iterable[int] = ()) -> TokenIds:
-    return array("i", values)
+    # `array` would read bytes as machine words; here they are small integers, like anywhere else
+    return array("i", list(values) if isinstance(values, bytes | bytearray | memoryview) else values)
 
 
 def floats(values: Iterable[float] = ()) -> Floats:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from rollwright.store.sql.statements import Operation
-from rollwright.store.sql.transaction import Changes, Transaction
+from rollwright.store.sql.transaction import Changes, Stamps, Transaction
 
 Result = TypeVar("Result")
 Write = Callable[[Transaction], Operation[Result]]
@@ -13,10 +13,15 @@ Read = Callable[[], Operation[Result]]
 
 
 class Driver(Protocol):
-    async def write(self, make: Write[Result]) -> Result:
-        """Runs the operation in a transaction, alone or with others, and returns when it is durable.
+    stamps: Stamps
+    """Of its workers, not yet written."""
 
-        Every transaction first ends the attempts whose lease is over.
+    async def write(self, make: Write[Result], *, lasting: bool) -> Result:
+        """Runs the operation in a transaction, alone or with others, and returns when it is committed.
+
+        `lasting`: it must survive a power cut, not only the death of every process. What is not, such as a claim
+        or a heartbeat, is as if it had never happened if the power fails: the rollout is given out again. Every
+        transaction first ends the attempts whose lease is over.
         """
         ...
 

@@ -20,8 +20,9 @@ from rollwright.store.records import (
     WorkerStatus,
 )
 from rollwright.store.sql import schema
-from rollwright.store.sql.queueing import CLOCK, ROLLOUTS
-from rollwright.store.sql.rows import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, AttemptRow, RolloutRow
+from rollwright.store.sql.queueing import ROLLOUTS
+from rollwright.store.sql.reporting import ENDED
+from rollwright.store.sql.rows import ROLLOUT_COLUMNS, AttemptRow, RolloutRow
 from rollwright.store.sql.schema import (
     attempts,
     completions,
@@ -32,7 +33,7 @@ from rollwright.store.sql.schema import (
     trajectories,
     workers,
 )
-from rollwright.store.sql.statements import Operation, Statement, any_of
+from rollwright.store.sql.statements import NOW, Operation, Statement, any_of
 from rollwright.store.sql.transaction import COMPLETIONS
 from rollwright.store.transitions import worker_status
 
@@ -84,18 +85,30 @@ def _rollout_query(filters: frozenset[str], sort_by: str, sort_order: str) -> tu
 
 
 def latest_attempt(rollout_id: str) -> Operation[Attempt | None]:
-    rows = yield ATTEMPTS(rollout_id=rollout_id)
-    return AttemptRow(*rows[-1]).record(rollout_id) if rows else None
+    attempts = yield from _attempts(rollout_id)
+    return attempts[-1] if attempts else None
 
 
 def query_attempts(rollout_id: str, sort_order: str, limit: int, offset: int) -> Operation[Page[Attempt]]:
-    rows = yield ATTEMPTS(rollout_id=rollout_id)
-    if not rows and not (yield ROLLOUTS(ids=[rollout_id])):
+    found = yield from _attempts(rollout_id)
+    if found is None:
         raise NotFound(f"no rollout {rollout_id!r}")
-    found = [AttemptRow(*row).record(rollout_id) for row in rows]
     if sort_order == "desc":
         found.reverse()
     return Page(found[offset : None if limit < 0 else offset + limit], len(found), limit, offset)
+
+
+def _attempts(rollout_id: str) -> Operation[list[Attempt] | None]:
+    """Those that have ended and the current one, in order; `None` if there is no such rollout."""
+    rows = yield ROLLOUTS(ids=[rollout_id])
+    if not rows:
+        return None
+    row = RolloutRow(*rows[0])
+    ended = yield ENDED(at_place=row.place)
+    found = [AttemptRow(*each).record(rollout_id) for each in ended]
+    if row.attempt_id is not None:
+        found.append(row.attempt())
+    return found
 
 
 def query_workers(
@@ -136,7 +149,8 @@ def statistics() -> Operation[dict[str, int]]:
     counts: dict[str, int] = {str(status): 0 for status in RolloutStatus}
     for status, count in (yield COUNT_ROLLOUTS()):
         counts[status] = count
-    [[counts["attempts"]]] = yield COUNT_ATTEMPTS()
+    [[ended]] = yield COUNT_ENDED()
+    counts["attempts"] = ended + counts[RolloutStatus.PREPARING] + counts[RolloutStatus.RUNNING]
     [[counts["workers"]]] = yield COUNT_WORKERS()
     [[counts["completions"]]] = yield LAST_CURSOR()
     return counts
@@ -192,22 +206,16 @@ def first_lease() -> Operation[tuple[float | None, float]]:
 
 _last_cursor = select(counters.c.value).where(counters.c.name == COMPLETIONS)
 
-ATTEMPTS = Statement(
-    select(*ATTEMPT_COLUMNS)
-    .join_from(rollouts, attempts, attempts.c.place == rollouts.c.place)
-    .where(rollouts.c.rollout_id == bindparam("rollout_id"))
-    .order_by(attempts.c.sequence_id)
-)
+CLOCK = Statement(select(NOW))
 WORKERS = Statement(select(workers).order_by(workers.c.worker_id))
 WORKER = Statement(select(workers).where(workers.c.worker_id == bindparam("worker_id")))
 HOLDINGS = Statement(
-    select(attempts.c.worker_id, rollouts.c.rollout_id, attempts.c.attempt_id)
-    .join_from(attempts, rollouts, rollouts.c.place == attempts.c.place)
-    .where(any_of(attempts.c.worker_id, "ids"), attempts.c.end_time.is_(None))
-    .order_by(attempts.c.start_time, attempts.c.place)
+    select(rollouts.c.worker_id, rollouts.c.rollout_id, rollouts.c.attempt_id)
+    .where(any_of(rollouts.c.worker_id, "ids"), schema.HELD)
+    .order_by(rollouts.c.attempt_start, rollouts.c.place)
 )
 COUNT_ROLLOUTS = Statement(select(rollouts.c.status, func.count()).group_by(rollouts.c.status))
-COUNT_ATTEMPTS = Statement(select(func.count()).select_from(attempts))
+COUNT_ENDED = Statement(select(func.count()).select_from(attempts))
 COUNT_WORKERS = Statement(select(func.count()).select_from(workers))
 LAST_CURSOR = Statement(_last_cursor)
 STATUSES = Statement(
@@ -255,4 +263,4 @@ PROGRESS = Statement(
         exists(select(1).select_from(attempts).where(schema.UNTOLD)),
     )
 )
-FIRST_LEASE = Statement(select(func.min(attempts.c.lease_expires)).where(attempts.c.end_time.is_(None)))
+FIRST_LEASE = Statement(select(func.min(rollouts.c.lease_expires)).where(schema.HELD))

@@ -18,6 +18,7 @@ from rollwright.store.records import (
 )
 from rollwright.store.sql import looking
 from rollwright.store.sql.driver import Driver, Write, nothing
+from rollwright.store.sql.reporting import write_stamps
 from rollwright.store.sql.resources import (
     add_resources,
     get_resources,
@@ -38,10 +39,10 @@ class LookingStore(Store):
         self._driver = driver
         self._closed = False
 
-    async def _write(self, make: Write[Result]) -> Result:
+    async def _write(self, make: Write[Result], *, lasting: bool = True) -> Result:
         if self._closed:
             raise StoreError("the store is closed")
-        return await self._driver.write(make)
+        return await self._driver.write(make, lasting=lasting)
 
     async def _read(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
         """Never shows an attempt whose lease is over as alive: it is ended first."""
@@ -51,7 +52,7 @@ class LookingStore(Store):
             found = await self._driver.read(partial(_unless_lapsed, make, arguments))
             if found is not None:
                 return found[0]
-            await self._driver.write(nothing)
+            await self._driver.write(nothing, lasting=False)
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
         return (await self._read(looking.find_rollouts, [rollout_id])).get(rollout_id)
@@ -103,12 +104,15 @@ class LookingStore(Store):
         offset: int = 0,
     ) -> Page[Worker]:
         check_page(limit, offset)
+        await self._write(write_stamps, lasting=False)
         return await self._read(looking.query_workers, parse_statuses(WorkerStatus, status), limit, offset)
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        await self._write(write_stamps, lasting=False)
         return await self._read(looking.find_worker, worker_id)
 
     async def statistics(self) -> dict[str, int]:
+        await self._write(write_stamps, lasting=False)
         return await self._read(looking.statistics)
 
     async def get_trajectories(self, rollout_ids: Sequence[str], *, failed: bool = False) -> dict[str, bytes]:
@@ -124,10 +128,10 @@ class LookingStore(Store):
         self, resources: Mapping[str, Any], *, resources_id: str | None = None
     ) -> ResourcesUpdate:
         name = new_id("rs") if resources_id is None else check_id(resources_id, "resources_id")
-        return await self._write(lambda tx: add_resources(name, resources))
+        return await self._write(lambda tx: add_resources(tx, name, resources))
 
     async def update_resources(self, resources_id: str, resources: Mapping[str, Any]) -> ResourcesUpdate:
-        return await self._write(lambda tx: update_resources(resources_id, resources))
+        return await self._write(lambda tx: update_resources(tx, resources_id, resources))
 
     async def get_resources_by_id(
         self, resources_id: str, *, version: int | None = None

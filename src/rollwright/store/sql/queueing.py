@@ -7,61 +7,57 @@ savepoints: a refused one leaves nothing for the others to commit.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import ColumnElement, Double, String, bindparam, cast, literal, null, select, update
 
-from rollwright.store.checks import EMPTY, NewRollout, RolloutChange, config_to_bytes, merged, new_id, unpack
+from rollwright.store.checks import NewRollout, RolloutChange, config_to_bytes, merged, new_id, unpack
 from rollwright.store.contract import ImpossibleChange, NotFound
-from rollwright.store.records import AttemptedRollout, AttemptStatus, EventKind, Rollout, RolloutStatus
-from rollwright.store.sql import schema
-from rollwright.store.sql.changes import withdraw
-from rollwright.store.sql.rows import ATTEMPT_COLUMNS, ROLLOUT_COLUMNS, AttemptRow, RolloutRow, RuleRow
-from rollwright.store.sql.schema import attempts, resources, rollouts
-from rollwright.store.sql.statements import NOW, Operation, Row, Statement, any_of, insert_into
+from rollwright.store.records import AttemptedRollout, EventKind, Rollout, RolloutStatus
+from rollwright.store.sql.changes import lease_from, withdraw
+from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow
+from rollwright.store.sql.schema import HELD, resources, rollouts
+from rollwright.store.sql.schema import WAITING as IS_WAITING
+from rollwright.store.sql.statements import Operation, Row, Statement, any_of, insert_into
 from rollwright.store.sql.transaction import Transaction
-from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, lease_end, unchanged
+from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, unchanged
 
 
 def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> Operation[list[Rollout]]:
     yield from _require_resources(each.resources_id for each in new)
-    inserted = yield INSERT_ROLLOUT.many([_values(each) for each in new])
-    times: dict[str, float] = dict(inserted)  # type: ignore[arg-type]
+    inserted = {row[0] for row in (yield INSERT_ROLLOUT.many([_values(each, tx.now) for each in new]))}
+    records: dict[str, Rollout] = {}
     for each in new:
-        if each.rollout_id in times:
-            tx.event(times[each.rollout_id], EventKind.ENQUEUED, each.rollout_id)
-    tx.changes.waiting |= bool(times)
-    records = {
-        each.rollout_id: _record(each, times[each.rollout_id]) for each in new if each.rollout_id in times
-    }
-    there = [each.rollout_id for each in new if each.rollout_id not in times]
+        if each.rollout_id in inserted and each.rollout_id not in records:
+            records[each.rollout_id] = _record(each, tx.now)
+            tx.event(EventKind.ENQUEUED, each.rollout_id)
+    tx.changes.waiting |= bool(inserted)
+    there = [each.rollout_id for each in new if each.rollout_id not in inserted]
     if there:
         rows = yield ROLLOUTS(ids=there)
         records.update((row[1], RolloutRow(*row).record()) for row in rows)
     return [records[each.rollout_id] for each in new]
 
 
-def _values(new: NewRollout) -> dict[str, Any]:
+def _values(new: NewRollout, now: float) -> dict[str, Any]:
     return {
         "rollout_id": new.rollout_id,
-        "status": RolloutStatus.QUEUING,
-        "waiting": 1,
-        "end_time": None,
+        "start_time": now,
         "mode": new.mode,
         "resources_id": new.resources_id,
         "config": config_to_bytes(new.config),
+        "timeout_seconds": new.config.timeout_seconds,
+        "unresponsive_seconds": new.config.unresponsive_seconds,
         "metadata": new.metadata,
         "priority": new.priority,
-        "tries": 0,
-        "attempts": 0,
         "input": new.input,
     }
 
 
-def _record(new: NewRollout, start_time: float) -> Rollout:
+def _record(new: NewRollout, now: float) -> Rollout:
     return Rollout(
         rollout_id=new.rollout_id,
         input=unpack(new.input),
         status=RolloutStatus.QUEUING,
-        start_time=start_time,
+        start_time=now,
         mode=new.mode,
         resources_id=new.resources_id,
         config=new.config,
@@ -77,13 +73,10 @@ def claim(
     if asked_before or tx.repeated:
         held = yield CLAIMED(claim_id=claim_id)
         if held:
-            return [_attempted(row) for row in held]
-    rows = yield TAKE(count=limit)
-    given = yield from _give(tx, rows, worker_id, claim_id)
-    if not rows:
-        [[now]] = yield CLOCK()
-        tx.heard(worker_id, now, last_dequeue_time=now)
-    return given
+            return [RolloutRow(*row).attempted() for row in held]
+    tx.stamps.heard(worker_id, tx.now, last_dequeue_time=tx.now)
+    rows = yield CLAIM(**_attempt(tx, worker_id, claim_id), count=limit)
+    return _given(tx, rows)
 
 
 def claim_for_each(
@@ -102,17 +95,12 @@ def claim_for_each(
 def start(
     tx: Transaction, rollout_id: str, worker_id: str | None, claim_id: str
 ) -> Operation[AttemptedRollout]:
-    held = yield CLAIMED(claim_id=claim_id)
-    for row in held:
-        if row[1] == rollout_id:
-            return _attempted(row)
-    rows = yield LOCK(ids=[rollout_id])
-    if not rows:
-        raise NotFound(f"no rollout {rollout_id!r}")
-    status = RolloutStatus(rows[0][2])
-    if status not in WAITING:
-        raise ImpossibleChange(f"rollout {rollout_id} is {status}; only a waiting one can be claimed")
-    [given] = yield from _give(tx, rows, worker_id, claim_id)
+    row = yield from _locked(rollout_id)
+    if row.attempt_id is not None and (yield CLAIMED_ONE(claim_id=claim_id, rollout_id=rollout_id)):
+        return row.attempted()
+    if row.status not in WAITING:
+        raise ImpossibleChange(f"rollout {rollout_id} is {row.status}; only a waiting one can be claimed")
+    [given] = _given(tx, (yield CLAIM_ONE(**_attempt(tx, worker_id, claim_id), at_place=row.place)))
     return given
 
 
@@ -120,57 +108,27 @@ def start_new(
     tx: Transaction, new: NewRollout, worker_id: str | None, claim_id: str
 ) -> Operation[AttemptedRollout]:
     yield from enqueue(tx, [new])
-    given = yield from start(tx, new.rollout_id, worker_id, claim_id)
-    return given
+    return (yield from start(tx, new.rollout_id, worker_id, claim_id))
 
 
-def _give(
-    tx: Transaction, rows: Sequence[Row], worker_id: str | None, claim_id: str
-) -> Operation[list[AttemptedRollout]]:
-    """Makes an attempt at each of the rollouts, which are waiting and locked."""
-    given: list[AttemptedRollout] = []
-    inserts: list[dict[str, Any]] = []
-    for row in rows:
-        now = row[-1]
-        rollout = RolloutRow(*row[:-1])._replace(status=RolloutStatus.PREPARING)
-        lease = lease_end(rollout.config, now, now)
-        attempt = AttemptRow(
-            rollout.place,
-            rollout.attempts + 1,
-            new_id("at"),
-            AttemptStatus.PREPARING,
-            now,
-            None,
-            worker_id,
-            now,
-            lease,
-            None,
-            EMPTY,
-            None,
-        )
-        given.append(rollout.attempted(attempt.record(rollout.rollout_id)))
-        inserts.append({**attempt._asdict(), "claim_id": claim_id, "taken": 0})
-        tx.leased(lease)
-        tx.heard(worker_id, now, last_dequeue_time=now, last_busy_time=now)
+def _attempt(tx: Transaction, worker_id: str | None, claim_id: str) -> dict[str, Any]:
+    """What a claim writes. The id of each attempt is the given one with the rollout's place behind it."""
+    return {"new_attempt": new_id("at"), "new_worker": worker_id, "new_claim": claim_id, "now": tx.now}
+
+
+def _given(tx: Transaction, rows: Sequence[Row]) -> list[AttemptedRollout]:
+    given = sorted((RolloutRow(*row) for row in rows), key=lambda row: (-row.priority, row.place))
+    for row in given:
+        tx.stamps.heard(row.worker_id, tx.now, last_busy_time=tx.now)
+        tx.leased(row.lease_expires)
         tx.event(
-            now,
             EventKind.CLAIMED,
-            rollout.rollout_id,
-            attempt.attempt_id,
-            worker_id,
-            lease_expires=lease,
+            row.rollout_id,
+            row.attempt_id,
+            row.worker_id,
+            lease_expires=row.lease_expires,
         )
-    if inserts:
-        yield GIVE.many([{"at_place": each["place"]} for each in inserts])
-        yield INSERT_ATTEMPT.many(inserts)
-    return given
-
-
-def _attempted(row: Row) -> AttemptedRollout:
-    """Of a row of `ROLLOUT_COLUMNS` and `ATTEMPT_COLUMNS`."""
-    middle = len(ROLLOUT_COLUMNS)
-    rollout, attempt = RolloutRow(*row[:middle]), AttemptRow(*row[middle:])
-    return rollout.attempted(attempt.record(rollout.rollout_id))
+    return [row.attempted() for row in given]
 
 
 def update_rollout(
@@ -180,10 +138,7 @@ def update_rollout(
     metadata: Mapping[str, Any] | None,
     reason: str | None,
 ) -> Operation[Rollout]:
-    rows = yield LOCK(ids=[rollout_id])
-    if not rows:
-        raise NotFound(f"no rollout {rollout_id!r}")
-    now, before = rows[0][-1], RolloutRow(*rows[0][:-1])
+    before = yield from _locked(rollout_id)
     status = change.status
     if status is not None and not unchanged(RolloutStatus(before.status), status):
         check_caller_change(rollout_id, RolloutStatus(before.status), status)
@@ -191,37 +146,40 @@ def update_rollout(
         status = None
     packed = merged(before.metadata, metadata, "metadata")
     yield from _require_resources([change.resources_id])
+    config = before.config if change.config is None else change.config
     yield CHANGE(
         at_place=before.place,
         new_mode=before.mode if change.mode is None else change.mode,
         new_resources=before.resources_id if change.resources_id is None else change.resources_id,
-        new_config=before.config_data if change.config is None else config_to_bytes(change.config),
+        new_config=config_to_bytes(config),
+        new_timeout=config.timeout_seconds,
+        new_unresponsive=config.unresponsive_seconds,
         new_metadata=packed,
         new_priority=before.priority if change.priority is None else change.priority,
     )
     if status is not None:
-        yield from withdraw(tx, _rule(before), status, reason or f"set to {status} by a caller", now)
+        yield from withdraw(tx, before, status, reason or f"set to {status} by a caller")
     [row] = yield ROLLOUTS(ids=[rollout_id])
     return RolloutRow(*row).record()
 
 
 def cancel(tx: Transaction, rollout_ids: Iterable[str], reason: str) -> Operation[list[str]]:
     wanted = list(dict.fromkeys(rollout_ids))
-    found = {row[1]: row for row in (yield LOCK(ids=wanted))}
+    found = {row[1]: RolloutRow(*row) for row in (yield LOCK(ids=wanted))}
     for rollout_id in wanted:
         if rollout_id not in found:
             raise NotFound(f"no rollout {rollout_id!r}")
-    cancelled = []
-    for rollout_id in wanted:
-        row = found[rollout_id]
-        if row[2] not in FINAL_ROLLOUT:
-            yield from withdraw(tx, _rule(RolloutRow(*row[:-1])), RolloutStatus.CANCELLED, reason, row[-1])
-            cancelled.append(rollout_id)
+    cancelled = [rollout_id for rollout_id in wanted if found[rollout_id].status not in FINAL_ROLLOUT]
+    for rollout_id in cancelled:
+        yield from withdraw(tx, found[rollout_id], RolloutStatus.CANCELLED, reason)
     return cancelled
 
 
-def _rule(row: RolloutRow) -> RuleRow:
-    return RuleRow(row.place, row.rollout_id, row.status, row.config_data, row.tries, row.attempts)
+def _locked(rollout_id: str) -> Operation[RolloutRow]:
+    rows = yield LOCK(ids=[rollout_id])
+    if not rows:
+        raise NotFound(f"no rollout {rollout_id!r}")
+    return RolloutRow(*rows[0])
 
 
 def _require_resources(names: Iterable[str | None]) -> Operation[None]:
@@ -232,44 +190,61 @@ def _require_resources(names: Iterable[str | None]) -> Operation[None]:
             raise NotFound(f"no resources {name!r}")
 
 
-CLOCK = Statement(select(NOW))
 INSERT_ROLLOUT = Statement(
-    insert_into(rollouts, "place", "start_time")
-    .values(start_time=NOW)
+    insert_into(rollouts, "place", *(column.name for column in rollouts.c if column.nullable))
+    .values(
+        status=literal(RolloutStatus.QUEUING.value),
+        waiting=1,
+        tries=0,
+        attempts=0,
+        **{
+            name: bindparam(name)
+            for name in ("mode", "resources_id", "timeout_seconds", "unresponsive_seconds")
+        },
+    )
     .on_conflict_do_nothing(index_elements=["rollout_id"])
-    .returning(rollouts.c.rollout_id, rollouts.c.start_time)
+    .returning(rollouts.c.rollout_id)
 )
-INSERT_ATTEMPT = Statement(insert_into(attempts))
 ROLLOUTS = Statement(select(*ROLLOUT_COLUMNS).where(any_of(rollouts.c.rollout_id, "ids")))
 LOCK = Statement(
-    select(*ROLLOUT_COLUMNS, NOW)
+    select(*ROLLOUT_COLUMNS)
     .where(any_of(rollouts.c.rollout_id, "ids"))
     .order_by(rollouts.c.place)
     .with_for_update()
 )
-TAKE = Statement(
-    select(*ROLLOUT_COLUMNS, NOW)
-    .where(schema.WAITING)
-    .order_by(rollouts.c.priority.desc(), rollouts.c.place)
-    .limit(bindparam("count"))
-    .with_for_update(skip_locked=True)
-)
-CLAIMED = Statement(
-    select(*ROLLOUT_COLUMNS, *ATTEMPT_COLUMNS)
-    .join_from(attempts, rollouts, rollouts.c.place == attempts.c.place)
-    .where(attempts.c.claim_id == bindparam("claim_id"), attempts.c.end_time.is_(None))
-    .order_by(attempts.c.place)
-)
-GIVE = Statement(
+
+_now: ColumnElement[float] = bindparam("now", type_=Double)
+_claim = (
     update(rollouts)
-    .where(rollouts.c.place == bindparam("at_place"))
     .values(
-        status=RolloutStatus.PREPARING.value,
+        status=literal(RolloutStatus.PREPARING.value),
         waiting=0,
         tries=rollouts.c.tries + 1,
         attempts=rollouts.c.attempts + 1,
+        attempt_id=bindparam("new_attempt", type_=String) + "." + cast(rollouts.c.place, String),
+        worker_id=bindparam("new_worker"),
+        claim_id=bindparam("new_claim"),
+        attempt_start=_now,
+        last_heartbeat_time=_now,
+        lease_expires=lease_from(_now, _now),
+        attempt_metadata=null(),
     )
+    .returning(*ROLLOUT_COLUMNS)
 )
+_next = (
+    select(rollouts.c.place)
+    .where(IS_WAITING)
+    .order_by(rollouts.c.priority.desc(), rollouts.c.place)
+    .limit(bindparam("count"))
+    .with_for_update(skip_locked=True)
+    .cte("next")
+)
+CLAIM = Statement(_claim.where(rollouts.c.place.in_(select(_next.c.place))))
+CLAIM_ONE = Statement(_claim.where(rollouts.c.place == bindparam("at_place")))
+_claimed = select(*ROLLOUT_COLUMNS).where(rollouts.c.claim_id == bindparam("claim_id"), HELD)
+CLAIMED = Statement(_claimed.order_by(rollouts.c.priority.desc(), rollouts.c.place))
+CLAIMED_ONE = Statement(_claimed.where(rollouts.c.rollout_id == bindparam("rollout_id")))
+
 CHANGE = Statement(
     update(rollouts)
     .where(rollouts.c.place == bindparam("at_place"))
@@ -277,6 +252,8 @@ CHANGE = Statement(
         mode=bindparam("new_mode"),
         resources_id=bindparam("new_resources"),
         config=bindparam("new_config"),
+        timeout_seconds=bindparam("new_timeout"),
+        unresponsive_seconds=bindparam("new_unresponsive"),
         metadata=bindparam("new_metadata"),
         priority=bindparam("new_priority"),
     )

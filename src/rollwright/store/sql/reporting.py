@@ -6,17 +6,15 @@ As in `queueing`, a call that is refused has written nothing but that fact.
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, Double, bindparam, delete, or_, select, update
 
-from rollwright.store.checks import LATEST, merged, pack_mapping
+from rollwright.store.checks import EMPTY, LATEST, merged, pack_mapping
 from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound
 from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind
-from rollwright.store.sql import schema
-from rollwright.store.sql.changes import CLEAR_JOURNAL, end, heard, noted, split
-from rollwright.store.sql.queueing import CLOCK, ROLLOUTS
-from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RuleRow
-from rollwright.store.sql.schema import attempts, completions, journal, rollouts, trajectories
-from rollwright.store.sql.statements import NOW, Operation, Statement, any_of, insert_into
+from rollwright.store.sql.changes import CLEAR_JOURNAL, end, heard, lease_from, noted
+from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RolloutRow
+from rollwright.store.sql.schema import HELD, UNTOLD, attempts, completions, journal, rollouts, trajectories
+from rollwright.store.sql.statements import Operation, Statement, any_of, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, check_attempt_change, lapsed
 
@@ -32,30 +30,30 @@ def report(
     reason: str | None,
     metadata: Mapping[str, Any] | None,
 ) -> Operation[Attempt]:
-    rollout, attempt, now = yield from _find(rollout_id, attempt_id)
-    if status is not None and status in FINAL_ATTEMPT and attempt.status == status:
-        return attempt.record(rollout_id)
-    _require_held(tx, rollout, attempt, now, worker_id, status)
-    if status is not None and status != attempt.status:
-        check_attempt_change(attempt.attempt_id, AttemptStatus(attempt.status), status)
-    packed = merged(attempt.metadata, metadata, "metadata")
+    row = yield from _find(rollout_id)
+    ended = yield from _ended(row, attempt_id)
+    if ended is not None:
+        if status is not None and ended.status is status:
+            return ended
+        _refuse_ended(tx, ended, status)
+    _require_held(tx, row, worker_id, status)
+    if status is not None and status != row.status:
+        check_attempt_change(attempt_id, AttemptStatus(row.status), status)
+    packed = merged(row.attempt_metadata or EMPTY, metadata, "metadata")
     if status is not None and status in FINAL_ATTEMPT:
-        last = noted(rollout, attempt, now, worker_id=worker_id, metadata=packed)
-        tx.heard(last.worker_id, now)
-        after = yield from end(tx, rollout, last, status, reason, now, trajectory=trajectory)
-    else:
-        after = yield from heard(
-            tx, rollout, attempt, now, worker_id=worker_id, status=status, metadata=packed
-        )
-    return after.record(rollout_id)
+        last = noted(row, tx.now, worker_id=worker_id, metadata=packed)
+        tx.stamps.heard(last.worker_id, tx.now)
+        return (yield from end(tx, last, status, reason, trajectory=trajectory))
+    after = yield from heard(tx, row, worker_id=worker_id, status=status, metadata=packed)
+    return after.attempt()
 
 
 def give_back(tx: Transaction, claimed: Sequence[AttemptedRollout], reason: str) -> Operation[None]:
     """Puts rollouts back into the queue whose claim nobody will ever read."""
     for each in claimed:
-        rollout, attempt, now = yield from _find(each.rollout_id, each.attempt.attempt_id)
-        if attempt.end_time is None:
-            yield from end(tx, rollout, attempt, AttemptStatus.CANCELLED, reason, now)
+        row = yield from _find(each.rollout_id)
+        if row.attempt_id == each.attempt.attempt_id:
+            yield from end(tx, row, AttemptStatus.CANCELLED, reason)
 
 
 def heartbeat(
@@ -66,44 +64,36 @@ def heartbeat(
 ) -> Operation[list[tuple[str, str]]]:
     packed = {} if stats is None else {"heartbeat_stats": pack_mapping(stats, "heartbeat_stats")}
     if pairs is None:
-        rows = yield HELD_BY_WORKER(worker_id=worker_id)
+        rows = yield EXTEND_ALL(worker=worker_id, now=tx.now)
+    elif pairs:
+        rows = yield EXTEND(
+            worker=worker_id,
+            now=tx.now,
+            ids=[rollout_id for rollout_id, _ in pairs],
+            attempts=[attempt_id for _, attempt_id in pairs],
+        )
     else:
-        rows = yield HELD_OF(ids=[rollout_id for rollout_id, _ in pairs])
-    named = None if pairs is None else set(pairs)
-    kept = set()
-    for rollout, attempt, now in map(split, rows):
-        pair = (rollout.rollout_id, attempt.attempt_id)
-        theirs = attempt.worker_id not in (worker_id, None) or lapsed(attempt.lease_expires, now)
-        if not theirs and (named is None or pair in named):
-            yield from heard(tx, rollout, attempt, now, worker_id=worker_id)
-            kept.add(pair)
-    [[now]] = yield CLOCK()
-    tx.heard(worker_id, now, **packed)
+        rows = []
+    tx.stamps.heard(worker_id, tx.now, **packed)
+    for _, _, lease in rows:
+        tx.leased(lease)
+    kept = {(rollout_id, attempt_id) for rollout_id, attempt_id, _ in rows}
     return [pair for pair in pairs or () if pair not in kept]
 
 
 def append_journal(
     tx: Transaction, rollout_id: str, attempt_id: str, entries: Sequence[bytes], append_id: str
 ) -> Operation[None]:
-    rollout, attempt, now = yield from _find(rollout_id, attempt_id)
-    _require_held(tx, rollout, attempt, now)
-    if append_id == attempt.last_append_id:
-        return
-    yield from heard(tx, rollout, attempt, now, status=AttemptStatus.RUNNING, append_id=append_id)
-    [[last]] = yield JOURNAL_LENGTH(at_place=rollout.place)
-    yield INSERT_JOURNAL.many(
-        [
-            {"place": rollout.place, "position": position, "data": bytes(entry)}
-            for position, entry in enumerate(entries, (last or 0) + 1)
-        ]
-    )
+    row = yield from _holding(tx, rollout_id, attempt_id)
+    if append_id != row.last_append_id:
+        yield from heard(tx, row, status=AttemptStatus.RUNNING, append_id=append_id)
+        yield INSERT_JOURNAL.many([{"place": row.place, "data": bytes(entry)} for entry in entries])
 
 
 def clear_journal(tx: Transaction, rollout_id: str, attempt_id: str) -> Operation[None]:
-    rollout, attempt, now = yield from _find(rollout_id, attempt_id)
-    _require_held(tx, rollout, attempt, now)
-    yield CLEAR_JOURNAL(at_place=rollout.place)
-    yield from heard(tx, rollout, attempt, now)
+    row = yield from _holding(tx, rollout_id, attempt_id)
+    yield CLEAR_JOURNAL(at_place=row.place)
+    yield from heard(tx, row)
 
 
 def tell_taken(tx: Transaction, worker_id: str) -> Operation[list[tuple[str, str]]]:
@@ -114,98 +104,125 @@ def tell_taken(tx: Transaction, worker_id: str) -> Operation[list[tuple[str, str
     return [(row[0], row[1]) for row in rows]
 
 
+def write_stamps(tx: Transaction) -> Operation[None]:
+    """Makes the signs of life of workers visible."""
+    tx.stamps_at_once = True
+    yield from ()
+
+
 def delete_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> Operation[int]:
     yield from tx.flush()  # a completion that is not yet written could not be deleted
     rows = yield PLACES(ids=list(dict.fromkeys(rollout_ids)))
-    for _, rollout_id, status, _ in rows:
+    for _, rollout_id, status in rows:
         if status not in FINAL_ROLLOUT:
             raise ImpossibleChange(f"rollout {rollout_id} is {status}; only a final one can be deleted")
-    return (yield from _delete(tx, [(row[0], row[1], row[3]) for row in rows]))
+    return (yield from _delete(tx, [(row[0], row[1]) for row in rows]))
 
 
 def delete_finished(tx: Transaction, older_than: float, limit: int) -> Operation[int]:
     yield from tx.flush()
-    rows = yield OLDEST(count=limit)
     old = []
-    for place, rollout_id, end_time, now in rows:
-        if end_time >= now - older_than:
+    for place, rollout_id, end_time in (yield OLDEST(count=limit)):
+        if end_time >= tx.now - older_than:
             break
-        old.append((place, rollout_id, now))
+        old.append((place, rollout_id))
     return (yield from _delete(tx, old))
 
 
-def _delete(tx: Transaction, rows: Sequence[tuple[int, str, float]]) -> Operation[int]:
-    places = [{"at_place": place} for place, _, _ in rows]
-    if places:
-        for statement in DELETE_ALL:
-            yield statement.many(places)
-    for _, rollout_id, now in rows:
-        tx.event(now, EventKind.DELETED, rollout_id)
+def _delete(tx: Transaction, rows: Sequence[tuple[int, str]]) -> Operation[int]:
+    if rows:
+        yield DELETE_COMPLETIONS(ids=[rollout_id for _, rollout_id in rows])
+        for statement in DELETE_BY_PLACE:
+            yield statement.many([{"at_place": place} for place, _ in rows])
+    for _, rollout_id in rows:
+        tx.event(EventKind.DELETED, rollout_id)
     return len(rows)
 
 
-def _find(rollout_id: str, attempt_id: str) -> Operation[tuple[RuleRow, AttemptRow, float]]:
-    """Locks the rollout and the attempt."""
-    if attempt_id == LATEST:
-        rows = yield FIND_LATEST(rollout_id=rollout_id)
-    else:
-        rows = yield FIND(rollout_id=rollout_id, attempt_id=attempt_id)
-    if rows:
-        return split(rows[0])
-    if (yield ROLLOUTS(ids=[rollout_id])):
-        raise NotFound(f"rollout {rollout_id} has no attempt {attempt_id!r}")
-    raise NotFound(f"no rollout {rollout_id!r}")
+def _find(rollout_id: str) -> Operation[RolloutRow]:
+    """The rollout, locked."""
+    rows = yield FIND(rollout_id=rollout_id)
+    if not rows:
+        raise NotFound(f"no rollout {rollout_id!r}")
+    return RolloutRow(*rows[0])
+
+
+def _ended(row: RolloutRow, attempt_id: str) -> Operation[Attempt | None]:
+    """The attempt as it ended, or `None` if it is the one that holds the rollout."""
+    if row.attempt_id is not None and attempt_id in (row.attempt_id, LATEST):
+        return None
+    found = [AttemptRow(*each) for each in (yield ENDED(at_place=row.place))]
+    for each in reversed(found):
+        if attempt_id in (each.attempt_id, LATEST):
+            return each.record(row.rollout_id)
+    raise NotFound(f"rollout {row.rollout_id} has no attempt {attempt_id!r}")
+
+
+def _holding(tx: Transaction, rollout_id: str, attempt_id: str) -> Operation[RolloutRow]:
+    row = yield from _find(rollout_id)
+    ended = yield from _ended(row, attempt_id)
+    if ended is not None:
+        _refuse_ended(tx, ended, None)
+    _require_held(tx, row, None, None)
+    return row
+
+
+def _refuse_ended(tx: Transaction, ended: Attempt, status: AttemptStatus | None) -> NoReturn:
+    why = f"it is {ended.status}: {ended.reason}" if ended.reason else f"it is {ended.status}"
+    _refuse(tx, ended, status, why)
 
 
 def _require_held(
-    tx: Transaction,
-    rollout: RuleRow,
-    attempt: AttemptRow,
-    now: float,
-    worker_id: str | None = None,
-    status: AttemptStatus | None = None,
+    tx: Transaction, row: RolloutRow, worker_id: str | None, status: AttemptStatus | None
 ) -> None:
-    def refuse(why: str) -> NoReturn:
-        tx.event(
-            now,
-            EventKind.REFUSED,
-            rollout.rollout_id,
-            attempt.attempt_id,
-            attempt.worker_id,
-            status,
-            attempt.lease_expires,
-        )
-        raise AttemptRefused(f"attempt {attempt.attempt_id} of rollout {rollout.rollout_id}: {why}")
-
-    if attempt.end_time is not None:
-        refuse(f"it is {attempt.status}: {attempt.reason}" if attempt.reason else f"it is {attempt.status}")
-    if lapsed(attempt.lease_expires, now):
-        refuse("its lease has just run out")
-    if worker_id is not None and attempt.worker_id not in (worker_id, None):
-        refuse(f"worker {attempt.worker_id} holds it, not {worker_id}")
+    if lapsed(row.lease_expires, tx.now):
+        _refuse(tx, row.attempt(), status, "its lease has just run out")
+    if worker_id is not None and row.worker_id not in (worker_id, None):
+        _refuse(tx, row.attempt(), status, f"worker {row.worker_id} holds it, not {worker_id}")
 
 
-_BOTH = (
-    select(*RULE_COLUMNS, *ATTEMPT_COLUMNS, NOW)
-    .join_from(rollouts, attempts, attempts.c.place == rollouts.c.place)
-    .with_for_update(of=[rollouts, attempts])
+def _refuse(tx: Transaction, attempt: Attempt, status: AttemptStatus | None, why: str) -> NoReturn:
+    tx.event(
+        EventKind.REFUSED,
+        attempt.rollout_id,
+        attempt.attempt_id,
+        attempt.worker_id,
+        status,
+        attempt.lease_expires,
+    )
+    raise AttemptRefused(f"attempt {attempt.attempt_id} of rollout {attempt.rollout_id}: {why}")
+
+
+FIND = Statement(
+    select(*RULE_COLUMNS).where(rollouts.c.rollout_id == bindparam("rollout_id")).with_for_update()
 )
-_BY_ID = _BOTH.where(rollouts.c.rollout_id == bindparam("rollout_id"))
-FIND = Statement(_BY_ID.where(attempts.c.attempt_id == bindparam("attempt_id")))
-FIND_LATEST = Statement(_BY_ID.where(attempts.c.sequence_id == rollouts.c.attempts))
-_HELD = _BOTH.where(attempts.c.end_time.is_(None)).order_by(rollouts.c.place)
-HELD_OF = Statement(_HELD.where(any_of(rollouts.c.rollout_id, "ids")))
-HELD_BY_WORKER = Statement(_HELD.where(attempts.c.worker_id == bindparam("worker_id")))
-
-JOURNAL_LENGTH = Statement(
-    select(func.max(journal.c.position)).where(journal.c.place == bindparam("at_place"))
+ENDED = Statement(
+    select(*ATTEMPT_COLUMNS).where(attempts.c.place == bindparam("at_place")).order_by(attempts.c.sequence_id)
 )
-INSERT_JOURNAL = Statement(insert_into(journal))
+
+_now: ColumnElement[float] = bindparam("now", type_=Double)
+_worker: ColumnElement[str] = bindparam("worker", type_=rollouts.c.worker_id.type)
+_extend = (
+    update(rollouts)
+    .where(HELD, or_(rollouts.c.lease_expires.is_(None), rollouts.c.lease_expires > _now))
+    .values(last_heartbeat_time=_now, lease_expires=lease_from(rollouts.c.attempt_start, _now))
+    .returning(rollouts.c.rollout_id, rollouts.c.attempt_id, rollouts.c.lease_expires)
+)
+EXTEND_ALL = Statement(_extend.where(rollouts.c.worker_id == _worker))
+EXTEND = Statement(
+    _extend.where(
+        any_of(rollouts.c.rollout_id, "ids"),
+        any_of(rollouts.c.attempt_id, "attempts"),
+        or_(rollouts.c.worker_id == _worker, rollouts.c.worker_id.is_(None)),
+    ).values(worker_id=_worker)
+)
+
+INSERT_JOURNAL = Statement(insert_into(journal, "position"))
 
 TAKEN = Statement(
     select(rollouts.c.rollout_id, attempts.c.attempt_id, attempts.c.place, attempts.c.sequence_id)
     .join_from(attempts, rollouts, rollouts.c.place == attempts.c.place)
-    .where(attempts.c.worker_id == bindparam("worker_id"), schema.UNTOLD)
+    .where(attempts.c.worker_id == bindparam("worker_id"), UNTOLD)
     .order_by(attempts.c.end_time, attempts.c.place)
     .with_for_update(of=attempts, skip_locked=True)
 )
@@ -216,17 +233,18 @@ TOLD = Statement(
 )
 
 PLACES = Statement(
-    select(rollouts.c.place, rollouts.c.rollout_id, rollouts.c.status, NOW)
+    select(rollouts.c.place, rollouts.c.rollout_id, rollouts.c.status)
     .where(any_of(rollouts.c.rollout_id, "ids"))
     .order_by(rollouts.c.place)
     .with_for_update()
 )
 OLDEST = Statement(
-    select(completions.c.place, completions.c.rollout_id, completions.c.end_time, NOW)
+    select(completions.c.place, completions.c.rollout_id, completions.c.end_time)
     .order_by(completions.c.cursor)
     .limit(bindparam("count"))
 )
-DELETE_ALL = [
+DELETE_COMPLETIONS = Statement(delete(completions).where(any_of(completions.c.rollout_id, "ids")))
+DELETE_BY_PLACE = [
     Statement(delete(table).where(table.c.place == bindparam("at_place")))
-    for table in (journal, trajectories, completions, attempts, rollouts)
+    for table in (journal, trajectories, attempts, rollouts)
 ]

@@ -8,24 +8,26 @@ from sqlalchemy import bindparam, select
 from rollwright.store.checks import pack_mapping, unpack
 from rollwright.store.contract import NotFound, StoreError
 from rollwright.store.records import Page, ResourcesUpdate
-from rollwright.store.sql.queueing import CLOCK
 from rollwright.store.sql.schema import resources
 from rollwright.store.sql.statements import Operation, Row, Statement, insert_into
+from rollwright.store.sql.transaction import Transaction
 
 
-def add_resources(resources_id: str, values: Mapping[str, Any]) -> Operation[ResourcesUpdate]:
+def add_resources(
+    tx: Transaction, resources_id: str, values: Mapping[str, Any]
+) -> Operation[ResourcesUpdate]:
     data = pack_mapping(values, "resources")
-    [[now]] = yield CLOCK()
-    yield INSERT(resources_id=resources_id, version=1, create_time=now, update_time=now, data=data)
+    yield INSERT(resources_id=resources_id, version=1, create_time=tx.now, update_time=tx.now, data=data)
     [first] = yield VERSION(resources_id=resources_id, version=1)
     if first[-1] != data:
         raise StoreError(f"resources {resources_id} exist already, with other values; update them instead")
     return _record(first)
 
 
-def update_resources(resources_id: str, values: Mapping[str, Any]) -> Operation[ResourcesUpdate]:
+def update_resources(
+    tx: Transaction, resources_id: str, values: Mapping[str, Any]
+) -> Operation[ResourcesUpdate]:
     data = pack_mapping(values, "resources")
-    [[now]] = yield CLOCK()
     while True:
         rows = yield NEWEST(resources_id=resources_id)
         if not rows:
@@ -38,7 +40,7 @@ def update_resources(resources_id: str, values: Mapping[str, Any]) -> Operation[
             resources_id=resources_id,
             version=version + 1,
             create_time=create_time,
-            update_time=now,
+            update_time=tx.now,
             data=data,
         )
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement
 
-from rollwright.store.checks import config_from_bytes, unpack
+from rollwright.store.checks import EMPTY, config_from_bytes, unpack
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
@@ -20,6 +20,8 @@ from rollwright.store.sql.schema import attempts, rollouts
 
 
 class RolloutRow(NamedTuple):
+    """A rollout with the attempt that holds it, if one does."""
+
     place: int
     rollout_id: str
     status: str
@@ -32,7 +34,15 @@ class RolloutRow(NamedTuple):
     priority: int
     tries: int
     attempts: int
-    input: bytes
+    attempt_id: str | None
+    worker_id: str | None
+    attempt_start: float | None
+    last_heartbeat_time: float | None
+    lease_expires: float | None
+    last_append_id: str | None
+    attempt_metadata: bytes | None
+    input: bytes = b""
+    """Left out where only the rules are to be asked."""
 
     @property
     def config(self) -> RolloutConfig:
@@ -52,7 +62,25 @@ class RolloutRow(NamedTuple):
             self.priority,
         )
 
-    def attempted(self, attempt: Attempt) -> AttemptedRollout:
+    def attempt(self) -> Attempt:
+        """The current attempt: its status is the rollout's."""
+        assert self.attempt_id is not None
+        assert self.attempt_start is not None
+        return Attempt(
+            self.rollout_id,
+            self.attempt_id,
+            self.attempts,
+            AttemptStatus(self.status),
+            self.attempt_start,
+            None,
+            self.worker_id,
+            self.last_heartbeat_time,
+            self.lease_expires,
+            None,
+            unpack(self.attempt_metadata or EMPTY),
+        )
+
+    def attempted(self) -> AttemptedRollout:
         return AttemptedRollout(
             self.rollout_id,
             unpack(self.input),
@@ -64,23 +92,23 @@ class RolloutRow(NamedTuple):
             self.config,
             unpack(self.metadata),
             self.priority,
-            attempt=attempt,
+            attempt=self.attempt(),
         )
 
 
 class AttemptRow(NamedTuple):
-    place: int
-    sequence_id: int
+    """An attempt that has ended."""
+
     attempt_id: str
+    sequence_id: int
     status: str
     start_time: float
-    end_time: float | None
+    end_time: float
     worker_id: str | None
     last_heartbeat_time: float
     lease_expires: float | None
     reason: str | None
     metadata: bytes
-    last_append_id: str | None
 
     def record(self, rollout_id: str) -> Attempt:
         return Attempt(
@@ -98,25 +126,9 @@ class AttemptRow(NamedTuple):
         )
 
 
-class RuleRow(NamedTuple):
-    """What the rules need to know of a rollout, without its input."""
-
-    place: int
-    rollout_id: str
-    status: str
-    config_data: bytes
-    tries: int
-    attempts: int
-
-    @property
-    def config(self) -> RolloutConfig:
-        return config_from_bytes(self.config_data)
-
-
 ROLLOUT_COLUMNS: list[ColumnElement[Any]] = [
     rollouts.c["config" if name == "config_data" else name] for name in RolloutRow._fields
 ]
-RULE_COLUMNS: list[ColumnElement[Any]] = [
-    rollouts.c["config" if name == "config_data" else name] for name in RuleRow._fields
-]
+RULE_COLUMNS = ROLLOUT_COLUMNS[:-1]
+"""Without the input."""
 ATTEMPT_COLUMNS: list[ColumnElement[Any]] = [attempts.c[name] for name in AttemptRow._fields]

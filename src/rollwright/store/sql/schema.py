@@ -1,9 +1,11 @@
 """The tables of a SQL store, in both dialects. `migrations` makes them; a test holds the two together.
 
-`place`, a rollout's number in the order of arrival, joins the tables: small, and in the order in which rows are
-written and read. There are no foreign keys: every change goes through `operations`, which keeps the tables in
-step, and each key would cost an index lookup on the hot path. The partial indexes hold only what is waiting,
-held or untold, so that claims and the health check cost the same however many rollouts are finished.
+A rollout's row holds its current attempt too, so a claim, a heartbeat or a lookup touches one row; `attempts`
+keeps those that have ended. `place`, a rollout's number in the order of arrival, joins the tables: small, and in
+the order in which rows are written and read. There are no foreign keys: every change goes through the
+operations of this package, which keep the tables in step, and each key would cost a lookup on the hot path.
+The partial indexes hold only what is waiting, held or untold, so that claims and the health check cost the
+same however many rollouts there are.
 """
 
 from typing import Any
@@ -27,15 +29,13 @@ metadata = MetaData()
 
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")
 """SQLite numbers rows by itself only in a column whose type is exactly INTEGER."""
-
 _TEXT = String().with_variant(String(collation="C"), "postgresql")
 """Compared byte by byte in both dialects, whatever the language of the database."""
 
 WAITING = text("waiting = 1")
-HELD = text("end_time IS NULL")
+HELD = text("attempt_id IS NOT NULL")
 UNTOLD = text("taken = 1")
-"""Queries repeat these words exactly: only then does SQLite use the index. `waiting` follows from the status; it
-has a column of its own so that no other index looks suitable to the planner."""
+"""Queries repeat these words exactly: only then does SQLite use the index."""
 
 
 def _where(condition: Any) -> dict[str, Any]:
@@ -54,15 +54,30 @@ rollouts = Table(
     Column("mode", _TEXT),
     Column("resources_id", _TEXT),
     Column("config", LargeBinary, nullable=False),
+    Column("timeout_seconds", Double),
+    Column("unresponsive_seconds", Double),
     Column("metadata", LargeBinary, nullable=False),
     Column("priority", Integer, nullable=False),
     Column("tries", Integer, nullable=False),
     Column("attempts", Integer, nullable=False),
+    Column("attempt_id", _TEXT),
+    Column("worker_id", _TEXT),
+    Column("claim_id", _TEXT),
+    Column("attempt_start", Double),
+    Column("last_heartbeat_time", Double),
+    Column("lease_expires", Double),
+    Column("last_append_id", _TEXT),
+    Column("attempt_metadata", LargeBinary),
     Column("input", LargeBinary, nullable=False),
     sqlite_autoincrement=True,
 )
+"""`waiting` follows from the status; it has a column of its own so that no other index suits a claim. The two
+limits repeat what `config` says. The columns from `attempt_id` on are empty unless an attempt holds the rollout."""
 Index("rollouts_waiting", rollouts.c.priority.desc(), rollouts.c.place, **_where(WAITING))
 Index("rollouts_status", rollouts.c.status)
+Index("rollouts_lease", rollouts.c.lease_expires, **_where(HELD))
+Index("rollouts_claim", rollouts.c.claim_id, **_where(HELD))
+Index("rollouts_worker", rollouts.c.worker_id, **_where(HELD))
 
 attempts = Table(
     "attempts",
@@ -72,20 +87,16 @@ attempts = Table(
     Column("attempt_id", _TEXT, nullable=False),
     Column("status", _TEXT, nullable=False),
     Column("start_time", Double, nullable=False),
-    Column("end_time", Double),
+    Column("end_time", Double, nullable=False),
     Column("worker_id", _TEXT),
-    Column("claim_id", _TEXT),
     Column("last_heartbeat_time", Double, nullable=False),
     Column("lease_expires", Double),
     Column("reason", _TEXT),
     Column("metadata", LargeBinary, nullable=False),
-    Column("last_append_id", _TEXT),
     Column("taken", SmallInteger, nullable=False),
     sqlite_with_rowid=False,
 )
-Index("attempts_lease", attempts.c.lease_expires, **_where(HELD))
-Index("attempts_claim", attempts.c.claim_id, **_where(HELD))
-Index("attempts_worker", attempts.c.worker_id, **_where(HELD))
+"""`taken`: 1 while the worker has not been told that the attempt was taken from it."""
 Index("attempts_taken", attempts.c.worker_id, **_where(UNTOLD))
 
 trajectories = Table(
@@ -98,8 +109,8 @@ trajectories = Table(
 journal = Table(
     "journal",
     metadata,
-    Column("place", _NUMBER, primary_key=True, autoincrement=False),
-    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("position", _NUMBER, primary_key=True, autoincrement=True),
+    Column("place", _NUMBER, nullable=False, index=True),
     Column("data", LargeBinary, nullable=False),
 )
 
@@ -107,7 +118,7 @@ completions = Table(
     "completions",
     metadata,
     Column("cursor", _NUMBER, primary_key=True, autoincrement=False),
-    Column("place", _NUMBER, nullable=False, unique=True),
+    Column("place", _NUMBER, nullable=False),
     Column("rollout_id", _TEXT, nullable=False),
     Column("attempt_id", _TEXT),
     Column("status", _TEXT, nullable=False),

@@ -28,7 +28,7 @@ from rollwright.store.sql.driver import Read, Write
 from rollwright.store.sql.looking import progress
 from rollwright.store.sql.sqlite_file import BUSY_SECONDS, connect, prepare
 from rollwright.store.sql.statements import Dialect, Operation, Statement
-from rollwright.store.sql.transaction import Changes, Transaction
+from rollwright.store.sql.transaction import Changes, Stamps, Transaction
 
 MAX_BATCH = 256
 """Calls in one transaction: enough to hide the cost of a flush, few enough to answer within milliseconds."""
@@ -49,6 +49,7 @@ Result = TypeVar("Result")
 class _Job(NamedTuple, Generic[Result]):
     make: Callable[..., Operation[Result]]
     future: "asyncio.Future[Result]"
+    lasting: bool
 
 
 _Outcome = tuple[_Job[Any], Any, BaseException | None]
@@ -89,13 +90,16 @@ class SqliteDriver:
         self._on_change: Callable[[Changes], None] = lambda changes: None
         self._poll: asyncio.Task[None] | None = None
         self._closed = False
+        self.stamps = Stamps()
         self._writer = _Thread(f"{path.name} writer", self._open_connection, self._write_batch)
         self._reader = _Thread(f"{path.name} reader", self._open_connection, self._read_each)
+        self._lasting = True
+        """Whether commits are flushed to disk now, in the writer's connection."""
         self._seen_version = 0
         self._contended_until = 0.0
 
-    async def write(self, make: Write[Result]) -> Result:
-        return await self._submit(self._writer, make)
+    async def write(self, make: Write[Result], *, lasting: bool) -> Result:
+        return await self._submit(self._writer, make, lasting)
 
     async def read(self, make: Read[Result]) -> Result:
         return await self._submit(self._reader, make)
@@ -112,11 +116,13 @@ class SqliteDriver:
         for thread in (self._writer, self._reader):
             await asyncio.to_thread(thread.stop)
 
-    def _submit(self, thread: "_Thread", make: Callable[..., Operation[Result]]) -> "asyncio.Future[Result]":
+    def _submit(
+        self, thread: "_Thread", make: Callable[..., Operation[Result]], lasting: bool = False
+    ) -> "asyncio.Future[Result]":
         if self._closed:
             raise StoreError("the store is closed")
         future: asyncio.Future[Result] = self._loop.create_future()
-        thread.jobs.put(_Job(make, future))
+        thread.jobs.put(_Job(make, future, lasting))
         return future
 
     def _open_connection(self) -> sqlite3.Connection:
@@ -125,9 +131,10 @@ class SqliteDriver:
     # -- in the threads -----------------------------------------------------------------------------
 
     def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[_Job[Any]]) -> None:
-        tx = Transaction()
+        tx = Transaction(self._clock(), self.stamps)
         try:
-            self._begin(connection)
+            self._begin(connection, lasting=any(job.lasting for job in batch))
+            tx.now = self._clock()
             outcomes = self._run_all(connection, tx, batch)
             connection.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
@@ -137,12 +144,15 @@ class SqliteDriver:
                 for job in batch:  # so that only the call that fails is told
                     self._write_batch(connection, [job])
                 return
-            outcomes, tx = [(batch[0], None, error)], Transaction()
+            outcomes, tx.changes = [(batch[0], None, error)], Changes()
         self._answer(outcomes, tx.changes)
         if time.monotonic() < self._contended_until:
             time.sleep(_COURTESY_SECONDS)
 
-    def _begin(self, connection: sqlite3.Connection) -> None:
+    def _begin(self, connection: sqlite3.Connection, *, lasting: bool) -> None:
+        if lasting is not self._lasting:
+            connection.execute(f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'}")
+            self._lasting = lasting
         give_up = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -164,8 +174,7 @@ class SqliteDriver:
     def _run_all(
         self, connection: sqlite3.Connection, tx: Transaction, batch: Sequence[_Job[Any]]
     ) -> list[_Outcome]:
-        while drive(connection, expire(tx)):
-            pass
+        drive(connection, expire(tx))
         outcomes: list[_Outcome] = []
         for job in batch:
             try:

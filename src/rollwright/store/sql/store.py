@@ -28,7 +28,7 @@ from rollwright.store.sql.claimants import Ask, Claimants
 from rollwright.store.sql.driver import Driver, nothing
 from rollwright.store.sql.looking_store import LookingStore
 from rollwright.store.sql.transaction import Changes
-from rollwright.store.transitions import FINAL_ROLLOUT, lapsed
+from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, lapsed
 from rollwright.store.waiting import Deadline, Signal
 
 WATCH_SECONDS = 1.0
@@ -101,7 +101,7 @@ class SqlStore(LookingStore):
         else:
             asked_before = claim_id is not None
             claimed = await self._claimed(
-                self._write(lambda tx: queueing.claim(tx, *ask, asked_before=asked_before))
+                self._write(lambda tx: queueing.claim(tx, *ask, asked_before=asked_before), lasting=False)
             )
         if not claimed and timeout > 0:
             claimed = await self._claimants.wait(ask, timeout)
@@ -120,17 +120,18 @@ class SqlStore(LookingStore):
         await self._give_back(await claiming)
 
     async def _claim_for_each(self, asked: Sequence[Ask]) -> list[list[AttemptedRollout]]:
-        return await self._write(lambda tx: queueing.claim_for_each(tx, asked))
+        return await self._write(lambda tx: queueing.claim_for_each(tx, asked), lasting=False)
 
     async def _give_back(self, claimed: Sequence[AttemptedRollout]) -> None:
-        await self._write(lambda tx: reporting.give_back(tx, claimed, "its worker stopped asking"))
+        reason = "its worker stopped asking"
+        await self._write(lambda tx: reporting.give_back(tx, claimed, reason), lasting=False)
 
     async def start_attempt(
         self, rollout_id: str, worker_id: str | None = None, *, claim_id: str | None = None
     ) -> AttemptedRollout:
         check_claim(1, worker_id, claim_id)
         claim = claim_id or new_id("cl")
-        return await self._write(lambda tx: queueing.start(tx, rollout_id, worker_id, claim))
+        return await self._write(lambda tx: queueing.start(tx, rollout_id, worker_id, claim), lasting=False)
 
     async def start_requested_rollout(
         self, request: EnqueueRequest, worker_id: str | None = None, *, claim_id: str | None = None
@@ -161,7 +162,8 @@ class SqlStore(LookingStore):
                 trajectory=trajectory,
                 reason=reason,
                 metadata=metadata,
-            )
+            ),
+            lasting=parsed in FINAL_ATTEMPT,
         )
 
     async def update_worker(
@@ -173,7 +175,9 @@ class SqlStore(LookingStore):
     ) -> list[tuple[str, str]]:
         check_id(worker_id, "worker_id")
         pairs = None if attempts is None else list(attempts)
-        return await self._write(lambda tx: reporting.heartbeat(tx, worker_id, heartbeat_stats, pairs))
+        return await self._write(
+            lambda tx: reporting.heartbeat(tx, worker_id, heartbeat_stats, pairs), lasting=False
+        )
 
     async def wait_for_cancellations(self, worker_id: str, *, timeout: float) -> list[tuple[str, str]]:
         check_id(worker_id, "worker_id")
@@ -181,7 +185,7 @@ class SqlStore(LookingStore):
         while not self._closed:
             seen = self._taken.count
             if await self._read(looking.is_to_be_told, worker_id):
-                return await self._write(lambda tx: reporting.tell_taken(tx, worker_id))
+                return await self._write(lambda tx: reporting.tell_taken(tx, worker_id), lasting=False)
             left = deadline.left()
             if not left:
                 break
@@ -257,7 +261,8 @@ class SqlStore(LookingStore):
         for signal in (self._completed, self._taken):
             signal.notify()
         await self._claimants.close()
-        await asyncio.gather(self._watch, *self._background, return_exceptions=True)
+        last = self._driver.write(reporting.write_stamps, lasting=False)
+        await asyncio.gather(self._watch, *self._background, last, return_exceptions=True)
         await self._driver.close()
 
     # -- waking -------------------------------------------------------------------------------------
@@ -280,8 +285,9 @@ class SqlStore(LookingStore):
             seen = self._lease_nearer.count
             try:
                 lease, now = await self._driver.read(looking.first_lease)
+                if lapsed(lease, now) or self._driver.stamps:
+                    await self._driver.write(nothing, lasting=False)
                 if lapsed(lease, now):
-                    await self._driver.write(nothing)
                     continue
             except StoreUnavailable:  # whoever calls is told; the watch goes on when the store is back
                 lease, now = None, inf

@@ -1,9 +1,8 @@
 """What a transaction gathers while its operations run, and writes at its end in one go.
 
-Many operations of different callers share a transaction. Their events, the stamps of their workers and their
-completions are written once, last, and always in this order: workers by id, events, then the counter of
-the completion log. Two transactions that both wait for such rows therefore wait in the same order and
-cannot block each other.
+Many operations of different callers share a transaction. Their stamps of workers, events and completions are
+written last, always in this order, and the counter of the completion log after all of them. Two transactions
+that both wait for such rows therefore wait in the same order and cannot block each other.
 """
 
 from dataclasses import dataclass, field
@@ -11,15 +10,18 @@ from math import inf
 from typing import Any
 
 from sqlalchemy import bindparam, exists, func, select, update
-from sqlalchemy.dialects.postgresql import insert as upsert
 
 from rollwright.store.checks import EMPTY
-from rollwright.store.records import EventKind
-from rollwright.store.sql.schema import attempts, completions, counters, events, workers
+from rollwright.store.records import EventKind, RolloutStatus
+from rollwright.store.sql.schema import HELD, completions, counters, events, rollouts, workers
 from rollwright.store.sql.statements import Operation, Statement, insert_into
 
 COMPLETIONS = "completions"
 """Name of the counter."""
+
+STAMP_SECONDS = 1.0
+"""How long a worker's sign of life may wait before it is written. Only whoever looks at workers reads it, and
+they make it be written first; other processes see it this much later."""
 
 
 @dataclass
@@ -36,19 +38,56 @@ class Changes:
     """The earliest end of a lease that was given or extended."""
 
 
+class Stamps:
+    """Signs of life of workers that are still to be written; one for each store, over all its transactions."""
+
+    def __init__(self) -> None:
+        self._stamps: dict[str, dict[str, Any]] = {}
+        self._released: dict[str, float] = {}
+        self._since = inf
+
+    def __bool__(self) -> bool:
+        return self._since < inf
+
+    def heard(self, worker_id: str | None, now: float, **stamps: Any) -> None:
+        """A sign of life, with what else is to be written of the worker."""
+        if worker_id is not None:
+            stamp = self._stamps.setdefault(worker_id, {"worker_id": worker_id, **_NO_STAMPS})
+            stamp["last_heartbeat_time"] = now
+            stamp.update(stamps)
+            self._since = min(self._since, now)
+
+    def released(self, worker_id: str | None, now: float) -> None:
+        """It holds one attempt less; written down if it is idle when this is written."""
+        if worker_id is not None:
+            self._released[worker_id] = now
+            self._since = min(self._since, now)
+
+    def write(self, now: float, *, at_once: bool) -> Operation[None]:
+        if not at_once and self._since + STAMP_SECONDS > now:
+            return
+        stamps, released = self._stamps, self._released
+        self._stamps, self._released, self._since = {}, {}, inf
+        if stamps:
+            yield UPSERT_WORKER.many([stamps[name] for name in sorted(stamps)])
+        if released:
+            yield IDLE_WORKER.many([{"worker": name, "now": released[name]} for name in sorted(released)])
+
+
 @dataclass
 class Transaction:
+    now: float
+    """The store's time; the same for all that happens in the transaction."""
+    stamps: Stamps
     repeated: bool = False
     """Whether the same operations were run before, and nobody knows if they were committed."""
+    stamps_at_once: bool = False
     changes: Changes = field(default_factory=Changes)
     _events: list[dict[str, Any]] = field(default_factory=list)
     _completions: list[dict[str, Any]] = field(default_factory=list)
-    _workers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _released: dict[str, float] = field(default_factory=dict)
 
     def event(
         self,
-        time: float,
         kind: EventKind,
         rollout_id: str,
         attempt_id: str | None = None,
@@ -58,7 +97,7 @@ class Transaction:
     ) -> None:
         self._events.append(
             {
-                "time": time,
+                "time": self.now,
                 "kind": kind,
                 "rollout_id": rollout_id,
                 "attempt_id": attempt_id,
@@ -68,32 +107,27 @@ class Transaction:
             }
         )
 
-    def complete(self, completion: dict[str, Any]) -> None:
-        self._completions.append(completion)
+    def complete(
+        self, place: int, rollout_id: str, attempt_id: str | None, status: RolloutStatus, reason: str | None
+    ) -> None:
+        self._completions.append(
+            {
+                "place": place,
+                "rollout_id": rollout_id,
+                "attempt_id": attempt_id,
+                "status": status,
+                "reason": reason,
+                "end_time": self.now,
+            }
+        )
         self.changes.completed = True
-
-    def heard(self, worker_id: str | None, now: float, **stamps: Any) -> None:
-        """A sign of life, with what else is to be written of the worker."""
-        if worker_id is not None:
-            stamp = self._workers.setdefault(worker_id, {"worker_id": worker_id, **_NO_STAMPS})
-            stamp["last_heartbeat_time"] = now
-            stamp.update(stamps)
-
-    def released(self, worker_id: str | None, now: float) -> None:
-        if worker_id is not None:
-            self._released[worker_id] = now
 
     def leased(self, lease_expires: float | None) -> None:
         if lease_expires is not None and lease_expires < self.changes.lease:
             self.changes.lease = lease_expires
 
     def flush(self) -> Operation[None]:
-        if self._workers:
-            yield UPSERT_WORKER.many([self._workers[name] for name in sorted(self._workers)])
-        if self._released:
-            yield IDLE_WORKER.many(
-                [{"worker": name, "now": self._released[name]} for name in sorted(self._released)]
-            )
+        yield from self.stamps.write(self.now, at_once=self.stamps_at_once)
         if self._events:
             yield INSERT_EVENT.many(self._events)
         if self._completions:
@@ -102,26 +136,20 @@ class Transaction:
             yield INSERT_COMPLETION.many(
                 [{**row, "cursor": cursor} for cursor, row in enumerate(self._completions, first)]
             )
-        self._workers, self._released, self._events, self._completions = {}, {}, [], []
+        self._events, self._completions = [], []
 
 
 _NO_STAMPS = {"heartbeat_stats": None, "last_dequeue_time": None, "last_busy_time": None}
 
-_new = upsert(workers).values(
-    worker_id=bindparam("worker_id"),
-    heartbeat_stats=func.coalesce(bindparam("heartbeat_stats", type_=workers.c.heartbeat_stats.type), EMPTY),
-    last_heartbeat_time=bindparam("last_heartbeat_time"),
-    last_dequeue_time=bindparam("last_dequeue_time"),
-    last_busy_time=bindparam("last_busy_time"),
-    last_idle_time=bindparam("last_heartbeat_time"),
+_stats = bindparam("heartbeat_stats", type_=workers.c.heartbeat_stats.type)
+_new = insert_into(workers).values(
+    heartbeat_stats=func.coalesce(_stats, EMPTY), last_idle_time=bindparam("last_heartbeat_time")
 )
 UPSERT_WORKER = Statement(
     _new.on_conflict_do_update(
         index_elements=["worker_id"],
         set_={
-            "heartbeat_stats": func.coalesce(
-                bindparam("heartbeat_stats", type_=workers.c.heartbeat_stats.type), workers.c.heartbeat_stats
-            ),
+            "heartbeat_stats": func.coalesce(_stats, workers.c.heartbeat_stats),
             "last_heartbeat_time": _new.excluded.last_heartbeat_time,
             "last_dequeue_time": func.coalesce(_new.excluded.last_dequeue_time, workers.c.last_dequeue_time),
             "last_busy_time": func.coalesce(_new.excluded.last_busy_time, workers.c.last_busy_time),
@@ -132,7 +160,7 @@ IDLE_WORKER = Statement(
     update(workers)
     .where(
         workers.c.worker_id == bindparam("worker"),
-        ~exists(select(1).where(attempts.c.worker_id == workers.c.worker_id, attempts.c.end_time.is_(None))),
+        ~exists(select(1).select_from(rollouts).where(rollouts.c.worker_id == workers.c.worker_id, HELD)),
     )
     .values(last_idle_time=bindparam("now"))
 )

@@ -24,20 +24,28 @@ def upgrade() -> None:
         sa.Column("mode", TEXT),
         sa.Column("resources_id", TEXT),
         sa.Column("config", sa.LargeBinary, nullable=False),
+        sa.Column("timeout_seconds", sa.Double),
+        sa.Column("unresponsive_seconds", sa.Double),
         sa.Column("metadata", sa.LargeBinary, nullable=False),
         sa.Column("priority", sa.Integer, nullable=False),
         sa.Column("tries", sa.Integer, nullable=False),
         sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("attempt_id", TEXT),
+        sa.Column("worker_id", TEXT),
+        sa.Column("claim_id", TEXT),
+        sa.Column("attempt_start", sa.Double),
+        sa.Column("last_heartbeat_time", sa.Double),
+        sa.Column("lease_expires", sa.Double),
+        sa.Column("last_append_id", TEXT),
+        sa.Column("attempt_metadata", sa.LargeBinary),
         sa.Column("input", sa.LargeBinary, nullable=False),
         sqlite_autoincrement=True,
     )
-    _index(
-        "rollouts_waiting",
-        "rollouts",
-        [sa.text("priority DESC"), "place"],
-        "waiting = 1",
-    )
+    _index("rollouts_waiting", "rollouts", [sa.text("priority DESC"), "place"], "waiting = 1")
     op.create_index("rollouts_status", "rollouts", ["status"])
+    _index("rollouts_lease", "rollouts", ["lease_expires"], "attempt_id IS NOT NULL")
+    _index("rollouts_claim", "rollouts", ["claim_id"], "attempt_id IS NOT NULL")
+    _index("rollouts_worker", "rollouts", ["worker_id"], "attempt_id IS NOT NULL")
     op.create_table(
         "attempts",
         sa.Column("place", NUMBER, primary_key=True, autoincrement=False),
@@ -45,20 +53,15 @@ def upgrade() -> None:
         sa.Column("attempt_id", TEXT, nullable=False),
         sa.Column("status", TEXT, nullable=False),
         sa.Column("start_time", sa.Double, nullable=False),
-        sa.Column("end_time", sa.Double),
+        sa.Column("end_time", sa.Double, nullable=False),
         sa.Column("worker_id", TEXT),
-        sa.Column("claim_id", TEXT),
         sa.Column("last_heartbeat_time", sa.Double, nullable=False),
         sa.Column("lease_expires", sa.Double),
         sa.Column("reason", TEXT),
         sa.Column("metadata", sa.LargeBinary, nullable=False),
-        sa.Column("last_append_id", TEXT),
         sa.Column("taken", sa.SmallInteger, nullable=False),
         sqlite_with_rowid=False,
     )
-    _index("attempts_lease", "attempts", ["lease_expires"], "end_time IS NULL")
-    _index("attempts_claim", "attempts", ["claim_id"], "end_time IS NULL")
-    _index("attempts_worker", "attempts", ["worker_id"], "end_time IS NULL")
     _index("attempts_taken", "attempts", ["worker_id"], "taken = 1")
     op.create_table(
         "trajectories",
@@ -67,14 +70,15 @@ def upgrade() -> None:
     )
     op.create_table(
         "journal",
-        sa.Column("place", NUMBER, primary_key=True, autoincrement=False),
-        sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("position", NUMBER, primary_key=True, autoincrement=True),
+        sa.Column("place", NUMBER, nullable=False),
         sa.Column("data", sa.LargeBinary, nullable=False),
     )
+    op.create_index("ix_journal_place", "journal", ["place"])
     op.create_table(
         "completions",
         sa.Column("cursor", NUMBER, primary_key=True, autoincrement=False),
-        sa.Column("place", NUMBER, nullable=False, unique=True),
+        sa.Column("place", NUMBER, nullable=False),
         sa.Column("rollout_id", TEXT, nullable=False),
         sa.Column("attempt_id", TEXT),
         sa.Column("status", TEXT, nullable=False),
