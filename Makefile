@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := src tests bench examples
+SOURCES := src tests bench examples docs
 
 .PHONY: demo test lint typecheck unit bench docs clean
 

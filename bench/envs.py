@@ -11,7 +11,6 @@ Takes about a minute, and another one for that.
 import asyncio
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from results_file import write_results
 from rollwright import draws
 from rollwright.envs import registry
 from rollwright.envs.base import Env
@@ -27,7 +27,6 @@ from rollwright.errors import RollwrightError
 from venvs import peer_python
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results" / "envs.json"
 PEER_PACKAGES = ["gym-sokoban==0.0.6", "gym==0.26.2", "numpy<2", "setuptools"]
 """The last release, and the last versions of what it needs that it works with."""
 
@@ -99,15 +98,12 @@ def main() -> None:
         for name, figures in peer.items()
     }
     _print(console, ours, peer, ratios)
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
     found = {
         "rollwright": ours,
         "gym_sokoban": peer,
         "times_faster": ratios,
-        "python": sys.version.split()[0],
     }
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
-    console.print(f"written to {RESULTS.relative_to(ROOT)}")
+    console.print(f"written to {write_results('envs', found).relative_to(ROOT)}")
 
 
 async def _measure_all(console: Console) -> dict[str, dict[str, float]]:

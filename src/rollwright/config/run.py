@@ -13,7 +13,9 @@ class SamplingConfig(Settings):
     """How the policy samples during training rollouts; validation always plays at temperature 0."""
 
     temperature: NonNegativeFloat = 1.0
+    """0: the likeliest token, always."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the probability that is sampled from, likeliest tokens first."""
     stop: list[str] = Field(default_factory=list)
     """Texts that end a completion."""
 
@@ -37,6 +39,8 @@ class HistoryConfig(Settings):
 
 
 class AgentConfig(Settings):
+    """How the agent writes prompts."""
+
     history: HistoryConfig = HistoryConfig()
 
 
@@ -76,6 +80,7 @@ class RunConfig(Settings):
     max_inflight: PositiveInt | None = None
     """Most episodes at the same time. Unset: found while running, from the engine's throughput."""
     policy: PolicyConfig = SimulatedPolicyConfig()
+    """Who plays."""
     sampling: SamplingConfig = SamplingConfig()
     agent: AgentConfig = AgentConfig()
     limits: LimitsConfig = LimitsConfig()

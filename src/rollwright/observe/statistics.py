@@ -120,6 +120,8 @@ def activity_row(activity: Activity) -> dict[str, Any]:
         "prompt_tokens": activity.prompt_tokens,
         "episodes": activity.finished,
         "withdrawn": activity.withdrawn,
+        "replayed_turns": activity.replayed_turns,
+        "replays_differed": activity.replays_differed,
         "stale": activity.stale,
         "refused": activity.refused,
         "failed_attempts": dict(activity.failures),

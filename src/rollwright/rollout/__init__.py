@@ -1,14 +1,16 @@
 """Playing rollouts: environment managers, the scheduler, strategies and filters."""
 
 from rollwright.rollout.activity import Activity
-from rollwright.rollout.env_manager import EnvManager, RolloutContext
+from rollwright.rollout.env_manager import EnvManager, Playbook, Role, RolloutContext
 from rollwright.rollout.episode import Chain, Episode, EpisodeSettings, Limits
+from rollwright.rollout.function import AgentFunction, ThreadSession
 from rollwright.rollout.gate import Gate
 from rollwright.rollout.groups import Group, GroupBook, GroupRules, Ledger, Place
 from rollwright.rollout.scheduler import Batch, RolloutScheduler, TooManyRefills
 
 __all__ = [
     "Activity",
+    "AgentFunction",
     "Batch",
     "Chain",
     "EnvManager",
@@ -21,7 +23,10 @@ __all__ = [
     "Ledger",
     "Limits",
     "Place",
+    "Playbook",
+    "Role",
     "RolloutContext",
     "RolloutScheduler",
+    "ThreadSession",
     "TooManyRefills",
 ]

@@ -15,6 +15,12 @@ class Activity:
     tokens: int = 0
     """Sampled tokens."""
     prompt_tokens: int = 0
+    claimed: int = 0
+    """Attempts taken from the store."""
+    replayed_turns: int = 0
+    """Turns that came from the journal of an earlier attempt instead of the engine."""
+    replays_differed: int = 0
+    """Journals that were of no use, because the environment did not come the same way again."""
     finished: int = 0
     """Episodes played to their end."""
     reward: float = 0.0

@@ -6,18 +6,29 @@ withdrawn attempt stops at once and commits nothing.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-import msgspec
-
-from rollwright.agents import TIMEOUT, EpisodeFailure, Phase, bounded, failed
+from rollwright.agents import (
+    TIMEOUT,
+    EpisodeFailure,
+    Phase,
+    ReplayDiffers,
+    Session,
+    Superseded,
+    bounded,
+    entries,
+    failed,
+)
 from rollwright.envs.base import Env
 from rollwright.policies.base import Policy
 from rollwright.rollout.activity import Activity
-from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play
+from rollwright.rollout.episode import EpisodeSettings, new_session, play, read_episode
+from rollwright.rollout.function import AgentFunction, function_session, play_function
 from rollwright.rollout.gate import Gate
-from rollwright.store.contract import AttemptRefused, Store
+from rollwright.rollout.store_journal import StoreJournal
+from rollwright.store.contract import AttemptRefused, NotFound, Store
 from rollwright.store.records import AttemptedRollout, AttemptStatus
 from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory
 
@@ -28,10 +39,23 @@ CLOSE_SECONDS = 5.0
 """A hung environment gets this long to close before it is abandoned."""
 
 STALE = "stale"
-"""Reason under which a worker withdraws an episode that became too old."""
+"""Reason under which a worker cancels a rollout that became too old."""
 
-SettingsOf = Callable[[Episode], EpisodeSettings]
-EnvMaker = Callable[[EpisodeSettings], Env]
+
+@dataclass(frozen=True)
+class Role:
+    """How to play one rollout, and with what."""
+
+    settings: EpisodeSettings
+    policy: Policy
+    function: AgentFunction | None = None
+    """The user's own code, in place of an environment and a chat agent."""
+
+
+class Playbook(Protocol):
+    async def __call__(self, claimed: AttemptedRollout) -> Role:
+        """Raises what it likes for a rollout that cannot be played here; that rollout fails alone."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -39,10 +63,8 @@ class RolloutContext:
     """What all environment managers of a worker share."""
 
     store: Store
-    policy: Policy
-    settings_of: SettingsOf
-    """How to play an episode."""
-    make_env: EnvMaker
+    playbook: Playbook
+    make_env: Callable[[EpisodeSettings], Env]
     gate: Gate
     """Limits the episodes in flight."""
     activity: Activity = field(default_factory=Activity)
@@ -70,19 +92,17 @@ class EnvManager:
             self._withdrawn = True
             self._task.cancel()
 
-    async def run_rollout_loop(self, max_rollouts: int | None = None) -> None:
-        """Plays until it is cancelled, or has played `max_rollouts`."""
+    async def run_rollout_loop(self, take_another: Callable[[], bool] = lambda: True) -> None:
+        """Plays until it is cancelled, or `take_another` says no."""
         self._task = asyncio.current_task()
-        played = 0
         try:
-            while max_rollouts is None or played < max_rollouts:
+            while take_another():
                 async with self._context.gate:
                     claimed = await self._context.store.dequeue_rollout(
                         self._worker_id, timeout=DEQUEUE_SECONDS
                     )
                     if claimed is not None:
                         await self._run(claimed)
-                        played += 1
         finally:
             await self._discard_env()
 
@@ -90,9 +110,10 @@ class EnvManager:
         """Plays one attempt and reports how it ended."""
         activity = self._context.activity
         self._holds = (claimed.rollout_id, claimed.attempt.attempt_id)
+        activity.claimed += 1
         try:
             await self._report(claimed, await self._attempt(claimed))
-        except AttemptRefused:
+        except (AttemptRefused, NotFound, Superseded):  # cancelled, given to another, or deleted
             activity.refused += 1
         except asyncio.CancelledError:
             if not self._withdrawn or self._task is None or self._task.uncancel() > 0:
@@ -105,37 +126,61 @@ class EnvManager:
             self._withdrawn = False
 
     async def _attempt(self, claimed: AttemptedRollout) -> Trajectory | ErrorRecord:
+        """Plays from the journal, if there is one; anew, if the journal turns out to be of no use."""
         context = self._context
+        journal = StoreJournal(context.store, claimed.rollout_id, claimed.attempt.attempt_id)
         try:
-            episode = msgspec.convert(claimed.input, Episode)
-            settings = context.settings_of(episode)
-            env = await self._fitting_env(settings)
-        except EpisodeFailure as failure:
-            return failure.record
-        except Exception as error:  # noqa: BLE001 - a rollout that cannot even be read fails alone
-            return failed(Boundary.SYSTEM, error, 0).record
-        session = new_session(
-            episode,
-            context.policy,
-            settings,
-            env,
-            rollout_id=claimed.rollout_id,
-            attempt_id=claimed.attempt.attempt_id,
-            attempt=claimed.attempt.sequence_id,
-            on_turn=context.activity.count,
-        )
-        context.activity.sessions[claimed.rollout_id] = session
-        try:
-            return await play(session, env, settings, context.policy)
+            role = await context.playbook(claimed)
+            if claimed.attempt.sequence_id > 1:
+                journal.recorded = entries(await context.store.read_journal(claimed.rollout_id))
+            try:
+                return await self._play(claimed, role, journal)
+            except ReplayDiffers:
+                context.activity.replays_differed += 1
+                await journal.clear()
+                return await self._play(claimed, role, journal)
+        except (AttemptRefused, NotFound, Superseded):
+            raise
         except EpisodeFailure as failure:
             await self._discard_env()
             return failure.record
+        except Exception as error:  # noqa: BLE001 - a rollout that cannot even be read fails alone
+            await self._discard_env()
+            return failed(Boundary.SYSTEM, error, 0).record
+
+    async def _play(self, claimed: AttemptedRollout, role: Role, journal: StoreJournal) -> Trajectory:
+        activity = self._context.activity
+        playing: Awaitable[Trajectory]
+        if role.function is not None:
+            session = function_session(claimed, role.policy, role.settings, journal, activity.count)
+            playing = play_function(session, role.function, claimed.input, role.settings)
+        else:
+            episode = read_episode(claimed.input)
+            env = await self._fitting_env(role.settings)
+            session = new_session(
+                episode,
+                role.policy,
+                role.settings,
+                env,
+                rollout_id=claimed.rollout_id,
+                attempt_id=claimed.attempt.attempt_id,
+                attempt=claimed.attempt.sequence_id,
+                journal=journal,
+                on_turn=activity.count,
+            )
+            playing = play(session, env, role.settings, role.policy)
+        activity.sessions[claimed.rollout_id] = session
+        try:
+            return await playing
+        finally:
+            activity.replayed_turns += session.replayed_turns
 
     async def _report(self, claimed: AttemptedRollout, end: Trajectory | ErrorRecord) -> None:
         activity = self._context.activity
         store = self._context.store
         held = claimed.rollout_id, claimed.attempt.attempt_id
-        if (session := activity.sessions.get(claimed.rollout_id)) is not None:
+        session: Session | None = activity.sessions.get(claimed.rollout_id)
+        if session is not None:
             session.phase = Phase.STORE
         if isinstance(end, ErrorRecord):
             activity.fail(end)
@@ -143,10 +188,10 @@ class EnvManager:
             await store.update_attempt(*held, status=status, reason=str(EpisodeFailure(end)))
         elif end.stop is StopReason.STALE:
             activity.stale += 1
-            await store.update_attempt(*held, status=AttemptStatus.CANCELLED, reason=STALE)
+            await store.cancel_rollouts([claimed.rollout_id], STALE)
         else:
-            activity.finish(end)
             await store.update_attempt(*held, status=AttemptStatus.SUCCEEDED, trajectory=end.to_bytes())
+            activity.finish(end)
 
     async def _fitting_env(self, settings: EpisodeSettings) -> Env:
         if self._env is None or self._env_of is not settings:

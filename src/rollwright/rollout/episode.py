@@ -1,7 +1,7 @@
 """One episode, from `reset` to its end. Knows no store and no scheduler.
 
 Always true: an exception or a hang ends this episode alone, put down to the boundary it came from; what is
-raised is `EpisodeFailure` and nothing else, except for cancellation, which passes through.
+raised is `EpisodeFailure`, or `Interrupted` when the attempt may not go on; cancellation passes through.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ from rollwright import draws
 from rollwright.agents import (
     ChatAgent,
     EpisodeFailure,
+    Interrupted,
+    Journal,
     OutOfRoom,
     Session,
     TimeLimit,
@@ -24,6 +26,7 @@ from rollwright.agents import (
     timed_out,
 )
 from rollwright.envs.base import Env
+from rollwright.errors import FormatError
 from rollwright.policies.base import Playable, Policy, Sampling
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
 
@@ -42,6 +45,14 @@ class Episode(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
     member: int
     """Place in the group, from 0; redundant members and replacements come behind `group_size`."""
     run_seed: int
+
+
+def read_episode(data: Any) -> Episode:
+    """Out of a rollout's input, which may come from anywhere."""
+    try:
+        return msgspec.convert(data, Episode)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"not an episode: {error}") from error
 
 
 def level_seed(run_seed: int, mode: str, group: int) -> int:
@@ -112,7 +123,7 @@ async def play(
             trajectory.observation = first.observation
             trajectory.opening = settings.agent.opening(env, first.observation)
             trajectory.stop = await strategy.play(session, env, settings, policy)
-    except EpisodeFailure:
+    except (EpisodeFailure, Interrupted):
         raise
     except Exception as error:
         done = len(trajectory.turns)
@@ -133,6 +144,7 @@ def new_session(
     rollout_id: str,
     attempt_id: str,
     attempt: int = 1,
+    journal: Journal | None = None,
     on_turn: Callable[[Turn], None] | None = None,
 ) -> Session:
     """A session with an empty trajectory for this episode."""
@@ -152,6 +164,7 @@ def new_session(
         generate_timeout=settings.limits.generate,
         attempt=attempt,
         env=env if playable(type(env)) else None,  # type: ignore[arg-type]
+        journal=journal,
         on_turn=on_turn,
     )
 

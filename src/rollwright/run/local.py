@@ -13,12 +13,14 @@ from typing import Any, Self, TypeVar
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.policies.base import Policy
-from rollwright.rollout import Activity, Batch, Gate, RolloutContext, RolloutScheduler
+from rollwright.rollout import Activity, Batch, Gate, Role, RolloutContext, RolloutScheduler
 from rollwright.rollout.capacity import START, CapacityFinder, Window
+from rollwright.rollout.episode import read_episode
 from rollwright.run.assembly import SettingsTable, build_policy, make_env
 from rollwright.run.garbage import rare_collections
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
+from rollwright.store.records import AttemptedRollout
 from rollwright.workers import Worker
 
 WATCH_SECONDS = 0.25
@@ -49,9 +51,7 @@ class LocalRun:
         self.gate = Gate(config.max_inflight or START)
         self.schedulers: list[RolloutScheduler] = []
         """The training stream, where there is one, then one for each validation so far."""
-        self._context = RolloutContext(
-            self.store, self.policy, self.settings, make_env, self.gate, self.activity
-        )
+        self._context = RolloutContext(self.store, self._role, make_env, self.gate, self.activity)
         self.on_finished = on_finished
         self.on_failed = on_failed
         self._stack = AsyncExitStack()
@@ -103,6 +103,9 @@ class LocalRun:
         self.schedulers.append(scheduler)
         return scheduler
 
+    async def _role(self, claimed: AttemptedRollout) -> Role:
+        return Role(self.settings(read_episode(claimed.input)), self.policy)
+
     async def _unless_broken(self, call: Coroutine[Any, Any, Result]) -> Result:
         """The call's result, or the error that ended the workers."""
         assert self._work is not None
@@ -111,8 +114,7 @@ class LocalRun:
             await asyncio.wait({task, self._work}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            self._work.result()
-            raise RollwrightError("the workers have stopped")
+            raise _first_cause(self._work.exception() or RollwrightError("the workers have stopped"))
         finally:
             if not task.done():
                 task.cancel()
@@ -169,3 +171,10 @@ class LocalRun:
     def _pressure(self) -> int:
         """How often the engine has said so far that it is too much."""
         return self.activity.overdue + self.policy.pressure
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The error that brought the others down, out of what a task group made of it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

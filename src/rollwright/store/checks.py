@@ -119,6 +119,20 @@ def check_report(
     return parsed
 
 
+def check_part(part: str | None, what: str) -> str | None:
+    """A text to be found inside an id; one that no id can hold is refused."""
+    if part and _ID.match(part) is None:
+        raise StoreError(f"{what} {part[:80]!r} is in no id: ids have A-Z a-z 0-9 . _ : -")
+    return part or None
+
+
+def clean_reason(reason: str | None) -> str | None:
+    """A reason may quote anything; what a database could not hold is replaced, so that the report is taken."""
+    if reason is None:
+        return None
+    return reason.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
 def check_priority(priority: int) -> int:
     if type(priority) is not int or abs(priority) > MAX_PRIORITY:
         raise StoreError(

@@ -79,7 +79,7 @@ class Attempt(msgspec.Struct, frozen=True):
     worker_id: str | None = None
     last_heartbeat_time: float | None = None
     lease_expires: float | None = None
-    """By the store's clock; `None`: the lease never ends."""
+    """By the store's clock; `None`: the lease never ends. Of an attempt that has ended: its last lease."""
     reason: str | None = None
     """Why it ended, when it did not succeed."""
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -151,9 +151,7 @@ class EventKind(StrEnum):
     CLAIMED = "claimed"
     """An attempt was given out."""
     ENDED = "ended"
-    """An attempt reached a final status."""
-    FINISHED = "finished"
-    """A rollout reached a final status."""
+    """An attempt reached a final status, or a waiting rollout was withdrawn; `becomes` says what followed."""
     REFUSED = "refused"
     """A report of an attempt that did not hold its rollout any more."""
     DELETED = "deleted"
@@ -172,9 +170,11 @@ class Event(msgspec.Struct, frozen=True):
     attempt_id: str | None = None
     worker_id: str | None = None
     status: str | None = None
-    """The status reached, or the one that was refused."""
+    """The attempt's final status, or the one it reported and was refused."""
     lease_expires: float | None = None
-    """Of the attempt, when the event happened."""
+    """Of the attempt: when it would have lost the rollout."""
+    becomes: str | None = None
+    """The rollout's status after an attempt's end; a final one is its entry in the completion log."""
 
 
 class EnqueueRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -41,6 +41,8 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     """`None` while the episode runs."""
     success: bool | None = None
     """Whether the task was solved; `None` where the environment does not say."""
+    episode_reward: float = 0.0
+    """Reward for the episode as a whole, beside those of its turns."""
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     """Figures of the environment's own, summed over the turns."""
     error: ErrorRecord | None = None
@@ -49,8 +51,8 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
 
     @property
     def reward(self) -> float:
-        """The task's reward: mean over the leaves of the sum along each path, so that a chain gives its sum."""
-        return self._mean_over_leaves("reward")
+        """The task's reward: the turns' summed along each path, the mean over the leaves; a chain gives its sum."""
+        return self.episode_reward + self._mean_over_leaves("reward")
 
     @property
     def penalty(self) -> float:

@@ -71,11 +71,12 @@ class EventLog:
         worker_id: str | None = None,
         status: str | None = None,
         lease_expires: float | None = None,
+        becomes: str | None = None,
     ) -> None:
         if self._recording:
             sequence = len(self._events) + 1
             self._events.append(
-                Event(sequence, time, kind, rollout_id, attempt_id, worker_id, status, lease_expires)
+                Event(sequence, time, kind, rollout_id, attempt_id, worker_id, status, lease_expires, becomes)
             )
 
     def after(self, sequence: int, limit: int) -> list[Event]:

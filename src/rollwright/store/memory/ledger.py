@@ -169,11 +169,13 @@ class Ledger:
         if status is not None and status is not attempt.status:
             check_attempt_change(attempt.attempt_id, attempt.status, status)
         attempt.metadata = merged(attempt.metadata, metadata, "metadata")
-        self._heard(attempt, worker_id, now)
-        if status is AttemptStatus.RUNNING:
-            self._run(attempt)
-        elif status is not None and status in FINAL_ATTEMPT:
+        if status is not None and status in FINAL_ATTEMPT:
+            self._sign_of_life(attempt, worker_id, now)
             self._end(attempt, status, reason, now, trajectory=trajectory)
+        else:
+            self._heard(attempt, worker_id, now)
+            if status is AttemptStatus.RUNNING:
+                self._run(attempt)
         return attempt
 
     def heartbeat(
@@ -266,12 +268,13 @@ class Ledger:
             self.withdraw(row, status, reason or f"set to {status} by a caller", now)
         return row
 
-    def withdraw(self, row: RolloutRow, status: RolloutStatus, reason: str, now: float) -> None:
+    def withdraw(self, row: RolloutRow, status: RolloutStatus, reason: str | None, now: float) -> None:
         """Takes the rollout from its worker, if it has one, and gives it another status."""
         if row.current is not None:
             self._end(row.current, AttemptStatus.CANCELLED, reason, now, becomes=status, taken=True)
         else:
             self.ready.discard(row)
+            self.events.add(now, EventKind.ENDED, row.rollout_id, becomes=status)
             self._finish(row, None, status, reason, now)
 
     def expire(self, now: float) -> bool:
@@ -316,9 +319,12 @@ class Ledger:
             self._turn(attempt.rollout, RolloutStatus.RUNNING)
 
     def _heard(self, attempt: AttemptRow, worker_id: str | None, now: float) -> None:
-        attempt.last_heartbeat_time = now
         attempt.lease_expires = lease_end(attempt.rollout.config, attempt.start_time, now)
         self._lease(attempt)
+        self._sign_of_life(attempt, worker_id, now)
+
+    def _sign_of_life(self, attempt: AttemptRow, worker_id: str | None, now: float) -> None:
+        attempt.last_heartbeat_time = now
         worker = self.roster.heard(worker_id if attempt.worker_id is None else attempt.worker_id, now)
         if worker is not None and attempt.worker_id is None:
             self.roster.hold(worker, attempt, now)
@@ -353,8 +359,8 @@ class Ledger:
             if not held:
                 del self.claims[attempt.claim_id]
         self.roster.release(attempt, now, taken=taken)
-        self._event(EventKind.ENDED, attempt, now, status)
         after = becomes or rollout_after(status, row.config, row.tries)
+        self._event(EventKind.ENDED, attempt, now, status, after)
         if after is RolloutStatus.REQUEUING:
             self._turn(row, after)
             self.ready.set(row, (-row.priority, row.place))
@@ -379,10 +385,14 @@ class Ledger:
         for countdown in row.watchers:
             countdown.count()
         row.watchers.clear()
-        self.events.add(now, EventKind.FINISHED, row.rollout_id, attempt_id, status=status)
 
     def _event(
-        self, kind: EventKind, attempt: AttemptRow, now: float, status: AttemptStatus | None = None
+        self,
+        kind: EventKind,
+        attempt: AttemptRow,
+        now: float,
+        status: AttemptStatus | None = None,
+        becomes: RolloutStatus | None = None,
     ) -> None:
         self.events.add(
             now,
@@ -392,4 +402,5 @@ class Ledger:
             attempt.worker_id,
             status,
             attempt.lease_expires,
+            becomes,
         )

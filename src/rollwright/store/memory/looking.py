@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, new_id, parse_statuses
+from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, check_part, new_id, parse_statuses
 from rollwright.store.contract import Store, StoreError
 from rollwright.store.memory.ledger import Ledger
 from rollwright.store.memory.resources import Resources
@@ -67,9 +67,10 @@ class LookingStore(Store):
         offset: int = 0,
     ) -> Page[Rollout]:
         check_page(limit, offset, sort_order, sort_by, ROLLOUT_SORTS)
+        part = check_part(rollout_id_contains, "rollout_id_contains")
         statuses = parse_statuses(RolloutStatus, status)
         self._begin()
-        rows = self._matching(statuses, rollout_ids, rollout_id_contains, mode)
+        rows = self._matching(statuses, rollout_ids, part, mode)
         total = len(rows)
         if limit != 0:
             rows = _ordered(rows, sort_by, sort_order)
@@ -185,8 +186,9 @@ class LookingStore(Store):
         self, *, resources_id_contains: str | None = None, limit: int = -1, offset: int = 0
     ) -> Page[ResourcesUpdate]:
         check_page(limit, offset)
+        part = check_part(resources_id_contains, "resources_id_contains") or ""
         self._begin()
-        names = [each for each in self._resources.ids() if (resources_id_contains or "") in each]
+        names = [each for each in self._resources.ids() if part in each]
         newest = [self._resources.get(name, None) for name in _cut(names, limit, offset)]
         return Page([each for each in newest if each is not None], len(names), limit, offset)
 

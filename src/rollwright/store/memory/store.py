@@ -20,6 +20,7 @@ from rollwright.store.checks import (
     check_id,
     check_report,
     check_request,
+    clean_reason,
 )
 from rollwright.store.contract import NotFound
 from rollwright.store.memory.looking import LookingStore
@@ -98,7 +99,7 @@ class MemoryStore(LookingStore):
         change = check_change(status, mode, resources_id, config, priority)
         if resources_id is not None and resources_id not in self._resources:
             raise NotFound(f"no resources {resources_id!r}")
-        row = self._ledger.update_rollout(rollout_id, self._begin(), change, metadata, reason)
+        row = self._ledger.update_rollout(rollout_id, self._begin(), change, metadata, clean_reason(reason))
         record = row.record()
         self._settle()
         return record
@@ -108,7 +109,7 @@ class MemoryStore(LookingStore):
         rows = [self._ledger.rollout(rollout_id) for rollout_id in dict.fromkeys(rollout_ids)]
         open_rows = [row for row in rows if row.status not in FINAL_ROLLOUT]
         for row in open_rows:
-            self._ledger.withdraw(row, RolloutStatus.CANCELLED, reason, now)
+            self._ledger.withdraw(row, RolloutStatus.CANCELLED, clean_reason(reason), now)
         self._settle()
         return [row.rollout_id for row in open_rows]
 
@@ -191,7 +192,7 @@ class MemoryStore(LookingStore):
             status=parsed,
             worker_id=worker_id,
             trajectory=trajectory,
-            reason=reason,
+            reason=clean_reason(reason),
             metadata=metadata,
         )
         self._settle()

@@ -30,12 +30,10 @@ def noted(
     append_id: str | None = None,
 ) -> RolloutRow:
     """The rollout after a sign of life of the attempt that holds it; `None` leaves a field as it is."""
-    assert row.attempt_start is not None
     return row._replace(
         status=row.status if status is None else status,
         worker_id=worker_id if row.worker_id is None else row.worker_id,
         last_heartbeat_time=now,
-        lease_expires=lease_end(row.config, row.attempt_start, now),
         attempt_metadata=row.attempt_metadata if metadata is None else metadata,
         last_append_id=row.last_append_id if append_id is None else append_id,
     )
@@ -43,7 +41,9 @@ def noted(
 
 def heard(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[RolloutRow]:
     """Extends the lease of the attempt that holds the rollout, and writes down what else it reports."""
-    after = noted(row, tx.now, **reported)
+    assert row.attempt_start is not None
+    lease = lease_end(row.config, row.attempt_start, tx.now)
+    after = noted(row, tx.now, **reported)._replace(lease_expires=lease)
     if after.status != row.status:
         check_rollout_change(row.rollout_id, RolloutStatus(row.status), RolloutStatus(after.status))
     yield HEARD(
@@ -51,11 +51,11 @@ def heard(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[Rollou
         new_status=after.status,
         new_worker=after.worker_id,
         new_heartbeat=after.last_heartbeat_time,
-        new_lease=after.lease_expires,
+        new_lease=lease,
         new_metadata=after.attempt_metadata,
         new_append=after.last_append_id,
     )
-    tx.leased(after.lease_expires)
+    tx.leased(lease)
     if row.worker_id is None:
         tx.stamps.heard(after.worker_id, tx.now, last_busy_time=tx.now)
     else:
@@ -106,29 +106,17 @@ def end(
     tx.stamps.released(row.worker_id, tx.now)
     tx.changes.taken |= taken
     tx.changes.waiting |= waits
-    tx.event(EventKind.ENDED, row.rollout_id, row.attempt_id, row.worker_id, status, row.lease_expires)
+    tx.event(EventKind.ENDED, row.rollout_id, row.attempt_id, row.worker_id, status, row.lease_expires, after)
     if not waits:
         if trajectory is not None:
             yield INSERT_TRAJECTORY(place=row.place, data=trajectory)
-        yield CLEAR_JOURNAL(at_place=row.place)
-        _finished(tx, row, after, reason)
-    ended = row._replace(status=RolloutStatus.RUNNING).attempt()
-    return Attempt(
-        ended.rollout_id,
-        ended.attempt_id,
-        ended.sequence_id,
-        status,
-        ended.start_time,
-        tx.now,
-        ended.worker_id,
-        ended.last_heartbeat_time,
-        ended.lease_expires,
-        reason,
-        ended.metadata,
-    )
+        if row.attempts > 1 or row.last_append_id is not None:
+            yield CLEAR_JOURNAL(at_place=row.place)
+        tx.complete(row.place, row.rollout_id, row.attempt_id, after, reason)
+    return row.attempt(status, tx.now, reason)
 
 
-def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: str) -> Operation[None]:
+def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: str | None) -> Operation[None]:
     """Takes the rollout from its worker, if it has one, and gives it another status."""
     if row.attempt_id is not None:
         yield from end(tx, row, AttemptStatus.CANCELLED, reason, becomes=status, taken=True)
@@ -136,12 +124,8 @@ def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: st
     check_rollout_change(row.rollout_id, RolloutStatus(row.status), status)
     yield RELEASE(at_place=row.place, new_status=status, new_waiting=0, new_end=tx.now, new_tries=row.tries)
     yield CLEAR_JOURNAL(at_place=row.place)
-    _finished(tx, row, status, reason)
-
-
-def _finished(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: str | None) -> None:
-    tx.event(EventKind.FINISHED, row.rollout_id, row.attempt_id, status=status)
-    tx.complete(row.place, row.rollout_id, row.attempt_id, status, reason)
+    tx.event(EventKind.ENDED, row.rollout_id, becomes=status)
+    tx.complete(row.place, row.rollout_id, None, status, reason)
 
 
 def expire(tx: Transaction) -> Operation[None]:

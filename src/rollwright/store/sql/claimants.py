@@ -11,7 +11,7 @@ from rollwright.errors import RollwrightError
 from rollwright.store.records import AttemptedRollout
 from rollwright.store.waiting import resolve, wait_until
 
-Ask = tuple[int, str | None, str]
+Ask = tuple[int, str | None, str | None]
 """How many at most, for which worker, under which claim id."""
 
 
@@ -40,7 +40,7 @@ class Claimants:
 
     async def wait(self, ask: Ask, timeout: float) -> list[AttemptedRollout]:
         for earlier in self._waiting:
-            if earlier.ask[2] == ask[2]:
+            if ask[2] is not None and earlier.ask[2] == ask[2]:
                 resolve(earlier.future)  # the caller lost that connection and asks again
         claimant = _Claimant(ask, asyncio.get_running_loop().create_future())
         self._waiting.append(claimant)

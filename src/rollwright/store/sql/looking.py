@@ -35,7 +35,7 @@ from rollwright.store.sql.schema import (
 )
 from rollwright.store.sql.statements import NOW, Operation, Statement, any_of
 from rollwright.store.sql.transaction import COMPLETIONS
-from rollwright.store.transitions import worker_status
+from rollwright.store.transitions import FINAL_ROLLOUT, HELD, WAITING, worker_status
 
 NO_LIMIT = 2**62
 """More rows than any table has; the dialects disagree on how to say "all"."""
@@ -58,14 +58,27 @@ def query_rollouts(
 ) -> Operation[Page[Rollout]]:
     given: dict[str, Any] = {"statuses": statuses, "ids": rollout_ids, "part": contains or None, "mode": mode}
     filters = {name: value for name, value in given.items() if value is not None}
-    count, page = _rollout_query(frozenset(filters), sort_by, sort_order)
+    count, page = _rollout_query(frozenset(filters), _phase(statuses), sort_by, sort_order)
     [[total]] = yield count(**filters)
     rows = [] if limit == 0 else (yield page(**filters, count=limit if limit > 0 else NO_LIMIT, skip=offset))
     return Page([RolloutRow(*row).record() for row in rows], total, limit, offset)
 
 
+_PHASES = ((WAITING, schema.WAITING), (HELD, schema.HELD), (FINAL_ROLLOUT, schema.FINAL))
+
+
+def _phase(statuses: Sequence[RolloutStatus] | None) -> int | None:
+    """Which of the phases all the statuses belong to; each phase has an index of its own."""
+    for number, (phase, _) in enumerate(_PHASES):
+        if statuses and phase.issuperset(statuses):
+            return number
+    return None
+
+
 @lru_cache(maxsize=256)
-def _rollout_query(filters: frozenset[str], sort_by: str, sort_order: str) -> tuple[Statement, Statement]:
+def _rollout_query(
+    filters: frozenset[str], phase: int | None, sort_by: str, sort_order: str
+) -> tuple[Statement, Statement]:
     """How many match, and a page of them."""
     conditions: dict[str, ColumnElement[bool]] = {
         "statuses": any_of(rollouts.c.status, "statuses"),
@@ -73,7 +86,9 @@ def _rollout_query(filters: frozenset[str], sort_by: str, sort_order: str) -> tu
         "part": func.replace(rollouts.c.rollout_id, bindparam("part"), "") != rollouts.c.rollout_id,
         "mode": rollouts.c.mode == bindparam("mode"),
     }
-    where = [conditions[name] for name in sorted(filters)]
+    where: list[Any] = [conditions[name] for name in sorted(filters)]
+    if phase is not None:
+        where.append(_PHASES[phase][1])
     field = rollouts.c[sort_by]
     keys = [field, rollouts.c.place]
     order = [key.desc() if sort_order == "desc" else key.asc() for key in keys]
@@ -147,8 +162,8 @@ def _worker_records(
 
 def statistics() -> Operation[dict[str, int]]:
     counts: dict[str, int] = {str(status): 0 for status in RolloutStatus}
-    for status, count in (yield COUNT_ROLLOUTS()):
-        counts[status] = count
+    for statement in COUNT_ROLLOUTS:
+        counts.update((status, count) for status, count in (yield statement()))
     [[ended]] = yield COUNT_ENDED()
     counts["attempts"] = ended + counts[RolloutStatus.PREPARING] + counts[RolloutStatus.RUNNING]
     [[counts["workers"]]] = yield COUNT_WORKERS()
@@ -214,7 +229,10 @@ HOLDINGS = Statement(
     .where(any_of(rollouts.c.worker_id, "ids"), schema.HELD)
     .order_by(rollouts.c.attempt_start, rollouts.c.place)
 )
-COUNT_ROLLOUTS = Statement(select(rollouts.c.status, func.count()).group_by(rollouts.c.status))
+COUNT_ROLLOUTS = [
+    Statement(select(rollouts.c.status, func.count()).where(phase).group_by(rollouts.c.status))
+    for _, phase in _PHASES
+]
 COUNT_ENDED = Statement(select(func.count()).select_from(attempts))
 COUNT_WORKERS = Statement(select(func.count()).select_from(workers))
 LAST_CURSOR = Statement(_last_cursor)

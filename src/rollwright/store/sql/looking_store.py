@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, new_id, parse_statuses
+from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, check_part, new_id, parse_statuses
 from rollwright.store.contract import Store, StoreError
 from rollwright.store.records import (
     Attempt,
@@ -39,10 +39,16 @@ class LookingStore(Store):
         self._driver = driver
         self._closed = False
 
-    async def _write(self, make: Write[Result], *, lasting: bool = True) -> Result:
+    async def _write(
+        self,
+        make: Write[Result],
+        *,
+        lasting: bool = True,
+        orphaned: Callable[[Result], None] | None = None,
+    ) -> Result:
         if self._closed:
             raise StoreError("the store is closed")
-        return await self._driver.write(make, lasting=lasting)
+        return await self._driver.write(make, lasting=lasting, orphaned=orphaned)
 
     async def _read(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
         """Never shows an attempt whose lease is over as alive: it is ended first."""
@@ -77,7 +83,7 @@ class LookingStore(Store):
             looking.query_rollouts,
             parse_statuses(RolloutStatus, status),
             None if rollout_ids is None else list(rollout_ids),
-            rollout_id_contains,
+            check_part(rollout_id_contains, "rollout_id_contains"),
             mode,
             sort_by,
             sort_order,
@@ -145,7 +151,8 @@ class LookingStore(Store):
         self, *, resources_id_contains: str | None = None, limit: int = -1, offset: int = 0
     ) -> Page[ResourcesUpdate]:
         check_page(limit, offset)
-        return await self._read(query_resources, resources_id_contains, limit, offset)
+        part = check_part(resources_id_contains, "resources_id_contains")
+        return await self._read(query_resources, part, limit, offset)
 
 
 def _unless_lapsed(

@@ -14,8 +14,9 @@ from rollwright.store.contract import ImpossibleChange, NotFound
 from rollwright.store.records import AttemptedRollout, EventKind, Rollout, RolloutStatus
 from rollwright.store.sql.changes import lease_from, withdraw
 from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow
-from rollwright.store.sql.schema import HELD, resources, rollouts
+from rollwright.store.sql.schema import CLAIMED as IS_CLAIMED
 from rollwright.store.sql.schema import WAITING as IS_WAITING
+from rollwright.store.sql.schema import resources, rollouts
 from rollwright.store.sql.statements import Operation, Row, Statement, any_of, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, unchanged
@@ -67,10 +68,9 @@ def _record(new: NewRollout, now: float) -> Rollout:
 
 
 def claim(
-    tx: Transaction, limit: int, worker_id: str | None, claim_id: str, *, asked_before: bool = True
+    tx: Transaction, limit: int, worker_id: str | None, claim_id: str | None
 ) -> Operation[list[AttemptedRollout]]:
-    """`asked_before`: whether this claim id may have been used already."""
-    if asked_before or tx.repeated:
+    if claim_id is not None:
         held = yield CLAIMED(claim_id=claim_id)
         if held:
             return [RolloutRow(*row).attempted() for row in held]
@@ -80,7 +80,7 @@ def claim(
 
 
 def claim_for_each(
-    tx: Transaction, claimants: Sequence[tuple[int, str | None, str]]
+    tx: Transaction, claimants: Sequence[tuple[int, str | None, str | None]]
 ) -> Operation[list[list[AttemptedRollout]]]:
     """Serves waiting claimants in their order, until the queue is empty."""
     served = []
@@ -93,10 +93,10 @@ def claim_for_each(
 
 
 def start(
-    tx: Transaction, rollout_id: str, worker_id: str | None, claim_id: str
+    tx: Transaction, rollout_id: str, worker_id: str | None, claim_id: str | None
 ) -> Operation[AttemptedRollout]:
     row = yield from _locked(rollout_id)
-    if row.attempt_id is not None and (yield CLAIMED_ONE(claim_id=claim_id, rollout_id=rollout_id)):
+    if claim_id is not None and (yield CLAIMED_ONE(claim_id=claim_id, rollout_id=rollout_id)):
         return row.attempted()
     if row.status not in WAITING:
         raise ImpossibleChange(f"rollout {rollout_id} is {row.status}; only a waiting one can be claimed")
@@ -105,13 +105,13 @@ def start(
 
 
 def start_new(
-    tx: Transaction, new: NewRollout, worker_id: str | None, claim_id: str
+    tx: Transaction, new: NewRollout, worker_id: str | None, claim_id: str | None
 ) -> Operation[AttemptedRollout]:
     yield from enqueue(tx, [new])
     return (yield from start(tx, new.rollout_id, worker_id, claim_id))
 
 
-def _attempt(tx: Transaction, worker_id: str | None, claim_id: str) -> dict[str, Any]:
+def _attempt(tx: Transaction, worker_id: str | None, claim_id: str | None) -> dict[str, Any]:
     """What a claim writes. The id of each attempt is the given one with the rollout's place behind it."""
     return {"new_attempt": new_id("at"), "new_worker": worker_id, "new_claim": claim_id, "now": tx.now}
 
@@ -163,7 +163,7 @@ def update_rollout(
     return RolloutRow(*row).record()
 
 
-def cancel(tx: Transaction, rollout_ids: Iterable[str], reason: str) -> Operation[list[str]]:
+def cancel(tx: Transaction, rollout_ids: Iterable[str], reason: str | None) -> Operation[list[str]]:
     wanted = list(dict.fromkeys(rollout_ids))
     found = {row[1]: RolloutRow(*row) for row in (yield LOCK(ids=wanted))}
     for rollout_id in wanted:
@@ -241,7 +241,7 @@ _next = (
 )
 CLAIM = Statement(_claim.where(rollouts.c.place.in_(select(_next.c.place))))
 CLAIM_ONE = Statement(_claim.where(rollouts.c.place == bindparam("at_place")))
-_claimed = select(*ROLLOUT_COLUMNS).where(rollouts.c.claim_id == bindparam("claim_id"), HELD)
+_claimed = select(*ROLLOUT_COLUMNS).where(rollouts.c.claim_id == bindparam("claim_id"), IS_CLAIMED)
 CLAIMED = Statement(_claimed.order_by(rollouts.c.priority.desc(), rollouts.c.place))
 CLAIMED_ONE = Statement(_claimed.where(rollouts.c.rollout_id == bindparam("rollout_id")))
 

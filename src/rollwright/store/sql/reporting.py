@@ -65,6 +65,9 @@ def heartbeat(
     packed = {} if stats is None else {"heartbeat_stats": pack_mapping(stats, "heartbeat_stats")}
     if pairs is None:
         rows = yield EXTEND_ALL(worker=worker_id, now=tx.now)
+    elif len(pairs) == 1:
+        [(rollout_id, attempt_id)] = pairs
+        rows = yield EXTEND_ONE(worker=worker_id, now=tx.now, rollout_id=rollout_id, attempt_id=attempt_id)
     elif pairs:
         rows = yield EXTEND(
             worker=worker_id,
@@ -209,12 +212,16 @@ _extend = (
     .returning(rollouts.c.rollout_id, rollouts.c.attempt_id, rollouts.c.lease_expires)
 )
 EXTEND_ALL = Statement(_extend.where(rollouts.c.worker_id == _worker))
+_extend_own = _extend.where(or_(rollouts.c.worker_id == _worker, rollouts.c.worker_id.is_(None))).values(
+    worker_id=_worker
+)
 EXTEND = Statement(
-    _extend.where(
-        any_of(rollouts.c.rollout_id, "ids"),
-        any_of(rollouts.c.attempt_id, "attempts"),
-        or_(rollouts.c.worker_id == _worker, rollouts.c.worker_id.is_(None)),
-    ).values(worker_id=_worker)
+    _extend_own.where(any_of(rollouts.c.rollout_id, "ids"), any_of(rollouts.c.attempt_id, "attempts"))
+)
+EXTEND_ONE = Statement(
+    _extend_own.where(
+        rollouts.c.rollout_id == bindparam("rollout_id"), rollouts.c.attempt_id == bindparam("attempt_id")
+    )
 )
 
 INSERT_JOURNAL = Statement(insert_into(journal, "position"))

@@ -62,21 +62,23 @@ class RolloutRow(NamedTuple):
             self.priority,
         )
 
-    def attempt(self) -> Attempt:
-        """The current attempt: its status is the rollout's."""
+    def attempt(
+        self, status: AttemptStatus | None = None, end_time: float | None = None, reason: str | None = None
+    ) -> Attempt:
+        """The current attempt: its status is the rollout's, unless it is the one that it ends with."""
         assert self.attempt_id is not None
         assert self.attempt_start is not None
         return Attempt(
             self.rollout_id,
             self.attempt_id,
             self.attempts,
-            AttemptStatus(self.status),
+            AttemptStatus(self.status) if status is None else status,
             self.attempt_start,
-            None,
+            end_time,
             self.worker_id,
             self.last_heartbeat_time,
             self.lease_expires,
-            None,
+            reason,
             unpack(self.attempt_metadata or EMPTY),
         )
 

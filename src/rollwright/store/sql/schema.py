@@ -34,6 +34,8 @@ _TEXT = String().with_variant(String(collation="C"), "postgresql")
 
 WAITING = text("waiting = 1")
 HELD = text("attempt_id IS NOT NULL")
+FINAL = text("end_time IS NOT NULL")
+CLAIMED = text("claim_id IS NOT NULL")
 UNTOLD = text("taken = 1")
 """Queries repeat these words exactly: only then does SQLite use the index."""
 
@@ -74,9 +76,9 @@ rollouts = Table(
 """`waiting` follows from the status; it has a column of its own so that no other index suits a claim. The two
 limits repeat what `config` says. The columns from `attempt_id` on are empty unless an attempt holds the rollout."""
 Index("rollouts_waiting", rollouts.c.priority.desc(), rollouts.c.place, **_where(WAITING))
-Index("rollouts_status", rollouts.c.status)
+Index("rollouts_final", rollouts.c.status, **_where(FINAL))
 Index("rollouts_lease", rollouts.c.lease_expires, **_where(HELD))
-Index("rollouts_claim", rollouts.c.claim_id, **_where(HELD))
+Index("rollouts_claim", rollouts.c.claim_id, **_where(CLAIMED))
 Index("rollouts_worker", rollouts.c.worker_id, **_where(HELD))
 
 attempts = Table(
@@ -137,6 +139,7 @@ events = Table(
     Column("worker_id", _TEXT),
     Column("status", _TEXT),
     Column("lease_expires", Double),
+    Column("becomes", _TEXT),
     sqlite_autoincrement=True,
 )
 

@@ -18,41 +18,35 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import text
 
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.sql.changes import expire
-from rollwright.store.sql.driver import Read, Write
+from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer
 from rollwright.store.sql.looking import progress
 from rollwright.store.sql.sqlite_file import BUSY_SECONDS, connect, prepare
 from rollwright.store.sql.statements import Dialect, Operation, Statement
 from rollwright.store.sql.transaction import Changes, Stamps, Transaction
 
 MAX_BATCH = 256
-"""Calls in one transaction: enough to hide the cost of a flush, few enough to answer within milliseconds."""
+"""A transaction with so many calls takes no more: enough to hide the cost of a flush, few enough to answer
+within milliseconds."""
 
 _RETRY_SECONDS = 0.0002
 """Pause between two tries to get the write lock; shorter than the courtesy pause, so that it falls into it."""
 _COURTESY_SECONDS = 0.0005
 _CONTENTION_SECONDS = 1.0
 """For how long after it was last seen writing another process is treated as present."""
+_LOOK_SECONDS = 0.01
+"""How often to look whether another process writes."""
 
 POLL_SECONDS = 0.02
 """How often to look for other processes' changes while somebody waits for one."""
 IDLE_POLL_SECONDS = 0.25
 
 Result = TypeVar("Result")
-
-
-class _Job(NamedTuple, Generic[Result]):
-    make: Callable[..., Operation[Result]]
-    future: "asyncio.Future[Result]"
-    lasting: bool
-
-
-_Outcome = tuple[_Job[Any], Any, BaseException | None]
 
 
 def drive(connection: sqlite3.Connection, operation: Operation[Result]) -> Result:
@@ -78,6 +72,8 @@ def drive(connection: sqlite3.Connection, operation: Operation[Result]) -> Resul
 class SqliteDriver:
     """Belongs to the event loop it was opened in."""
 
+    repeats = False
+
     @classmethod
     async def open(cls, path: Path, clock: Callable[[], float] | None = None) -> "SqliteDriver":
         own = await asyncio.to_thread(prepare, path)
@@ -95,11 +91,14 @@ class SqliteDriver:
         self._reader = _Thread(f"{path.name} reader", self._open_connection, self._read_each)
         self._lasting = True
         """Whether commits are flushed to disk now, in the writer's connection."""
+        self._next_look = 0.0
         self._seen_version = 0
         self._contended_until = 0.0
 
-    async def write(self, make: Write[Result], *, lasting: bool) -> Result:
-        return await self._submit(self._writer, make, lasting)
+    async def write(
+        self, make: Write[Result], *, lasting: bool, orphaned: Callable[[Result], None] | None = None
+    ) -> Result:
+        return await self._submit(self._writer, make, lasting, orphaned)
 
     async def read(self, make: Read[Result]) -> Result:
         return await self._submit(self._reader, make)
@@ -117,12 +116,16 @@ class SqliteDriver:
             await asyncio.to_thread(thread.stop)
 
     def _submit(
-        self, thread: "_Thread", make: Callable[..., Operation[Result]], lasting: bool = False
+        self,
+        thread: "_Thread",
+        make: Callable[..., Operation[Result]],
+        lasting: bool = False,
+        orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
         if self._closed:
             raise StoreError("the store is closed")
         future: asyncio.Future[Result] = self._loop.create_future()
-        thread.jobs.put(_Job(make, future, lasting))
+        thread.gather(Job(make, future, lasting, orphaned), self._loop)
         return future
 
     def _open_connection(self) -> sqlite3.Connection:
@@ -130,7 +133,7 @@ class SqliteDriver:
 
     # -- in the threads -----------------------------------------------------------------------------
 
-    def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[_Job[Any]]) -> None:
+    def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[Job[Any]]) -> None:
         tx = Transaction(self._clock(), self.stamps)
         try:
             self._begin(connection, lasting=any(job.lasting for job in batch))
@@ -144,14 +147,15 @@ class SqliteDriver:
                 for job in batch:  # so that only the call that fails is told
                     self._write_batch(connection, [job])
                 return
-            outcomes, tx.changes = [(batch[0], None, error)], Changes()
-        self._answer(outcomes, tx.changes)
+            outcomes, tx.changes = [(None, _plain(error))], Changes()
+        self._answer(batch, outcomes, tx.changes)
         if time.monotonic() < self._contended_until:
             time.sleep(_COURTESY_SECONDS)
 
     def _begin(self, connection: sqlite3.Connection, *, lasting: bool) -> None:
         if lasting is not self._lasting:
-            connection.execute(f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'}")
+            # As a script, which is compiled each time: some pragmas take effect when they are compiled.
+            connection.executescript(f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'}")
             self._lasting = lasting
         give_up = time.monotonic() + BUSY_SECONDS
         while True:
@@ -166,50 +170,50 @@ class SqliteDriver:
                         f"{self._path}: another process has held the write lock for {BUSY_SECONDS:g} s"
                     ) from error
                 time.sleep(_RETRY_SECONDS)
-        [version] = connection.execute("PRAGMA data_version").fetchone()
-        if version != self._seen_version:
-            self._contended_until = time.monotonic() + _CONTENTION_SECONDS if self._seen_version else 0.0
-            self._seen_version = version
+        if time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            [version] = connection.execute("PRAGMA data_version").fetchone()
+            if version != self._seen_version:
+                self._contended_until = time.monotonic() + _CONTENTION_SECONDS if self._seen_version else 0.0
+                self._seen_version = version
 
     def _run_all(
-        self, connection: sqlite3.Connection, tx: Transaction, batch: Sequence[_Job[Any]]
-    ) -> list[_Outcome]:
+        self, connection: sqlite3.Connection, tx: Transaction, batch: Sequence[Job[Any]]
+    ) -> list[Outcome]:
         drive(connection, expire(tx))
-        outcomes: list[_Outcome] = []
+        outcomes: list[Outcome] = []
         for job in batch:
             try:
-                outcomes.append((job, drive(connection, job.make(tx)), None))
+                outcomes.append((drive(connection, job.make(tx)), None))
             except StoreError as refusal:
-                outcomes.append((job, None, refusal))
+                outcomes.append((None, refusal))
         drive(connection, tx.flush())
         return outcomes
 
-    def _read_each(self, connection: sqlite3.Connection, batch: Sequence[_Job[Any]]) -> None:
-        outcomes: list[_Outcome] = []
+    def _read_each(self, connection: sqlite3.Connection, batch: Sequence[Job[Any]]) -> None:
+        outcomes: list[Outcome] = []
         for job in batch:
             try:
                 connection.execute("BEGIN")
-                outcomes.append((job, drive(connection, job.make()), None))
+                outcomes.append((drive(connection, job.make()), None))
             except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
-                outcomes.append((job, None, error))
+                outcomes.append((None, _plain(error)))
             finally:
                 connection.execute("COMMIT")
-        self._answer(outcomes, None)
+        self._answer(batch, outcomes, None)
 
-    def _answer(self, outcomes: Sequence[_Outcome], changes: Changes | None) -> None:
+    def _answer(
+        self, batch: Sequence[Job[Any]], outcomes: Sequence[Outcome], changes: Changes | None
+    ) -> None:
         if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
-            self._loop.call_soon_threadsafe(self._deliver, outcomes, changes)
+            self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, changes)
 
     # -- in the event loop --------------------------------------------------------------------------
 
-    def _deliver(self, outcomes: Sequence[_Outcome], changes: Changes | None) -> None:
-        for job, result, error in outcomes:
-            if job.future.done():
-                continue
-            if error is None:
-                job.future.set_result(result)
-            else:
-                job.future.set_exception(error)
+    def _deliver(
+        self, batch: Sequence[Job[Any]], outcomes: Sequence[Outcome], changes: Changes | None
+    ) -> None:
+        answer(batch, outcomes)
         if changes is not None:
             self._on_change(changes)
 
@@ -232,17 +236,31 @@ class _Thread:
         self,
         name: str,
         connect: Callable[[], sqlite3.Connection],
-        run: Callable[[sqlite3.Connection, Sequence[_Job[Any]]], None],
+        run: Callable[[sqlite3.Connection, Sequence[Job[Any]]], None],
     ) -> None:
-        self.jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[list[Job[Any]] | None] = SimpleQueue()
+        self._gathered: list[Job[Any]] = []
         self._connect = connect
         self._run = run
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
+    def gather(self, job: Job[Any], loop: asyncio.AbstractEventLoop) -> None:
+        """Hands over all jobs of one round of the event loop together: callers that were answered together ask
+        together, and would otherwise be torn apart by a thread that takes the first as soon as it comes."""
+        if not self._gathered:
+            loop.call_soon(self._hand_over)
+        self._gathered.append(job)
+
+    def _hand_over(self) -> None:
+        if self._gathered:
+            self._jobs.put(self._gathered)
+            self._gathered = []
+
     def stop(self) -> None:
         """Returns when the jobs that came before are done."""
-        self.jobs.put(None)
+        self._hand_over()
+        self._jobs.put(None)
         self._thread.join()
 
     def _serve(self) -> None:
@@ -253,21 +271,28 @@ class _Thread:
         finally:
             connection.close()
 
-    def _next_batch(self) -> list[_Job[Any]]:
+    def _next_batch(self) -> list[Job[Any]]:
         """All jobs that are waiting, at least one; none when it is time to stop."""
-        batch: list[_Job[Any]] = []
-        job = self.jobs.get()
-        while job is not None:
-            batch.append(job)
-            if len(batch) == MAX_BATCH:
+        batch: list[Job[Any]] = []
+        jobs = self._jobs.get()
+        while jobs is not None:
+            batch += jobs
+            if len(batch) >= MAX_BATCH:
                 return batch
             try:
-                job = self.jobs.get_nowait()
+                jobs = self._jobs.get_nowait()
             except Empty:
                 return batch
         if batch:
-            self.jobs.put(None)  # stop after this batch
+            self._jobs.put(None)  # stop after this batch
         return batch
+
+
+def _plain(error: Exception) -> Exception:
+    """Half characters are no text for SQLite either."""
+    if isinstance(error, UnicodeEncodeError):
+        return StoreError(f"a text that cannot be stored: {error}")
+    return error
 
 
 def _news(version: int) -> Operation[tuple[int, tuple[bool, int, bool] | None]]:

@@ -56,7 +56,9 @@ def _any_of_postgresql(element: any_of, compiler: SQLCompiler, **options: Any) -
     return f"{column} = ANY(CAST({compiler.process(element.parameter, **options)} AS TEXT[]))"
 
 
-Arguments = Callable[[Mapping[str, Any]], Sequence[Any]]
+Values = Mapping[str, Any] | tuple[Any, ...]
+"""By name; or in the order of the placeholders, which for `insert_into` is that of the columns."""
+Arguments = Callable[[Values], Sequence[Any]]
 
 
 class Compiled(NamedTuple):
@@ -68,15 +70,15 @@ class Compiled(NamedTuple):
 
 def _arguments(order: Sequence[str], fixed: Mapping[str, Any]) -> Arguments:
     """`fixed` are the values that are part of the statement."""
-    if not order:
-        return lambda values: ()
-    if len(order) == 1:
-        [name] = order
-        return lambda values: (values[name] if name in values else fixed[name],)
-    pick = itemgetter(*order)
-    if not fixed:
-        return pick
-    return lambda values: pick({**fixed, **values})
+    pick = itemgetter(*order) if len(order) > 1 else lambda values: tuple(values[name] for name in order)
+
+    def arguments(values: Values) -> Sequence[Any]:
+        if isinstance(values, tuple):
+            return values
+        found: Sequence[Any] = pick({**fixed, **values}) if fixed else pick(values)
+        return found
+
+    return arguments
 
 
 Row = Sequence[Any]
@@ -87,7 +89,7 @@ class Call(NamedTuple):
     """One statement, to be run once for each set of values."""
 
     statement: "Statement"
-    values: Sequence[Mapping[str, Any]]
+    values: Sequence[Values]
 
 
 Operation = Generator[Call, list[Row], Result]
@@ -127,5 +129,5 @@ class Statement:
     def __call__(self, **values: Any) -> Call:
         return Call(self, (values,))
 
-    def many(self, values: Sequence[Mapping[str, Any]]) -> Call:
+    def many(self, values: Sequence[Values]) -> Call:
         return Call(self, values)

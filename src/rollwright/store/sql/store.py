@@ -7,11 +7,19 @@ through: ids, claims and journal entries are named before they are sent.
 """
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from rollwright.store.checks import check_change, check_claim, check_id, check_report, check_request, new_id
+from rollwright.store.checks import (
+    check_change,
+    check_claim,
+    check_id,
+    check_report,
+    check_request,
+    clean_reason,
+    new_id,
+)
 from rollwright.store.contract import NotFound, StoreUnavailable
 from rollwright.store.records import (
     Attempt,
@@ -78,11 +86,13 @@ class SqlStore(LookingStore):
         reason: str | None = None,
     ) -> Rollout:
         change = check_change(status, mode, resources_id, config, priority)
-        return await self._write(lambda tx: queueing.update_rollout(tx, rollout_id, change, metadata, reason))
+        return await self._write(
+            lambda tx: queueing.update_rollout(tx, rollout_id, change, metadata, clean_reason(reason))
+        )
 
     async def cancel_rollouts(self, rollout_ids: Iterable[str], reason: str) -> list[str]:
-        wanted = list(rollout_ids)
-        return await self._write(lambda tx: queueing.cancel(tx, wanted, reason))
+        wanted, why = list(rollout_ids), clean_reason(reason)
+        return await self._write(lambda tx: queueing.cancel(tx, wanted, why))
 
     # -- playing them -------------------------------------------------------------------------------
 
@@ -95,29 +105,28 @@ class SqlStore(LookingStore):
         claim_id: str | None = None,
     ) -> list[AttemptedRollout]:
         check_claim(limit, worker_id, claim_id)
-        ask = (limit, worker_id, claim_id or new_id("cl"))
+        ask = (limit, worker_id, claim_id or self._claim_name())
         if self._claimants and timeout > 0:
             claimed = []  # whoever came earlier is served first
         else:
-            asked_before = claim_id is not None
-            claimed = await self._claimed(
-                self._write(lambda tx: queueing.claim(tx, *ask, asked_before=asked_before), lasting=False)
+            claimed = await self._write(
+                lambda tx: queueing.claim(tx, *ask),
+                lasting=False,
+                orphaned=self._abandoned,
             )
         if not claimed and timeout > 0:
             claimed = await self._claimants.wait(ask, timeout)
         return claimed
 
-    async def _claimed(self, claiming: Awaitable[list[AttemptedRollout]]) -> list[AttemptedRollout]:
-        """Waits for a claim; if the caller stops waiting, what comes of it is given back."""
-        task = asyncio.ensure_future(claiming)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self._in_background(self._undo(task))
-            raise
+    def _claim_name(self) -> str | None:
+        return new_id("cl") if self._driver.repeats else None
 
-    async def _undo(self, claiming: "asyncio.Future[list[AttemptedRollout]]") -> None:
-        await self._give_back(await claiming)
+    def _abandoned(self, claimed: Sequence[AttemptedRollout]) -> None:
+        """The caller stopped waiting while its claim was made."""
+        if claimed and not self._closed:
+            task = asyncio.get_running_loop().create_task(self._give_back(claimed))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
 
     async def _claim_for_each(self, asked: Sequence[Ask]) -> list[list[AttemptedRollout]]:
         return await self._write(lambda tx: queueing.claim_for_each(tx, asked), lasting=False)
@@ -130,14 +139,14 @@ class SqlStore(LookingStore):
         self, rollout_id: str, worker_id: str | None = None, *, claim_id: str | None = None
     ) -> AttemptedRollout:
         check_claim(1, worker_id, claim_id)
-        claim = claim_id or new_id("cl")
+        claim = claim_id or self._claim_name()
         return await self._write(lambda tx: queueing.start(tx, rollout_id, worker_id, claim), lasting=False)
 
     async def start_requested_rollout(
         self, request: EnqueueRequest, worker_id: str | None = None, *, claim_id: str | None = None
     ) -> AttemptedRollout:
         check_claim(1, worker_id, claim_id)
-        claim, checked = claim_id or new_id("cl"), check_request(request)
+        claim, checked = claim_id or self._claim_name(), check_request(request)
         return await self._write(lambda tx: queueing.start_new(tx, checked, worker_id, claim))
 
     async def update_attempt(
@@ -160,7 +169,7 @@ class SqlStore(LookingStore):
                 status=parsed,
                 worker_id=worker_id,
                 trajectory=trajectory,
-                reason=reason,
+                reason=clean_reason(reason),
                 metadata=metadata,
             ),
             lasting=parsed in FINAL_ATTEMPT,
@@ -295,8 +304,3 @@ class SqlStore(LookingStore):
             delay = min(max(ends_in, _EARLIEST_WATCH), WATCH_SECONDS)
             self._watching_until = now + delay
             await self._lease_nearer.wait(delay, seen)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)

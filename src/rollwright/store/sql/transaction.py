@@ -79,12 +79,10 @@ class Transaction:
     now: float
     """The store's time; the same for all that happens in the transaction."""
     stamps: Stamps
-    repeated: bool = False
-    """Whether the same operations were run before, and nobody knows if they were committed."""
     stamps_at_once: bool = False
     changes: Changes = field(default_factory=Changes)
-    _events: list[dict[str, Any]] = field(default_factory=list)
-    _completions: list[dict[str, Any]] = field(default_factory=list)
+    _events: list[tuple[Any, ...]] = field(default_factory=list)
+    _completions: list[tuple[Any, ...]] = field(default_factory=list)
 
     def event(
         self,
@@ -94,32 +92,16 @@ class Transaction:
         worker_id: str | None = None,
         status: str | None = None,
         lease_expires: float | None = None,
+        becomes: str | None = None,
     ) -> None:
         self._events.append(
-            {
-                "time": self.now,
-                "kind": kind,
-                "rollout_id": rollout_id,
-                "attempt_id": attempt_id,
-                "worker_id": worker_id,
-                "status": status,
-                "lease_expires": lease_expires,
-            }
+            (self.now, kind, rollout_id, attempt_id, worker_id, status, lease_expires, becomes)
         )
 
     def complete(
         self, place: int, rollout_id: str, attempt_id: str | None, status: RolloutStatus, reason: str | None
     ) -> None:
-        self._completions.append(
-            {
-                "place": place,
-                "rollout_id": rollout_id,
-                "attempt_id": attempt_id,
-                "status": status,
-                "reason": reason,
-                "end_time": self.now,
-            }
-        )
+        self._completions.append((place, rollout_id, attempt_id, status, reason, self.now))
         self.changes.completed = True
 
     def leased(self, lease_expires: float | None) -> None:
@@ -134,7 +116,7 @@ class Transaction:
             [[last]] = yield COUNT(count=len(self._completions))
             first = last - len(self._completions) + 1
             yield INSERT_COMPLETION.many(
-                [{**row, "cursor": cursor} for cursor, row in enumerate(self._completions, first)]
+                [(cursor, *row) for cursor, row in enumerate(self._completions, first)]
             )
         self._events, self._completions = [], []
 

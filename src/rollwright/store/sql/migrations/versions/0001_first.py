@@ -42,9 +42,9 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     _index("rollouts_waiting", "rollouts", [sa.text("priority DESC"), "place"], "waiting = 1")
-    op.create_index("rollouts_status", "rollouts", ["status"])
+    _index("rollouts_final", "rollouts", ["status"], "end_time IS NOT NULL")
     _index("rollouts_lease", "rollouts", ["lease_expires"], "attempt_id IS NOT NULL")
-    _index("rollouts_claim", "rollouts", ["claim_id"], "attempt_id IS NOT NULL")
+    _index("rollouts_claim", "rollouts", ["claim_id"], "claim_id IS NOT NULL")
     _index("rollouts_worker", "rollouts", ["worker_id"], "attempt_id IS NOT NULL")
     op.create_table(
         "attempts",
@@ -95,6 +95,7 @@ def upgrade() -> None:
         sa.Column("worker_id", TEXT),
         sa.Column("status", TEXT),
         sa.Column("lease_expires", sa.Double),
+        sa.Column("becomes", TEXT),
         sqlite_autoincrement=True,
     )
     op.create_table(

@@ -1,0 +1,31 @@
+"""Every benchmark, one after the other; each prints its table and leaves its figures in `bench/results/`.
+
+make bench
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.rule import Rule
+
+from rollwright.cli.console import console
+
+HERE = Path(__file__).resolve().parent
+BENCHMARKS = ("overhead", "no_barrier", "scale", "envs")
+
+
+def main() -> int:
+    screen = console()
+    failed = []
+    for name in BENCHMARKS:
+        screen.print(Rule(name))
+        if subprocess.run([sys.executable, str(HERE / f"{name}.py")]).returncode:
+            failed.append(name)
+    if failed:
+        screen.print(f"[red]failed: {', '.join(failed)}[/]")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The turn journal: what an attempt leaves behind so that the next one need not pay again.
+
+Always true: a turn is in the journal before anybody acts on it. So at most the one generation in flight is lost with
+a worker. A later attempt asks the same questions again, because the environment is reset with the same seed and gets
+the same actions; each question that the journal knows is answered from it, without the engine. A question that differs
+from the recorded one, or an environment that answered a turn differently, is `ReplayDiffers`: the journal is of no use.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from rollwright.draws import digest
+from rollwright.trajectory import Message, Outcome, Turn
+from rollwright.trajectory.codec import Codec
+
+
+class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """One generation, and what led to it."""
+
+    turn: Turn
+    """Without its outcome, which nobody knew yet."""
+    question: int
+    """Digest of the messages that the prompt added."""
+    before: Outcome | None = None
+    """What the environment had answered to the turn before."""
+
+    def to_bytes(self) -> bytes:
+        return _CODEC.encode(self)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "JournalEntry":
+        return _CODEC.decode(data)
+
+
+_CODEC = Codec(JournalEntry, magic=b"RWJ", version=1)
+
+
+class Interrupted(Exception):
+    """Ends an attempt without being a failure of it."""
+
+
+class ReplayDiffers(Interrupted):
+    """The episode did not come the same way as the journal says."""
+
+
+class Superseded(Interrupted):
+    """The attempt does not hold its rollout any more."""
+
+
+class Journal(Protocol):
+    """Where a session leaves its turns, and where it finds those of earlier attempts."""
+
+    recorded: deque[JournalEntry]
+    """What earlier attempts have left and this one has not come to yet."""
+
+    async def append(self, entry: JournalEntry) -> None:
+        """Returns when the entry is durable; raises `Superseded` when the attempt may not go on."""
+        ...
+
+
+def question(messages: Sequence[Message]) -> int:
+    """Names what a prompt added, so that a replay can tell whether it asks the same."""
+    return digest(*(part for message in messages for part in (message.role, message.content)))
+
+
+def replay(journal: Journal, asked: int, before: Outcome | None, expected: int) -> Turn | None:
+    """The recorded answer to this question; `None` when the journal has no more."""
+    if not journal.recorded:
+        return None
+    entry = journal.recorded.popleft()
+    if entry.turn.id != expected:
+        raise ReplayDiffers(f"turn {expected} was recorded as turn {entry.turn.id}")
+    if entry.before != before:
+        raise ReplayDiffers(f"the environment answered turn {expected - 1} differently")
+    if entry.question != asked:
+        raise ReplayDiffers(f"the prompt of turn {expected} differs")
+    return entry.turn
+
+
+def entries(encoded: Iterable[bytes]) -> deque[JournalEntry]:
+    return deque(JournalEntry.from_bytes(each) for each in encoded)

@@ -1,0 +1,238 @@
+"""One request of the store's server: a call, or a batch of calls, made on the store.
+
+Plain ASGI, because a web framework's own work for one request would cost several times what the store's does.
+Always true: every answer is whole and of one line, whatever came in; a request without the token is not looked
+into; a body is never held beyond the limit; a call that waits ends when its caller has gone.
+"""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from rollwright.store.contract import Store, StoreError, StoreUnavailable
+from rollwright.store.http.catalogue import BATCH, FORMATS, JSON, Format
+from rollwright.store.http.messages import Call, Entry, Once, Outcome
+from rollwright.store.http.playing_calls import Claiming, WithdrawCall
+from rollwright.store.http.recent import RecentCalls
+from rollwright.store.http.refusals import INTERNAL, HttpRefusal, fault_of
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Decoded = TypeVar("Decoded")
+
+MAX_BODY = 64 * 1024 * 1024
+"""An episode of a million tokens takes about 12 MiB, 100,000 small rollouts in one call about 20."""
+
+_DRAINED = 4
+"""A refused body is read and thrown away up to so many times the limit: a caller that is still sending would
+otherwise see a broken connection instead of the reason."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Gone(Exception):
+    """The caller has closed the connection."""
+
+
+class _Head(NamedTuple):
+    """The headers that matter."""
+
+    format: Format | None
+    length: int
+    token: bytes | None
+    from_a_browser: bool
+
+
+class CallEndpoint:
+    """The ASGI app behind `/v1/{call}`."""
+
+    def __init__(self, store: Store, token: str | None, max_body: int) -> None:
+        self._store = store
+        self._token = None if token is None else token.encode()
+        self._max_body = max_body
+        self._recent = RecentCalls(store)
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+
+    def stop_waiting(self) -> None:
+        """Calls that wait end now, so that the server can stop; their callers ask again elsewhere or later."""
+        self._stopping = True
+        for task in self._waiting:
+            task.cancel()
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        head = _head(scope["headers"])
+        kind = head.format or JSON
+        status = 200
+        try:
+            try:
+                self._admit(head)
+                body = await self._read(head.length, receive)
+            except HttpRefusal:
+                await self._drain(receive)
+                raise
+            answer = await self._answer(scope["path_params"]["call"], kind, body, receive)
+            content = _encode(kind, answer)
+        except (HttpRefusal, StoreError, StoreUnavailable) as error:
+            status, refusal = fault_of(error)
+            content = kind.encode(refusal)
+        except _Gone:
+            return
+        except Exception:  # noqa: BLE001 - whatever a backend raises, the caller gets one line
+            _log.exception("call %s failed", scope["path_params"]["call"])
+            status, refusal = INTERNAL
+            content = kind.encode(refusal)
+        await _send(send, status, kind, content)
+
+    # -- taking the request in ------------------------------------------------------------------------
+
+    def _admit(self, head: _Head) -> None:
+        if self._token is not None:
+            if head.token is None or not hmac.compare_digest(head.token, self._token):
+                raise HttpRefusal(
+                    401, "unauthorized", "the token is missing or wrong: send Authorization: Bearer <token>"
+                )
+        elif head.from_a_browser:
+            # Any page that a user of this machine looks at could call a server that asks for no token.
+            raise HttpRefusal(403, "forbidden", "a server without a token takes no calls from web pages")
+        if head.format is None:
+            raise HttpRefusal(415, "media_type", f"Content-Type is not one of {', '.join(FORMATS)}")
+        if head.length > self._max_body:
+            raise self._too_large()
+
+    async def _read(self, length: int, receive: Receive) -> bytes:
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False):
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            if len(body) > self._max_body:
+                raise self._too_large()
+            return body
+        chunks, size = [body], len(body)
+        while message.get("more_body", False):
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            chunk = message.get("body", b"")
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self._max_body:
+                raise self._too_large()
+        return b"".join(chunks)
+
+    async def _drain(self, receive: Receive) -> None:
+        left = self._max_body * _DRAINED
+        while left > 0:
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return
+
+    def _too_large(self) -> HttpRefusal:
+        return HttpRefusal(413, "too_large", f"the body is longer than {self._max_body} bytes")
+
+    # -- making the calls -----------------------------------------------------------------------------
+
+    async def _answer(self, name: str, kind: Format, body: bytes, receive: Receive) -> Any:
+        if name == BATCH:
+            entries = _decode(kind.batch, body)
+            return await asyncio.gather(*[self._outcome(kind, entry) for entry in entries])
+        call = _call(kind, name, body)
+        if call.may_wait and getattr(call, "timeout", 0.0) > 0:
+            return await self._make_while_connected(call, receive)
+        return await self._make(call)
+
+    async def _outcome(self, kind: Format, entry: Entry) -> Outcome:
+        try:
+            call = _call(kind, entry.call, bytes(entry.arguments))
+            if getattr(call, "timeout", 0.0) > 0:
+                raise HttpRefusal(400, "refused", f"{entry.call} waits: it cannot be part of a batch")
+            return Outcome(answer=await self._make(call))
+        except (HttpRefusal, StoreError, StoreUnavailable) as error:
+            return Outcome(refusal=fault_of(error).refusal)
+        except Exception:  # noqa: BLE001 - one call's failure must not take the others' answers with it
+            _log.exception("call %s failed", entry.call)
+            return Outcome(refusal=INTERNAL.refusal)
+
+    async def _make(self, call: Call[Any]) -> Any:
+        if isinstance(call, Claiming):
+            return await self._recent.claim(call)
+        if isinstance(call, Once):
+            return await self._recent.answer_once(call)
+        if isinstance(call, WithdrawCall):
+            return await self._recent.withdraw(call.call_id)
+        return await call.make(self._store)
+
+    async def _make_while_connected(self, call: Call[Any], receive: Receive) -> Any:
+        if self._stopping:
+            raise StoreUnavailable("the server is stopping")
+        making = asyncio.create_task(self._make(call))
+        gone = asyncio.ensure_future(receive())
+        self._waiting.add(making)
+        try:
+            await asyncio.wait({making, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not making.done():
+                raise _Gone
+            if making.cancelled():
+                raise StoreUnavailable("the server is stopping")
+            return making.result()
+        finally:
+            self._waiting.discard(making)
+            making.cancel()
+            gone.cancel()
+
+
+def _head(headers: list[tuple[bytes, bytes]]) -> _Head:
+    kind, length, token, from_a_browser = None, 0, None, False
+    for name, value in headers:
+        if name == b"content-type":
+            kind = FORMATS.get(value.split(b";")[0].strip().lower().decode("latin-1"))
+        elif name == b"content-length":
+            length = int(value)
+        elif name == b"authorization":
+            scheme, _, given = value.partition(b" ")
+            token = given.strip() if scheme.lower() == b"bearer" else None
+        elif name == b"origin":
+            from_a_browser = True
+    return _Head(kind, length, token, from_a_browser)
+
+
+def _call(kind: Format, name: str, body: bytes) -> Call[Any]:
+    decode = kind.calls.get(name)
+    if decode is None:
+        raise HttpRefusal(404, "no_such_call", f"no call {name[:80]!r}; accepted: {', '.join(kind.calls)}")
+    return _decode(decode, body)
+
+
+def _decode(decode: Callable[[bytes], Decoded], body: bytes) -> Decoded:
+    try:
+        return decode(body)
+    except msgspec.ValidationError as error:
+        raise HttpRefusal(422, "invalid", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HttpRefusal(400, "malformed", f"the body cannot be read: {error}") from None
+
+
+def _encode(kind: Format, answer: Any) -> bytes:
+    try:
+        return kind.encode(answer)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        # Data that came in as msgpack can hold what JSON cannot.
+        raise HttpRefusal(
+            406, "not_acceptable", f"{kind.media_type} cannot carry the answer: {error}"
+        ) from None
+
+
+async def _send(send: Send, status: int, kind: Format, content: bytes) -> None:
+    headers = [
+        (b"content-type", kind.media_type.encode()),
+        (b"content-length", str(len(content)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})

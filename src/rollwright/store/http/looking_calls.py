@@ -1,0 +1,242 @@
+"""The calls that read results and records, share settings and keep house."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from rollwright.store.contract import Store
+from rollwright.store.http.messages import Call, Count, Cursor, Id, Limit, Once, Seconds, Wait, WirePage
+from rollwright.store.records import (
+    Attempt,
+    Completion,
+    Event,
+    ResourcesUpdate,
+    Rollout,
+    RolloutStatus,
+    Worker,
+    WorkerStatus,
+)
+
+Version = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class ReadCompletions(Call[list[Completion]], frozen=True):
+    name = "read_completions"
+    answer = list[Completion]
+    may_wait = True
+
+    after: Cursor = 0
+    limit: Count = 1000
+    timeout: Wait = 0.0
+
+    async def make(self, store: Store) -> list[Completion]:
+        return await store.read_completions(self.after, limit=self.limit, timeout=self.timeout)
+
+
+class GetTrajectories(Call[dict[str, bytes]], frozen=True):
+    name = "get_trajectories"
+    answer = dict[str, bytes]
+
+    rollout_ids: list[Id]
+    failed: bool = False
+
+    async def make(self, store: Store) -> dict[str, bytes]:
+        return await store.get_trajectories(self.rollout_ids, failed=self.failed)
+
+
+class WaitForRollouts(Call[list[Rollout]], frozen=True):
+    name = "wait_for_rollouts"
+    answer = list[Rollout]
+    may_wait = True
+
+    rollout_ids: list[Id]
+    timeout: Wait = 0.0
+
+    async def make(self, store: Store) -> list[Rollout]:
+        return await store.wait_for_rollouts(self.rollout_ids, timeout=self.timeout)
+
+
+class GetRolloutById(Call[Rollout | None], frozen=True):
+    name = "get_rollout_by_id"
+    answer = Rollout | None
+
+    rollout_id: Id
+
+    async def make(self, store: Store) -> Rollout | None:
+        return await store.get_rollout_by_id(self.rollout_id)
+
+
+class GetLatestAttempt(Call[Attempt | None], frozen=True):
+    name = "get_latest_attempt"
+    answer = Attempt | None
+
+    rollout_id: Id
+
+    async def make(self, store: Store) -> Attempt | None:
+        return await store.get_latest_attempt(self.rollout_id)
+
+
+class QueryRollouts(Call[WirePage[Rollout]], frozen=True):
+    name = "query_rollouts"
+    answer = WirePage[Rollout]
+
+    status: list[RolloutStatus] | None = None
+    rollout_ids: list[Id] | None = None
+    rollout_id_contains: str | None = None
+    mode: Id | None = None
+    sort_by: Literal["start_time", "end_time", "rollout_id", "status", "mode", "priority"] = "start_time"
+    sort_order: Literal["asc", "desc"] = "asc"
+    limit: Limit = -1
+    offset: Count = 0
+
+    async def make(self, store: Store) -> WirePage[Rollout]:
+        return WirePage.of(
+            await store.query_rollouts(
+                status=self.status,
+                rollout_ids=self.rollout_ids,
+                rollout_id_contains=self.rollout_id_contains,
+                mode=self.mode,
+                sort_by=self.sort_by,
+                sort_order=self.sort_order,
+                limit=self.limit,
+                offset=self.offset,
+            )
+        )
+
+
+class QueryAttempts(Call[WirePage[Attempt]], frozen=True):
+    name = "query_attempts"
+    answer = WirePage[Attempt]
+
+    rollout_id: Id
+    sort_order: Literal["asc", "desc"] = "asc"
+    limit: Limit = -1
+    offset: Count = 0
+
+    async def make(self, store: Store) -> WirePage[Attempt]:
+        return WirePage.of(
+            await store.query_attempts(
+                self.rollout_id, sort_order=self.sort_order, limit=self.limit, offset=self.offset
+            )
+        )
+
+
+class QueryWorkers(Call[WirePage[Worker]], frozen=True):
+    name = "query_workers"
+    answer = WirePage[Worker]
+
+    status: list[WorkerStatus] | None = None
+    limit: Limit = -1
+    offset: Count = 0
+
+    async def make(self, store: Store) -> WirePage[Worker]:
+        return WirePage.of(
+            await store.query_workers(status=self.status, limit=self.limit, offset=self.offset)
+        )
+
+
+class GetWorkerById(Call[Worker | None], frozen=True):
+    name = "get_worker_by_id"
+    answer = Worker | None
+
+    worker_id: Id
+
+    async def make(self, store: Store) -> Worker | None:
+        return await store.get_worker_by_id(self.worker_id)
+
+
+class Statistics(Call[dict[str, int]], frozen=True):
+    name = "statistics"
+    answer = dict[str, int]
+
+    async def make(self, store: Store) -> dict[str, int]:
+        return await store.statistics()
+
+
+class ReadEvents(Call[list[Event]], frozen=True):
+    name = "read_events"
+    answer = list[Event]
+
+    after: Cursor = 0
+    limit: Count = 10_000
+
+    async def make(self, store: Store) -> list[Event]:
+        return await store.read_events(self.after, limit=self.limit)
+
+
+class AddResources(Call[ResourcesUpdate], frozen=True):
+    name = "add_resources"
+    answer = ResourcesUpdate
+
+    resources: dict[str, Any]
+    resources_id: Id | None = None
+
+    async def make(self, store: Store) -> ResourcesUpdate:
+        return await store.add_resources(self.resources, resources_id=self.resources_id)
+
+
+class UpdateResources(Call[ResourcesUpdate], frozen=True):
+    name = "update_resources"
+    answer = ResourcesUpdate
+
+    resources_id: Id
+    resources: dict[str, Any]
+
+    async def make(self, store: Store) -> ResourcesUpdate:
+        return await store.update_resources(self.resources_id, self.resources)
+
+
+class GetResourcesById(Call[ResourcesUpdate | None], frozen=True):
+    name = "get_resources_by_id"
+    answer = ResourcesUpdate | None
+
+    resources_id: Id
+    version: Version | None = None
+
+    async def make(self, store: Store) -> ResourcesUpdate | None:
+        return await store.get_resources_by_id(self.resources_id, version=self.version)
+
+
+class GetLatestResources(Call[ResourcesUpdate | None], frozen=True):
+    name = "get_latest_resources"
+    answer = ResourcesUpdate | None
+
+    async def make(self, store: Store) -> ResourcesUpdate | None:
+        return await store.get_latest_resources()
+
+
+class QueryResources(Call[WirePage[ResourcesUpdate]], frozen=True):
+    name = "query_resources"
+    answer = WirePage[ResourcesUpdate]
+
+    resources_id_contains: str | None = None
+    limit: Limit = -1
+    offset: Count = 0
+
+    async def make(self, store: Store) -> WirePage[ResourcesUpdate]:
+        return WirePage.of(
+            await store.query_resources(
+                resources_id_contains=self.resources_id_contains, limit=self.limit, offset=self.offset
+            )
+        )
+
+
+class DeleteRollouts(Once[int], frozen=True):
+    name = "delete_rollouts"
+    answer = int
+
+    rollout_ids: list[Id]
+
+    async def make(self, store: Store) -> int:
+        return await store.delete_rollouts(self.rollout_ids)
+
+
+class DeleteFinished(Once[int], frozen=True):
+    name = "delete_finished"
+    answer = int
+
+    older_than: Seconds
+    limit: Count = 10_000
+
+    async def make(self, store: Store) -> int:
+        return await store.delete_finished(older_than=self.older_than, limit=self.limit)

@@ -1,0 +1,106 @@
+"""What travels between the client and the server: one frozen record for each call of the store.
+
+A call knows its name (the last part of its path), the type of its answer, and how to make itself on a store, so
+that the server, the client and the OpenAPI page need no further table. Fields are checked while they are decoded;
+a field that is not listed is refused. Bytes are base64 text in JSON.
+"""
+
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from rollwright.store.contract import Store
+from rollwright.store.records import Page
+
+MAX_WAIT_SECONDS = 30.0
+"""Longest wait of one request: below the idle limits of usual proxies (60 s). The client asks again."""
+
+MAX_COUNT = 2**31 - 1
+"""Bound of limits and offsets, so that every backend's integers hold them."""
+
+MAX_CURSOR = 2**63 - 1
+"""Bound of places in a log: a 64-bit column."""
+
+Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,200}(?!\n)$")]
+"""As in `store.checks`; without the look-ahead, Python's `$` would let a final line break pass."""
+
+Wait = Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_SECONDS)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Cursor = Annotated[int, msgspec.Meta(ge=0, le=MAX_CURSOR)]
+Limit = Annotated[int, msgspec.Meta(ge=-1, le=MAX_COUNT)]
+"""-1: all of them."""
+Pair = tuple[Id, Id]
+"""A rollout and an attempt."""
+
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+
+
+class Call(
+    msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """One call of the store."""
+
+    name: ClassVar[str]
+    answer: ClassVar[Any]
+    """The type that the answer is decoded into."""
+    may_wait: ClassVar[bool] = False
+    """Whether it has a `timeout`."""
+
+    async def make(self, store: Store) -> Answer:
+        """Makes the call."""
+        raise NotImplementedError
+
+
+class Once(Call[Answer], Generic[Answer], frozen=True, kw_only=True):
+    """A call whose answer would be another if it were made twice."""
+
+    call_id: Id | None = None
+    """The same in every repeat of one call: a repeat gets the first answer again."""
+
+
+class WirePage(msgspec.Struct, Generic[Item], frozen=True):
+    """`Page`, as it travels."""
+
+    items: list[Item]
+    total: int
+    limit: int
+    offset: int
+
+    @classmethod
+    def of(cls, page: Page[Item]) -> "WirePage[Item]":
+        return cls(list(page.items), page.total, page.limit, page.offset)
+
+    def page(self) -> Page[Item]:
+        return Page(self.items, self.total, self.limit, self.offset)
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One call of a batch."""
+
+    call: str
+    arguments: msgspec.Raw
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a call was not made: the body of every answer with a status from 400."""
+
+    kind: str
+    """For programs; see `refusals.py`."""
+    message: str
+    """For people: one line."""
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came of one call of a batch: an answer or a refusal."""
+
+    answer: Any = msgspec.UNSET
+    refusal: Refusal | msgspec.UnsetType = msgspec.UNSET
+
+
+class RawOutcome(msgspec.Struct, frozen=True):
+    """`Outcome`, its answer not decoded yet."""
+
+    answer: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    refusal: Refusal | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,124 @@
+"""The server's OpenAPI page, made of the same records that the server decodes."""
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from rollwright.store.http.catalogue import BATCH, CALLS, FORMATS, MAX_BATCH
+from rollwright.store.http.messages import Refusal
+
+_REFUSALS = {
+    "400": "Malformed, or refused by the store.",
+    "401": "The token is missing or wrong.",
+    "403": "Sent by a web page to a server without a token.",
+    "404": "No rollout, attempt or resource has that id.",
+    "406": "The answer holds what JSON cannot carry; ask in msgpack.",
+    "409": "The attempt does not hold the rollout any more, or the status cannot change that way.",
+    "413": "The body is too large.",
+    "415": "The body is neither JSON nor msgpack.",
+    "422": "A field is missing, unknown, or of a wrong type.",
+    "500": "The server failed.",
+    "503": "The store gives no answer now; try again.",
+}
+
+
+@cache
+def document() -> dict[str, Any]:
+    answers = {name: call.answer for name, call in CALLS.items()}
+    types = [*CALLS.values(), *answers.values(), Refusal]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    found, components = _plain_pairs(list(schemas)), _plain_pairs(components)
+    arguments = dict(zip(CALLS, found, strict=False))
+    returned = dict(zip(CALLS, found[len(CALLS) :], strict=False))
+    refusal = found[-1]
+    paths = {
+        f"/v1/{name}": {"post": _operation(name, _summary(name), arguments[name], returned[name], refusal)}
+        for name in CALLS
+    }
+    paths[f"/v1/{BATCH}"] = {
+        "post": _operation(
+            BATCH,
+            "Several calls that do not wait, in one request.",
+            _entries(),
+            _outcomes(refusal),
+            refusal,
+        )
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "rollwright store", "version": "1"},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}],
+    }
+
+
+def _plain_pairs(schema: Any) -> Any:
+    """Pairs as arrays of two equal items: the same meaning, and tools that do not know `prefixItems` read it."""
+    if isinstance(schema, list):
+        return [_plain_pairs(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "prefixItems" in schema:
+        first = schema["prefixItems"][0]
+        schema = {name: value for name, value in schema.items() if name != "prefixItems"} | {"items": first}
+    return {name: _plain_pairs(value) for name, value in schema.items()}
+
+
+def _summary(name: str) -> str:
+    return f"`Store.{name}`; see the store's contract."
+
+
+def _operation(name: str, summary: str, body: Any, answer: Any, refusal: Any) -> dict[str, Any]:
+    return {
+        "operationId": name,
+        "summary": summary,
+        "requestBody": {"required": True, "content": _content(body)},
+        "responses": {
+            "200": {"description": "The answer.", "content": _content(answer)},
+            **{
+                status: {"description": text, "content": _content(refusal)}
+                for status, text in _REFUSALS.items()
+            },
+        },
+    }
+
+
+def _content(schema: Any) -> dict[str, Any]:
+    return {media_type: {"schema": schema} for media_type in FORMATS}
+
+
+def _entries() -> dict[str, Any]:
+    """Loose, because a wrong entry is refused alone, in its outcome, and not the batch."""
+    entry = {
+        "type": "object",
+        "properties": {
+            "call": {"type": "string", "description": "The last part of the call's own path."},
+            "arguments": {"description": "What would be the body there."},
+        },
+        "required": ["call", "arguments"],
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": entry, "maxItems": MAX_BATCH}
+
+
+def _outcomes(refusal: Any) -> dict[str, Any]:
+    either = [
+        {
+            "type": "object",
+            "properties": {"answer": {}},
+            "required": ["answer"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {"refusal": refusal},
+            "required": ["refusal"],
+            "additionalProperties": False,
+        },
+    ]
+    return {"type": "array", "items": {"oneOf": either}}

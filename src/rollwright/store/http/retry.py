@@ -1,0 +1,33 @@
+"""When a request that brought no answer is sent again: decided here, in pure code."""
+
+from dataclasses import dataclass
+
+from rollwright.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RetryRule:
+    """Exponential back-off with jitter, up to a total time."""
+
+    give_up_after: float = 60.0
+    """Seconds since the first try: a server that restarts is back by then. The default lease, so that a worker
+    that cannot reach its store gives up when its rollouts are given to others."""
+    first: float = 0.05
+    """Seconds of the first back-off: a connection that broke by itself is repaired at once."""
+    factor: float = 2.0
+    longest: float = 2.0
+    """Seconds: a server that is back waits no longer for its workers."""
+
+    def __post_init__(self) -> None:
+        if not (self.give_up_after >= 0 and 0 <= self.first <= self.longest and self.factor >= 1):
+            raise ConfigError(
+                f"{self}: accepted are give_up_after of 0 or more, 0 <= first <= longest, a factor of 1 or more"
+            )
+
+    def delay(self, try_number: int, elapsed: float, draw: float) -> float | None:
+        """Seconds to wait after try `try_number` (from 1) failed; `None`: give up. `draw` is in [0, 1)."""
+        if elapsed >= self.give_up_after:
+            return None
+        # From this power on the cap decides; a larger one would overflow.
+        back_off = min(self.longest, self.first * self.factor ** min(try_number - 1, 64))
+        return min(back_off * (1 + draw) / 2, self.give_up_after - elapsed)

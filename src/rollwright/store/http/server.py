@@ -1,0 +1,237 @@
+"""The store's server: any store, offered over HTTP on a port or on a Unix socket.
+
+Always true: a server without a token can only be reached from its own machine, on a Unix socket only by its own
+user; when it stops, waiting calls end at once and the others are answered first. The store stays open: it belongs
+to whoever made it.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rollwright.errors import ConfigError
+from rollwright.store.contract import Store
+from rollwright.store.http import openapi
+from rollwright.store.http.endpoint import MAX_BODY, CallEndpoint
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the client keeps an idle connection, so that it never sends into one that is being closed."""
+
+_DRAIN_SECONDS = 10
+"""How long calls under way may take when the server stops."""
+
+_BACKLOG = 2048
+"""Connections that wait to be accepted: all workers of a run may come at once."""
+
+_SOCKET_MODE = 0o600
+"""Only the user who runs the server may connect."""
+
+
+class StoreApp(FastAPI):
+    """The web app, with its OpenAPI page made from the wire records."""
+
+    def __init__(self, endpoint: CallEndpoint) -> None:
+        super().__init__(docs_url=None, redoc_url=None, redirect_slashes=False)
+        self.endpoint = endpoint
+        self.router.routes.append(Route("/v1/{call}", endpoint, methods=["POST"]))
+        self.router.routes.append(Route("/health", _health, methods=["GET"]))
+        self.add_exception_handler(HTTPException, _refuse)
+
+    def openapi(self) -> dict[str, Any]:
+        return openapi.document()
+
+
+def build_app(store: Store, token: str | None = None, max_body: int = MAX_BODY) -> StoreApp:
+    """The ASGI app over any store. Without a token it must only be offered on loopback, as `serve` makes sure."""
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
+        raise ConfigError("token: is empty or holds a character that no HTTP header can carry")
+    return StoreApp(CallEndpoint(store, token, max_body))
+
+
+async def _health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """What no call stands behind: an unknown path, another method."""
+    assert isinstance(error, HTTPException)
+    body = {"kind": "no_such_call", "message": f"{request.method} {request.url.path[:80]}: {error.detail}"}
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+class StoreServer:
+    """A running server, for the length of an `async with` block.
+
+    Listens on `host` and `port` (0: any free one), or on the Unix socket `path`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        path: Path | str | None = None,
+        token: str | None = None,
+        max_body: int = MAX_BODY,
+        handle_signals: bool = False,
+    ) -> None:
+        self._app = build_app(store, token, max_body)
+        if path is not None:
+            self._socket = _unix_socket(Path(path))
+            self.url = f"http+unix://{Path(path).absolute()}"
+        else:
+            self._socket = _port_socket(host, port, token)
+            self.url = _url(host, self._socket.getsockname()[1])
+        self._path = None if path is None else Path(path)
+        self._server = _Server(self._app, handle_signals=handle_signals)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "StoreServer":
+        self._socket.listen(_BACKLOG)
+        self._serving = asyncio.create_task(self.run(), name="store-server")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._serving is not None
+        self._server.stop()
+        await self._serving
+
+    async def run(self) -> None:
+        """Serves until it is stopped by a signal or cancelled."""
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            if self._path is not None:
+                with suppress(FileNotFoundError):
+                    self._path.unlink()
+
+
+async def serve(
+    store: Store,
+    host: str = "127.0.0.1",
+    port: int = 8700,
+    token: str | None = None,
+    *,
+    path: Path | str | None = None,
+    max_body: int = MAX_BODY,
+) -> None:
+    """Serves until SIGINT or SIGTERM, then answers what is under way and returns."""
+    server = StoreServer(
+        store, host=host, port=port, path=path, token=token, max_body=max_body, handle_signals=True
+    )
+    await server.run()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, app: StoreApp, *, handle_signals: bool) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_DRAIN_SECONDS,
+            )
+        )
+        self._endpoint = app.endpoint
+        self._handle_signals = handle_signals
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        if self._handle_signals:
+            await super().main_loop()
+        else:  # a server inside another program stops when told, not at the next look at a flag
+            await self.on_tick(0)
+            await self._stopped.wait()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if not self._handle_signals:
+            yield
+            return
+        with super().capture_signals():
+            yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._endpoint.stop_waiting()
+        await super().shutdown(sockets)
+
+
+def _port_socket(host: str, port: int, token: str | None) -> socket.socket:
+    if token is None and not _is_loopback(host):
+        raise ConfigError(
+            f"host: {host!r} can be reached from other machines; give a token, or listen on 127.0.0.1"
+        )
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    bound.setblocking(False)
+    return bound
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()  # left behind by a server that was killed
+        bound.bind(str(path))
+        path.chmod(_SOCKET_MODE)  # nobody can connect yet: it does not listen
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
+    bound.setblocking(False)
+    return bound
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

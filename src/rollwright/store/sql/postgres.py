@@ -1,0 +1,322 @@
+"""PostgreSQL as a driver: a few connections write, others read, and one listens for what everybody commits.
+
+Calls that write gather while the writers are busy, and the next free writer runs all of them in one transaction.
+Rows are locked as they are read (`FOR UPDATE`, and `SKIP LOCKED` where somebody else's work is not waited for),
+so any number of processes on any number of machines can share the database. Each commit says with `NOTIFY` what
+others may wait for.
+
+A broken connection is made anew and the transaction run again, for up to `RETRY_SECONDS`: a restart of the
+server is a pause, not a failure. Nobody can know whether a commit came through whose answer was lost; the
+operations are safe to repeat.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import asyncpg  # type: ignore[import-untyped]
+from sqlalchemy import func, select
+
+from rollwright.store.contract import StoreError, StoreUnavailable
+from rollwright.store.sql.changes import expire
+from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer
+from rollwright.store.sql.migrate import READ_VERSION, VERSION_TABLE, missing_steps
+from rollwright.store.sql.schema import HELD, rollouts
+from rollwright.store.sql.statements import NOW, Dialect, Operation, Row, Statement
+from rollwright.store.sql.transaction import Changes, Stamps, Transaction
+from rollwright.store.transitions import lapsed
+
+WRITERS = 3
+"""One commits while the others run their statements; more would only contend for the same processor here."""
+READERS = 2
+
+MAX_BATCH = 64
+"""Calls in one transaction: they hold their locks until all of them are done."""
+
+RETRY_SECONDS = 60.0
+"""A restart of the server takes seconds; a fail-over up to a minute."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two tries to connect, doubled from the first to the longest."""
+CONNECT_SECONDS = 10.0
+COMMAND_SECONDS = 60.0
+"""A statement that takes longer has lost its server: the slowest ones take milliseconds."""
+
+_MIGRATION_LOCK = 0x726F6C6C
+"""Held while the schema is changed; any number will do that other programs are unlikely to use."""
+
+LOST = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+)
+"""The server went away, or is coming back. So is an `InterfaceError` of a connection that is closed."""
+NOT_TEXT = (asyncpg.DataError, asyncpg.CharacterNotInRepertoireError, UnicodeEncodeError)
+"""PostgreSQL's text holds no zero characters and no half characters."""
+CONFLICT = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+"""PostgreSQL ended one of two transactions that waited for each other; run again, it goes through."""
+
+Result = TypeVar("Result")
+
+
+async def drive(connection: "asyncpg.Connection", operation: Operation[Result]) -> Result:
+    """Runs an operation to its end."""
+    try:
+        call = next(operation)
+        while True:
+            sql, arguments, returns_rows = call.statement.compiled(Dialect.POSTGRESQL)
+            rows: list[Row] = []
+            if len(call.values) == 1:
+                rows = await connection.fetch(sql, *arguments(call.values[0]))
+            elif returns_rows:
+                rows = await connection.fetchmany(sql, [arguments(each) for each in call.values])
+            else:
+                await connection.executemany(sql, [arguments(each) for each in call.values])
+            call = operation.send(rows)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+
+
+class PostgresDriver:
+    """Belongs to the event loop it was opened in."""
+
+    repeats = True
+
+    @classmethod
+    async def open(cls, url: str, schema: str = "rollwright") -> "PostgresDriver":
+        """The tables live in a schema of their own, which is made if it is not there."""
+        driver = cls(url, schema)
+        try:
+            await _prepare(await driver._connect(), schema, _without_password(url))
+        except (*LOST, asyncpg.PostgresError) as error:
+            raise StoreError(f"{_without_password(url)} cannot be opened as a store: {error}") from error
+        driver._start()
+        return driver
+
+    def __init__(self, url: str, schema: str) -> None:
+        self._url = url
+        self._schema = schema
+        self.stamps = Stamps()
+        self._on_change: Callable[[Changes], None] = lambda changes: None
+        self._jobs: deque[Job[Any]] = deque()
+        self._arrived = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._links = [_Link(self._connect) for _ in range(WRITERS + READERS)]
+        self._idle_readers: asyncio.LifoQueue[_Link] = asyncio.LifoQueue()
+        self._closing = False
+
+    def _start(self) -> None:
+        for link in self._links[:WRITERS]:
+            self._tasks.append(asyncio.create_task(self._serve(link)))
+        for link in self._links[WRITERS:]:
+            self._idle_readers.put_nowait(link)
+
+    async def _connect(self) -> "asyncpg.Connection":
+        return await asyncpg.connect(
+            self._url,
+            timeout=CONNECT_SECONDS,
+            command_timeout=COMMAND_SECONDS,
+            statement_cache_size=256,
+            max_cached_statement_lifetime=0,
+            server_settings={"search_path": self._schema, "application_name": "rollwright"},
+        )
+
+    # -- running operations -------------------------------------------------------------------------
+
+    async def write(
+        self, make: Write[Result], *, lasting: bool, orphaned: Callable[[Result], None] | None = None
+    ) -> Result:
+        if self._closing:
+            raise StoreError("the store is closed")
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._jobs.append(Job(make, future, lasting, orphaned))
+        self._arrived.set()
+        return await future
+
+    async def read(self, make: Read[Result]) -> Result:
+        link = await self._idle_readers.get()
+        try:
+            return await link.run(lambda connection: drive(connection, make()))
+        except NOT_TEXT as error:
+            raise _plain(error) from error
+        finally:
+            self._idle_readers.put_nowait(link)
+
+    async def _serve(self, link: "_Link") -> None:
+        while True:
+            while not self._jobs:
+                if self._closing:
+                    return
+                self._arrived.clear()
+                await self._arrived.wait()
+            batch = [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_BATCH))]
+            await self._commit(link, batch)
+
+    async def _commit(self, link: "_Link", batch: Sequence[Job[Any]]) -> None:
+        outcomes: list[Outcome]
+        changes = Changes()
+        try:
+            outcomes, changes = await link.run(lambda connection: self._transaction(connection, batch))
+        except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
+            if len(batch) > 1 and not isinstance(error, StoreUnavailable):
+                for job in batch:  # so that only the call that fails is told
+                    await self._commit(link, [job])
+                return
+            outcomes = [(None, _plain(error))] * len(batch)
+        answer(batch, outcomes)
+        self._on_change(changes)
+
+    async def _transaction(
+        self, connection: "asyncpg.Connection", batch: Sequence[Job[Any]]
+    ) -> tuple[list[Outcome], Changes]:
+        async with connection.transaction():
+            [(now, lease)] = await connection.fetch(PULSE.compiled(Dialect.POSTGRESQL).sql)
+            tx = Transaction(now, self.stamps)
+            if lapsed(lease, now):
+                await drive(connection, expire(tx))
+            outcomes: list[Outcome] = []
+            for job in batch:
+                try:
+                    outcomes.append((await drive(connection, job.make(tx)), None))
+                except StoreError as refusal:
+                    outcomes.append((None, refusal))
+            await drive(connection, tx.flush())
+            if news := _news(tx.changes):
+                await connection.execute("SELECT pg_notify($1, $2)", self._schema, news)
+        return outcomes, tx.changes
+
+    # -- word of changes ----------------------------------------------------------------------------
+
+    def watch(self, on_change: Callable[[Changes], None], waited_for: Callable[[], bool]) -> None:
+        self._on_change = on_change
+        self._tasks.append(asyncio.create_task(self._listen()))
+
+    async def _listen(self) -> None:
+        """Stays connected; after an interruption everybody looks again."""
+
+        def heard(connection: Any, pid: int, channel: str, news: str) -> None:
+            if pid not in [link.pid for link in self._links]:
+                self._on_change(_changes(news))
+
+        while True:
+            lost = asyncio.Event()
+            try:
+                connection = await self._connect()
+            except LOST:
+                await asyncio.sleep(_LONGEST_PAUSE)
+                continue
+            try:
+                connection.add_termination_listener(lambda _, lost=lost: lost.set())
+                await connection.add_listener(self._schema, heard)
+                self._on_change(Changes(waiting=True, completed=True, taken=True))
+                await lost.wait()
+            except LOST:
+                pass
+            finally:
+                connection.terminate()
+
+    async def close(self) -> None:
+        self._closing = True
+        self._arrived.set()
+        writers, others = self._tasks[:WRITERS], self._tasks[WRITERS:]
+        await asyncio.gather(*writers, return_exceptions=True)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for link in self._links:
+            await link.close()
+
+
+class _Link:
+    """One connection that is made anew when it breaks."""
+
+    def __init__(self, connect: Callable[[], Awaitable["asyncpg.Connection"]]) -> None:
+        self._connect = connect
+        self._connection: asyncpg.Connection | None = None
+        self.pid: int | None = None
+        """Of the server's process for it."""
+
+    async def run(self, work: Callable[["asyncpg.Connection"], Awaitable[Result]]) -> Result:
+        """Does the work, again and again until the connection lasts to its end."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + RETRY_SECONDS
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                if self._connection is None:
+                    self._connection = await self._connect()
+                    self.pid = self._connection.get_server_pid()
+                return await work(self._connection)
+            except CONFLICT:
+                continue
+            except (*LOST, asyncpg.InterfaceError) as error:
+                if not self._is_lost(error):
+                    raise
+                self._drop()
+                if loop.time() > give_up:
+                    raise StoreUnavailable(
+                        f"PostgreSQL has not answered for {RETRY_SECONDS:g} s: {error}"
+                    ) from error
+            except asyncio.CancelledError:
+                self._drop()  # it is in the middle of something
+                raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _is_lost(self, error: Exception) -> bool:
+        """A mistake in a call is an `InterfaceError` too, and would not go away by trying again."""
+        return isinstance(error, LOST) or self._connection is None or self._connection.is_closed()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def close(self) -> None:
+        self._drop()
+
+
+async def _prepare(connection: "asyncpg.Connection", schema: str, where: str) -> None:
+    """Makes the tables or brings them up to date."""
+    try:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+            quoted = schema.replace('"', '""')
+            await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{quoted}"')
+            known = await connection.fetchval(
+                "SELECT to_regclass($1) IS NOT NULL", f'"{quoted}".{VERSION_TABLE}'
+            )
+            version = await connection.fetchval(READ_VERSION) if known else None
+            if steps := missing_steps(Dialect.POSTGRESQL, version, where):
+                await connection.execute(steps)
+    finally:
+        connection.terminate()
+
+
+def _plain(error: Exception) -> Exception:
+    return StoreError(f"a text that cannot be stored: {error}") if isinstance(error, NOT_TEXT) else error
+
+
+_NEWS = {"w": "waiting", "c": "completed", "t": "taken"}
+
+
+def _news(changes: Changes) -> str:
+    """What to tell other processes, one letter for each kind."""
+    return "".join(letter for letter, name in _NEWS.items() if getattr(changes, name))
+
+
+def _changes(news: str) -> Changes:
+    return Changes(**{name: letter in news for letter, name in _NEWS.items()})
+
+
+def _without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://…@{tail}" if at else url
+
+
+PULSE = Statement(select(NOW, select(func.min(rollouts.c.lease_expires)).where(HELD).scalar_subquery()))
