@@ -11,6 +11,7 @@ from rollwright.cli.event_loop import run_async
 from rollwright.cli.run import execute
 from rollwright.cli.tables import percent
 from rollwright.config import load
+from rollwright.run.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 PLAYERS = {"random": ["policy.kind=random"], "simulated": [], "oracle": ["policy.kind=oracle"]}
@@ -21,7 +22,8 @@ def main() -> None:
     summaries: dict[str, dict[str, Any]] = {}
     for player, overrides in PLAYERS.items():
         config = load(ROOT / "configs" / "demo.yaml", [f"name=demo-{player}", *overrides])
-        summaries[player] = run_async(execute(config, Path("runs"), screen))
+        folder, config = RunFolder.create(Path("runs"), config)
+        summaries[player] = run_async(execute(config, folder, screen, store=folder.store_address))
         if summaries[player]["interrupted"]:
             return
     table = Table(title="the same levels, three players", title_justify="left", box=box.SIMPLE_HEAD)

@@ -22,7 +22,7 @@ from rollwright.rollout.episode import read_episode
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Trajectory
-from rollwright.workers import Worker
+from rollwright.workers import Worker, WorkerSettings
 
 Behaviour = Callable[["LabEnv"], Awaitable[float]]
 """Runs inside `step`; returns the reward, or raises, or never returns."""
@@ -131,7 +131,9 @@ class Lab:
             gate = Gate(10_000)
             context = RolloutContext(store, self.role, lambda _: LabEnv(self), gate, self.activity)
             assert self.manager is not None
-            work = asyncio.create_task(Worker(context, "worker-0", self.manager.num_envs).run())
+            work = asyncio.create_task(
+                Worker(context, "worker-0", WorkerSettings(self.manager.num_envs)).run()
+            )
             scheduler = RolloutScheduler(
                 store,
                 self.config,

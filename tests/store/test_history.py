@@ -60,7 +60,6 @@ def test_a_deleted_rollout_may_come_again() -> None:
             "after its lease was over",
             [*GOOD[:4], ended("at-2", "succeeded", "succeeded", time=30.0, lease=22)],
         ),
-        ("before its lease was over", [enqueued(), claimed("at-1"), ended("at-1", "unresponsive", "failed")]),
         ("after it was succeeded", [*GOOD, ended("at-2", "succeeded", "succeeded", 13.0, 22.0)]),
         ("claimed after it was succeeded", [*GOOD, claimed("at-3", 14.0)]),
         ("deleted before its end", [enqueued(), Event(0, 1.0, EventKind.DELETED, "ro-1")]),

@@ -53,8 +53,8 @@ class LiveView:
         before, turns, tokens = self._last
         if now - before >= 1.0:
             passed = now - before
-            self._rates = (activity.turns - turns) / passed, (activity.tokens - tokens) / passed
-            self._last = (now, activity.turns, activity.tokens)
+            self._rates = (activity.all_turns - turns) / passed, (activity.all_tokens - tokens) / passed
+            self._last = (now, activity.all_turns, activity.all_tokens)
 
     def _table(self) -> Table:
         self._measure()

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from rollwright import __version__
-from rollwright.cli import envs, export, play, run, show
+from rollwright.cli import envs, export, play, queue, run, show, workers
 from rollwright.errors import RollwrightError
 
 app = typer.Typer(
@@ -40,6 +40,12 @@ def options(
 
 
 app.command("run")(run.run)
+app.command("resume")(run.resume)
+app.command("worker")(workers.worker)
+app.command("serve")(workers.serve)
+app.command("enqueue")(queue.enqueue)
+app.command("ps")(queue.ps)
+app.command("cancel")(queue.cancel)
 app.command("envs")(envs.envs)
 app.command("play")(play.play)
 app.command("show")(show.show)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from rollwright.cli.tables import ledger_table, result_table
 from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
 from rollwright.run.baselines import baseline
-from rollwright.run.folder import RunFolder
+from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
 
 
@@ -26,27 +27,103 @@ def run(
         typer.Argument(help="Settings that win over the file: key.path=value …", show_default=False),
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = Path("runs"),
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Where rollouts are kept: memory, a path, postgresql://…, http://… Default: in the run folder."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Most worker processes. Default: this process plays.")
+    ] = None,
     live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
 ) -> None:
-    """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly and keeps what is done."""
-    screen = console()
-    outcome = run_async(execute(load(config, overrides or []), runs, screen, live=live))
-    if outcome["interrupted"]:
+    """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly; `rollwright resume` goes on from there."""
+    settings = load(config, overrides or [])
+    prepared = LocalRun(settings)  # shows what is wrong with the settings before anything is written
+    folder, settings = RunFolder.create(runs, prepared.config)
+    _play(settings, folder, Progress(), store, workers, live=live)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
+    store: Annotated[str | None, typer.Option(help="The store that the run used, if not its own.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Most worker processes.")] = None,
+    live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
+) -> None:
+    """Go on with RUN where it stopped: nothing that was finished is played again, no recorded token is paid twice."""
+    reader = RunReader(run)
+    _play(reader.config, RunFolder.reopen(run), Progress.of(reader), store, workers, live=live)
+
+
+def _play(
+    settings: RunConfig,
+    folder: RunFolder,
+    progress: "Progress",
+    store: str | None,
+    workers: int | None,
+    *,
+    live: bool,
+) -> None:
+    call = execute(
+        settings,
+        folder,
+        console(),
+        progress=progress,
+        store=store or folder.store_address,
+        workers=workers,
+        live=live,
+    )
+    if run_async(call)["interrupted"]:
         raise typer.Exit(130)
 
 
-async def execute(config: RunConfig, runs: Path, screen: Console, *, live: bool = True) -> dict[str, Any]:
-    """Plays a whole run; returns its summary, which is also in the run folder."""
-    prepared = LocalRun(config)
-    folder = RunFolder.create(runs, config)
-    prepared.on_finished, prepared.on_failed = folder.add_trajectory, folder.add_failure
-    statistics = RunStatistics()
+@dataclass
+class Progress:
+    """What of a run is done already."""
+
+    steps: int = 0
+    validations: set[int] = field(default_factory=set)
+    delivered: list[str] | None = None
+    """Training groups that were handed out; `None` for a run that starts."""
+
+    @classmethod
+    def of(cls, reader: RunReader) -> "Progress":
+        rows = reader.metrics()
+        train = [row for row in rows if row["mode"] == "train"]
+        return cls(
+            steps=len(train),
+            validations={row["step"] for row in rows if row["mode"] == "val"},
+            delivered=[group for row in train for group in row["groups"]],
+        )
+
+
+async def execute(
+    config: RunConfig,
+    folder: RunFolder,
+    screen: Console,
+    *,
+    progress: Progress | None = None,
+    store: str | None = None,
+    workers: int | None = None,
+    live: bool = True,
+) -> dict[str, Any]:
+    """Plays a whole run, or the rest of one; returns its summary, which is also in the run folder."""
+    progress = progress or Progress()
+    running = LocalRun(
+        config,
+        store=store,
+        processes=workers,
+        delivered=progress.delivered,
+        on_finished=folder.add_trajectory,
+        on_failed=folder.add_failure,
+    )
     started = time.monotonic()
     interrupted = False
     failure: Exception | None = None
     try:
-        async with prepared as running, LiveView(running, screen, enabled=live):
-            await _collect(running, folder, statistics)
+        async with running, LiveView(running, screen, enabled=live):
+            await _collect(running, folder, progress)
     except asyncio.CancelledError:
         interrupted = True
         if (task := asyncio.current_task()) is not None:
@@ -55,46 +132,43 @@ async def execute(config: RunConfig, runs: Path, screen: Console, *, live: bool 
         failure = error
         raise
     finally:
-        summary = await _summary(prepared, statistics, time.monotonic() - started)
+        summary = await _summary(running, folder, time.monotonic() - started)
         summary["interrupted"] = interrupted
         summary["error"] = str(failure) if failure is not None else None
         folder.finish(summary)
     screen.print(result_table(summary))
     screen.print(ledger_table(summary))
     if interrupted:
-        screen.print("[yellow]interrupted:[/] what was finished is kept")
+        screen.print(f"[yellow]interrupted:[/] go on with `rollwright resume {folder.path}`", highlight=False)
     screen.print(f"results: {folder.path}", soft_wrap=True, highlight=False)
     return summary
 
 
-async def _collect(running: LocalRun, folder: RunFolder, statistics: RunStatistics) -> None:
-    """All batches, with validation where it is due, alongside the rollouts."""
+async def _collect(running: LocalRun, folder: RunFolder, progress: Progress) -> None:
+    """All batches that are left, with validation where it is due, alongside the rollouts."""
     config = running.config
     validations: list[asyncio.Task[None]] = []
 
     async def validate(step: int) -> None:
         began = time.monotonic()
         batch = await running.evaluate(step)
-        statistics.add("val", batch.trajectories)
-        folder.add_metrics(
-            batch_row("val", step, time.monotonic() - began, batch, running.schedulers[-1].ledger)
-        )
+        row = batch_row("val", step, time.monotonic() - began, batch, running.schedulers[-1].ledger)
+        folder.add_metrics(row)
 
+    def validate_beside(step: int) -> None:
+        if config.val_env_manager and step not in progress.validations:
+            validations.append(asyncio.create_task(validate(step)))
+
+    steps = config.max_steps if config.train_env_manager else 0
     try:
-        for step in range(config.max_steps if config.train_env_manager else 0):
+        for step in range(progress.steps, steps):
             began = time.monotonic()
             batch = await running.get_batch()
-            statistics.add("train", batch.trajectories)
-            folder.add_metrics(
-                batch_row("train", step, time.monotonic() - began, batch, running.schedulers[0].ledger)
-            )
-            due = config.eval_steps is not None and (step + 1) % config.eval_steps == 0
-            if config.val_env_manager and due and step + 1 < config.max_steps:
-                validations.append(asyncio.create_task(validate(step + 1)))
-        if config.val_env_manager:
-            validations.append(
-                asyncio.create_task(validate(config.max_steps if config.train_env_manager else 0))
-            )
+            row = batch_row("train", step, time.monotonic() - began, batch, running.schedulers[0].ledger)
+            folder.add_metrics(row)
+            if config.eval_steps is not None and (step + 1) % config.eval_steps == 0 and step + 1 < steps:
+                validate_beside(step + 1)
+        validate_beside(steps)
         await asyncio.gather(*validations)
     finally:
         for task in validations:
@@ -102,7 +176,13 @@ async def _collect(running: LocalRun, folder: RunFolder, statistics: RunStatisti
         await asyncio.gather(*validations, return_exceptions=True)
 
 
-async def _summary(run: LocalRun, statistics: RunStatistics, seconds: float) -> dict[str, Any]:
+async def _summary(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str, Any]:
+    statistics = RunStatistics()
+    batches = RunReader(folder.path).metrics()
+    modes = {group: row["mode"] for row in batches for group in row["groups"]}
+    for trajectory in folder.trajectories():
+        if trajectory.group_id in modes:
+            statistics.add(modes[trajectory.group_id], [trajectory])
     baselines = {
         (mode, tag): await baseline(tag, list(played.levels), run.config.seed, run.settings)
         for (mode, tag), played in statistics.tags.items()

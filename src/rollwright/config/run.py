@@ -53,10 +53,23 @@ class LimitsConfig(Settings):
     """Seconds that one generation may take, waiting in the engine's line included."""
     episode_timeout: PositiveFloat = 3600.0
     """Seconds that an episode may take."""
+    lease_seconds: PositiveFloat = 30.0
+    """A worker that is silent for so long loses its rollouts to another."""
+    heartbeat_interval: PositiveFloat = 5.0
+    """Seconds between a worker's heartbeats; must be shorter than the lease."""
     max_attempts: PositiveInt = 3
     """Tries at one rollout before it counts as failed."""
     max_refills: PositiveInt = 64
     """Groups that may be filtered or too old in a row, while a batch is waited for, before the run stops."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "LimitsConfig":
+        if self.heartbeat_interval >= self.lease_seconds:
+            raise ValueError(
+                f"heartbeat_interval: {self.heartbeat_interval:g} s is not shorter than lease_seconds, "
+                f"which is {self.lease_seconds:g} s"
+            )
+        return self
 
 
 class RunConfig(Settings):

@@ -115,8 +115,8 @@ def staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, int
 def activity_row(activity: Activity) -> dict[str, Any]:
     """What the workers did, for the summary."""
     return {
-        "turns": activity.turns,
-        "tokens": activity.tokens,
+        "turns": activity.all_turns,
+        "tokens": activity.all_tokens,
         "prompt_tokens": activity.prompt_tokens,
         "episodes": activity.finished,
         "withdrawn": activity.withdrawn,
@@ -126,6 +126,7 @@ def activity_row(activity: Activity) -> dict[str, Any]:
         "refused": activity.refused,
         "failed_attempts": dict(activity.failures),
         "abandoned_envs": activity.abandoned_envs,
+        "dead_workers": activity.dead_workers,
     }
 
 

@@ -52,6 +52,10 @@ class Role:
     """The user's own code, in place of an environment and a chat agent."""
 
 
+Claim = Callable[[], Awaitable[AttemptedRollout | None]]
+"""Gives the next rollout to play, or `None` when there are to be no more."""
+
+
 class Playbook(Protocol):
     async def __call__(self, claimed: AttemptedRollout) -> Role:
         """Raises what it likes for a rollout that cannot be played here; that rollout fails alone."""
@@ -92,23 +96,28 @@ class EnvManager:
             self._withdrawn = True
             self._task.cancel()
 
-    async def run_rollout_loop(self, take_another: Callable[[], bool] = lambda: True) -> None:
-        """Plays until it is cancelled, or `take_another` says no."""
-        self._task = asyncio.current_task()
+    async def run_rollout_loop(self, claim: Claim | None = None) -> None:
+        """Plays what `claim` gives until it gives nothing; without it, whatever the store has, until cancelled."""
         try:
-            while take_another():
+            while True:
                 async with self._context.gate:
-                    claimed = await self._context.store.dequeue_rollout(
-                        self._worker_id, timeout=DEQUEUE_SECONDS
-                    )
-                    if claimed is not None:
-                        await self._run(claimed)
+                    claimed = await (claim or self._next)()
+                    if claimed is None:
+                        return
+                    await self.run_rollout(claimed)
         finally:
             await self._discard_env()
 
-    async def _run(self, claimed: AttemptedRollout) -> None:
+    async def _next(self) -> AttemptedRollout:
+        while True:
+            claimed = await self._context.store.dequeue_rollout(self._worker_id, timeout=DEQUEUE_SECONDS)
+            if claimed is not None:
+                return claimed
+
+    async def run_rollout(self, claimed: AttemptedRollout) -> None:
         """Plays one attempt and reports how it ended."""
         activity = self._context.activity
+        self._task = asyncio.current_task()
         self._holds = (claimed.rollout_id, claimed.attempt.attempt_id)
         activity.claimed += 1
         try:

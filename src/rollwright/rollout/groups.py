@@ -227,6 +227,22 @@ class GroupBook:
         self.ledger.move(Place.WAITING, Place.DELIVERED, count=count)
         return taken
 
+    def settle_as_delivered(self, group_id: str) -> None:
+        """After a restart: this group was handed out before it."""
+        group = self._open.pop(group_id)
+        for number, rollout_id in enumerate(sorted(group.running)):
+            self._leave(rollout_id)
+            if number < self._rules.group_size:
+                self.ledger.move(Place.RUNNING, Place.DELIVERED)
+            else:
+                self.ledger.move(Place.RUNNING, Place.CANCELLED, "settled before the restart")
+
+    def group_index(self, rollout_id: str) -> int | None:
+        """The place in the stream that a rollout's id names; `None` for a rollout of another stream."""
+        start = f"{self._prefix}-g"
+        number = rollout_id.removeprefix(start).partition("-m")[0]
+        return int(number) if rollout_id.startswith(start) and number.isdigit() else None
+
     def abandon(self, reason: str) -> Decision:
         """The run ends: whatever is still running is not needed."""
         cancel: list[str] = []

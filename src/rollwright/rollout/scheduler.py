@@ -10,7 +10,7 @@ All decisions are the `GroupBook`'s; this shell carries them to the store and ba
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -44,9 +44,6 @@ from rollwright.trajectory import Trajectory
 COMPLETIONS_SECONDS = 60.0
 """How long one call waits for finished rollouts; it only bounds how long a lost wake-up could go unnoticed."""
 
-LEASE_SECONDS = 60.0
-"""A worker that is silent for so long loses its rollouts to another."""
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -77,12 +74,16 @@ class RolloutScheduler:
         *,
         mode: str,
         stream: str | None = None,
+        resources_id: str | None = None,
         forget: bool = False,
+        delivered: Collection[str] | None = None,
         on_finished: Callable[[bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
         """`stream` names this stream of rollouts in their ids; the levels depend on `mode` alone.
 
+        `resources_id` tells workers in other processes where the run's settings are. `delivered` is given to go on
+        with a stream that is in the store already: the groups that were handed out before.
         With `forget`, what the book has taken over is deleted from the store, so that a store in memory does not grow.
         `on_finished` gets every encoded trajectory once, the ones that are filtered later too; `on_failed` the id of
         a rollout that failed for good, and the reason.
@@ -96,7 +97,7 @@ class RolloutScheduler:
         self._max_refills = config.limits.max_refills
         self._ahead = config.async_generation_ratio * config.batch_size if mode == "train" else 0.0
         self._retries = RolloutConfig(
-            unresponsive_seconds=LEASE_SECONDS,
+            unresponsive_seconds=config.limits.lease_seconds,
             max_attempts=config.limits.max_attempts,
             retry_condition=(AttemptStatus.FAILED, AttemptStatus.TIMEOUT, AttemptStatus.UNRESPONSIVE),
         )
@@ -115,6 +116,8 @@ class RolloutScheduler:
             prefix=f"{config.name}.{stream or mode}",
         )
         self._forget = forget
+        self._resources_id = resources_id
+        self._delivered = delivered
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._wanted = 0
@@ -122,6 +125,8 @@ class RolloutScheduler:
         self._turn = asyncio.Lock()
         """One caller at a time, in the order they came."""
         self._news = asyncio.Event()
+        self._cursor = 0
+        """How far the store's completion log is read."""
         self._collector: asyncio.Task[None] | None = None
 
     @property
@@ -129,6 +134,8 @@ class RolloutScheduler:
         return self._book.ledger
 
     async def __aenter__(self) -> Self:
+        if self._delivered is not None:
+            await self._restore(self._delivered)
         await self._open_groups()
         self._collector = asyncio.create_task(self._collect(), name=f"collect-{self._mode}")
         return self
@@ -139,7 +146,8 @@ class RolloutScheduler:
         if self._collector is not None:
             self._collector.cancel()
             await asyncio.gather(self._collector, return_exceptions=True)
-        await self._carry_out(self._book.abandon("the run ended"))
+        if kind is None:  # otherwise what is under way may be gone on with
+            await self._carry_out(self._book.abandon("the run ended"))
 
     async def get_batch(self, batch_size: int) -> Batch:
         """Waits until so many trajectories stand in complete groups, and hands those groups over.
@@ -189,13 +197,28 @@ class RolloutScheduler:
         supply = self._book.supply
         return supply < self._wanted or supply + self._group_size <= self._wanted + self._ahead
 
+    async def _restore(self, delivered: Collection[str]) -> None:
+        """Brings the book to where the store is: the same decisions, taken again from the completion log.
+
+        Enqueueing and cancelling again changes nothing, so it does not matter what was carried out before.
+        """
+        known = await self._store.query_rollouts(mode=self._mode)
+        indices = [self._book.group_index(each.rollout_id) for each in known]
+        opened = max((index for index in indices if index is not None), default=-1) + 1
+        for _ in range(opened):
+            await self._carry_out(self._book.open_group())
+        for group_id in delivered:
+            self._book.settle_as_delivered(group_id)
+        while completions := await self._store.read_completions(self._cursor):
+            self._cursor = completions[-1].cursor
+            await self._settle(completions)
+
     async def _collect(self) -> None:
-        cursor = 0
         try:
             while True:
-                completions = await self._store.read_completions(cursor, timeout=COMPLETIONS_SECONDS)
+                completions = await self._store.read_completions(self._cursor, timeout=COMPLETIONS_SECONDS)
                 if completions:
-                    cursor = completions[-1].cursor
+                    self._cursor = completions[-1].cursor
                     await self._settle(completions)
         finally:
             self._news.set()
@@ -239,6 +262,7 @@ class RolloutScheduler:
                 input=msgspec.to_builtins(episode),
                 rollout_id=rollout_id,
                 mode=self._mode,
+                resources_id=self._resources_id,
                 config=self._retries,
             )
             for rollout_id, episode in decision.enqueue

@@ -25,6 +25,7 @@ from rollwright.policies.players import OraclePlayer, RandomPlayer, SkilledPlaye
 from rollwright.policies.retry import RetryPolicy
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.rollout.episode import Episode, EpisodeSettings, Limits
+from rollwright.rollout.function import AgentFunction
 
 
 def build_policy(config: PolicyConfig) -> Policy:
@@ -74,6 +75,24 @@ class SettingsTable:
         except KeyError:
             known = ", ".join(sorted({tag for _, tag in self._settings}))
             raise ConfigError(f"tag `{episode.tag}` is not part of this run; it plays {known}") from None
+
+
+def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSettings:
+    """How a user's own function is played: the run's sampling and limits, without an environment."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return EpisodeSettings(
+        env_type=name,
+        env_config={},
+        agent=ChatAgent(Prompts("", "", "")),
+        sampling=Sampling(
+            temperature=config.sampling.temperature,
+            top_p=config.sampling.top_p,
+            stop=tuple(config.sampling.stop),
+        ),
+        max_steps=1,
+        sequence_length=config.sequence_length,
+        limits=Limits(generate=config.limits.generate_timeout, episode=config.limits.episode_timeout),
+    )
 
 
 def make_env(settings: EpisodeSettings) -> Env:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import yaml
+
 from rollwright.config import RunConfig, build, dump
 from rollwright.errors import FormatError, RollwrightError
 from rollwright.trajectory import Trajectory
@@ -19,41 +21,77 @@ _HEAD = b"RWLOG\x01\n"
 _FRAME = struct.Struct("<II")
 """Length and CRC-32 of the record that follows."""
 
-CONFIG, TRAJECTORIES, METRICS, FAILURES, SUMMARY = (
+CONFIG, TRAJECTORIES, METRICS, FAILURES, SUMMARY, STORE = (
     "config.yaml",
     "trajectories.rwlog",
     "metrics.jsonl",
     "failures.jsonl",
     "summary.json",
+    "store.db",
 )
 
 
 class RunFolder:
     """A folder being written."""
 
-    def __init__(self, path: Path, config: RunConfig) -> None:
+    def __init__(self, path: Path, log: BinaryIO, written: set[str]) -> None:
         self.path = path
-        path.mkdir(parents=True)
-        (path / CONFIG).write_text(dump(config), encoding="utf-8")
-        self._trajectories: BinaryIO = (path / TRAJECTORIES).open("wb")
-        self._trajectories.write(_HEAD)
+        self._log = log
+        self._written = written
+        """Rollouts whose trajectories are in the log."""
 
     @classmethod
-    def create(cls, runs: Path, config: RunConfig) -> "RunFolder":
-        """`runs/NAME`, or with a number behind it when that exists: no run overwrites another."""
-        path = runs / config.name
-        number = 2
-        while path.exists():
-            path = runs / f"{config.name}-{number}"
+    def create(cls, runs: Path, config: RunConfig) -> tuple["RunFolder", RunConfig]:
+        """`runs/NAME`, or with a number behind it when that exists: no run overwrites another.
+
+        Also gives the configuration with the name that the run has now.
+        """
+        name, number = config.name, 2
+        while (runs / name).exists():
+            name = f"{config.name}-{number}"
             number += 1
-        return cls(path, config)
+        config = config.model_copy(update={"name": name})
+        path = runs / name
+        path.mkdir(parents=True)
+        (path / CONFIG).write_text(dump(config), encoding="utf-8")
+        log = (path / TRAJECTORIES).open("wb")
+        log.write(_HEAD)
+        log.flush()
+        return cls(path, log, set()), config
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """Goes on with a folder; what a crash left half written is cut off."""
+        reader = RunReader(path)
+        written = {each.rollout_id for each in reader.trajectories()}
+        log = (path / TRAJECTORIES).open("r+b")
+        log.truncate(reader.whole_bytes)
+        log.seek(0, 2)
+        for name in (METRICS, FAILURES):
+            _cut_half_line(path / name)
+        return cls(path, log, written)
+
+    @property
+    def store_address(self) -> str:
+        """The run's own store, unless it is told to use another."""
+        return str(self.path / STORE)
 
     def add_trajectory(self, encoded: bytes) -> None:
-        self._trajectories.write(_FRAME.pack(len(encoded), zlib.crc32(encoded)))
-        self._trajectories.write(encoded)
+        """Adds it once, however often it is given."""
+        rollout_id = Trajectory.from_bytes(encoded).rollout_id
+        if rollout_id in self._written:
+            return
+        self._written.add(rollout_id)
+        self._log.write(_FRAME.pack(len(encoded), zlib.crc32(encoded)) + encoded)
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """All that were added so far."""
+        self._log.flush()
+        return RunReader(self.path).trajectories()
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
-        self._trajectories.flush()
+        """Makes a batch known as handed out; the trajectories are on disk before it is."""
+        self._log.flush()
         self._append(METRICS, row)
 
     def add_failure(self, rollout_id: str, reason: str) -> None:
@@ -61,11 +99,17 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         (self.path / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        self._trajectories.close()
+        self._log.close()
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _cut_half_line(file: Path) -> None:
+    if file.is_file():
+        content = file.read_bytes()
+        file.write_bytes(content[: content.rfind(b"\n") + 1])
 
 
 class RunReader:
@@ -77,11 +121,11 @@ class RunReader:
         self.path = path
         self.cut_off = False
         """Whether the last record read was incomplete."""
+        self.whole_bytes = len(_HEAD)
+        """Length of the trajectory log up to the last whole record read."""
 
     @property
     def config(self) -> RunConfig:
-        import yaml
-
         return build(
             yaml.safe_load((self.path / CONFIG).read_text(encoding="utf-8")), source=str(self.path / CONFIG)
         )
@@ -109,6 +153,7 @@ class RunReader:
                 encoded = file.read(size)
                 if len(encoded) < size or zlib.crc32(encoded) != checksum:
                     break
+                self.whole_bytes = file.tell()
                 yield Trajectory.from_bytes(encoded)
             else:
                 return

@@ -1,12 +1,14 @@
-"""A run in one process: a store, workers as coroutines, the policy, and a scheduler for each stream of groups.
+"""A run on one machine: a store, workers as coroutines or processes, and a scheduler for each stream of groups.
 
 Always true: whichever way it ends, the environments and the policy are closed and nothing is left running; an
 error in a worker ends the call that waits for a batch instead of leaving it waiting.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -14,17 +16,20 @@ from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.policies.base import Policy
 from rollwright.rollout import Activity, Batch, Gate, Role, RolloutContext, RolloutScheduler
-from rollwright.rollout.capacity import START, CapacityFinder, Window
+from rollwright.rollout.capacity import START
+from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.episode import read_episode
 from rollwright.run.assembly import SettingsTable, build_policy, make_env
+from rollwright.run.fleet import WorkerFleet
 from rollwright.run.garbage import rare_collections
+from rollwright.run.playbook import CONFIG_KEY
 from rollwright.store.contract import Store
+from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore
+from rollwright.store.opening import open_store
 from rollwright.store.records import AttemptedRollout
-from rollwright.workers import Worker
-
-WATCH_SECONDS = 0.25
-"""How often the load on the engine is looked at."""
+from rollwright.workers import Worker, WorkerSettings
+from rollwright.workers.autoscale import ScaleRules
 
 Result = TypeVar("Result")
 
@@ -37,42 +42,99 @@ class LocalRun:
         config: RunConfig,
         *,
         policy: Policy | None = None,
-        store: Store | None = None,
+        store: Store | str | None = None,
+        processes: int | None = None,
+        delivered: Collection[str] | None = None,
         on_finished: Callable[[bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
+        """`store`: one that is open, or the address of one; without it, one in memory.
+
+        `processes`: most worker processes; without it the workers are coroutines of this process. `delivered`: to go
+        on with an earlier run in the same store, the training groups that it handed out.
+        """
+        if processes is not None and policy is not None:
+            raise ConfigError("policy: worker processes make their own, from the configuration")
         self.config = config
         self.settings = SettingsTable(config)
         self.policy = policy or build_policy(config.policy)
-        self.store = store or MemoryStore()
-        self._forget = store is None
-        """Whether the store is this run's own and in memory: nobody else will look at what is settled."""
         self.activity = Activity()
         self.gate = Gate(config.max_inflight or START)
         self.schedulers: list[RolloutScheduler] = []
         """The training stream, where there is one, then one for each validation so far."""
-        self._context = RolloutContext(self.store, self._role, make_env, self.gate, self.activity)
         self.on_finished = on_finished
         self.on_failed = on_failed
+        self.fleet: WorkerFleet | None = None
+        self._given_store = store
+        self._forget = store is None
+        """Whether the store is this run's own and in memory: nobody else will look at what is settled."""
+        self._processes = processes
+        self._delivered = delivered
         self._stack = AsyncExitStack()
+        self._workers: list[Worker] = []
         self._work: asyncio.Task[None] | None = None
         self._training: RolloutScheduler | None = None
 
     async def __aenter__(self) -> Self:
-        self._stack.enter_context(rare_collections())
-        self._stack.push_async_callback(self.policy.close)
-        self._stack.push_async_callback(self.store.close)
-        self._work = asyncio.create_task(self._run_workers(), name="workers")
-        self._stack.push_async_callback(self._stop_workers)
-        if self.config.train_env_manager is not None:
-            scheduler = self._scheduler(self.config.train_env_manager, "train", "train")
-            self._training = await self._stack.enter_async_context(scheduler)
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.aclose()
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def _start(self) -> None:
+        self._stack.enter_context(rare_collections())
+        self._stack.push_async_callback(self.policy.close)
+        given = self._given_store
+        self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
+        self._stack.push_async_callback(self.store.close)
+        await self._leave_settings()
+        if self._processes is None:
+            self._work = asyncio.create_task(self._run_coroutines(), name="workers")
+        else:
+            self.fleet = await self._make_fleet(self._processes)
+            self._work = asyncio.create_task(self.fleet.run(), name="workers")
+        self._stack.push_async_callback(self._stop_workers)
+        if self.config.train_env_manager is not None:
+            scheduler = self._scheduler(self.config.train_env_manager, "train", "train", self._delivered)
+            self._training = await self._stack.enter_async_context(scheduler)
+
+    async def _leave_settings(self) -> None:
+        """Puts the configuration where workers find it, under the run's name, which no other run may have."""
+        name, settings = self.config.name, {CONFIG_KEY: self.config.model_dump(mode="json")}
+        if await self.store.get_resources_by_id(name) is None:
+            await self.store.add_resources(settings, resources_id=name)
+        elif self._delivered is None:
+            raise ConfigError(f"name: the store has a run {name!r} already; resume it, or give another name")
+        else:
+            await self.store.update_resources(name, settings)
+
+    async def _make_fleet(self, processes: int) -> WorkerFleet:
+        """Worker processes, and the way they reach the store."""
+        given = self._given_store
+        if isinstance(given, str) and given.startswith(("postgres", "http")):
+            address = given
+        else:
+            folder = self._stack.enter_context(TemporaryDirectory(prefix="rollwright-"))
+            server = StoreServer(self.store, path=Path(folder) / "store.sock")
+            address = (await self._stack.enter_async_context(server)).url
+        envs = sum(share for _, share in self._shares())
+        limits = [each.max_env_num_per_worker for each in self._managers() if each.max_env_num_per_worker]
+        rules = ScaleRules(envs_per_worker=min([-(-envs // processes), *limits]), maximum=processes)
+        return WorkerFleet(
+            self.store,
+            address,
+            rules,
+            self.activity,
+            heartbeat_interval=self.config.limits.heartbeat_interval,
+            find_capacity=self.config.max_inflight is None,
+        )
 
     async def get_batch(self, batch_size: int | None = None) -> Batch:
         """The next training batch; see `RolloutScheduler.get_batch`."""
@@ -85,10 +147,12 @@ class LocalRun:
         manager = self.config.val_env_manager
         if manager is None:
             raise ConfigError("val_env_manager: is not set, so there is nothing to validate on")
-        async with self._scheduler(manager, "val", f"val{number}") as scheduler:
+        async with self._scheduler(manager, "val", f"val{number}", ()) as scheduler:
             return await self._unless_broken(scheduler.get_batch(manager.num_env_groups))
 
-    def _scheduler(self, manager: EnvManagerConfig, mode: str, stream: str) -> RolloutScheduler:
+    def _scheduler(
+        self, manager: EnvManagerConfig, mode: str, stream: str, delivered: Collection[str] | None
+    ) -> RolloutScheduler:
         scheduler = RolloutScheduler(
             self.store,
             self.config,
@@ -96,7 +160,9 @@ class LocalRun:
             lambda: self.policy.version,
             mode=mode,
             stream=stream,
+            resources_id=self.config.name,
             forget=self._forget,
+            delivered=delivered,
             on_finished=self.on_finished,
             on_failed=self.on_failed,
         )
@@ -120,57 +186,42 @@ class LocalRun:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def _run_workers(self) -> None:
+    async def _run_coroutines(self) -> None:
+        context = RolloutContext(self.store, self._role, make_env, self.gate, self.activity)
+        shares = self._shares()
+        for name, envs in shares:
+            settings = WorkerSettings(envs, heartbeat_interval=self.config.limits.heartbeat_interval)
+            self._workers.append(Worker(context, name, settings))
         async with asyncio.TaskGroup() as tasks:
-            for worker in self._workers():
+            for worker in self._workers:
                 tasks.create_task(worker.run())
             if self.config.max_inflight is None:
-                tasks.create_task(self._find_capacity())
+                most = sum(envs for _, envs in shares)
+                watch = CapacityWatch(self.gate, self.activity, most, lambda: self.policy.pressure)
+                tasks.create_task(watch.run())
 
-    def _workers(self) -> list[Worker]:
-        """As many as the limit of environments for each asks for."""
-        workers: list[Worker] = []
-        for name, manager in (("train", self.config.train_env_manager), ("val", self.config.val_env_manager)):
-            left = 0 if manager is None else manager.num_envs
-            most = None if manager is None else manager.max_env_num_per_worker
+    def _managers(self) -> list[EnvManagerConfig]:
+        both = (self.config.train_env_manager, self.config.val_env_manager)
+        return [each for each in both if each is not None]
+
+    def _shares(self) -> list[tuple[str, int]]:
+        """Workers by name, with as many environments each as `max_env_num_per_worker` allows."""
+        shares: list[tuple[str, int]] = []
+        for manager in self._managers():
+            left = manager.num_envs
             while left > 0:
-                share = min(left, most or left)
-                workers.append(Worker(self._context, f"{name}-{len(workers)}", share))
+                share = min(left, manager.max_env_num_per_worker or left)
+                shares.append((f"coroutine-{len(shares)}", share))
                 left -= share
-        return workers
+        return shares
 
     async def _stop_workers(self) -> None:
+        """Hands back what they hold, so that whoever goes on with the run need not wait for leases to end."""
         assert self._work is not None
+        if not self._forget and not self._work.done():
+            await asyncio.gather(*(worker.drain(0.0) for worker in self._workers), return_exceptions=True)
         self._work.cancel()
         await asyncio.gather(self._work, return_exceptions=True)
-
-    async def _find_capacity(self) -> None:
-        """Feeds the capacity finder, one window after the other, and sets the gate to what it says."""
-        managers = (self.config.train_env_manager, self.config.val_env_manager)
-        finder = CapacityFinder(maximum=sum(each.num_envs for each in managers if each is not None))
-        clock = asyncio.get_running_loop().time
-        activity = self.activity
-        while True:
-            self.gate.limit = finder.limit
-            started, turns, tokens, pressure = clock(), activity.turns, activity.tokens, self._pressure()
-            seen, looks = 0, 0
-            while not (finder.worth_judging(activity.turns - turns) or self._pressure() > pressure):
-                await asyncio.sleep(WATCH_SECONDS)
-                seen += activity.inflight
-                looks += 1
-            finder.observe(
-                Window(
-                    seconds=max(clock() - started, WATCH_SECONDS),
-                    turns=activity.turns - turns,
-                    tokens=activity.tokens - tokens,
-                    inflight=seen / max(looks, 1),
-                    pressure=self._pressure() - pressure,
-                )
-            )
-
-    def _pressure(self) -> int:
-        """How often the engine has said so far that it is too much."""
-        return self.activity.overdue + self.policy.pressure
 
 
 def _first_cause(error: BaseException) -> BaseException:

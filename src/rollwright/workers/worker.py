@@ -1,19 +1,62 @@
 """A worker: many environment managers side by side, one heartbeat for all of them.
 
-Always true: an attempt that the store takes away (cancelled, or its lease lost) is stopped here as soon as the
-store says so; the other episodes do not notice.
+Always true: an attempt that the store takes away (cancelled, or its lease lost) is stopped here as soon as the store
+says so, and the other episodes do not notice. A worker that is told to drain claims nothing more, finishes what it can
+within the time it has, and hands the rest back, so that another can go on from the journal at once.
 """
 
 import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from rollwright.errors import ConfigError
+from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.env_manager import EnvManager, RolloutContext
-from rollwright.store.contract import Store
+from rollwright.store.contract import AttemptRefused, NotFound, Store
+from rollwright.store.records import AttemptedRollout, AttemptStatus
+from rollwright.workers.resources import USUAL_LIMITS, ResourceLimits, ResourceWatch
 
-HEARTBEAT_SECONDS = 10.0
-"""Well under the lease, so that a few lost heartbeats do no harm."""
+logger = logging.getLogger(__name__)
 
-CANCELLATION_SECONDS = 60.0
-"""How long one call waits for cancellations; it only bounds how long a lost wake-up could go unnoticed."""
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How a worker works."""
+
+    max_env_num_per_worker: int
+    """Episodes that it plays at the same time."""
+    max_rollouts: int | None = None
+    """Rollouts after which it ends. `None`: it goes on."""
+    poll_interval: float = 30.0
+    """Seconds that one call to the store waits for a rollout; a store wakes its callers at once all the same."""
+    heartbeat_interval: float = 5.0
+    """Seconds between heartbeats; must be shorter than the lease of the rollouts."""
+    drain_seconds: float = 30.0
+    """Time to finish episodes after it is told to stop, before they are handed back."""
+    find_capacity: bool = False
+    """Whether it looks for the number of episodes that the engine can serve, instead of playing as many as it may."""
+    resources: ResourceLimits | None = USUAL_LIMITS
+    """When to stop opening episodes, for want of memory or file handles. `None`: never."""
+
+
+class Quota:
+    """How many rollouts may still be claimed."""
+
+    def __init__(self, most: int | None) -> None:
+        self._left = most
+        self.closed = False
+
+    def reserve(self) -> bool:
+        if self.closed or self._left == 0:
+            return False
+        if self._left is not None:
+            self._left -= 1
+        return True
+
+    def give_back(self) -> None:
+        if self._left is not None:
+            self._left += 1
 
 
 class Worker:
@@ -21,38 +64,119 @@ class Worker:
         self,
         context: RolloutContext,
         worker_id: str,
-        num_envs: int,
+        settings: WorkerSettings,
         *,
-        heartbeat_interval: float = HEARTBEAT_SECONDS,
+        pressure: Callable[[], int] = lambda: 0,
+        on_claim: Callable[[AttemptedRollout], None] | None = None,
     ) -> None:
+        """`pressure`: how often the engine has refused load so far. `on_claim` hears of every rollout it takes."""
+        self.worker_id = worker_id
         self._context = context
-        self._worker_id = worker_id
-        self._heartbeat_interval = heartbeat_interval
-        self._managers = [EnvManager(context, worker_id) for _ in range(num_envs)]
+        self._settings = settings
+        self._pressure = pressure
+        self._on_claim = on_claim
+        self._quota = Quota(settings.max_rollouts)
+        self._managers = [EnvManager(context, worker_id) for _ in range(settings.max_env_num_per_worker)]
+        self._loops: dict[EnvManager, asyncio.Task[None]] = {}
+        self._resources = ResourceWatch(settings.resources) if settings.resources else None
+        self._draining = False
 
     @property
     def _store(self) -> Store:
         return self._context.store
 
     async def run(self) -> None:
-        """Plays rollouts until it is cancelled."""
+        """Plays rollouts until it is cancelled, drained, or has played `max_rollouts`."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._heartbeat(), name=f"{self._worker_id}-heartbeat")
-            tasks.create_task(self._listen(), name=f"{self._worker_id}-cancellations")
+            name = self.worker_id
+            helpers = [
+                tasks.create_task(self._heartbeat(), name=f"{name}-heartbeat"),
+                tasks.create_task(self._listen(), name=f"{name}-cancellations"),
+            ]
+            if self._settings.find_capacity:
+                watch = CapacityWatch(
+                    self._context.gate, self._context.activity, len(self._managers), self._pressure
+                )
+                helpers.append(tasks.create_task(watch.run(), name=f"{name}-capacity"))
+            if self._resources is not None:
+                helpers.append(tasks.create_task(self._resources.run(), name=f"{name}-resources"))
             for number, manager in enumerate(self._managers):
-                tasks.create_task(manager.run_rollout_loop(), name=f"{self._worker_id}-env-{number}")
+                self._loops[manager] = tasks.create_task(self._play(manager), name=f"{name}-env-{number}")
+            await asyncio.wait(self._loops.values())
+            for helper in helpers:
+                helper.cancel()
+
+    async def drain(self, seconds: float | None = None) -> int:
+        """Ends the worker, within these seconds or as its settings say; returns how many episodes were handed back."""
+        self._draining = True
+        self._quota.closed = True
+        for manager, loop in self._loops.items():
+            if manager.holds is None:
+                loop.cancel()
+        busy = [self._loops[manager] for manager in self._managers if manager.holds is not None]
+        if busy:
+            await asyncio.wait(busy, timeout=self._settings.drain_seconds if seconds is None else seconds)
+        left = [manager for manager in self._managers if manager.holds is not None]
+        for manager in left:
+            held = manager.holds
+            self._loops[manager].cancel()
+            if held is not None:
+                await self._hand_back(*held)
+        return len(left)
+
+    async def _hand_back(self, rollout_id: str, attempt_id: str) -> None:
+        try:
+            await self._store.update_attempt(
+                rollout_id, attempt_id, status=AttemptStatus.CANCELLED, reason="the worker was told to stop"
+            )
+        except (AttemptRefused, NotFound):
+            logger.info("%s is not held any more: nothing to hand back", rollout_id)
+
+    async def _play(self, manager: EnvManager) -> None:
+        try:
+            await manager.run_rollout_loop(self._claim)
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise
+
+    async def _claim(self) -> AttemptedRollout | None:
+        """The next rollout, as far as quota and machine allow; `None` when there are to be no more."""
+        while self._quota.reserve():
+            if self._resources is not None:
+                await self._resources.enough()
+            claimed = await self._store.dequeue_rollout(self.worker_id, timeout=self._settings.poll_interval)
+            if claimed is not None:
+                self._check_lease(claimed)
+                if self._on_claim is not None:
+                    self._on_claim(claimed)
+                return claimed
+            self._quota.give_back()
+        return None
+
+    def _check_lease(self, claimed: AttemptedRollout) -> None:
+        lease = claimed.config.unresponsive_seconds
+        if lease is not None and self._settings.heartbeat_interval >= lease:
+            raise ConfigError(
+                f"heartbeat_interval: {self._settings.heartbeat_interval:g} s is not shorter than the lease of "
+                f"rollout {claimed.rollout_id}, which is {lease:g} s"
+            )
 
     async def _heartbeat(self) -> None:
         while True:
             held = [manager.holds for manager in self._managers if manager.holds is not None]
-            self._withdraw(await self._store.update_worker(self._worker_id, attempts=held))
-            await asyncio.sleep(self._heartbeat_interval)
+            stats = {**self._context.activity.heartbeat_stats(), "waiting": self.waiting_for()}
+            lost = await self._store.update_worker(self.worker_id, heartbeat_stats=stats, attempts=held)
+            self._withdraw(lost)
+            await asyncio.sleep(self._settings.heartbeat_interval)
+
+    def waiting_for(self) -> str:
+        """Why no further episode is opened now, or nothing."""
+        return (self._resources.shortage if self._resources is not None else None) or ""
 
     async def _listen(self) -> None:
         while True:
-            self._withdraw(
-                await self._store.wait_for_cancellations(self._worker_id, timeout=CANCELLATION_SECONDS)
-            )
+            timeout = self._settings.poll_interval
+            self._withdraw(await self._store.wait_for_cancellations(self.worker_id, timeout=timeout))
 
     def _withdraw(self, lost: list[tuple[str, str]]) -> None:
         gone = set(lost)

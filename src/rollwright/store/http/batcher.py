@@ -59,11 +59,11 @@ class Batcher:
 
     async def close(self) -> None:
         """Ends what is under way; its callers learn that the store is closed."""
-        for task in list(self._in_flight):
-            task.cancel()
-        await asyncio.gather(*self._in_flight, return_exceptions=True)
         while self._waiting:
             _fail(self._waiting.popleft(), StoreError("the store is closed"))
+        for task in self._in_flight:
+            task.cancel()
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
 
     def _flush(self) -> None:
         self._flush_is_due = False

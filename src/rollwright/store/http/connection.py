@@ -61,14 +61,15 @@ class Connection:
         if url is None:
             url = self._urls[call] = self._base / "v1" / call
         clock = asyncio.get_running_loop().time
-        start, tries = clock(), 1
+        failing_since, tries = None, 1
         while True:
             answer = await self._try(url, body, wait)
             if isinstance(answer, bytes):
                 return answer
             self._retries += 1
+            failing_since = clock() if failing_since is None else failing_since
             draw = uniform(self._name, "retry", self._retries)
-            delay = self._retry.delay(tries, clock() - start, draw)
+            delay = self._retry.delay(tries, clock() - failing_since, draw)
             if delay is None:
                 counted = "1 try" if tries == 1 else f"{tries} tries"
                 raise StoreUnavailable(f"{self.url}: {answer} (after {counted})")

@@ -8,35 +8,26 @@ into; a body is never held beyond the limit; a call that waits ends when its cal
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from rollwright.store.contract import Store, StoreError, StoreUnavailable
+from rollwright.store.http.body import Body, Gone, Message, Receive
 from rollwright.store.http.catalogue import BATCH, FORMATS, JSON, Format
 from rollwright.store.http.messages import Call, Entry, Once, Outcome
 from rollwright.store.http.playing_calls import Claiming, WithdrawCall
 from rollwright.store.http.recent import RecentCalls
 from rollwright.store.http.refusals import INTERNAL, HttpRefusal, fault_of
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Decoded = TypeVar("Decoded")
 
 MAX_BODY = 64 * 1024 * 1024
 """An episode of a million tokens takes about 12 MiB, 100,000 small rollouts in one call about 20."""
 
-_DRAINED = 4
-"""A refused body is read and thrown away up to so many times the limit: a caller that is still sending would
-otherwise see a broken connection instead of the reason."""
-
 _log = logging.getLogger(__name__)
-
-
-class _Gone(Exception):
-    """The caller has closed the connection."""
 
 
 class _Head(NamedTuple):
@@ -68,20 +59,21 @@ class CallEndpoint:
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         head = _head(scope["headers"])
         kind = head.format or JSON
+        body = Body(receive, self._max_body)
         status = 200
         try:
             try:
-                self._admit(head)
-                body = await self._read(head.length, receive)
+                self._admit(head, body)
+                content = await body.read()
             except HttpRefusal:
-                await self._drain(receive)
+                await body.drain()
                 raise
-            answer = await self._answer(scope["path_params"]["call"], kind, body, receive)
+            answer = await self._answer(scope["path_params"]["call"], kind, content, receive)
             content = _encode(kind, answer)
         except (HttpRefusal, StoreError, StoreUnavailable) as error:
             status, refusal = fault_of(error)
             content = kind.encode(refusal)
-        except _Gone:
+        except Gone:
             return
         except Exception:  # noqa: BLE001 - whatever a backend raises, the caller gets one line
             _log.exception("call %s failed", scope["path_params"]["call"])
@@ -91,7 +83,7 @@ class CallEndpoint:
 
     # -- taking the request in ------------------------------------------------------------------------
 
-    def _admit(self, head: _Head) -> None:
+    def _admit(self, head: _Head, body: Body) -> None:
         if self._token is not None:
             if head.token is None or not hmac.compare_digest(head.token, self._token):
                 raise HttpRefusal(
@@ -103,39 +95,7 @@ class CallEndpoint:
         if head.format is None:
             raise HttpRefusal(415, "media_type", f"Content-Type is not one of {', '.join(FORMATS)}")
         if head.length > self._max_body:
-            raise self._too_large()
-
-    async def _read(self, length: int, receive: Receive) -> bytes:
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            if message["type"] == "http.disconnect":
-                raise _Gone
-            if len(body) > self._max_body:
-                raise self._too_large()
-            return body
-        chunks, size = [body], len(body)
-        while message.get("more_body", False):
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _Gone
-            chunk = message.get("body", b"")
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > self._max_body:
-                raise self._too_large()
-        return b"".join(chunks)
-
-    async def _drain(self, receive: Receive) -> None:
-        left = self._max_body * _DRAINED
-        while left > 0:
-            message = await receive()
-            left -= len(message.get("body", b""))
-            if not message.get("more_body", False):
-                return
-
-    def _too_large(self) -> HttpRefusal:
-        return HttpRefusal(413, "too_large", f"the body is longer than {self._max_body} bytes")
+            raise body.too_large()
 
     # -- making the calls -----------------------------------------------------------------------------
 
@@ -144,14 +104,14 @@ class CallEndpoint:
             entries = _decode(kind.batch, body)
             return await asyncio.gather(*[self._outcome(kind, entry) for entry in entries])
         call = _call(kind, name, body)
-        if call.may_wait and getattr(call, "timeout", 0.0) > 0:
+        if call.waits():
             return await self._make_while_connected(call, receive)
         return await self._make(call)
 
     async def _outcome(self, kind: Format, entry: Entry) -> Outcome:
         try:
             call = _call(kind, entry.call, bytes(entry.arguments))
-            if getattr(call, "timeout", 0.0) > 0:
+            if call.waits():
                 raise HttpRefusal(400, "refused", f"{entry.call} waits: it cannot be part of a batch")
             return Outcome(answer=await self._make(call))
         except (HttpRefusal, StoreError, StoreUnavailable) as error:
@@ -178,7 +138,7 @@ class CallEndpoint:
         try:
             await asyncio.wait({making, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not making.done():
-                raise _Gone
+                raise Gone
             if making.cancelled():
                 raise StoreUnavailable("the server is stopping")
             return making.result()

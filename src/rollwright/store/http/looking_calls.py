@@ -23,7 +23,6 @@ Version = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 class ReadCompletions(Call[list[Completion]], frozen=True):
     name = "read_completions"
     answer = list[Completion]
-    may_wait = True
 
     after: Cursor = 0
     limit: Count = 1000
@@ -47,7 +46,6 @@ class GetTrajectories(Call[dict[str, bytes]], frozen=True):
 class WaitForRollouts(Call[list[Rollout]], frozen=True):
     name = "wait_for_rollouts"
     answer = list[Rollout]
-    may_wait = True
 
     rollout_ids: list[Id]
     timeout: Wait = 0.0

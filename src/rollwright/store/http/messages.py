@@ -45,12 +45,14 @@ class Call(
     name: ClassVar[str]
     answer: ClassVar[Any]
     """The type that the answer is decoded into."""
-    may_wait: ClassVar[bool] = False
-    """Whether it has a `timeout`."""
 
     async def make(self, store: Store) -> Answer:
         """Makes the call."""
         raise NotImplementedError
+
+    def waits(self) -> bool:
+        wait: float = getattr(self, "timeout", 0.0)
+        return wait > 0
 
 
 class Once(Call[Answer], Generic[Answer], frozen=True, kw_only=True):

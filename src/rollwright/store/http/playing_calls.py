@@ -79,7 +79,6 @@ class Claiming(Call[Claimed], Generic[Claimed], frozen=True, kw_only=True):
 class DequeueManyRollouts(Claiming[list[AttemptedRollout]], frozen=True):
     name = "dequeue_many_rollouts"
     answer = list[AttemptedRollout]
-    may_wait = True
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] = 1
     timeout: Wait = 0.0
@@ -160,7 +159,6 @@ class UpdateWorker(Call[list[tuple[str, str]]], frozen=True):
 class WaitForCancellations(Once[list[tuple[str, str]]], frozen=True):
     name = "wait_for_cancellations"
     answer = list[tuple[str, str]]
-    may_wait = True
 
     worker_id: Id
     timeout: Wait = 0.0

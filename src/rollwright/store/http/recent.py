@@ -6,6 +6,7 @@ for the last `REMEMBERED` calls. A server that restarts forgets them, and then t
 """
 
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +16,8 @@ from rollwright.store.http.playing_calls import Claiming
 from rollwright.store.records import AttemptedRollout, AttemptStatus
 
 REMEMBERED = 10_000
-"""Several seconds of the fastest traffic, which is longer than a caller's first repeats take; a few MB."""
+"""More than a second of the fastest traffic, when a caller's first repeats and withdrawals come within a tenth of
+one; a few MB."""
 
 Value = TypeVar("Value")
 
@@ -69,9 +71,12 @@ class RecentCalls:
         if call.call_id is None:
             return await call.make(self._store)
         key = f"{call.name} {call.call_id}"
-        if key not in self._answers:
-            self._answers[key] = await call.make(self._store)
-        return self._answers[key]
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = await call.make(self._store)
+            if answer:  # one that found nothing to do finds nothing again
+                self._answers[key] = answer
+        return answer
 
     def _claim(self, call_id: str) -> _Claim:
         claim = self._claims.get(call_id)
@@ -80,11 +85,10 @@ class RecentCalls:
         return claim
 
     async def _give_back(self, claim: _Claim) -> None:
-        pairs, claim.pairs = claim.pairs, []
-        for rollout_id, attempt_id in pairs:
-            try:
+        for rollout_id, attempt_id in list(claim.pairs):
+            # One that has lost the rollout already is refused, and that is as good.
+            with suppress(StoreError):
                 await self._store.update_attempt(
                     rollout_id, attempt_id, status=AttemptStatus.CANCELLED, reason="its worker stopped asking"
                 )
-            except StoreError:
-                continue  # it has lost the rollout already
+        claim.pairs = []

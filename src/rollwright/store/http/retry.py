@@ -10,7 +10,7 @@ class RetryRule:
     """Exponential back-off with jitter, up to a total time."""
 
     give_up_after: float = 60.0
-    """Seconds since the first try: a server that restarts is back by then. The default lease, so that a worker
+    """Seconds since the first try failed; 0: no second try. A server that restarts is back by then. The default lease, so that a worker
     that cannot reach its store gives up when its rollouts are given to others."""
     first: float = 0.05
     """Seconds of the first back-off: a connection that broke by itself is repaired at once."""

@@ -7,9 +7,10 @@ to whoever made it.
 
 import asyncio
 import ipaddress
+import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,8 @@ KEEP_ALIVE_SECONDS = 75
 
 _DRAIN_SECONDS = 10
 """How long calls under way may take when the server stops."""
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _BACKLOG = 2048
 """Connections that wait to be accepted: all workers of a run may come at once."""
@@ -74,7 +77,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 class StoreServer:
     """A running server, for the length of an `async with` block.
 
-    Listens on `host` and `port` (0: any free one), or on the Unix socket `path`.
+    Listens on `host` and `port` (0: any free one), or on the Unix socket `path`; `url` says where.
     """
 
     def __init__(
@@ -86,40 +89,43 @@ class StoreServer:
         path: Path | str | None = None,
         token: str | None = None,
         max_body: int = MAX_BODY,
-        handle_signals: bool = False,
     ) -> None:
-        self._app = build_app(store, token, max_body)
-        if path is not None:
-            self._socket = _unix_socket(Path(path))
-            self.url = f"http+unix://{Path(path).absolute()}"
-        else:
-            self._socket = _port_socket(host, port, token)
-            self.url = _url(host, self._socket.getsockname()[1])
-        self._path = None if path is None else Path(path)
-        self._server = _Server(self._app, handle_signals=handle_signals)
+        if path is None and token is None and not _is_loopback(host):
+            raise ConfigError(
+                f"host: {host!r} can be reached from other machines; give a token, or listen on 127.0.0.1"
+            )
+        self._host, self._port = host, port
+        self._path = None if path is None else Path(path).absolute()
+        self._server = _Server(build_app(store, token, max_body))
         self._serving: asyncio.Task[None] | None = None
+        self.url = ""
 
     async def __aenter__(self) -> "StoreServer":
-        self._socket.listen(_BACKLOG)
-        self._serving = asyncio.create_task(self.run(), name="store-server")
+        if self._path is not None:
+            listening = _unix_socket(self._path)
+            self.url = f"http+unix://{self._path}"
+        else:
+            listening = _port_socket(self._host, self._port)
+            self.url = _url(self._host, listening.getsockname()[1])
+        listening.listen(_BACKLOG)
+        self._serving = asyncio.create_task(self._server.serve([listening]), name="store-server")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._serving is not None
-        self._server.stop()
-        await self._serving
+        self.stop()
+        await self.stopped()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
-    async def run(self) -> None:
-        """Serves until it is stopped by a signal or cancelled."""
-        try:
-            await self._server.serve(sockets=[self._socket])
-        finally:
-            self._socket.close()
-            if self._path is not None:
-                with suppress(FileNotFoundError):
-                    self._path.unlink()
+    def stop(self) -> None:
+        """Lets waiting callers go, answers what is under way, and ends."""
+        self._server.stop()
+
+    async def stopped(self) -> None:
+        assert self._serving is not None
+        await asyncio.shield(self._serving)
 
 
 async def serve(
@@ -131,15 +137,22 @@ async def serve(
     path: Path | str | None = None,
     max_body: int = MAX_BODY,
 ) -> None:
-    """Serves until SIGINT or SIGTERM, then answers what is under way and returns."""
-    server = StoreServer(
-        store, host=host, port=port, path=path, token=token, max_body=max_body, handle_signals=True
-    )
-    await server.run()
+    """Serves until SIGINT or SIGTERM, then answers what is under way and returns. For the main thread."""
+    loop = asyncio.get_running_loop()
+    async with StoreServer(store, host=host, port=port, path=path, token=token, max_body=max_body) as server:
+        for each in _STOP_SIGNALS:
+            loop.add_signal_handler(each, server.stop)
+        try:
+            await server.stopped()
+        finally:
+            for each in _STOP_SIGNALS:
+                loop.remove_signal_handler(each)
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, app: StoreApp, *, handle_signals: bool) -> None:
+    """Stops when it is told to: signals are left to the program that it runs in."""
+
+    def __init__(self, app: StoreApp) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -156,38 +169,25 @@ class _Server(uvicorn.Server):
             )
         )
         self._endpoint = app.endpoint
-        self._handle_signals = handle_signals
-        self._stopped = asyncio.Event()
+        self._told = asyncio.Event()
 
     def stop(self) -> None:
-        self.should_exit = True
-        self._stopped.set()
-
-    async def main_loop(self) -> None:
-        if self._handle_signals:
-            await super().main_loop()
-        else:  # a server inside another program stops when told, not at the next look at a flag
-            await self.on_tick(0)
-            await self._stopped.wait()
+        self._told.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if not self._handle_signals:
-            yield
-            return
-        with super().capture_signals():
-            yield
+        yield
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._told.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._endpoint.stop_waiting()
         await super().shutdown(sockets)
 
 
-def _port_socket(host: str, port: int, token: str | None) -> socket.socket:
-    if token is None and not _is_loopback(host):
-        raise ConfigError(
-            f"host: {host!r} can be reached from other machines; give a token, or listen on 127.0.0.1"
-        )
+def _port_socket(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -82,11 +82,12 @@ class Ledger:
                 raise ImpossibleChange(
                     f"rollout {row.rollout_id} is {row.status}; only a final one can be deleted"
                 )
-        for row in rows:
+        for row in sorted(rows, key=lambda row: row.place):
             del self.rollouts[row.rollout_id]
             del self.by_status[row.status][row.rollout_id]
             self.attempts -= len(row.attempts)
             self.log.remove(row.cursor)
+            self.roster.forget(row)
             self.events.add(now, EventKind.DELETED, row.rollout_id)
         return len(rows)
 

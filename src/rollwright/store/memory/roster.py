@@ -1,6 +1,6 @@
 """The workers of a memory store: what each holds, when it was heard of, and what was taken from it."""
 
-from rollwright.store.memory.rows import AttemptRow, WorkerRow
+from rollwright.store.memory.rows import AttemptRow, RolloutRow, WorkerRow
 
 
 class Roster:
@@ -35,6 +35,14 @@ class Roster:
         if taken:
             worker.taken.append((attempt.rollout.rollout_id, attempt.attempt_id))
             self.told.add(worker.worker_id)
+
+    def forget(self, row: RolloutRow) -> None:
+        """What was taken with a rollout that is deleted is nobody's business any more."""
+        for attempt in row.attempts:
+            pair = (row.rollout_id, attempt.attempt_id)
+            worker = self.workers.get(attempt.worker_id or "")
+            if worker is not None and pair in worker.taken:
+                worker.taken.remove(pair)
 
     def tell(self, worker_id: str) -> list[tuple[str, str]]:
         """What was taken from the worker since it was last told."""

@@ -129,7 +129,7 @@ def delete_finished(tx: Transaction, older_than: float, limit: int) -> Operation
         if end_time >= tx.now - older_than:
             break
         old.append((place, rollout_id))
-    return (yield from _delete(tx, old))
+    return (yield from _delete(tx, sorted(old)))
 
 
 def _delete(tx: Transaction, rows: Sequence[tuple[int, str]]) -> Operation[int]:

@@ -1,0 +1,97 @@
+"""`rollwright worker` and `rollwright serve`: the parts of a run that live in processes of their own."""
+
+import asyncio
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rollwright.cli.console import console
+from rollwright.cli.event_loop import run_async
+from rollwright.run.playbook import load_function
+from rollwright.run.worker_process import run_worker
+from rollwright.store.opening import TOKEN_VARIABLE, open_store
+from rollwright.store.records import AttemptedRollout
+from rollwright.workers import WorkerSettings
+
+StoreOption = Annotated[
+    str,
+    typer.Option(help="A path, postgresql://… or http://…", envvar="ROLLWRIGHT_STORE", show_default=False),
+]
+
+
+def worker(
+    store: StoreOption,
+    id: Annotated[str | None, typer.Option(help="Name of the worker. Default: host and process.")] = None,
+    envs: Annotated[int, typer.Option(min=1, help="Episodes at the same time.")] = 16,
+    max_rollouts: Annotated[int | None, typer.Option(min=1, help="End after so many rollouts.")] = None,
+    poll_interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that one call waits for a rollout.")
+    ] = 30.0,
+    heartbeat_interval: Annotated[float, typer.Option(min=0.05, help="Seconds between heartbeats.")] = 5.0,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="Time to finish episodes after SIGTERM.")
+    ] = 30.0,
+    find_capacity: Annotated[
+        bool, typer.Option(help="Find out how many episodes the engine can serve.")
+    ] = True,
+    agent: Annotated[
+        str | None,
+        typer.Option(help="A function of one's own that plays, as module:function.", show_default=False),
+    ] = None,
+    quiet: Annotated[bool, typer.Option(help="Do not say which rollouts are taken.")] = False,
+) -> None:
+    """Join a store from anywhere and play its rollouts. SIGTERM drains: what cannot be finished is handed back."""
+    name = id or f"{socket.gethostname()}-{os.getpid()}"
+    logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
+    screen = console()
+
+    def say(claimed: AttemptedRollout) -> None:
+        screen.print(f"{name} took {claimed.rollout_id}", highlight=False)
+
+    settings = WorkerSettings(
+        max_env_num_per_worker=envs,
+        max_rollouts=max_rollouts,
+        poll_interval=poll_interval,
+        heartbeat_interval=heartbeat_interval,
+        drain_seconds=drain_seconds,
+        find_capacity=find_capacity,
+    )
+    function = load_function(agent) if agent else None
+    done = run_async(run_worker(store, name, settings, function=function, on_claim=None if quiet else say))
+    if not quiet:
+        screen.print(
+            f"{name} played {done.finished} rollouts, {done.tokens:,} tokens sampled", highlight=False
+        )
+
+
+def serve(
+    store: StoreOption,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8700,
+    socket_path: Annotated[
+        Path | None, typer.Option("--socket", help="Unix socket instead of a port.")
+    ] = None,
+) -> None:
+    """Offer a store over HTTP. A token in ROLLWRIGHT_STORE_TOKEN is asked of everyone; off loopback it is needed."""
+    run_async(_serve(store, host, port, socket_path, console()))
+
+
+async def _serve(address: str, host: str, port: int, path: Path | None, screen: Console) -> None:
+    from rollwright.store.http.server import StoreServer
+
+    store = await open_store(address)
+    try:
+        server = StoreServer(
+            store, host=host, port=port, path=path, token=os.environ.get(TOKEN_VARIABLE), handle_signals=True
+        )
+        screen.print(f"serving {address} at {server.url}", highlight=False, soft_wrap=True)
+        await server.run()
+    except asyncio.CancelledError:
+        screen.print("stopped")
+    finally:
+        await store.close()

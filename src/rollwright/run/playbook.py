@@ -1,0 +1,65 @@
+"""How a worker that knows nothing but a store finds out how to play a rollout: from the run's settings in the store."""
+
+from importlib import import_module
+from typing import Any
+
+from rollwright.config import RunConfig, build
+from rollwright.errors import ConfigError
+from rollwright.policies.base import Policy
+from rollwright.rollout import AgentFunction, Role
+from rollwright.rollout.episode import read_episode
+from rollwright.run.assembly import SettingsTable, build_policy, function_settings
+from rollwright.store.contract import Store
+from rollwright.store.records import AttemptedRollout
+
+CONFIG_KEY = "config"
+"""Under which name a run's configuration stands in its resources."""
+
+
+class StorePlaybook:
+    """Looks a run's settings up once, and keeps one policy for each run."""
+
+    def __init__(self, store: Store, function: AgentFunction | None = None) -> None:
+        self._store = store
+        self._function = function
+        self._runs: dict[str, tuple[RunConfig, SettingsTable, Policy]] = {}
+
+    @property
+    def pressure(self) -> int:
+        """How often the engines have refused load so far."""
+        return sum(policy.pressure for _, _, policy in self._runs.values())
+
+    async def __call__(self, claimed: AttemptedRollout) -> Role:
+        config, table, policy = await self._run(claimed.resources_id)
+        if self._function is not None:
+            return Role(function_settings(config, self._function), policy, self._function)
+        return Role(table(read_episode(claimed.input)), policy)
+
+    async def close(self) -> None:
+        for _, _, policy in self._runs.values():
+            await policy.close()
+
+    async def _run(self, resources_id: str | None) -> tuple[RunConfig, SettingsTable, Policy]:
+        if resources_id is None:
+            raise ConfigError("the rollout names no run whose settings it is to be played with")
+        if resources_id not in self._runs:
+            found = await self._store.get_resources_by_id(resources_id)
+            if found is None or CONFIG_KEY not in found.resources:
+                raise ConfigError(f"the store has no settings under {resources_id!r}")
+            config = build(found.resources[CONFIG_KEY], source=f"settings of {resources_id}")
+            self._runs[resources_id] = config, SettingsTable(config), build_policy(config.policy)
+        return self._runs[resources_id]
+
+
+def load_function(path: str) -> AgentFunction:
+    """A user's agent function by its path, `module:function`."""
+    module, found, name = path.partition(":")
+    if not found:
+        raise ConfigError(f"agent {path!r}: expected module:function")
+    try:
+        function: Any = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"agent {path!r}: cannot be imported: {error}") from error
+    if not callable(function):
+        raise ConfigError(f"agent {path!r}: is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]

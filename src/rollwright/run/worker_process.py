@@ -1,0 +1,53 @@
+"""One worker as a process of its own: opens the store by its address and plays until it is told to stop.
+
+SIGTERM and SIGINT drain it: it claims nothing more, finishes what it can, hands the rest back, and ends with code 0.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from rollwright.rollout import Activity, AgentFunction, Gate, RolloutContext
+from rollwright.rollout.capacity import START
+from rollwright.run.assembly import make_env
+from rollwright.run.garbage import rare_collections
+from rollwright.run.playbook import StorePlaybook
+from rollwright.store.opening import open_store
+from rollwright.store.records import AttemptedRollout
+from rollwright.workers import Worker, WorkerSettings
+
+
+async def run_worker(
+    address: str,
+    worker_id: str,
+    settings: WorkerSettings,
+    *,
+    function: AgentFunction | None = None,
+    on_claim: Callable[[AttemptedRollout], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> Activity:
+    """Plays rollouts of the store at `address`; returns what was done. `stop` drains it, like a signal."""
+    store = await open_store(address)
+    activity = Activity()
+    playbook = StorePlaybook(store, function)
+    limit = START if settings.find_capacity else settings.max_env_num_per_worker
+    context = RolloutContext(store, playbook, make_env, Gate(limit), activity)
+    worker = Worker(context, worker_id, settings, pressure=lambda: playbook.pressure, on_claim=on_claim)
+    told = stop or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    if stop is None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, told.set)
+    try:
+        with rare_collections():
+            working = asyncio.create_task(worker.run())
+            stopping = asyncio.create_task(told.wait())
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                await worker.drain()
+            stopping.cancel()
+            await working
+    finally:
+        await playbook.close()
+        await store.close()
+    return activity

@@ -1,0 +1,56 @@
+"""A store by its address.
+
+- `memory`: in this process, gone with it
+- a path, or `sqlite:///path`: a SQLite file
+- `postgresql://…`: PostgreSQL (needs the extra `postgres`)
+- `http://…`, `https://…`, `http+unix:///path/of/socket`: a store behind a server
+"""
+
+import os
+from pathlib import Path
+
+from rollwright.errors import ConfigError
+from rollwright.store.contract import Store
+from rollwright.store.memory import MemoryStore
+
+TOKEN_VARIABLE = "ROLLWRIGHT_STORE_TOKEN"
+"""Environment variable that holds the token of a store behind a server."""
+
+
+async def open_store(address: str) -> Store:
+    """Opens the store, and makes it where it is a file that does not exist yet."""
+    scheme, found, rest = address.partition("://")
+    if address == "memory":
+        return MemoryStore()
+    if not found:
+        return await _sqlite(Path(address))
+    if scheme == "sqlite":
+        return await _sqlite(Path(rest.removeprefix("/")))
+    if scheme in ("postgresql", "postgres"):
+        return await _postgresql(address)
+    if scheme in ("http", "https", "http+unix"):
+        from rollwright.store.http.client import HttpStore
+
+        return HttpStore(address, token=os.environ.get(TOKEN_VARIABLE))
+    raise ConfigError(
+        f"store {address!r}: unknown scheme {scheme!r}; known: memory, a path, sqlite:///path, postgresql://…, http://…"
+    )
+
+
+async def _sqlite(path: Path) -> Store:
+    from rollwright.store.sql import SqlStore
+    from rollwright.store.sql.sqlite import SqliteDriver
+
+    if not path.parent.is_dir():
+        raise ConfigError(f"store {str(path)!r}: the folder {str(path.parent)!r} does not exist")
+    return SqlStore(await SqliteDriver.open(path))
+
+
+async def _postgresql(address: str) -> Store:
+    from rollwright.store.sql import SqlStore
+
+    try:
+        from rollwright.store.sql.postgres import PostgresDriver
+    except ImportError as error:
+        raise ConfigError("store: PostgreSQL needs asyncpg: install rollwright[postgres]") from error
+    return SqlStore(await PostgresDriver.open(address))

@@ -1,0 +1,68 @@
+"""A worker process for the crash tests: plays rollouts of a shared store until it is killed or told to stop.
+
+Says on its standard output what the store has confirmed, one line each, so that the test knows what may not
+be lost: `took <rollout> <attempt>`, `done <rollout> <attempt>`, `refused <rollout> <attempt>`.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from rollwright.store.contract import AttemptRefused, Store
+from rollwright.store.sql import SqlStore
+
+
+async def open_store(address: str) -> Store:
+    if address.startswith("postgresql:"):
+        from rollwright.store.sql.postgres import PostgresDriver
+
+        url, _, schema = address.rpartition("#")
+        return SqlStore(await PostgresDriver.open(url, schema))
+    from rollwright.store.sql.sqlite import SqliteDriver
+
+    return SqlStore(await SqliteDriver.open(Path(address)))
+
+
+def say(*words: str) -> None:
+    print(*words, flush=True)
+
+
+async def play(store: Store, worker_id: str, pause: float) -> None:
+    while claimed := await store.dequeue_rollout(worker_id, timeout=2.0):
+        pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+        say("took", *pair)
+        try:
+            await store.append_journal(*pair, [f"turn of {pair[1]}".encode()])
+            await asyncio.sleep(pause)
+            await store.update_attempt(*pair, status="succeeded", trajectory=pair[1].encode())
+            say("done", *pair)
+        except AttemptRefused:
+            say("refused", *pair)
+
+
+async def main(address: str, name: str, how_many: str, pause: str) -> None:
+    store = await open_store(address)
+    say("ready")
+    await asyncio.gather(*(play(store, f"{name}-{number}", float(pause)) for number in range(int(how_many))))
+    await store.close()
+
+
+async def hold(address: str, name: str) -> None:
+    """Claims one rollout, and tries to commit it when a line comes in."""
+    store = await open_store(address)
+    claimed = await store.dequeue_rollout(name, timeout=10.0)
+    assert claimed is not None
+    pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+    say("took", *pair)
+    await asyncio.to_thread(sys.stdin.readline)
+    try:
+        await store.update_attempt(*pair, status="succeeded", trajectory=b"late")
+        say("done", *pair)
+    except AttemptRefused:
+        say("refused", *pair)
+    await store.close()
+
+
+if __name__ == "__main__":
+    mode, *arguments = sys.argv[1:]
+    asyncio.run(main(*arguments) if mode == "play" else hold(*arguments))

