@@ -220,7 +220,7 @@ async def test_a_port_that_is_taken_is_one_line() -> None:
     async with StoreServer(MemoryStore()) as server:
         port = int(server.url.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-            await StoreServer(MemoryStore(), port=port).__aenter__()
+            StoreServer(MemoryStore(), port=port)
 
 
 async def test_a_socket_is_for_its_user_alone_and_goes_with_the_server(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ async def test_a_socket_is_for_its_user_alone_and_goes_with_the_server(tmp_path:
         assert server.url == f"http+unix://{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with pytest.raises(ConfigError, match="cannot listen"):
-            await StoreServer(MemoryStore(), path=path).__aenter__()
+            StoreServer(MemoryStore(), path=path)
     assert not path.exists()
 
 

@@ -157,6 +157,29 @@ async def test_a_lost_answer_to_a_start_claims_once(lossy: Lossy) -> None:
     assert (await lossy.behind.statistics())["attempts"] == 1
 
 
+@pytest.mark.parametrize("report", ["latest attempt", "requeuing"])
+async def test_a_late_repeat_does_not_hit_the_next_attempt(lossy: Lossy, report: str) -> None:
+    slow = HttpStore(lossy.store._connection.url, retry=RetryRule(first=0.3, longest=0.3))
+    await lossy.behind.enqueue_rollout(None, rollout_id="ro-1")
+    await lossy.behind.dequeue_rollout("worker-0")
+    lossy.proxy.lose = 1
+    if report == "requeuing":
+        reporting = asyncio.create_task(_done(slow.update_rollout("ro-1", status="requeuing")))
+    else:
+        reporting = asyncio.create_task(_done(slow.update_attempt("ro-1", "latest", status="failed")))
+    async with asyncio.timeout(LONG):
+        await lossy.proxy.has_lost_one.wait()
+        second = await lossy.behind.dequeue_rollout("worker-1", timeout=LONG)
+        await reporting
+    assert second is not None
+    assert await lossy.behind.get_latest_attempt("ro-1") == second.attempt
+    await slow.close()
+
+
+async def _done(call: Awaitable[object]) -> None:
+    await call
+
+
 @pytest.mark.parametrize("wait", [0.0, LONG], ids=["at once", "waiting"])
 async def test_a_claim_whose_caller_is_gone_goes_back(lossy: Lossy, wait: float) -> None:
     """The answer is lost and the caller stops before it can ask again."""

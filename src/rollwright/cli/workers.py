@@ -1,6 +1,5 @@
 """`rollwright worker` and `rollwright serve`: the parts of a run that live in processes of their own."""
 
-import asyncio
 import logging
 import os
 import socket
@@ -82,16 +81,12 @@ def serve(
 
 
 async def _serve(address: str, host: str, port: int, path: Path | None, screen: Console) -> None:
-    from rollwright.store.http.server import StoreServer
+    from rollwright.store.http.server import serve as serve_store
 
     store = await open_store(address)
     try:
-        server = StoreServer(
-            store, host=host, port=port, path=path, token=os.environ.get(TOKEN_VARIABLE), handle_signals=True
-        )
-        screen.print(f"serving {address} at {server.url}", highlight=False, soft_wrap=True)
-        await server.run()
-    except asyncio.CancelledError:
-        screen.print("stopped")
+        where = path or f"{host}:{port}"
+        screen.print(f"serving {address} at {where}", highlight=False, soft_wrap=True)
+        await serve_store(store, host, port, os.environ.get(TOKEN_VARIABLE), path=path)
     finally:
         await store.close()

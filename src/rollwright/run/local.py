@@ -24,7 +24,6 @@ from rollwright.run.fleet import WorkerFleet
 from rollwright.run.garbage import rare_collections
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.store.contract import Store
-from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import open_store
 from rollwright.store.records import AttemptedRollout
@@ -121,6 +120,8 @@ class LocalRun:
         if isinstance(given, str) and given.startswith(("postgres", "http")):
             address = given
         else:
+            from rollwright.store.http.server import StoreServer  # only a run with processes pays for its import
+
             folder = self._stack.enter_context(TemporaryDirectory(prefix="rollwright-"))
             server = StoreServer(self.store, path=Path(folder) / "store.sock")
             address = (await self._stack.enter_async_context(server)).url

@@ -105,6 +105,7 @@ class Worker:
             await asyncio.wait(self._loops.values())
             for helper in helpers:
                 helper.cancel()
+        await self._beat()  # so that the store has the last figures
 
     async def drain(self, seconds: float | None = None) -> int:
         """Ends the worker, within these seconds or as its settings say; returns how many episodes were handed back."""
@@ -163,11 +164,14 @@ class Worker:
 
     async def _heartbeat(self) -> None:
         while True:
-            held = [manager.holds for manager in self._managers if manager.holds is not None]
-            stats = {**self._context.activity.heartbeat_stats(), "waiting": self.waiting_for()}
-            lost = await self._store.update_worker(self.worker_id, heartbeat_stats=stats, attempts=held)
-            self._withdraw(lost)
+            await self._beat()
             await asyncio.sleep(self._settings.heartbeat_interval)
+
+    async def _beat(self) -> None:
+        held = [manager.holds for manager in self._managers if manager.holds is not None]
+        stats = {**self._context.activity.heartbeat_stats(), "waiting": self.waiting_for()}
+        lost = await self._store.update_worker(self.worker_id, heartbeat_stats=stats, attempts=held)
+        self._withdraw(lost)
 
     def waiting_for(self) -> str:
         """Why no further episode is opened now, or nothing."""

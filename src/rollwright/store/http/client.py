@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rollwright.store.checks import (
+    LATEST,
     check_change,
     check_claim,
     check_id,
@@ -88,6 +89,7 @@ class HttpStore(LookingClient):
                 metadata=None if metadata is None else dict(metadata),
                 priority=priority,
                 reason=reason,
+                call_id=new_id("call"),
             )
         )
 
@@ -189,6 +191,8 @@ class HttpStore(LookingClient):
                 trajectory=trajectory,
                 reason=reason,
                 metadata=None if metadata is None else dict(metadata),
+                # By the time of a repeat, another attempt may be the latest.
+                call_id=new_id("call") if attempt_id == LATEST else None,
             )
         )
 

@@ -173,7 +173,7 @@ class AddResources(Call[ResourcesUpdate], frozen=True):
         return await store.add_resources(self.resources, resources_id=self.resources_id)
 
 
-class UpdateResources(Call[ResourcesUpdate], frozen=True):
+class UpdateResources(Once[ResourcesUpdate], frozen=True):
     name = "update_resources"
     answer = ResourcesUpdate
 

@@ -184,7 +184,11 @@ class LookingClient(Store):
         return await self._ask(calls.AddResources(resources=dict(resources), resources_id=name))
 
     async def update_resources(self, resources_id: str, resources: Mapping[str, Any]) -> ResourcesUpdate:
-        return await self._ask(calls.UpdateResources(resources_id=resources_id, resources=dict(resources)))
+        return await self._ask(
+            calls.UpdateResources(
+                resources_id=resources_id, resources=dict(resources), call_id=new_id("call")
+            )
+        )
 
     async def get_resources_by_id(
         self, resources_id: str, *, version: int | None = None

