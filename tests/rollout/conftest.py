@@ -141,7 +141,7 @@ class Lab:
                 lambda: self.policy.version,
                 mode="train",
                 forget=self.forget,
-                on_finished=lambda data: self.finished.append(Trajectory.from_bytes(data)),
+                on_finished=lambda rollout, data: self.finished.append(Trajectory.from_bytes(data)),
                 on_failed=lambda rollout, reason: self.failures.append((rollout, reason)),
             )
             try:

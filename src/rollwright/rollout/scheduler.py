@@ -77,7 +77,7 @@ class RolloutScheduler:
         resources_id: str | None = None,
         forget: bool = False,
         delivered: Collection[str] | None = None,
-        on_finished: Callable[[bytes], None] | None = None,
+        on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
         """`stream` names this stream of rollouts in their ids; the levels depend on `mode` alone.
@@ -85,7 +85,7 @@ class RolloutScheduler:
         `resources_id` tells workers in other processes where the run's settings are. `delivered` is given to go on
         with a stream that is in the store already: the groups that were handed out before.
         With `forget`, what the book has taken over is deleted from the store, so that a store in memory does not grow.
-        `on_finished` gets every encoded trajectory once, the ones that are filtered later too; `on_failed` the id of
+        `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
         a rollout that failed for good, and the reason.
         """
         self._store = store
@@ -202,13 +202,19 @@ class RolloutScheduler:
 
         Enqueueing and cancelling again changes nothing, so it does not matter what was carried out before.
         """
-        known = await self._store.query_rollouts(mode=self._mode)
-        indices = [self._book.group_index(each.rollout_id) for each in known]
+        known = {each.rollout_id for each in await self._store.query_rollouts(mode=self._mode)}
+        indices = [self._book.group_index(each) for each in (*known, *delivered)]
         opened = max((index for index in indices if index is not None), default=-1) + 1
-        for _ in range(opened):
-            await self._carry_out(self._book.open_group())
+        requests = [each for _ in range(opened) for each in self._requests(self._book.open_group())]
         for group_id in delivered:
             self._book.settle_as_delivered(group_id)
+        lost = [
+            each
+            for each in requests
+            if each.rollout_id and each.rollout_id not in known and self._book.awaits(each.rollout_id)
+        ]
+        if lost:
+            await self._store.enqueue_many_rollouts(lost)
         while completions := await self._store.read_completions(self._cursor):
             self._cursor = completions[-1].cursor
             await self._settle(completions)
@@ -232,7 +238,7 @@ class RolloutScheduler:
                 data = encoded[each.rollout_id]
                 decision = self._book.finish(each.rollout_id, Trajectory.from_bytes(data))
                 if self._on_finished is not None:
-                    self._on_finished(data)
+                    self._on_finished(each.rollout_id, data)
             elif each.status is RolloutStatus.FAILED:
                 reason = each.reason or "no reason given"
                 decision = self._book.fail(each.rollout_id, EpisodeFailure.cause(reason))

@@ -76,9 +76,8 @@ class RunFolder:
         """The run's own store, unless it is told to use another."""
         return str(self.path / STORE)
 
-    def add_trajectory(self, encoded: bytes) -> None:
+    def add_trajectory(self, rollout_id: str, encoded: bytes) -> None:
         """Adds it once, however often it is given."""
-        rollout_id = Trajectory.from_bytes(encoded).rollout_id
         if rollout_id in self._written:
             return
         self._written.add(rollout_id)

@@ -44,7 +44,7 @@ class LocalRun:
         store: Store | str | None = None,
         processes: int | None = None,
         delivered: Collection[str] | None = None,
-        on_finished: Callable[[bytes], None] | None = None,
+        on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
         """`store`: one that is open, or the address of one; without it, one in memory.
@@ -120,7 +120,8 @@ class LocalRun:
         if isinstance(given, str) and given.startswith(("postgres", "http")):
             address = given
         else:
-            from rollwright.store.http.server import StoreServer  # only a run with processes pays for its import
+            # imported here, because only a run with processes needs a server
+            from rollwright.store.http.server import StoreServer
 
             folder = self._stack.enter_context(TemporaryDirectory(prefix="rollwright-"))
             server = StoreServer(self.store, path=Path(folder) / "store.sock")
@@ -148,7 +149,8 @@ class LocalRun:
         manager = self.config.val_env_manager
         if manager is None:
             raise ConfigError("val_env_manager: is not set, so there is nothing to validate on")
-        async with self._scheduler(manager, "val", f"val{number}", ()) as scheduler:
+        known = None if self._delivered is None else ()
+        async with self._scheduler(manager, "val", f"val{number}", known) as scheduler:
             return await self._unless_broken(scheduler.get_batch(manager.num_env_groups))
 
     def _scheduler(

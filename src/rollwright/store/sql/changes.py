@@ -89,19 +89,22 @@ def end(
         new_end=None if waits else tx.now,
         new_tries=tries,
     )
-    yield INSERT_ATTEMPT(
-        place=row.place,
-        sequence_id=row.attempts,
-        attempt_id=row.attempt_id,
-        status=status,
-        start_time=row.attempt_start,
-        end_time=tx.now,
-        worker_id=row.worker_id,
-        last_heartbeat_time=row.last_heartbeat_time,
-        lease_expires=row.lease_expires,
-        reason=reason,
-        metadata=row.attempt_metadata or EMPTY,
-        taken=int(taken and row.worker_id is not None),
+    tx.later(
+        INSERT_ATTEMPT,
+        (
+            row.place,
+            row.attempts,
+            row.attempt_id,
+            status,
+            row.attempt_start,
+            tx.now,
+            row.worker_id,
+            row.last_heartbeat_time,
+            row.lease_expires,
+            reason,
+            row.attempt_metadata or EMPTY,
+            int(taken and row.worker_id is not None),
+        ),
     )
     tx.stamps.released(row.worker_id, tx.now)
     tx.changes.taken |= taken
@@ -109,7 +112,7 @@ def end(
     tx.event(EventKind.ENDED, row.rollout_id, row.attempt_id, row.worker_id, status, row.lease_expires, after)
     if not waits:
         if trajectory is not None:
-            yield INSERT_TRAJECTORY(place=row.place, data=trajectory)
+            tx.later(INSERT_TRAJECTORY, (row.place, trajectory))
         if row.attempts > 1 or row.last_append_id is not None:
             yield CLEAR_JOURNAL(at_place=row.place)
         tx.complete(row.place, row.rollout_id, row.attempt_id, after, reason)

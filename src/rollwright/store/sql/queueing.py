@@ -68,9 +68,10 @@ def _record(new: NewRollout, now: float) -> Rollout:
 
 
 def claim(
-    tx: Transaction, limit: int, worker_id: str | None, claim_id: str | None
+    tx: Transaction, limit: int, worker_id: str | None, claim_id: str | None, *, new: bool = False
 ) -> Operation[list[AttemptedRollout]]:
-    if claim_id is not None:
+    """`new`: this claim id was made for this call, so only a repetition can find it used."""
+    if claim_id is not None and (tx.repeated or not new):
         held = yield CLAIMED(claim_id=claim_id)
         if held:
             return [RolloutRow(*row).attempted() for row in held]

@@ -31,7 +31,7 @@ def report(
     metadata: Mapping[str, Any] | None,
 ) -> Operation[Attempt]:
     row = yield from _find(rollout_id)
-    ended = yield from _ended(row, attempt_id)
+    ended = yield from _ended(tx, row, attempt_id)
     if ended is not None:
         if status is not None and ended.status is status:
             return ended
@@ -101,6 +101,7 @@ def clear_journal(tx: Transaction, rollout_id: str, attempt_id: str) -> Operatio
 
 def tell_taken(tx: Transaction, worker_id: str) -> Operation[list[tuple[str, str]]]:
     """What was taken from the worker since it was last told."""
+    yield from tx.settle()
     rows = yield TAKEN(worker_id=worker_id)
     if rows:
         yield TOLD.many([{"at_place": row[2], "at_sequence": row[3]} for row in rows])
@@ -150,10 +151,11 @@ def _find(rollout_id: str) -> Operation[RolloutRow]:
     return RolloutRow(*rows[0])
 
 
-def _ended(row: RolloutRow, attempt_id: str) -> Operation[Attempt | None]:
+def _ended(tx: Transaction, row: RolloutRow, attempt_id: str) -> Operation[Attempt | None]:
     """The attempt as it ended, or `None` if it is the one that holds the rollout."""
     if row.attempt_id is not None and attempt_id in (row.attempt_id, LATEST):
         return None
+    yield from tx.settle()
     found = [AttemptRow(*each) for each in (yield ENDED(at_place=row.place))]
     for each in reversed(found):
         if attempt_id in (each.attempt_id, LATEST):
@@ -163,7 +165,7 @@ def _ended(row: RolloutRow, attempt_id: str) -> Operation[Attempt | None]:
 
 def _holding(tx: Transaction, rollout_id: str, attempt_id: str) -> Operation[RolloutRow]:
     row = yield from _find(rollout_id)
-    ended = yield from _ended(row, attempt_id)
+    ended = yield from _ended(tx, row, attempt_id)
     if ended is not None:
         _refuse_ended(tx, ended, None)
     _require_held(tx, row, None, None)

@@ -110,7 +110,7 @@ class SqlStore(LookingStore):
             claimed = []  # whoever came earlier is served first
         else:
             claimed = await self._write(
-                lambda tx: queueing.claim(tx, *ask),
+                lambda tx: queueing.claim(tx, *ask, new=claim_id is None),
                 lasting=False,
                 orphaned=self._abandoned,
             )

@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, exists, func, select, update
 from rollwright.store.checks import EMPTY
 from rollwright.store.records import EventKind, RolloutStatus
 from rollwright.store.sql.schema import HELD, completions, counters, events, rollouts, workers
-from rollwright.store.sql.statements import Operation, Statement, insert_into
+from rollwright.store.sql.statements import Operation, Statement, Values, insert_into
 
 COMPLETIONS = "completions"
 """Name of the counter."""
@@ -79,10 +79,13 @@ class Transaction:
     now: float
     """The store's time; the same for all that happens in the transaction."""
     stamps: Stamps
+    repeated: bool = False
+    """Whether the same operations were run before, and nobody knows if they were committed."""
     stamps_at_once: bool = False
     changes: Changes = field(default_factory=Changes)
     _events: list[tuple[Any, ...]] = field(default_factory=list)
     _completions: list[tuple[Any, ...]] = field(default_factory=list)
+    _later: dict[Statement, list[Values]] = field(default_factory=dict)
 
     def event(
         self,
@@ -104,11 +107,21 @@ class Transaction:
         self._completions.append((place, rollout_id, attempt_id, status, reason, self.now))
         self.changes.completed = True
 
+    def later(self, insert: Statement, values: Values) -> None:
+        """Inserts a row at the end, together with others; `settle` before reading its table."""
+        self._later.setdefault(insert, []).append(values)
+
+    def settle(self) -> Operation[None]:
+        for insert, values in self._later.items():
+            yield insert.many(values)
+        self._later = {}
+
     def leased(self, lease_expires: float | None) -> None:
         if lease_expires is not None and lease_expires < self.changes.lease:
             self.changes.lease = lease_expires
 
     def flush(self) -> Operation[None]:
+        yield from self.settle()
         yield from self.stamps.write(self.now, at_once=self.stamps_at_once)
         if self._events:
             yield INSERT_EVENT.many(self._events)

@@ -1,0 +1,86 @@
+"""Kill any process of a run at any time: it finishes, or goes on, and nothing is lost, doubled or paid for twice."""
+
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rollwright.draws import generator
+from rollwright.policies.server_process import RunningServer, simulated_server
+from rollwright.run.folder import RunReader
+from rollwright.trajectory import Trajectory
+
+LATENCY = 0.12
+"""Seconds of a generation: slow enough to be killed in the middle, fast enough for a test."""
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[RunningServer]:
+    async with simulated_server(latency=LATENCY, latency_sigma=0.3) as server:
+        yield server
+
+
+def ask(lab: Any, engine: RunningServer) -> None:
+    """A configuration that is played against this engine."""
+    lab.config(policy={"kind": "openai", "base_url": engine.base_url, "model": "simulated"})
+
+
+def turns(trajectories: list[Trajectory]) -> int:
+    return sum(len(each.turns) for each in trajectories)
+
+
+def wait_for_requests(lab: Any, engine: RunningServer, more: int) -> None:
+    wanted = lab.requests(engine.stats_url) + more
+    lab.until(lambda: lab.requests(engine.stats_url) >= wanted, f"{more} requests to the engine")
+
+
+def test_a_worker_that_is_killed_costs_the_run_nothing_but_its_generations_in_flight(
+    crash_lab: Any, engine: RunningServer
+) -> None:
+    ask(crash_lab, engine)
+    run = crash_lab.start("run", "crash.yaml", "--workers", "2")
+    crash_lab.until(lambda: len(crash_lab.workers_of(run)) == 2, "two workers")
+    wait_for_requests(crash_lab, engine, 60)
+    os.kill(crash_lab.workers_of(run)[0], signal.SIGKILL)
+    crash_lab.finish(run)
+    trajectories, story = crash_lab.check_whole()
+    assert story.lost_attempts >= 1
+    requests = crash_lab.requests(engine.stats_url)
+    assert turns(trajectories) <= requests <= turns(trajectories) + story.lost_attempts
+    summary = RunReader(crash_lab.run_folder).summary()
+    assert summary is not None
+    assert summary["activity"]["dead_workers"] == 1
+
+
+@pytest.mark.parametrize("orphaned", [False, True], ids=["with_its_workers", "workers_left_behind"])
+def test_a_run_that_is_killed_goes_on_and_no_recorded_turn_is_generated_again(
+    crash_lab: Any, engine: RunningServer, orphaned: bool
+) -> None:
+    ask(crash_lab, engine)
+    run = crash_lab.start("run", "crash.yaml", "--workers", "2")
+    crash_lab.until(lambda: len(crash_lab.workers_of(run)) == 2, "two workers")
+    wait_for_requests(crash_lab, engine, 80)
+    crash_lab.workers_of(run)
+    run.kill()
+    run.wait()
+    if not orphaned:
+        crash_lab.kill_workers()
+    settle = lambda: crash_lab.requests(engine.stats_url)  # noqa: E731
+    paid = settle()
+    while (now := _after(settle, 4 * LATENCY)) != paid:  # what orphans have under way still reaches the engine
+        paid = now
+    crash = crash_lab.story()
+    recorded = crash.journalled + turns_committed(crash_lab)
+    crash_lab.do("resume", "runs/crash", "--workers", "2")
+    trajectories, story = crash_lab.check_whole()
+    requests = crash_lab.requests(engine.stats_url)
+    assert requests - paid == turns(trajectories) - recorded
+    assert requests <= turns(trajectories) + story.lost_attempts
+
+
+def _after(look: Any, seconds: float) -> int:
+    time.sleep(seconds)
+    return int(look())
