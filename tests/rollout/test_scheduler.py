@@ -364,3 +364,23 @@ def test_a_member_that_reports_while_it_is_being_dropped_disturbs_nobody(lab: An
         assert left.total == scheduler.ledger.counts[Place.RUNNING]
 
     it.run(experiment)
+
+
+def test_what_a_synchronous_run_has_left_over_is_stale_once_the_policy_has_moved_on(
+    lab: Any, pause: Pause
+) -> None:
+    policy = engine(64)
+    it = lab(lambda env: pause(1.0), policy=policy)
+
+    async def experiment(it: Any, scheduler: RolloutScheduler) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await scheduler.get_batch(8)
+        await asyncio.sleep(60.0)
+        policy.set_version(1)
+        batch = await scheduler.get_batch(8)
+        assert {each.oldest_version for each in batch.trajectories} == {1}
+        assert scheduler.ledger.counts[Place.STALE] == 8
+        assert scheduler.ledger.reasons["stale: too old"] == 8
+
+    it.run(experiment)

@@ -36,8 +36,8 @@ class StoreStory:
     events: list[Event]
     completions: list[Completion]
     attempts: list[Attempt]
-    journalled: int
-    """Turns in the journals of rollouts that have not ended."""
+    recorded_turns: int
+    """In committed trajectories, and in the journals of rollouts that have not ended."""
 
     @property
     def lost_attempts(self) -> int:
@@ -117,17 +117,26 @@ class CrashLab:
                 os.kill(pid, signal.SIGKILL)
 
     def clean_up(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                self.workers_of(process)
-                process.kill()
-            process.communicate()
+        left = [process for process in self._started if process.poll() is None]
+        for process in left:
+            self.workers_of(process)
+            process.kill()
         self.kill_workers()
+        for process in left:
+            process.wait()
 
     def requests(self, stats_url: str) -> int:
         """What the engine was asked for so far."""
         with urllib.request.urlopen(stats_url, timeout=PATIENCE) as answer:
             return int(json.load(answer)["requests"])
+
+    def settled_requests(self, stats_url: str, quiet_seconds: float) -> int:
+        """The same, once nobody has asked for anything for a while."""
+        asked = -1
+        while (now := self.requests(stats_url)) != asked:
+            asked = now
+            time.sleep(quiet_seconds)
+        return asked
 
     def story(self, path: Path | None = None) -> StoreStory:
         return asyncio.run(_read_story(path or self.run_folder / "store.db"))
@@ -158,11 +167,13 @@ async def _read_story(path: Path) -> StoreStory:
         rollouts = await store.query_rollouts()
         attempts = [each for r in rollouts for each in await store.query_attempts(r.rollout_id)]
         journals = [await store.read_journal(each.rollout_id) for each in rollouts]
+        kept = await store.get_trajectories([each.rollout_id for each in rollouts])
+        committed = [Trajectory.from_bytes(each) for each in kept.values()]
         return StoreStory(
             events=await store.read_events(limit=100_000),
             completions=await store.read_completions(limit=100_000),
             attempts=attempts,
-            journalled=sum(map(len, journals)),
+            recorded_turns=sum(map(len, journals)) + sum(len(each.turns) for each in committed),
         )
     finally:
         await store.close()

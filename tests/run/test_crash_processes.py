@@ -68,12 +68,9 @@ def test_a_run_that_is_killed_goes_on_and_no_recorded_turn_is_generated_again(
     run.wait()
     if not orphaned:
         crash_lab.kill_workers()
-    settle = lambda: crash_lab.requests(engine.stats_url)  # noqa: E731
-    paid = settle()
-    while (now := _after(settle, 4 * LATENCY)) != paid:  # what orphans have under way still reaches the engine
-        paid = now
-    crash = crash_lab.story()
-    recorded = crash.journalled + turns_committed(crash_lab)
+    # What orphans have under way still reaches the engine, but not the store.
+    paid = crash_lab.settled_requests(engine.stats_url, quiet_seconds=5 * LATENCY)
+    recorded = crash_lab.story().recorded_turns
     crash_lab.do("resume", "runs/crash", "--workers", "2")
     trajectories, story = crash_lab.check_whole()
     requests = crash_lab.requests(engine.stats_url)
@@ -81,6 +78,49 @@ def test_a_run_that_is_killed_goes_on_and_no_recorded_turn_is_generated_again(
     assert requests <= turns(trajectories) + story.lost_attempts
 
 
-def _after(look: Any, seconds: float) -> int:
-    time.sleep(seconds)
-    return int(look())
+
+def test_a_run_that_is_killed_again_and_again_still_ends_with_everything_once(
+    crash_lab: Any, engine: RunningServer
+) -> None:
+    ask(crash_lab, engine)
+    moments = generator("crash", 1)
+    run = crash_lab.start("run", "crash.yaml")
+    for _ in range(4):
+        wait_for_requests(crash_lab, engine, moments.randrange(5, 50))
+        time.sleep(moments.uniform(0, 2 * LATENCY))
+        run.kill()
+        run.wait()
+        run = crash_lab.start("resume", "runs/crash")
+    crash_lab.finish(run)
+    trajectories, story = crash_lab.check_whole()
+    requests = crash_lab.requests(engine.stats_url)
+    assert turns(trajectories) <= requests <= turns(trajectories) + story.lost_attempts
+
+
+def test_a_run_that_was_interrupted_ends_with_the_results_of_one_that_was_not(crash_lab: Any) -> None:
+    crash_lab.config(policy={"slots": 8, "tokens_per_second": 400})
+    crash_lab.do("run", "crash.yaml", "name=whole")
+    run = crash_lab.start("run", "crash.yaml")
+    metrics = crash_lab.run_folder / "metrics.jsonl"
+    crash_lab.until(metrics.exists, "the first step")
+    run.send_signal(signal.SIGINT)
+    crash_lab.finish(run, code=130)
+    assert len(RunReader(crash_lab.run_folder).metrics()) < 3, "it was over before it could be interrupted"
+    crash_lab.do("resume", "runs/crash")
+    trajectories, _ = crash_lab.check_whole()
+    whole = RunReader(crash_lab.folder / "runs" / "whole")
+    assert content(trajectories) == content(list(whole.trajectories()))
+    again, before = RunReader(crash_lab.run_folder).summary(), whole.summary()
+    assert again is not None
+    assert before is not None
+    assert again["results"] == before["results"]
+
+
+def content(trajectories: list[Trajectory]) -> dict[str, Any]:
+    """What was played, by group and member; without the names of the run and of the attempts."""
+    return {
+        each.rollout_id.partition(".")[2]: [
+            (turn.sampled_ids, turn.logprobs, turn.outcome) for turn in each.turns
+        ]
+        for each in trajectories
+    }

@@ -8,11 +8,11 @@ from the recorded one, or an environment that answered a turn differently, is `R
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Protocol
 
 import msgspec
 
-from rollwright.draws import digest
 from rollwright.trajectory import Message, Outcome, Turn
 from rollwright.trajectory.codec import Codec
 
@@ -35,7 +35,7 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
         return _CODEC.decode(data)
 
 
-_CODEC = Codec(JournalEntry, magic=b"RWJ", version=1)
+_CODEC = Codec(JournalEntry, magic=b"RWJ", version=1, compress=False)
 
 
 class Interrupted(Exception):
@@ -63,7 +63,8 @@ class Journal(Protocol):
 
 def question(messages: Sequence[Message]) -> int:
     """Names what a prompt added, so that a replay can tell whether it asks the same."""
-    return digest(*(part for message in messages for part in (message.role, message.content)))
+    text = "\x1f".join([f"{message.role}\x1e{message.content}" for message in messages])
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def replay(journal: Journal, asked: int, before: Outcome | None, expected: int) -> Turn | None:

@@ -1,16 +1,19 @@
-"""A run on one machine: a store, workers as coroutines or processes, and a scheduler for each stream of groups.
+"""A run: a store, workers as coroutines, processes or Ray actors, and a scheduler for each stream of groups.
 
 Always true: whichever way it ends, the environments and the policy are closed and nothing is left running; an
 error in a worker ends the call that waits for a batch instead of leaving it waiting.
 """
 
 import asyncio
+import os
+import secrets
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import ConfigError, RollwrightError
@@ -25,10 +28,13 @@ from rollwright.run.garbage import rare_collections
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
-from rollwright.store.opening import open_store
+from rollwright.store.opening import TOKEN_VARIABLE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.workers import Worker, WorkerSettings
 from rollwright.workers.autoscale import ScaleRules
+
+if TYPE_CHECKING:
+    from rollwright.run.ray_fleet import RayFleet
 
 Result = TypeVar("Result")
 
@@ -43,17 +49,21 @@ class LocalRun:
         policy: Policy | None = None,
         store: Store | str | None = None,
         processes: int | None = None,
+        ray: str | None = None,
         delivered: Collection[str] | None = None,
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
         """`store`: one that is open, or the address of one; without it, one in memory.
 
-        `processes`: most worker processes; without it the workers are coroutines of this process. `delivered`: to go
-        on with an earlier run in the same store, the training groups that it handed out.
+        `processes`: most worker processes; without it the workers are coroutines of this process. `ray`: `auto`,
+        `local` or the address of a Ray cluster, to have actors there instead, at most `processes` of them. `delivered`:
+        to go on with an earlier run in the same store, the training groups that it handed out.
         """
-        if processes is not None and policy is not None:
-            raise ConfigError("policy: worker processes make their own, from the configuration")
+        if policy is not None and (processes is not None or ray is not None):
+            raise ConfigError("policy: workers of their own processes make their own, from the configuration")
+        if ray is not None and find_spec("ray") is None:
+            raise ConfigError("ray: is not installed; install rollwright[ray]")
         self.config = config
         self.settings = SettingsTable(config)
         self.policy = policy or build_policy(config.policy)
@@ -63,11 +73,12 @@ class LocalRun:
         """The training stream, where there is one, then one for each validation so far."""
         self.on_finished = on_finished
         self.on_failed = on_failed
-        self.fleet: WorkerFleet | None = None
+        self.fleet: WorkerFleet | RayFleet | None = None
         self._given_store = store
         self._forget = store is None
         """Whether the store is this run's own and in memory: nobody else will look at what is settled."""
         self._processes = processes
+        self._ray = ray
         self._delivered = delivered
         self._stack = AsyncExitStack()
         self._workers: list[Worker] = []
@@ -94,10 +105,13 @@ class LocalRun:
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)
         await self._leave_settings()
-        if self._processes is None:
+        if self._ray is not None:
+            self.fleet = await self._make_ray_fleet(self._ray)
+        elif self._processes is not None:
+            self.fleet = await self._make_fleet(self._processes)
+        if self.fleet is None:
             self._work = asyncio.create_task(self._run_coroutines(), name="workers")
         else:
-            self.fleet = await self._make_fleet(self._processes)
             self._work = asyncio.create_task(self.fleet.run(), name="workers")
         self._stack.push_async_callback(self._stop_workers)
         if self.config.train_env_manager is not None:
@@ -126,17 +140,48 @@ class LocalRun:
             folder = self._stack.enter_context(TemporaryDirectory(prefix="rollwright-"))
             server = StoreServer(self.store, path=Path(folder) / "store.sock")
             address = (await self._stack.enter_async_context(server)).url
-        envs = sum(share for _, share in self._shares())
-        limits = [each.max_env_num_per_worker for each in self._managers() if each.max_env_num_per_worker]
-        rules = ScaleRules(envs_per_worker=min([-(-envs // processes), *limits]), maximum=processes)
         return WorkerFleet(
             self.store,
             address,
-            rules,
+            self._scale_rules(processes),
             self.activity,
             heartbeat_interval=self.config.limits.heartbeat_interval,
             find_capacity=self.config.max_inflight is None,
         )
+
+    async def _make_ray_fleet(self, cluster_address: str) -> "RayFleet":
+        """Ray actors, and the way they reach the store from any node."""
+        # imported here, because only a run on Ray needs them
+        from rollwright.run.ray_cluster import RayCluster
+        from rollwright.run.ray_fleet import RayFleet
+        from rollwright.store.http.server import StoreServer
+
+        cluster = await self._stack.enter_async_context(RayCluster(cluster_address))
+        passed_on = {TOKEN_VARIABLE, getattr(self.config.policy, "api_key_env", None)}
+        environment = {name: value for name, value in os.environ.items() if name in passed_on}
+        given = self._given_store
+        if isinstance(given, str) and given.startswith(("postgres", "http://", "https://")):
+            address = given
+        else:
+            token = environment[TOKEN_VARIABLE] = secrets.token_urlsafe()
+            server = StoreServer(self.store, host=cluster.host, token=token)
+            address = (await self._stack.enter_async_context(server)).url
+        limited = any(each.max_env_num_per_worker for each in self._managers())
+        actors = self._processes or (len(self._shares()) if limited else max(cluster.cpus, 1))
+        return RayFleet(
+            self.store,
+            address,
+            self._scale_rules(actors),
+            self.activity,
+            environment=environment,
+            heartbeat_interval=self.config.limits.heartbeat_interval,
+            find_capacity=self.config.max_inflight is None,
+        )
+
+    def _scale_rules(self, maximum: int) -> ScaleRules:
+        envs = sum(share for _, share in self._shares())
+        limits = [each.max_env_num_per_worker for each in self._managers() if each.max_env_num_per_worker]
+        return ScaleRules(envs_per_worker=min([-(-envs // maximum), *limits]), maximum=maximum)
 
     async def get_batch(self, batch_size: int | None = None) -> Batch:
         """The next training batch; see `RolloutScheduler.get_batch`."""

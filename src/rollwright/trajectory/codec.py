@@ -1,4 +1,4 @@
-"""Records as bytes: a magic word and a format version, then zstd-compressed msgpack.
+"""Records as bytes: a magic word and a format version, then msgpack, compressed with zstd where that pays.
 
 Nothing read here is evaluated or unpickled. Bytes of another kind, another version, a wrong shape, or a
 size that would swell past `MAX_DECODED_BYTES` are refused with a `FormatError` that says which.
@@ -29,17 +29,19 @@ Record = TypeVar("Record")
 class Codec(Generic[Record]):
     """Encodes and decodes one kind of record; safe to share between threads."""
 
-    def __init__(self, kind: type[Record], magic: bytes, version: int) -> None:
+    def __init__(self, kind: type[Record], magic: bytes, version: int, *, compress: bool = True) -> None:
+        """Without `compress`: for small records that are written often and kept briefly."""
         self._name = kind.__name__.lower()
         self._magic = magic
         self._version = version
         self._header = magic + bytes([version])
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
         self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=_from_wire, dec_hook=_accept)
-        self._zstd = _Zstd()
+        self._zstd = _Zstd() if compress else None
 
     def encode(self, record: Record) -> bytes:
-        return self._header + self._zstd.compressor.compress(self._encoder.encode(record))
+        plain = self._encoder.encode(record)
+        return self._header + (plain if self._zstd is None else self._zstd.compressor.compress(plain))
 
     def decode(self, data: bytes) -> Record:
         start = len(self._magic)
@@ -54,16 +56,19 @@ class Codec(Generic[Record]):
             )
         body = data[len(self._header) :]
         try:
-            size = zstandard.frame_content_size(body)
-            if not 0 <= size <= MAX_DECODED_BYTES:
-                raise FormatError(
-                    f"{self._name} says it unpacks to {size} bytes; the limit is {MAX_DECODED_BYTES}"
-                )
-            return self._decoder.decode(self._zstd.decompressor.decompress(body))
+            return self._decoder.decode(body if self._zstd is None else self._unpacked(body, self._zstd))
         except zstandard.ZstdError as error:
             raise FormatError(f"damaged {self._name}: {error}") from error
         except (msgspec.MsgspecError, ValueError) as error:
             raise FormatError(f"not a valid {self._name}: {error}") from error
+
+    def _unpacked(self, body: bytes, zstd: "_Zstd") -> bytes:
+        size = zstandard.frame_content_size(body)
+        if not 0 <= size <= MAX_DECODED_BYTES:
+            raise FormatError(
+                f"{self._name} says it unpacks to {size} bytes; the limit is {MAX_DECODED_BYTES}"
+            )
+        return zstd.decompressor.decompress(body)
 
 
 class _Zstd(local):

@@ -50,7 +50,6 @@ class Ledger:
         self.finished = False
         """Whether the completion log has grown since the owner last looked; it sets this back."""
         self._arrivals = 0
-        self._claimed = 0
 
     # -- arriving and leaving ------------------------------------------------------------------------
 
@@ -121,7 +120,6 @@ class Ledger:
     ) -> AttemptRow:
         row.tries += 1
         self.attempts += 1
-        self._claimed += 1
         attempt = AttemptRow(
             row,
             new_id("at"),
@@ -131,7 +129,6 @@ class Ledger:
             claim_id,
             now,
             lease_end(row.config, now, now),
-            number=self._claimed,
         )
         row.attempts.append(attempt)
         row.current = attempt
@@ -334,7 +331,7 @@ class Ledger:
         if attempt.lease_expires is None:
             self.leases.discard(attempt)
         else:
-            self.leases.set(attempt, (attempt.lease_expires, attempt.number))
+            self.leases.set(attempt, (attempt.lease_expires, attempt.rollout.place))
 
     def _end(
         self,

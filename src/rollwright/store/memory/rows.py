@@ -30,8 +30,6 @@ class AttemptRow:
     claim_id: str | None
     last_heartbeat_time: float
     lease_expires: float | None
-    number: int
-    """Of the claim, counted over all rollouts."""
     status: AttemptStatus = AttemptStatus.PREPARING
     end_time: float | None = None
     reason: str | None = None

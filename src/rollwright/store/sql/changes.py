@@ -186,7 +186,7 @@ RELEASE = Statement(
 LAPSED = Statement(
     select(*RULE_COLUMNS)
     .where(HELD, rollouts.c.lease_expires <= bindparam("now"))
-    .order_by(rollouts.c.lease_expires)
+    .order_by(rollouts.c.lease_expires, rollouts.c.place)
     .limit(EXPIRY_BATCH)
     .with_for_update(skip_locked=True)
 )

@@ -13,6 +13,7 @@ operations are safe to repeat.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg  # type: ignore[import-untyped]
@@ -27,8 +28,9 @@ from rollwright.store.sql.statements import NOW, Dialect, Operation, Row, Statem
 from rollwright.store.sql.transaction import Changes, Stamps, Transaction
 from rollwright.store.transitions import lapsed
 
-WRITERS = 3
-"""One commits while the others run their statements; more would only contend for the same processor here."""
+WRITERS = 2
+"""Of each kind: for what must last, and for what need not be flushed to disk. One commits while the other runs its
+statements; more would only contend for the same processor here."""
 READERS = 2
 
 MAX_BATCH = 64
@@ -58,7 +60,7 @@ LOST = (
 NOT_TEXT = (asyncpg.DataError, asyncpg.CharacterNotInRepertoireError, UnicodeEncodeError)
 """PostgreSQL's text holds no zero characters and no half characters."""
 CONFLICT = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-"""PostgreSQL ended one of two transactions that waited for each other; run again, it goes through."""
+"""PostgreSQL ended one of two transactions that waited for each other."""
 
 Result = TypeVar("Result")
 
@@ -103,27 +105,39 @@ class PostgresDriver:
         self._schema = schema
         self.stamps = Stamps()
         self._on_change: Callable[[Changes], None] = lambda changes: None
-        self._jobs: deque[Job[Any]] = deque()
-        self._arrived = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._links = [_Link(self._connect) for _ in range(WRITERS + READERS)]
+        self._queues = {True: _Queue(), False: _Queue()}
+        """Calls that must last, and those that need not."""
+        self._writers: list[asyncio.Task[None]] = []
+        self._listener: asyncio.Task[None] | None = None
+        self._links: list[_Link] = []
         self._idle_readers: asyncio.LifoQueue[_Link] = asyncio.LifoQueue()
         self._closing = False
 
     def _start(self) -> None:
-        for link in self._links[:WRITERS]:
-            self._tasks.append(asyncio.create_task(self._serve(link)))
-        for link in self._links[WRITERS:]:
-            self._idle_readers.put_nowait(link)
+        for lasting, queue in self._queues.items():
+            for _ in range(WRITERS):
+                link = self._new_link(lasting)
+                self._writers.append(asyncio.create_task(self._serve(link, queue)))
+        for _ in range(READERS):
+            self._idle_readers.put_nowait(self._new_link(True))
 
-    async def _connect(self) -> "asyncpg.Connection":
+    def _new_link(self, lasting: bool) -> "_Link":
+        link = _Link(partial(self._connect, lasting))
+        self._links.append(link)
+        return link
+
+    async def _connect(self, lasting: bool = True) -> "asyncpg.Connection":
         return await asyncpg.connect(
             self._url,
             timeout=CONNECT_SECONDS,
             command_timeout=COMMAND_SECONDS,
             statement_cache_size=256,
             max_cached_statement_lifetime=0,
-            server_settings={"search_path": self._schema, "application_name": "rollwright"},
+            server_settings={
+                "search_path": self._schema,
+                "application_name": "rollwright",
+                "synchronous_commit": "on" if lasting else "off",
+            },
         )
 
     # -- running operations -------------------------------------------------------------------------
@@ -134,34 +148,33 @@ class PostgresDriver:
         if self._closing:
             raise StoreError("the store is closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._jobs.append(Job(make, future, lasting, orphaned))
-        self._arrived.set()
+        self._queues[lasting].put(Job(make, future, lasting, orphaned))
         return await future
 
     async def read(self, make: Read[Result]) -> Result:
         link = await self._idle_readers.get()
         try:
-            return await link.run(lambda connection: drive(connection, make()))
+            return await link.run(lambda connection, _: drive(connection, make()))
         except NOT_TEXT as error:
             raise _plain(error) from error
         finally:
             self._idle_readers.put_nowait(link)
 
-    async def _serve(self, link: "_Link") -> None:
-        while True:
-            while not self._jobs:
-                if self._closing:
-                    return
-                self._arrived.clear()
-                await self._arrived.wait()
-            batch = [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_BATCH))]
+    async def _serve(self, link: "_Link", queue: "_Queue") -> None:
+        while batch := await queue.take():
             await self._commit(link, batch)
 
     async def _commit(self, link: "_Link", batch: Sequence[Job[Any]]) -> None:
         outcomes: list[Outcome]
         changes = Changes()
         try:
-            outcomes, changes = await link.run(lambda connection: self._transaction(connection, batch))
+            outcomes, changes = await link.run(
+                lambda connection, repeated: self._transaction(connection, batch, repeated)
+            )
+        except CONFLICT:
+            for job in batch:  # alone, a call locks its rows in one order and meets nobody half-way
+                await self._commit(link, [job])
+            return
         except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
             if len(batch) > 1 and not isinstance(error, StoreUnavailable):
                 for job in batch:  # so that only the call that fails is told
@@ -172,11 +185,11 @@ class PostgresDriver:
         self._on_change(changes)
 
     async def _transaction(
-        self, connection: "asyncpg.Connection", batch: Sequence[Job[Any]]
+        self, connection: "asyncpg.Connection", batch: Sequence[Job[Any]], repeated: bool
     ) -> tuple[list[Outcome], Changes]:
         async with connection.transaction():
             [(now, lease)] = await connection.fetch(PULSE.compiled(Dialect.POSTGRESQL).sql)
-            tx = Transaction(now, self.stamps)
+            tx = Transaction(now, self.stamps, repeated)
             if lapsed(lease, now):
                 await drive(connection, expire(tx))
             outcomes: list[Outcome] = []
@@ -194,7 +207,7 @@ class PostgresDriver:
 
     def watch(self, on_change: Callable[[Changes], None], waited_for: Callable[[], bool]) -> None:
         self._on_change = on_change
-        self._tasks.append(asyncio.create_task(self._listen()))
+        self._listener = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
         """Stays connected; after an interruption everybody looks again."""
@@ -222,14 +235,38 @@ class PostgresDriver:
 
     async def close(self) -> None:
         self._closing = True
-        self._arrived.set()
-        writers, others = self._tasks[:WRITERS], self._tasks[WRITERS:]
-        await asyncio.gather(*writers, return_exceptions=True)
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        for queue in self._queues.values():
+            queue.end()
+        await asyncio.gather(*self._writers, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
         for link in self._links:
-            await link.close()
+            link.drop()
+
+
+class _Queue:
+    """Calls that wait for a writer; it takes all of them, up to a limit."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job[Any]] = deque()
+        self._arrived = asyncio.Event()
+        self._ended = False
+
+    def put(self, job: Job[Any]) -> None:
+        self._jobs.append(job)
+        self._arrived.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._arrived.set()
+
+    async def take(self) -> list[Job[Any]]:
+        """At least one; none when the queue has ended and is empty."""
+        while not self._jobs and not self._ended:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_BATCH))]
 
 
 class _Link:
@@ -241,29 +278,28 @@ class _Link:
         self.pid: int | None = None
         """Of the server's process for it."""
 
-    async def run(self, work: Callable[["asyncpg.Connection"], Awaitable[Result]]) -> Result:
-        """Does the work, again and again until the connection lasts to its end."""
+    async def run(self, work: Callable[["asyncpg.Connection", bool], Awaitable[Result]]) -> Result:
+        """Does the work, again and again until the connection lasts to its end; tells it if it may be done."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + RETRY_SECONDS
-        pause = _FIRST_PAUSE
+        pause, repeated = _FIRST_PAUSE, False
         while True:
             try:
                 if self._connection is None:
                     self._connection = await self._connect()
                     self.pid = self._connection.get_server_pid()
-                return await work(self._connection)
-            except CONFLICT:
-                continue
+                return await work(self._connection, repeated)
             except (*LOST, asyncpg.InterfaceError) as error:
                 if not self._is_lost(error):
                     raise
-                self._drop()
+                repeated = repeated or self._connection is not None
+                self.drop()
                 if loop.time() > give_up:
                     raise StoreUnavailable(
                         f"PostgreSQL has not answered for {RETRY_SECONDS:g} s: {error}"
                     ) from error
             except asyncio.CancelledError:
-                self._drop()  # it is in the middle of something
+                self.drop()  # it is in the middle of something
                 raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -272,13 +308,10 @@ class _Link:
         """A mistake in a call is an `InterfaceError` too, and would not go away by trying again."""
         return isinstance(error, LOST) or self._connection is None or self._connection.is_closed()
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
-
-    async def close(self) -> None:
-        self._drop()
 
 
 async def _prepare(connection: "asyncpg.Connection", schema: str, where: str) -> None:
