@@ -68,9 +68,10 @@ def configuration(order: Order) -> RunConfig:
     )
 
 
-async def run(order: Order) -> Cell:
+async def run(order: Order, store: str | None = None) -> Cell:
+    """With the address of a store, otherwise with one in memory."""
     register(EnvSpec(TAG, "the episode of the overhead benchmark", Lake, max_steps=TURNS))
-    async with LocalRun(configuration(order)) as running:
+    async with LocalRun(configuration(order), store=store) as running:
         await running.get_batch(order.warmup)
         watch = Stopwatch()
         batch = await running.get_batch(order.rollouts)

@@ -110,11 +110,14 @@ class CrashLab:
         self._workers.update(mine)
         return mine
 
+    @property
+    def living_workers(self) -> list[int]:
+        """Those of the workers seen so far that still run."""
+        return [pid for pid in self._workers if b"rollwright" in _command(pid)]
+
     def kill_workers(self) -> None:
-        """-9 for every worker that was seen."""
-        for pid in self._workers:
-            if b"rollwright" in _command(pid):
-                os.kill(pid, signal.SIGKILL)
+        for pid in self.living_workers:
+            os.kill(pid, signal.SIGKILL)
 
     def clean_up(self) -> None:
         left = [process for process in self._started if process.poll() is None]

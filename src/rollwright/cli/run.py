@@ -19,6 +19,14 @@ from rollwright.run.baselines import baseline
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
 
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Play on a Ray cluster: auto, local or HOST:PORT. --workers is then the most actors.",
+        show_default=False,
+    ),
+]
+
 
 def run(
     config: Annotated[Path, typer.Argument(help="YAML file.", show_default=False)],
@@ -36,24 +44,26 @@ def run(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Most worker processes. Default: this process plays.")
     ] = None,
+    ray: RayOption = None,
     live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
 ) -> None:
     """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly; `rollwright resume` goes on from there."""
     settings = load(config, overrides or [])
-    prepared = LocalRun(settings)  # shows what is wrong with the settings before anything is written
+    prepared = LocalRun(settings, ray=ray)  # shows what is wrong with the settings before anything is written
     folder, settings = RunFolder.create(runs, prepared.config)
-    _play(settings, folder, Progress(), store, workers, live=live)
+    _play(settings, folder, Progress(), store, workers, ray=ray, live=live)
 
 
 def resume(
     run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
     store: Annotated[str | None, typer.Option(help="The store that the run used, if not its own.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Most worker processes.")] = None,
+    ray: RayOption = None,
     live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
 ) -> None:
     """Go on with RUN where it stopped: nothing that was finished is played again, no recorded token is paid twice."""
     reader = RunReader(run)
-    _play(reader.config, RunFolder.reopen(run), Progress.of(reader), store, workers, live=live)
+    _play(reader.config, RunFolder.reopen(run), Progress.of(reader), store, workers, ray=ray, live=live)
 
 
 def _play(
@@ -63,6 +73,7 @@ def _play(
     store: str | None,
     workers: int | None,
     *,
+    ray: str | None,
     live: bool,
 ) -> None:
     call = execute(
@@ -72,6 +83,7 @@ def _play(
         progress=progress,
         store=store or folder.store_address,
         workers=workers,
+        ray=ray,
         live=live,
     )
     if run_async(call)["interrupted"]:
@@ -106,6 +118,7 @@ async def execute(
     progress: Progress | None = None,
     store: str | None = None,
     workers: int | None = None,
+    ray: str | None = None,
     live: bool = True,
 ) -> dict[str, Any]:
     """Plays a whole run, or the rest of one; returns its summary, which is also in the run folder."""
@@ -114,6 +127,7 @@ async def execute(
         config,
         store=store,
         processes=workers,
+        ray=ray,
         delivered=progress.delivered,
         on_finished=folder.add_trajectory,
         on_failed=folder.add_failure,
@@ -152,7 +166,7 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress) -> 
     async def validate(step: int) -> None:
         began = time.monotonic()
         batch = await running.evaluate(step)
-        row = batch_row("val", step, time.monotonic() - began, batch, running.schedulers[-1].ledger)
+        row = batch_row("val", step, time.monotonic() - began, batch)
         folder.add_metrics(row)
 
     def validate_beside(step: int) -> None:
@@ -164,7 +178,7 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress) -> 
         for step in range(progress.steps, steps):
             began = time.monotonic()
             batch = await running.get_batch()
-            row = batch_row("train", step, time.monotonic() - began, batch, running.schedulers[0].ledger)
+            row = batch_row("train", step, time.monotonic() - began, batch)
             folder.add_metrics(row)
             if config.eval_steps is not None and (step + 1) % config.eval_steps == 0 and step + 1 < steps:
                 validate_beside(step + 1)

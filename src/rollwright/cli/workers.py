@@ -12,7 +12,7 @@ from rich.console import Console
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.run.playbook import load_function
-from rollwright.run.worker_process import run_worker
+from rollwright.run.worker_process import end_with_parent, run_worker
 from rollwright.store.opening import TOKEN_VARIABLE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.workers import WorkerSettings
@@ -43,6 +43,9 @@ def worker(
         typer.Option(help="A function of one's own that plays, as module:function.", show_default=False),
     ] = None,
     quiet: Annotated[bool, typer.Option(help="Do not say which rollouts are taken.")] = False,
+    tied: Annotated[
+        bool, typer.Option("--tied", help="End when standard input ends, as it does with a parent process.")
+    ] = False,
 ) -> None:
     """Join a store from anywhere and play its rollouts. SIGTERM drains: what cannot be finished is handed back."""
     name = id or f"{socket.gethostname()}-{os.getpid()}"
@@ -61,6 +64,8 @@ def worker(
         find_capacity=find_capacity,
     )
     function = load_function(agent) if agent else None
+    if tied:
+        end_with_parent()
     done = run_async(run_worker(store, name, settings, function=function, on_claim=None if quiet else say))
     if not quiet:
         screen.print(

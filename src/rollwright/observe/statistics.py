@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollwright.rollout import Activity, Batch, Ledger
+from rollwright.rollout import Activity, Batch
 from rollwright.run.baselines import EPISODES, Baseline
 from rollwright.trajectory import Trajectory
 
@@ -82,9 +82,9 @@ class RunStatistics:
         return rows
 
 
-def batch_row(mode: str, step: int, seconds: float, batch: Batch, ledger: Ledger) -> dict[str, Any]:
+def batch_row(mode: str, step: int, seconds: float, batch: Batch) -> dict[str, Any]:
     """One line of `metrics.jsonl`."""
-    trajectories = batch.trajectories
+    trajectories, ledger = batch.trajectories, batch.ledger
     statistics = RunStatistics()
     statistics.add(mode, trajectories)
     return {

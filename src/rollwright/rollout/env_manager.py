@@ -30,7 +30,7 @@ from rollwright.rollout.gate import Gate
 from rollwright.rollout.store_journal import StoreJournal
 from rollwright.store.contract import AttemptRefused, NotFound, Store
 from rollwright.store.records import AttemptedRollout, AttemptStatus
-from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory
+from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory, check
 
 DEQUEUE_SECONDS = 60.0
 """How long one call waits for a rollout; it only bounds how long a lost wake-up could go unnoticed."""
@@ -50,6 +50,14 @@ class Role:
     policy: Policy
     function: AgentFunction | None = None
     """The user's own code, in place of an environment and a chat agent."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an attempt commits: checked and encoded, so that nothing unreadable can be."""
+
+    trajectory: Trajectory
+    encoded: bytes
 
 
 Claim = Callable[[], Awaitable[AttemptedRollout | None]]
@@ -121,7 +129,7 @@ class EnvManager:
         self._holds = (claimed.rollout_id, claimed.attempt.attempt_id)
         activity.claimed += 1
         try:
-            await self._report(claimed, await self._attempt(claimed))
+            await self._report(claimed, await self._played(claimed))
         except (AttemptRefused, NotFound, Superseded):  # cancelled, given to another, or deleted
             activity.refused += 1
         except asyncio.CancelledError:
@@ -134,7 +142,15 @@ class EnvManager:
             self._holds = None
             self._withdrawn = False
 
-    async def _attempt(self, claimed: AttemptedRollout) -> Trajectory | ErrorRecord:
+    async def _played(self, claimed: AttemptedRollout) -> Result | ErrorRecord:
+        """How the attempt ended. A cancellation that the agent's or environment's code swallowed is raised here."""
+        try:
+            return await self._attempt(claimed)
+        finally:
+            if self._task is not None and self._task.cancelling():
+                raise asyncio.CancelledError
+
+    async def _attempt(self, claimed: AttemptedRollout) -> Result | ErrorRecord:
         """Plays from the journal, if there is one; anew, if the journal turns out to be of no use."""
         context = self._context
         journal = StoreJournal(context.store, claimed.rollout_id, claimed.attempt.attempt_id)
@@ -143,11 +159,12 @@ class EnvManager:
             if claimed.attempt.sequence_id > 1:
                 journal.recorded = entries(await context.store.read_journal(claimed.rollout_id))
             try:
-                return await self._play(claimed, role, journal)
+                trajectory = await self._play(claimed, role, journal)
             except ReplayDiffers:
                 context.activity.replays_differed += 1
                 await journal.clear()
-                return await self._play(claimed, role, journal)
+                trajectory = await self._play(claimed, role, journal)
+            return Result(trajectory, check(trajectory).to_bytes())
         except (AttemptRefused, NotFound, Superseded):
             raise
         except EpisodeFailure as failure:
@@ -180,11 +197,14 @@ class EnvManager:
             playing = play(session, env, role.settings, role.policy)
         activity.sessions[claimed.rollout_id] = session
         try:
-            return await playing
+            trajectory = await playing
+            if journal.recorded:
+                raise ReplayDiffers(f"the episode ended before turn {journal.recorded[0].turn.id}")
+            return trajectory
         finally:
             activity.replayed_turns += session.replayed_turns
 
-    async def _report(self, claimed: AttemptedRollout, end: Trajectory | ErrorRecord) -> None:
+    async def _report(self, claimed: AttemptedRollout, end: Result | ErrorRecord) -> None:
         activity = self._context.activity
         store = self._context.store
         held = claimed.rollout_id, claimed.attempt.attempt_id
@@ -195,12 +215,12 @@ class EnvManager:
             activity.fail(end)
             status = AttemptStatus.TIMEOUT if end.kind == TIMEOUT else AttemptStatus.FAILED
             await store.update_attempt(*held, status=status, reason=str(EpisodeFailure(end)))
-        elif end.stop is StopReason.STALE:
+        elif end.trajectory.stop is StopReason.STALE:
             activity.stale += 1
             await store.cancel_rollouts([claimed.rollout_id], STALE)
         else:
-            await store.update_attempt(*held, status=AttemptStatus.SUCCEEDED, trajectory=end.to_bytes())
-            activity.finish(end)
+            await store.update_attempt(*held, status=AttemptStatus.SUCCEEDED, trajectory=end.encoded)
+            activity.finish(end.trajectory)
 
     async def _fitting_env(self, settings: EpisodeSettings) -> Env:
         if self._env is None or self._env_of is not settings:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rollwright.errors import ConfigError
+from rollwright.errors import ConfigError, RollwrightError
 from rollwright.rollout.episode import Episode, level_seed
 from rollwright.rollout.filters import GroupFilter
 from rollwright.trajectory import Trajectory
@@ -65,8 +65,8 @@ class GroupRules:
     redundancy: int = 0
     min_group_size: int | None = None
     """`None`: `group_size`."""
-    max_staleness: int = 0
-    """Most policy versions between a group's oldest token and the version it is handed out at."""
+    max_staleness: int | None = 0
+    """Most policy versions between a group's oldest token and the version it is handed out at. `None`: any."""
     group_filter: GroupFilter | None = None
 
     @property
@@ -122,7 +122,9 @@ class GroupBook:
         run_seed: int,
         mode: str,
         prefix: str,
+        levels: int | None = None,
     ) -> None:
+        """`levels`: groups in the stream; one that is dropped is then not replaced by another. `None`: no end."""
         self.ledger = Ledger()
         self.dropped_in_a_row = 0
         """Groups dropped since one last became complete."""
@@ -131,6 +133,9 @@ class GroupBook:
         self._run_seed = run_seed
         self._mode = mode
         self._prefix = prefix
+        self._levels = levels
+        self._swept = 0
+        """The policy version for which groups that are too old were last dropped."""
         self._next_index = 0
         self._open: dict[str, Group] = {}
         """Groups that are not complete, by id."""
@@ -152,6 +157,15 @@ class GroupBook:
     def supply(self) -> int:
         """Trajectories that can be handed out now, or once the open groups are complete."""
         return self._ready + len(self._open) * self._rules.group_size
+
+    @property
+    def all_opened(self) -> bool:
+        """Whether the stream has an end, and has come to it."""
+        return self._levels is not None and self._next_index >= self._levels
+
+    def concerns(self, rollout_id: str) -> bool:
+        """Whether the rollout belongs to a group that is open."""
+        return rollout_id.rpartition("-m")[0] in self._open
 
     def awaits(self, rollout_id: str) -> bool:
         """Whether the rollout is one of this book's, and still running."""
@@ -210,11 +224,12 @@ class GroupBook:
     def take(self, batch_size: int, version: int) -> list[Group] | None:
         """Complete groups with at least `batch_size` trajectories; `None` while there are not enough.
 
-        Groups that are too old at this moment are dropped first, and counted.
+        Groups that are too old at this moment are dropped first, and counted. A stream that has come to its end hands
+        out what there is.
         """
-        if self._ready < batch_size:
-            return None
         self._drop_stale(version)
+        if self.all_opened and not self._open:
+            batch_size = min(batch_size, self._ready)
         if self._ready < batch_size:
             return None
         taken: list[Group] = []
@@ -275,7 +290,7 @@ class GroupBook:
 
     def _settle(self, group: Group) -> Decision:
         """The group has all it will get: it is complete, unless the filter leaves it out."""
-        reason = self._rules.group_filter(group.trajectories) if self._rules.group_filter else None
+        reason = self._reason_to_filter(group)
         if reason is not None:
             return self._drop(group, Place.FILTERED, reason)
         why = "the group was complete without it"
@@ -286,19 +301,32 @@ class GroupBook:
         self.dropped_in_a_row = 0
         return Decision(cancel=cancel, why=why)
 
+    def _reason_to_filter(self, group: Group) -> str | None:
+        if self._rules.group_filter is None:
+            return None
+        try:
+            return self._rules.group_filter(group.trajectories)
+        except Exception as error:
+            raise RollwrightError(
+                f"group_filter: raised {type(error).__name__} for group {group.group_id}: {error}"
+            ) from error
+
     def _drop_stale(self, version: int) -> None:
+        bound = self._rules.max_staleness
+        if bound is None or version == self._swept:
+            return
+        self._swept = version
         fresh: deque[Group] = deque()
         for group in self._complete:
             oldest = min(
                 (v for t in group.trajectories if (v := t.oldest_version) is not None), default=version
             )
-            if version - oldest <= self._rules.max_staleness:
+            if version - oldest <= bound:
                 fresh.append(group)
                 continue
             count = len(group.finished)
             self._ready -= count
             self.ledger.move(Place.WAITING, Place.STALE, _TOO_OLD, count=count)
-            self.dropped_in_a_row += 1
         self._complete = fresh
 
     def _drop(self, group: Group, place: Place, reason: str) -> Decision:

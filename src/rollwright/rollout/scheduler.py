@@ -10,7 +10,7 @@ All decisions are the `GroupBook`'s; this shell carries them to the store and ba
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -52,6 +52,8 @@ class Batch:
     groups: list[Group]
     version: int
     """Policy version at the moment of hand-over."""
+    ledger: Ledger
+    """Of the stream that it came from; goes on changing."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -105,7 +107,7 @@ class RolloutScheduler:
             group_size=manager.group_size,
             redundancy=manager.group_size_redundancy,
             min_group_size=manager.min_group_size,
-            max_staleness=math.ceil(config.async_generation_ratio),
+            max_staleness=math.ceil(config.async_generation_ratio) if mode == "train" else None,
             group_filter=group_filter(manager.group_filter),
         )
         self._book = GroupBook(
@@ -114,6 +116,7 @@ class RolloutScheduler:
             run_seed=config.seed,
             mode=mode,
             prefix=f"{config.name}.{stream or mode}",
+            levels=None if mode == "train" else manager.num_env_groups,
         )
         self._forget = forget
         self._resources_id = resources_id
@@ -125,9 +128,12 @@ class RolloutScheduler:
         self._turn = asyncio.Lock()
         """One caller at a time, in the order they came."""
         self._news = asyncio.Event()
+        """Set when there may be more to hand out."""
+        self._demand = asyncio.Event()
+        """Set when there may be more to open."""
         self._cursor = 0
         """How far the store's completion log is read."""
-        self._collector: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
 
     @property
     def ledger(self) -> Ledger:
@@ -136,16 +142,19 @@ class RolloutScheduler:
     async def __aenter__(self) -> Self:
         if self._delivered is not None:
             await self._restore(self._delivered)
-        await self._open_groups()
-        self._collector = asyncio.create_task(self._collect(), name=f"collect-{self._mode}")
+        self._demand.set()
+        self._background = [
+            asyncio.create_task(self._collect(), name=f"collect-{self._mode}"),
+            asyncio.create_task(self._open_on_demand(), name=f"open-{self._mode}"),
+        ]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._collector is not None:
-            self._collector.cancel()
-            await asyncio.gather(self._collector, return_exceptions=True)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         if kind is None:  # otherwise what is under way may be gone on with
             await self._carry_out(self._book.abandon("the run ended"))
 
@@ -165,19 +174,21 @@ class RolloutScheduler:
                     if (groups := self._book.take(batch_size, version)) is not None:
                         break
                     self._check_progress()
-                    await self._open_groups()
+                    self._demand.set()
                     await self._news.wait()
             finally:
                 self._wanted = 0
+        # nothing is awaited from here on: what the book has handed out must reach the caller
         if self._synchronous:
             groups.sort(key=lambda group: group.index)
-        await self._open_groups()
-        return Batch(groups, version)
+        self._demand.set()
+        return Batch(groups, version, self.ledger)
 
     def _check_progress(self) -> None:
-        if self._collector is not None and self._collector.done():
-            self._collector.result()
-            raise RollwrightError("the scheduler was closed while a batch was waited for")
+        for task in self._background:
+            if task.done():
+                task.result()
+                raise RollwrightError("the scheduler was closed while a batch was waited for")
         if self._book.dropped_in_a_row > self._max_refills:
             most = max(self.ledger.reasons, key=self.ledger.reasons.__getitem__)
             raise TooManyRefills(
@@ -185,17 +196,33 @@ class RolloutScheduler:
                 "see group_filter and limits.max_refills"
             )
 
-    async def _open_groups(self) -> None:
-        """Opens what is asked for and not there yet."""
-        enqueue: list[EnqueueRequest] = []
-        while self._book.open_groups < self._max_open and self._asked_for():
-            enqueue += self._requests(self._book.open_group())
-        if enqueue:
-            await self._store.enqueue_many_rollouts(enqueue)
+    async def _open_on_demand(self) -> None:
+        """Opens what is asked for and not there yet; never in a caller's task, which may be cancelled in between."""
+        try:
+            while True:
+                await self._demand.wait()
+                self._demand.clear()
+                enqueue: list[EnqueueRequest] = []
+                while self._asked_for():
+                    enqueue += self._requests(self._book.open_group())
+                if enqueue:
+                    await self._whole(self._store.enqueue_many_rollouts(enqueue))
+        finally:
+            self._news.set()
 
     def _asked_for(self) -> bool:
         supply = self._book.supply
-        return supply < self._wanted or supply + self._group_size <= self._wanted + self._ahead
+        wanted = supply < self._wanted or supply + self._group_size <= self._wanted + self._ahead
+        return wanted and self._book.open_groups < self._max_open and not self._book.all_opened
+
+    async def _whole(self, call: Awaitable[object]) -> None:
+        """Awaits what must not be left half done, also when this task is cancelled meanwhile."""
+        inner = asyncio.ensure_future(call)
+        try:
+            await asyncio.shield(inner)
+        except asyncio.CancelledError:
+            await asyncio.gather(inner, return_exceptions=True)
+            raise
 
     async def _restore(self, delivered: Collection[str]) -> None:
         """Brings the book to where the store is: the same decisions, taken again from the completion log.
@@ -225,15 +252,18 @@ class RolloutScheduler:
                 completions = await self._store.read_completions(self._cursor, timeout=COMPLETIONS_SECONDS)
                 if completions:
                     self._cursor = completions[-1].cursor
-                    await self._settle(completions)
+                    await self._whole(self._settle(completions))
         finally:
             self._news.set()
 
     async def _settle(self, completions: Iterable[Completion]) -> None:
-        mine = [each for each in completions if self._book.awaits(each.rollout_id)]
+        """One after the other: what one decides (a replacement, say) may be what the next one is about."""
+        mine = [each for each in completions if self._book.concerns(each.rollout_id)]
         done = [each.rollout_id for each in mine if each.status is RolloutStatus.SUCCEEDED]
         encoded = await self._store.get_trajectories(done) if done else {}
         for each in mine:
+            if not self._book.awaits(each.rollout_id):
+                continue
             if each.status is RolloutStatus.SUCCEEDED:
                 data = encoded[each.rollout_id]
                 decision = self._book.finish(each.rollout_id, Trajectory.from_bytes(data))
@@ -251,7 +281,7 @@ class RolloutScheduler:
             await self._carry_out(decision)
         if self._forget:
             await self._store.delete_rollouts([each.rollout_id for each in mine])
-        await self._open_groups()
+        self._demand.set()
         self._news.set()
 
     async def _carry_out(self, decision: Decision) -> None:

@@ -24,7 +24,7 @@ class Baseline:
 
 async def baseline(tag: str, seeds: Sequence[int], run_seed: int, table: SettingsTable) -> Baseline:
     """Plays these levels, at most `EPISODES` of them, with the oracle once and at random as often as fits."""
-    levels = list(seeds[:EPISODES])
+    levels = sorted(seeds[:EPISODES])  # their order is that of finishing, which is not the same each time
     often = levels * max(1, EPISODES // max(len(levels), 1))
     return Baseline(
         levels=len(levels),

@@ -1,7 +1,7 @@
 """Worker processes of a run: started, watched, replaced when they die, and as many as there is work for.
 
 Always true: a process that dies takes nothing with it but its own last generation, because the store gives its
-rollouts to another when their lease ends. A worker that keeps dying right after its start ends the run with its last
+rollouts to another when their lease ends. No worker outlives the run that started it. A worker that keeps dying right after its start ends the run with its last
 words, instead of being started for ever.
 """
 
@@ -97,6 +97,8 @@ class WorkerFleet:
             str(self._heartbeat_interval),
             "--find-capacity" if self._find_capacity else "--no-find-capacity",
             "--quiet",
+            "--tied",
+            stdin=PIPE,  # held open and never written to: its end tells the worker that the run is gone
             stderr=PIPE,
             env=self._environment,
             start_new_session=True,  # a Ctrl-C is the run's to handle; it drains its workers
@@ -137,7 +139,9 @@ async def _stop(process: Process) -> None:
         process.terminate()
     try:
         async with asyncio.timeout(STOP_SECONDS):
-            await process.communicate()
+            if process.stderr is not None:
+                await process.stderr.read()
+            await process.wait()  # not `communicate`, which closes its standard input
     except TimeoutError:
         with suppress(ProcessLookupError):
             process.kill()

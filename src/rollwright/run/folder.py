@@ -38,7 +38,7 @@ class RunFolder:
         self.path = path
         self._log = log
         self._written = written
-        """Rollouts whose trajectories are in the log."""
+        """Rollouts whose trajectories are in the log, or whose failures are told."""
 
     @classmethod
     def create(cls, runs: Path, config: RunConfig) -> tuple["RunFolder", RunConfig]:
@@ -69,6 +69,7 @@ class RunFolder:
         log.seek(0, 2)
         for name in (METRICS, FAILURES):
             _cut_half_line(path / name)
+        written.update(row["rollout_id"] for row in reader.failures())
         return cls(path, log, written)
 
     @property
@@ -94,6 +95,10 @@ class RunFolder:
         self._append(METRICS, row)
 
     def add_failure(self, rollout_id: str, reason: str) -> None:
+        """Adds it once, however often it is given."""
+        if rollout_id in self._written:
+            return
+        self._written.add(rollout_id)
         self._append(FAILURES, {"rollout_id": rollout_id, "reason": reason})
 
     def finish(self, summary: Mapping[str, Any]) -> None:

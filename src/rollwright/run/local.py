@@ -9,7 +9,6 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import AsyncExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -32,8 +31,10 @@ from rollwright.store.opening import TOKEN_VARIABLE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.workers import Worker, WorkerSettings
 from rollwright.workers.autoscale import ScaleRules
+from rollwright.workers.worker import first_cause
 
 if TYPE_CHECKING:
+    from rollwright.run.ray_cluster import RayCluster
     from rollwright.run.ray_fleet import RayFleet
 
 Result = TypeVar("Result")
@@ -62,8 +63,6 @@ class LocalRun:
         """
         if policy is not None and (processes is not None or ray is not None):
             raise ConfigError("policy: workers of their own processes make their own, from the configuration")
-        if ray is not None and find_spec("ray") is None:
-            raise ConfigError("ray: is not installed; install rollwright[ray]")
         self.config = config
         self.settings = SettingsTable(config)
         self.policy = policy or build_policy(config.policy)
@@ -78,9 +77,10 @@ class LocalRun:
         self._forget = store is None
         """Whether the store is this run's own and in memory: nobody else will look at what is settled."""
         self._processes = processes
-        self._ray = ray
+        self._ray = None if ray is None else _ray_cluster(ray)
         self._delivered = delivered
         self._stack = AsyncExitStack()
+        self._validations = 0
         self._workers: list[Worker] = []
         self._work: asyncio.Task[None] | None = None
         self._training: RolloutScheduler | None = None
@@ -149,14 +149,13 @@ class LocalRun:
             find_capacity=self.config.max_inflight is None,
         )
 
-    async def _make_ray_fleet(self, cluster_address: str) -> "RayFleet":
+    async def _make_ray_fleet(self, cluster: "RayCluster") -> "RayFleet":
         """Ray actors, and the way they reach the store from any node."""
         # imported here, because only a run on Ray needs them
-        from rollwright.run.ray_cluster import RayCluster
         from rollwright.run.ray_fleet import RayFleet
         from rollwright.store.http.server import StoreServer
 
-        cluster = await self._stack.enter_async_context(RayCluster(cluster_address))
+        await self._stack.enter_async_context(cluster)
         passed_on = {TOKEN_VARIABLE, getattr(self.config.policy, "api_key_env", None)}
         environment = {name: value for name, value in os.environ.items() if name in passed_on}
         given = self._given_store
@@ -189,8 +188,15 @@ class LocalRun:
             raise ConfigError("train_env_manager: is not set, so there are no training batches")
         return await self._unless_broken(self._training.get_batch(batch_size or self.config.batch_size))
 
-    async def evaluate(self, number: int = 0) -> Batch:
-        """Plays every validation level once, greedily; the levels are the same each time."""
+    async def evaluate(self, number: int | None = None) -> Batch:
+        """Plays every validation level once, greedily; the levels are the same each time.
+
+        `number` names the validation; without it they are counted. A level that fails for good is missing from the
+        batch, and counted in its ledger.
+        """
+        if number is None:
+            number = self._validations
+        self._validations = number + 1
         manager = self.config.val_env_manager
         if manager is None:
             raise ConfigError("val_env_manager: is not set, so there is nothing to validate on")
@@ -228,7 +234,7 @@ class LocalRun:
             await asyncio.wait({task, self._work}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            raise _first_cause(self._work.exception() or RollwrightError("the workers have stopped"))
+            raise first_cause(self._work.exception() or RollwrightError("the workers have stopped"))
         finally:
             if not task.done():
                 task.cancel()
@@ -272,8 +278,9 @@ class LocalRun:
         await asyncio.gather(self._work, return_exceptions=True)
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    """The error that brought the others down, out of what a task group made of it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def _ray_cluster(address: str) -> "RayCluster":
+    try:
+        from rollwright.run.ray_cluster import RayCluster
+    except ImportError as error:
+        raise ConfigError("ray: is not installed; install rollwright[ray]") from error
+    return RayCluster(address)

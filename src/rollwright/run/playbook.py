@@ -46,8 +46,9 @@ class StorePlaybook:
             found = await self._store.get_resources_by_id(resources_id)
             if found is None or CONFIG_KEY not in found.resources:
                 raise ConfigError(f"the store has no settings under {resources_id!r}")
-            config = build(found.resources[CONFIG_KEY], source=f"settings of {resources_id}")
-            self._runs[resources_id] = config, SettingsTable(config), build_policy(config.policy)
+            if resources_id not in self._runs:  # another episode may have asked in the meantime
+                config = build(found.resources[CONFIG_KEY], source=f"settings of {resources_id}")
+                self._runs[resources_id] = config, SettingsTable(config), build_policy(config.policy)
         return self._runs[resources_id]
 
 

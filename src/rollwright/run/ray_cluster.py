@@ -10,9 +10,16 @@ import os
 from types import TracebackType
 from typing import Self
 
-import ray
-
 from rollwright.errors import ConfigError
+
+# Ray prints what happens to nodes and processes even where nothing is to be printed, with pages of its log; the fleet
+# says the same in one line. Ray reads this variable when it is imported.
+os.environ.setdefault(
+    "RAY_DEDUP_LOGS_SKIP_REGEX",
+    "^(Raylet is terminated|The node with node id|A worker died or was killed)",
+)
+
+import ray
 
 LOCAL = "local"
 """In place of an address: starts a Ray on this machine."""
@@ -34,6 +41,10 @@ class RayCluster:
                 f"ray: {address!r} is for programs outside of the cluster; start the run on one of its nodes, "
                 "with auto or HOST:PORT"
             )
+        if address not in (AUTO, LOCAL):
+            _, found, port = address.rpartition(":")
+            if not found or not port.isdecimal():
+                raise ConfigError(f"ray: got {address!r}; accepted are {AUTO}, {LOCAL} and HOST:PORT")
         self._address = address
         self._joined = False
         """Whether this object made the connection, and so has to end it."""
@@ -41,18 +52,18 @@ class RayCluster:
     @property
     def cpus(self) -> int:
         """Of all nodes that are there now."""
-        return int(ray.cluster_resources().get("CPU", 0))
+        return int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
 
     @property
     def host(self) -> str:
         """Where actors reach this process: on loopback when none can be elsewhere, now or later."""
         started_here = self._joined and self._address == LOCAL
-        return LOOPBACK if started_here else str(ray.util.get_node_ip_address())
+        return LOOPBACK if started_here else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     async def __aenter__(self) -> Self:
         if not ray.is_initialized():
-            if self._address not in (LOCAL, AUTO):
-                await _check_address(self._address)
+            if self._address not in (AUTO, LOCAL):
+                await _knock(self._address)
             await asyncio.to_thread(_join, self._address)  # in a thread it also leaves the signals alone
             self._joined = True
         return self
@@ -64,14 +75,12 @@ class RayCluster:
             await asyncio.to_thread(ray.shutdown)
 
 
-async def _check_address(address: str) -> None:
-    host, found, port = address.rpartition(":")
-    if not found or not port.isdecimal():
-        raise ConfigError(f"ray: got {address!r}; accepted are {AUTO}, {LOCAL} and HOST:PORT")
+async def _knock(address: str) -> None:
+    host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            _, writer = await asyncio.open_connection(host, int(port))
-    except (OSError, OverflowError) as error:  # a timeout is an OSError, too large a port the other
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, OverflowError) as error:  # a timeout is an OSError; a port too large, an OverflowError
         raise ConfigError(f"ray: nothing answers at {address}: {error or 'timeout'}") from None
     writer.close()
 
@@ -87,5 +96,8 @@ def _join(address: str) -> None:
             include_dashboard=False if address == LOCAL else None,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        hint = f"; `ray start --head` starts a cluster, {LOCAL} one for this run" if address == AUTO else ""
-        raise ConfigError(f"ray: cannot join {address}: {str(error).splitlines()[0]}{hint}") from error
+        if address == AUTO and isinstance(error, ConnectionError):
+            raise ConfigError(
+                f"ray: this machine is no node of a running cluster; `ray start` makes it one, {LOCAL} needs none"
+            ) from error
+        raise ConfigError(f"ray: cannot join {address}: {str(error).splitlines()[0]}") from error

@@ -2,19 +2,22 @@
 
 Always true: the store's lease decides who holds a rollout, not Ray. Ray notices a dead node only after a while, and an
 actor it takes for dead may still act: by then others have the rollouts, and what the late one reports is refused.
-Every life of an actor has a worker id of its own. Only where the store is and how to work goes through Ray; episodes
+Every life of an actor has a worker id of its own. Lost actors are replaced for as long as the run lasts; actors that
+fail by their own account right after their start, one after the other, end it with their last words. Only where the store is and how to work goes through Ray; episodes
 go through the store.
 """
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rollwright.errors import RollwrightError
 from rollwright.rollout import Activity
@@ -26,9 +29,13 @@ from rollwright.store.records import RolloutStatus
 from rollwright.workers import WorkerSettings
 from rollwright.workers.autoscale import Autoscaler, ScaleRules
 
+logger = logging.getLogger(__name__)
+
 ACTOR_CPUS = 0.01
 """A worker mostly waits for the engine, so any number may share a core. Above 0, because a node that offers no CPU,
 such as a head that is kept free, wants no workers."""
+PAUSE_SECONDS = 5.0
+"""Before the next start after an actor was lost: Ray would place it on the same dead node, which it does not know yet."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class WorkerActor:
 class _Life:
     actor: Any
     """Ray's handle."""
-    work: asyncio.Task[None] | None = None
+    work: asyncio.Task[None] = field(init=False)
     """Ends when the actor does."""
     place: Place | None = None
     """`None`: Ray has not started it yet."""
@@ -100,11 +107,14 @@ class RayFleet:
         self._environment = dict(environment or {})
         self._prefix = f"ray-{secrets.token_hex(3)}-"
         """Of all its workers' ids, so that no other run in the same store has them too."""
-        self._class = ray.remote(num_cpus=ACTOR_CPUS, scheduling_strategy="SPREAD", max_restarts=0)(WorkerActor)
+        self._class = ray.remote(num_cpus=ACTOR_CPUS, scheduling_strategy="SPREAD", max_restarts=0)(
+            WorkerActor
+        )
         self._lives: dict[str, _Life] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._started = 0
         self._short_lives = 0
+        self._paused_until = 0.0
 
     @property
     def places(self) -> dict[str, Place]:
@@ -121,7 +131,7 @@ class RayFleet:
                 waiting = counts[RolloutStatus.QUEUING] + counts[RolloutStatus.REQUEUING]
                 claimed = counts[RolloutStatus.PREPARING] + counts[RolloutStatus.RUNNING]
                 wanted = self._scaler.wanted(waiting, claimed, len(self._lives), clock())
-                while len(self._lives) < wanted:
+                while len(self._lives) < wanted and clock() >= self._paused_until:
                     self._start()
                 for name in list(self._lives)[wanted:]:
                     self._let_go(name)
@@ -130,7 +140,12 @@ class RayFleet:
         finally:
             for name in list(self._lives):
                 self._let_go(name)
-            await asyncio.shield(asyncio.gather(*self._stopping, return_exceptions=True))
+            await asyncio.shield(self._end())
+
+    async def _end(self) -> None:
+        await asyncio.gather(*self._stopping, return_exceptions=True)
+        with suppress(RollwrightError):  # figures only; a store that is gone has been noticed already
+            await self._listen()  # what the workers told last
 
     def _start(self) -> None:
         name = f"{self._prefix}{self._started}"
@@ -145,7 +160,7 @@ class RayFleet:
 
     def _bury_the_dead(self, now: float) -> None:
         for name, life in list(self._lives.items()):
-            if life.work is None or not life.work.done():
+            if not life.work.done():
                 continue
             del self._lives[name]
             ray.kill(life.actor)  # its worker has ended; the process around it may be left
@@ -153,11 +168,16 @@ class RayFleet:
             if error is not None and not isinstance(error, RayError):
                 raise error
             self._activity.dead_workers += 1
+            words = _last_words(error)
+            if words is None:
+                logger.warning("%s was lost: %s", name, _last_line(error))
+                self._paused_until = now + PAUSE_SECONDS
+                continue
             short = life.began is None or now - life.began < SHORT_LIFE
             self._short_lives = self._short_lives + 1 if short else 0
             if self._short_lives >= MOST_SHORT_LIVES:
                 raise RollwrightError(
-                    f"{self._short_lives} Ray actors in a row died at their start; the last said: {_last_words(error)}"
+                    f"{self._short_lives} Ray actors in a row died at their start; the last said: {words}"
                 )
 
     def _let_go(self, name: str) -> None:
@@ -176,7 +196,6 @@ class RayFleet:
 
 async def _stop(life: _Life) -> None:
     """Drains the actor as long as it may take, then ends it. One that was not started yet holds nothing."""
-    assert life.work is not None
     try:
         if life.place is not None:
             async with asyncio.timeout(STOP_SECONDS):
@@ -190,8 +209,15 @@ async def _stop(life: _Life) -> None:
         await asyncio.gather(life.work, return_exceptions=True)
 
 
-def _last_words(error: BaseException | None) -> str:
+def _last_words(error: BaseException | None) -> str | None:
+    """What ended an actor by its own account; `None` for one that was lost without a word, with its node or process."""
     if isinstance(error, RayTaskError):
-        error = error.cause
-    lines = [line for line in str(error or "").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+        return _last_line(error.cause)
+    if isinstance(error, RayActorError) and error.actor_init_failed:
+        return _last_line(error)
+    return None
+
+
+def _last_line(error: BaseException | None) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

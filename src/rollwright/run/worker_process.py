@@ -4,7 +4,9 @@ SIGTERM and SIGINT drain it: it claims nothing more, finishes what it can, hands
 """
 
 import asyncio
+import os
 import signal
+import threading
 from collections.abc import Callable
 
 from rollwright.rollout import Activity, AgentFunction, Gate, RolloutContext
@@ -51,3 +53,18 @@ async def run_worker(
         await playbook.close()
         await store.close()
     return activity
+
+
+def end_with_parent() -> None:
+    """From now on, ends this process when nobody holds the other end of standard input any more.
+
+    At once, without draining: the store may be gone together with the parent, and what was held goes on elsewhere
+    when its lease ends. From a thread, because an environment may block the event loop.
+    """
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -3,6 +3,7 @@
 from rollwright.trajectory.forest import (
     Message,
     Trajectory,
+    check,
     children,
     full_prompt,
     leaves,
@@ -39,6 +40,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "VersionRun",
+    "check",
     "children",
     "expand_versions",
     "floats",

@@ -86,7 +86,16 @@ class Worker:
         return self._context.store
 
     async def run(self) -> None:
-        """Plays rollouts until it is cancelled, drained, or has played `max_rollouts`."""
+        """Plays rollouts until it is cancelled, drained, or has played `max_rollouts`.
+
+        Ends with the error of the store, or of the settings, that makes it impossible to go on.
+        """
+        try:
+            await self._run()
+        except BaseExceptionGroup as group:
+            raise first_cause(group) from None
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             name = self.worker_id
             helpers = [
@@ -187,3 +196,10 @@ class Worker:
         for manager in self._managers if gone else ():
             if manager.holds in gone:
                 manager.withdraw()
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The error that brought the others down, out of what a task group made of it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -2,7 +2,7 @@
 
 Between two calls this holds: a rollout is in `ready` exactly when its status is a waiting one, has a `current`
 attempt exactly when its status is a held one, and is in the completion log exactly when its status is final;
-an attempt is in `leases` exactly when it is current and its lease can end. A call that is refused changes
+it is in `leases` exactly when its current attempt has a lease that can end. A call that is refused changes
 nothing. Callers run `expire(now)` first, so a lease that is over is never honoured.
 """
 
@@ -40,7 +40,7 @@ class Ledger:
         self.by_status: dict[RolloutStatus, dict[str, RolloutRow]] = {status: {} for status in RolloutStatus}
         self.roster = Roster()
         self.ready: OrderedIndex[RolloutRow] = OrderedIndex()
-        self.leases: OrderedIndex[AttemptRow] = OrderedIndex()
+        self.leases: OrderedIndex[RolloutRow] = OrderedIndex()
         self.claims: dict[str, list[AttemptRow]] = {}
         """What each claim id still holds."""
         self.log = CompletionLog()
@@ -211,13 +211,16 @@ class Ledger:
         if append_id is not None and append_id == attempt.last_append_id:
             return
         attempt.last_append_id = append_id
-        attempt.rollout.journal.extend(bytes(entry) for entry in entries)
+        row = attempt.rollout
+        if row.journal is None:
+            row.journal = []
+        row.journal.extend(bytes(entry) for entry in entries)
         self._heard(attempt, None, now)
         self._run(attempt)
 
     def clear_journal(self, rollout_id: str, attempt_id: str, now: float) -> None:
         attempt = self._holding(rollout_id, attempt_id, now)
-        attempt.rollout.journal.clear()
+        attempt.rollout.journal = None
         self._heard(attempt, None, now)
 
     def _holding(self, rollout_id: str, attempt_id: str, now: float) -> AttemptRow:
@@ -279,7 +282,8 @@ class Ledger:
         """Ends the attempts whose lease is over; returns whether there were any."""
         found = False
         while (first := self.leases.first()) is not None and first[0][0] <= now:
-            attempt = first[1]
+            attempt = first[1].current
+            assert attempt is not None
             assert attempt.lease_expires is not None
             status, reason = lapsed_as(attempt.rollout.config, attempt.start_time, attempt.lease_expires)
             self._end(attempt, status, reason, now, taken=True)
@@ -329,9 +333,9 @@ class Ledger:
 
     def _lease(self, attempt: AttemptRow) -> None:
         if attempt.lease_expires is None:
-            self.leases.discard(attempt)
+            self.leases.discard(attempt.rollout)
         else:
-            self.leases.set(attempt, (attempt.lease_expires, attempt.rollout.place))
+            self.leases.set(attempt.rollout, (attempt.lease_expires, attempt.rollout.place))
 
     def _end(
         self,
@@ -350,7 +354,7 @@ class Ledger:
             row.tries -= 1
         attempt.status, attempt.reason, attempt.end_time = status, reason, now
         row.current = None
-        self.leases.discard(attempt)
+        self.leases.discard(row)
         if attempt.claim_id is not None:
             held = self.claims[attempt.claim_id]
             held.remove(attempt)
@@ -376,13 +380,13 @@ class Ledger:
     ) -> None:
         self._turn(row, status)
         row.end_time = now
-        row.journal = []
+        row.journal = None
         attempt_id = attempt.attempt_id if attempt is not None else None
         row.cursor = self.log.add(row, attempt_id, reason)
         self.finished = True
-        for countdown in row.watchers:
+        for countdown in row.watchers or ():
             countdown.count()
-        row.watchers.clear()
+        row.watchers = None
 
     def _event(
         self,

@@ -157,7 +157,7 @@ class LookingStore(Store):
 
     async def read_journal(self, rollout_id: str) -> list[bytes]:
         self._begin()
-        return list(self._ledger.rollout(rollout_id).journal)
+        return list(self._ledger.rollout(rollout_id).journal or ())
 
     async def read_events(self, after: int = 0, *, limit: int = 10_000) -> list[Event]:
         self._begin()

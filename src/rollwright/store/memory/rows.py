@@ -72,11 +72,12 @@ class RolloutRow:
     attempts: list[AttemptRow] = field(default_factory=list)
     current: AttemptRow | None = None
     """The attempt that holds the rollout."""
-    journal: list[bytes] = field(default_factory=list)
+    journal: list[bytes] | None = None
+    """`None` while it is empty, as `watchers`: there may be very many rollouts that wait for nothing but a worker."""
     trajectory: bytes | None = None
     cursor: int = 0
     """Its place in the completion log; 0 while it is not final."""
-    watchers: list[Countdown] = field(default_factory=list)
+    watchers: list[Countdown] | None = None
     """Who waits for it to become final."""
 
     def record(self) -> Rollout:

@@ -266,14 +266,14 @@ class MemoryStore(LookingStore):
             countdown = Countdown(len(pending))
             self._countdowns.add(countdown)
             for row in pending:
-                row.watchers.append(countdown)
+                row.watchers = [*(row.watchers or ()), countdown]
             try:
                 await wait_until(countdown.future, timeout)
             finally:
                 self._countdowns.discard(countdown)
                 for row in pending:
-                    if row.status not in FINAL_ROLLOUT:
-                        row.watchers.remove(countdown)
+                    if row.watchers is not None:
+                        row.watchers = [each for each in row.watchers if each is not countdown]
         return [row.record() for row in rows if row.status in FINAL_ROLLOUT]
 
     # -- housekeeping ---------------------------------------------------------------------------------

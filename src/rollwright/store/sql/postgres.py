@@ -50,13 +50,15 @@ _MIGRATION_LOCK = 0x726F6C6C
 LOST = (
     OSError,
     TimeoutError,
+    asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
 )
-"""The server went away, or is coming back. So is an `InterfaceError` of a connection that is closed."""
+"""The server went away, or is coming back. So is an `InterfaceError` of a connection that is closed. An
+`InternalClientError` comes from a connection that broke in the middle of something and is good for nothing more."""
 NOT_TEXT = (asyncpg.DataError, asyncpg.CharacterNotInRepertoireError, UnicodeEncodeError)
 """PostgreSQL's text holds no zero characters and no half characters."""
 CONFLICT = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)

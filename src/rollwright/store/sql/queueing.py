@@ -76,7 +76,8 @@ def claim(
         if held:
             return [RolloutRow(*row).attempted() for row in held]
     tx.stamps.heard(worker_id, tx.now, last_dequeue_time=tx.now)
-    rows = yield CLAIM(**_attempt(tx, worker_id, claim_id), count=limit)
+    attempt = _attempt(tx, worker_id, claim_id)
+    rows = yield (CLAIM_NEXT(**attempt) if limit == 1 else CLAIM(**attempt, count=limit))
     return _given(tx, rows)
 
 
@@ -236,11 +237,11 @@ _next = (
     select(rollouts.c.place)
     .where(IS_WAITING)
     .order_by(rollouts.c.priority.desc(), rollouts.c.place)
-    .limit(bindparam("count"))
     .with_for_update(skip_locked=True)
-    .cte("next")
 )
-CLAIM = Statement(_claim.where(rollouts.c.place.in_(select(_next.c.place))))
+_several = _next.limit(bindparam("count")).cte("several")
+CLAIM = Statement(_claim.where(rollouts.c.place.in_(select(_several.c.place))))
+CLAIM_NEXT = Statement(_claim.where(rollouts.c.place == _next.limit(1).scalar_subquery()))
 CLAIM_ONE = Statement(_claim.where(rollouts.c.place == bindparam("at_place")))
 _claimed = select(*ROLLOUT_COLUMNS).where(rollouts.c.claim_id == bindparam("claim_id"), IS_CLAIMED)
 CLAIMED = Statement(_claimed.order_by(rollouts.c.priority.desc(), rollouts.c.place))

@@ -215,13 +215,14 @@ _one = [rollouts.c.rollout_id == bindparam("rollout_id"), rollouts.c.attempt_id 
 _many = [any_of(rollouts.c.rollout_id, "ids"), any_of(rollouts.c.attempt_id, "attempts")]
 
 
-def _extend(*conditions: Any) -> Statement:
+def _extend(*conditions: Any, one: bool = False) -> Statement:
     """Extends the leases of attempts that are alive. A row that another transaction has locked is passed over:
     it is being reported on in this moment, and to wait for it while holding others could block both."""
-    free = select(rollouts.c.place).where(*_alive, *conditions).with_for_update(skip_locked=True).cte("free")
+    free = select(rollouts.c.place).where(*_alive, *conditions).with_for_update(skip_locked=True)
+    place = rollouts.c.place
     return Statement(
         update(rollouts)
-        .where(rollouts.c.place.in_(select(free.c.place)))
+        .where(place == free.scalar_subquery() if one else place.in_(select(free.cte("free").c.place)))
         .values(
             worker_id=_worker,
             last_heartbeat_time=_now,
@@ -233,7 +234,7 @@ def _extend(*conditions: Any) -> Statement:
 
 EXTEND_ALL = _extend(rollouts.c.worker_id == _worker)
 EXTEND = _extend(_own, *_many)
-EXTEND_ONE = _extend(_own, *_one)
+EXTEND_ONE = _extend(_own, *_one, one=True)
 HELD_OF = Statement(select(rollouts.c.rollout_id, rollouts.c.attempt_id).where(*_alive, _own, *_many))
 
 INSERT_JOURNAL = Statement(insert_into(journal, "position"))

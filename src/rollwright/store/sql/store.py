@@ -7,6 +7,7 @@ through: ids, claims and journal entries are named before they are sent.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
@@ -20,7 +21,7 @@ from rollwright.store.checks import (
     clean_reason,
     new_id,
 )
-from rollwright.store.contract import NotFound, StoreUnavailable
+from rollwright.store.contract import NotFound
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
@@ -38,6 +39,8 @@ from rollwright.store.sql.looking_store import LookingStore
 from rollwright.store.sql.transaction import Changes
 from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, lapsed
 from rollwright.store.waiting import Deadline, Signal
+
+_log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 1.0
 """How often to look for the leases of other processes, whose claims nobody tells this one of."""
@@ -298,7 +301,8 @@ class SqlStore(LookingStore):
                     await self._driver.write(nothing, lasting=False)
                 if lapsed(lease, now):
                     continue
-            except StoreUnavailable:  # whoever calls is told; the watch goes on when the store is back
+            except Exception as error:  # noqa: BLE001 - whoever calls is told; the watch goes on
+                _log.warning("cannot look for leases that are over, trying again: %s", error)
                 lease, now = None, inf
             ends_in = inf if lease is None else lease - now
             delay = min(max(ends_in, _EARLIEST_WATCH), WATCH_SECONDS)

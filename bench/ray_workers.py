@@ -1,0 +1,132 @@
+"""Do Ray actors play as many episodes a second as worker processes of this machine?
+
+    python bench/ray_workers.py
+
+The same run with 1, 2 and 4 workers, each with the same number of environments and a simulated engine of its own, once
+as processes that reach the run's SQLite store through a Unix socket and once as actors of a local Ray that reach it
+over TCP with a token. Counted are finished rollouts, from when every worker has finished one. Every figure is the
+better of two, taken in turns, because whatever else the machine does can only make one smaller.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from results_file import write_results
+from rollwright.cli.console import console
+from rollwright.cli.event_loop import run_async
+from rollwright.config import RunConfig, build
+from rollwright.run.local import LocalRun
+from rollwright.run.ray_cluster import AUTO, LOCAL, RayCluster
+from rollwright.store.records import RolloutStatus
+
+WORKERS = (1, 2, 4)
+ROUNDS = 2
+SECONDS = 8.0
+ENVS_PER_WORKER, GROUP_SIZE = 32, 8
+SPARE = 4
+"""Rollouts that are open for each environment, so that no worker ever waits for one."""
+TURN_SECONDS = 0.02
+"""Mean time of a generation: so little that the workers and the store are the limit, not the engine."""
+MEAN_TOKENS = 40.0
+
+
+def config(workers: int) -> RunConfig:
+    envs = workers * ENVS_PER_WORKER
+    return build(
+        {
+            "name": "bench",
+            "max_inflight": envs,
+            "async_generation_ratio": 4,
+            "limits": {"heartbeat_interval": 0.5},
+            "policy": {
+                "slots": ENVS_PER_WORKER,
+                "mean_tokens": MEAN_TOKENS,
+                "tokens_per_second": MEAN_TOKENS / TURN_SECONDS,
+            },
+            "train_env_manager": {
+                "num_env_groups": SPARE * envs // GROUP_SIZE,
+                "group_size": GROUP_SIZE,
+                "max_env_num_per_worker": ENVS_PER_WORKER,
+                "tags": ["FrozenLake"],
+            },
+        }
+    )
+
+
+async def take_batches(run: LocalRun) -> None:
+    while True:
+        await run.get_batch()
+
+
+async def measure(workers: int, ray: str | None) -> dict[str, Any]:
+    """Episodes a second, and how long it took until all workers played."""
+    began = time.monotonic()
+    with TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store.db")
+        async with LocalRun(config(workers), store=store, processes=workers, ray=ray) as run:
+            taking = asyncio.create_task(take_batches(run))
+            while sum(each.finished > 0 for each in run.activity.elsewhere.values()) < workers:
+                await asyncio.sleep(0.05)
+            ready = time.monotonic()
+            before = (await run.store.statistics())[RolloutStatus.SUCCEEDED]
+            await asyncio.sleep(SECONDS)
+            played = (await run.store.statistics())[RolloutStatus.SUCCEEDED] - before
+            seconds = time.monotonic() - ready
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+    return {"episodes_per_second": played / seconds, "seconds_to_start": ready - began}
+
+
+async def compare() -> list[dict[str, Any]]:
+    screen = console()
+    rows = []
+    async with RayCluster(LOCAL):
+        for workers in WORKERS:
+            found: dict[str, list[dict[str, Any]]] = {"processes": [], "actors": []}
+            for _ in range(ROUNDS):
+                for kind, ray in (("processes", None), ("actors", AUTO)):
+                    with screen.status(f"{workers} {kind} …"):
+                        found[kind].append(await measure(workers, ray))
+            best = {
+                kind: max(tries, key=lambda each: each["episodes_per_second"])
+                for kind, tries in found.items()
+            }
+            rows.append({"workers": workers, **best})
+    return rows
+
+
+def main() -> None:
+    rows = run_async(compare())
+    table = Table(box=box.SIMPLE_HEAD, title="processes and Ray actors", title_justify="left")
+    for name in (
+        "workers",
+        "processes: episodes/s",
+        "actors: episodes/s",
+        "ratio",
+        "start s",
+        "actors' start s",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        processes, actors = row["processes"], row["actors"]
+        row["ratio"] = actors["episodes_per_second"] / processes["episodes_per_second"]
+        table.add_row(
+            str(row["workers"]),
+            f"{processes['episodes_per_second']:,.0f}",
+            f"{actors['episodes_per_second']:,.0f}",
+            f"{row['ratio']:.2f}",
+            f"{processes['seconds_to_start']:.1f}",
+            f"{actors['seconds_to_start']:.1f}",
+        )
+    console().print(table)
+    write_results("ray_workers", {"envs_per_worker": ENVS_PER_WORKER, "workers": rows})
+
+
+if __name__ == "__main__":
+    main()

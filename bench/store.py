@@ -1,0 +1,171 @@
+"""How fast the stores are, beside agentlightning's, and whether they stay so with 100,000 rollouts.
+
+    python bench/store.py [ROUNDS]
+
+Four workers enqueue, claim, keep alive and finish rollouts one by one. Every arm is a process of its own; the arms
+take turns, and the median of the rounds counts, so that a busy machine slows all of them alike. Then the same is
+played with few and with very many other rollouts waiting and held in the store, to see what one operation costs.
+Prints tables and writes `bench/results/store.json`. agentlightning gets a virtual environment of its own under
+`.venvs/`, made when it is not there yet (800 MB). Takes about ten minutes, and a few more for that.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from results_file import write_results
+from venvs import peer_python
+
+HERE = Path(__file__).resolve().parent
+PEER = ["agentlightning==0.3.0"]
+"""The last release that has a store."""
+
+OURS = ("memory", "sqlite", "postgres", "http", "http_sqlite")
+THEIRS = ("memory", "http")
+ROUNDS = 3
+
+PLAYED = 2_000
+PLAYED_BY_SLOW_PEER = 400
+"""Over HTTP agentlightning plays some hundred a second."""
+PLAYED_IN_MEMORY = 20_000
+"""Where the cost of one operation is measured: ours are over in an instant, and the collector's pauses must average
+out."""
+FEW, MANY = 2_000, 100_000
+"""Rollouts that wait, and as many that are held by others, while the cost of one operation is measured."""
+
+MEMORY_RATIO, SQLITE_RATIO, HTTP_RATIO, SCALE_RATIO = 10.0, 2.0, 10.0, 1.3
+"""Promised: our memory store against theirs, SQLite on disk against their memory store, HTTP against HTTP; and the cost
+of an operation among many rollouts against that among few."""
+
+Figures = Mapping[str, Any]
+
+
+def run(python: Path | str, script: str, *arguments: object) -> Figures:
+    command = [str(python), str(HERE / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        raise SystemExit(
+            f"{script} {arguments}: {(done.stderr or 'it said nothing').strip().splitlines()[-1]}"
+        )
+    figures: Figures = json.loads(lines[-1])
+    return figures
+
+
+def speed(rounds: int, peer: Path, console: Console) -> dict[str, dict[str, float]]:
+    """Rollouts per second of every arm."""
+    seen: dict[str, list[Figures]] = {}
+    for number in range(rounds):
+        with console.status(f"speed, round {number + 1} of {rounds}"):
+            for arm in OURS:
+                seen.setdefault(arm, []).append(run(sys.executable, "store_load.py", arm, 0, PLAYED))
+            for arm in THEIRS:
+                played = PLAYED if arm == "memory" else PLAYED_BY_SLOW_PEER
+                figures = run(peer, "store_agentlightning.py", arm, 0, played)
+                seen.setdefault(f"agentlightning {arm}", []).append(figures)
+    return {arm: rates(each) for arm, each in seen.items()}
+
+
+def rates(rounds: Sequence[Figures]) -> dict[str, float]:
+    def middle(*phases: str) -> float:
+        return median(each["played"] / sum(each[phase] for phase in phases) for each in rounds)
+
+    return {
+        "enqueued_per_second": middle("enqueue_seconds"),
+        "played_per_second": middle("play_seconds"),
+        "rollouts_per_second": middle("enqueue_seconds", "play_seconds"),
+        "client_cpu_us_per_rollout": median(each["client_cpu_seconds"] / each["played"] for each in rounds)
+        * 1e6,
+    }
+
+
+def scale(rounds: int, peer: Path, console: Console) -> dict[str, dict[str, float]]:
+    """Microseconds for a rollout among few and among many others."""
+    arms = [(sys.executable, "store_load.py", arm, arm) for arm in OURS[:4]]
+    arms.append((str(peer), "store_agentlightning.py", "memory", "agentlightning memory"))
+    found: dict[str, dict[str, float]] = {}
+    for python, script, arm, name in arms:
+        costs: dict[int, list[float]] = {FEW: [], MANY: []}
+        for number in range(rounds):
+            for kept in costs:
+                with console.status(f"scale of {name}, {kept:,} others, round {number + 1} of {rounds}"):
+                    played = PLAYED_IN_MEMORY if name == "memory" else PLAYED
+                    figures = run(python, script, arm, kept, played)
+                seconds = figures["enqueue_seconds"] + figures["play_seconds"]
+                costs[kept].append(seconds / figures["played"] * 1e6)
+        few, many = median(costs[FEW]), median(costs[MANY])
+        found[name] = {"us_among_few": few, "us_among_many": many, "ratio": many / few}
+    return found
+
+
+def promises(speeds: Mapping[str, Figures], scales: Mapping[str, Figures]) -> list[dict[str, Any]]:
+    def ratio(ours: str, theirs: str) -> float:
+        return float(
+            speeds[ours]["rollouts_per_second"] / speeds[f"agentlightning {theirs}"]["rollouts_per_second"]
+        )
+
+    found = [
+        ("memory, times agentlightning's memory store", ratio("memory", "memory"), MEMORY_RATIO),
+        ("SQLite on disk, times agentlightning's memory store", ratio("sqlite", "memory"), SQLITE_RATIO),
+        ("HTTP, times agentlightning's HTTP store", ratio("http", "http"), HTTP_RATIO),
+    ]
+    kept = [
+        {"promise": text, "measured": got, "wanted": want, "kept": got >= want} for text, got, want in found
+    ]
+    for name in OURS[:4]:
+        got = scales[name]["ratio"]
+        text = f"{name}: cost among {MANY:,} others, times that among {FEW:,}"
+        kept.append({"promise": text, "measured": got, "wanted": SCALE_RATIO, "kept": got <= SCALE_RATIO})
+    return kept
+
+
+def show(console: Console, figures: Mapping[str, Any]) -> None:
+    speeds = Table("store", "enqueued/s", "played/s", "rollouts/s", "client CPU µs", title="speed, 4 workers")
+    for arm, rate in figures["speed"].items():
+        speeds.add_row(arm, *(f"{value:,.0f}" for value in rate.values()))
+    console.print(speeds)
+    scales = Table(
+        "store", f"µs among {FEW:,}", f"µs among {MANY:,}", "ratio", title="one rollout among others"
+    )
+    for arm, cost in figures["scale"].items():
+        scales.add_row(
+            arm, f"{cost['us_among_few']:,.0f}", f"{cost['us_among_many']:,.0f}", f"{cost['ratio']:.2f}"
+        )
+    console.print(scales)
+    kept = Table("promise", "measured", "wanted", "kept")
+    for row in figures["promises"]:
+        kept.add_row(
+            row["promise"], f"{row['measured']:.2f}", f"{row['wanted']:g}", "yes" if row["kept"] else "NO"
+        )
+    console.print(kept)
+
+
+def main() -> None:
+    console = Console()
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    load = os.getloadavg()[0]
+    peer = peer_python("agentlightning", PEER, console)
+    speeds = speed(rounds, peer, console)
+    scales = scale(rounds, peer, console)
+    figures = {
+        "load_before": load,
+        "rounds": rounds,
+        "peer": PEER[0],
+        "speed": speeds,
+        "scale": scales,
+        "promises": promises(speeds, scales),
+    }
+    show(console, figures)
+    console.print(f"written to {write_results('store', figures)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Workers as Ray actors, on a real Ray: how many episodes each plays, and what becomes of them when one is lost."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rollwright.config import RunConfig, build
+from rollwright.errors import ConfigError, RollwrightError
+from rollwright.policies.players import RandomPlayer
+from rollwright.rollout import Activity, Batch
+from rollwright.run.fleet import MOST_SHORT_LIVES
+from rollwright.run.folder import RunReader
+from rollwright.run.local import LocalRun
+from rollwright.store.contract import Store
+from rollwright.store.history import complaints
+from rollwright.store.memory import MemoryStore
+from rollwright.store.opening import open_store
+from rollwright.store.records import Attempt, AttemptStatus
+from rollwright.workers.autoscale import ScaleRules
+
+ray = pytest.importorskip("ray", reason="needs rollwright[ray]")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+ray_cluster = pytest.importorskip("rollwright.run.ray_cluster")
+ray_fleet = pytest.importorskip("rollwright.run.ray_fleet")
+
+GROUPS, GROUP_SIZE, MOST_ENVS = 6, 2, 3
+ACTORS = GROUPS * GROUP_SIZE // MOST_ENVS
+NOTICES_LATE = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 5,
+}
+"""Ray takes a node for dead after about 5 s: later than the leases end, sooner than the 15 s that are usual."""
+PATIENCE = 60.0
+"""Seconds after which something that was waited for will not come any more."""
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    """Episodes of a second or two, and leases that end soon after a worker falls silent."""
+    return {
+        "name": "on-ray",
+        "max_inflight": 100,
+        "policy": {"slots": 64, "tokens_per_second": 100},
+        "limits": {"lease_seconds": 2.0, "heartbeat_interval": 0.4, "max_attempts": 20},
+        "train_env_manager": {
+            "num_env_groups": GROUPS,
+            "group_size": GROUP_SIZE,
+            "tags": ["FrozenLake"],
+            "max_env_num_per_worker": MOST_ENVS,
+        },
+        **more,
+    }
+
+
+def config(**more: Any) -> RunConfig:
+    return build(settings(**more))
+
+
+async def all_attempts(store: Store) -> list[Attempt]:
+    rollouts = await store.query_rollouts()
+    return [each for rollout in rollouts for each in await store.query_attempts(rollout.rollout_id)]
+
+
+def most_at_once(attempts: list[Attempt]) -> dict[str, int]:
+    """The most attempts that each worker ever held at the same time."""
+    most: dict[str, int] = {}
+    for at in attempts:
+        name = str(at.worker_id)
+        held = sum(
+            each.worker_id == name and each.start_time <= at.start_time < (each.end_time or float("inf"))
+            for each in attempts
+        )
+        most[name] = max(most.get(name, 0), held)
+    return most
+
+
+def check_delivered_once(batches: list[Batch]) -> None:
+    delivered = [each.rollout_id for batch in batches for each in batch.trajectories]
+    assert len(delivered) == len(set(delivered)) == len(batches) * GROUPS * GROUP_SIZE
+    assert all(each.error is None for batch in batches for each in batch.trajectories)
+
+
+async def check_history(store: Store) -> None:
+    events = await store.read_events(limit=100_000)
+    assert complaints(events, await store.read_completions(limit=100_000)) == []
+
+
+async def play_until(run: LocalRun, condition: Callable[[], Awaitable[bool]]) -> list[Batch]:
+    """Batch after batch, one at least, until the condition holds."""
+    batches = []
+    async with asyncio.timeout(PATIENCE):
+        while not batches or not await condition():
+            batches.append(await run.get_batch())
+    return batches
+
+
+async def actors_of(run: LocalRun, number: int = ACTORS) -> dict[str, Any]:
+    """Where the actors are, once all of them hold a rollout."""
+    assert isinstance(run.fleet, ray_fleet.RayFleet)
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            busy = {each.worker_id for each in await all_attempts(run.store)}
+            places = {name: place for name, place in run.fleet.places.items() if name in busy}
+            if len(places) >= number:
+                return places
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """One node; the tests add others."""
+    head = {"num_cpus": 2, "include_dashboard": False, "_system_config": NOTICES_LATE}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    yield cluster
+    cluster.shutdown()
+
+
+def test_a_run_on_a_ray_of_its_own_spreads_its_environments_over_actors_and_keeps_quiet_B9(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "ray.yaml").write_text(yaml.safe_dump(settings()), encoding="utf-8")
+    words = [sys.executable, "-m", "rollwright", "run", "ray.yaml", "--ray", "local"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "raylet" not in done.stdout
+    reader = RunReader(tmp_path / "runs" / "on-ray")
+    assert len({each.rollout_id for each in reader.trajectories()}) == GROUPS * GROUP_SIZE
+
+    async def attempts() -> list[Attempt]:
+        store = await open_store(str(tmp_path / "runs" / "on-ray" / "store.db"))
+        try:
+            return await all_attempts(store)
+        finally:
+            await store.close()
+
+    most = most_at_once(asyncio.run(attempts()))
+    assert 2 <= len(most) <= ACTORS
+    assert max(most.values()) <= MOST_ENVS
+
+
+async def test_a_frozen_actor_loses_its_rollouts_and_its_late_results_count_for_nothing(
+    cluster: Any, tmp_path: Path
+) -> None:
+    async with LocalRun(config(), store=str(tmp_path / "store.db"), ray=cluster.address) as run:
+        batch = asyncio.create_task(run.get_batch())
+        frozen, place = next(iter((await actors_of(run)).items()))
+        os.kill(place.pid, signal.SIGSTOP)
+        try:
+            batches = [await batch]
+        finally:
+            os.kill(place.pid, signal.SIGCONT)
+        lost = [each for each in await all_attempts(run.store) if each.worker_id == frozen]
+        before = {each.attempt_id for each in lost}
+
+        async def works_again() -> bool:
+            mine = [each for each in await all_attempts(run.store) if each.worker_id == frozen]
+            return any(
+                each.attempt_id not in before and each.status is AttemptStatus.SUCCEEDED for each in mine
+            )
+
+        batches += await play_until(run, works_again)
+        assert AttemptStatus.UNRESPONSIVE in {each.status for each in lost}
+        assert frozen in run.fleet.places  # type: ignore[union-attr]
+        await check_history(run.store)
+    check_delivered_once(batches)
+    assert not ray.is_initialized()
+
+
+async def test_a_node_that_is_killed_takes_no_rollout_with_it_and_its_actors_start_anew_elsewhere_B9(
+    cluster: Any, tmp_path: Path
+) -> None:
+    doomed = cluster.add_node(num_cpus=2)
+    async with LocalRun(config(), store=str(tmp_path / "store.db"), ray=cluster.address) as run:
+        batch = asyncio.create_task(run.get_batch())
+        places = await actors_of(run)
+        there = {name for name, place in places.items() if place.node_id == doomed.node_id}
+        assert 0 < len(there) < ACTORS
+        await asyncio.to_thread(cluster.remove_node, doomed, allow_graceful=False)
+        batches = [await batch]
+
+        async def replaced() -> bool:
+            now = await actors_of(run, 1)
+            new = [place for name, place in now.items() if name not in places]
+            assert all(place.node_id != doomed.node_id for place in new)
+            return len(new) > 0
+
+        batches += await play_until(run, replaced)
+        attempts = await all_attempts(run.store)
+        await check_history(run.store)
+    check_delivered_once(batches)
+    assert AttemptStatus.UNRESPONSIVE in {each.status for each in attempts if each.worker_id in there}
+    assert max(most_at_once(attempts).values()) <= MOST_ENVS
+    assert run.activity.dead_workers >= len(there)
+
+
+async def test_actors_that_die_at_their_start_end_the_run_with_their_last_words(cluster: Any) -> None:
+    store = MemoryStore()
+    async with ray_cluster.RayCluster(cluster.address):
+        fleet = ray_fleet.RayFleet(store, "ftp://store", ScaleRules(1, maximum=1), Activity())
+        with pytest.raises(
+            RollwrightError, match=f"{MOST_SHORT_LIVES} Ray actors in a row .*unknown scheme 'ftp'"
+        ):
+            await asyncio.wait_for(fleet.run(), PATIENCE)
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("nonsense", "accepted are auto, local and HOST:PORT"),
+        ("ray://host:10001", "start the run on one of its nodes"),
+    ],
+)
+def test_an_address_that_cannot_be_one_is_refused_before_anything_starts(address: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LocalRun(config(), ray=address)
+
+
+async def test_an_address_where_nothing_is_ends_the_run_with_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"ray: nothing answers at 127\.0\.0\.1:1"):
+        async with LocalRun(config(), ray="127.0.0.1:1"):
+            pass
+
+
+def test_a_policy_of_this_process_cannot_play_on_ray() -> None:
+    with pytest.raises(ConfigError, match="policy: "):
+        LocalRun(config(), policy=RandomPlayer(), ray="local")
+
+
+def test_without_ray_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "rollwright.run.ray_cluster")
+    with pytest.raises(ConfigError, match=r"install rollwright\[ray\]"):
+        LocalRun(config(), ray="local")

@@ -1,0 +1,76 @@
+"""Before the machine runs out of memory or file handles, no further episode is opened, and that is said."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollwright.workers.resources import ResourceLimits, Resources, ResourceWatch, look, shortage
+
+GIB = 1 << 30
+PLENTY = Resources(free_memory=8 * GIB, memory=16 * GIB, open_files=10, most_files=1024)
+NO_MEMORY = Resources(free_memory=GIB // 2, memory=16 * GIB, open_files=10, most_files=1024)
+NO_FILES = Resources(free_memory=8 * GIB, memory=16 * GIB, open_files=1000, most_files=1024)
+LIMITS = ResourceLimits()
+
+
+def test_what_is_short_is_named_with_its_figures() -> None:
+    assert shortage(PLENTY, LIMITS) is None
+    assert shortage(NO_MEMORY, LIMITS) == "memory: 512 of 16384 MiB are free, 5% must be"
+    assert shortage(NO_FILES, LIMITS) == "file handles: 1000 of 1024 are in use, 10% must be free"
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000))
+def test_more_that_is_free_is_never_a_shortage_where_less_was_none(free: int, more: int) -> None:
+    less = Resources(free, 2000, open_files=1000 - free, most_files=1000)
+    richer = Resources(free + more, 2000, open_files=max(0, 1000 - free - more), most_files=1000)
+    assert shortage(less, LIMITS) is not None or shortage(richer, LIMITS) is None
+
+
+def test_this_machine_can_be_looked_at() -> None:
+    now = look()
+    assert 0 < now.free_memory <= now.memory
+    assert 0 < now.open_files < now.most_files
+
+
+async def test_a_shortage_holds_claims_back_until_it_is_over_and_both_are_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = ResourceWatch(LIMITS)
+    await watch.enough()
+    with caplog.at_level(logging.WARNING):
+        watch.see(NO_MEMORY)
+        watch.see(NO_MEMORY)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no further episodes are opened for now: memory: 512 of 16384 MiB are free, 5% must be"
+    ]
+    waiting = asyncio.create_task(watch.enough())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    with caplog.at_level(logging.WARNING):
+        watch.see(PLENTY)
+    await asyncio.wait_for(waiting, 10)
+    assert "opened again" in caplog.records[-1].getMessage()
+    assert watch.shortage is None
+
+
+async def test_a_worker_on_a_full_machine_takes_nothing_and_tells_the_store_why(workshop: Any) -> None:
+    async def agent(task: Any, session: Any) -> float:
+        return 1.0
+
+    rollouts = await workshop.enqueue(4)
+    full = ResourceLimits(memory_share=1.01)
+    workshop.start(workshop.worker(agent, resources=full, heartbeat_interval=0.05))
+    async with asyncio.timeout(30):
+        while not (told := await workshop.store.get_worker_by_id("worker-0")) or not told.heartbeat_stats.get(
+            "waiting"
+        ):
+            await asyncio.sleep(0.01)
+    assert told.heartbeat_stats["waiting"].startswith("memory: ")
+    page = await workshop.store.query_rollouts(rollout_ids=rollouts)
+    taken = [each for each in page if each.status != "queuing"]
+    assert taken == [], "it took rollouts before it had looked at the machine"
