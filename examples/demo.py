@@ -23,7 +23,7 @@ def main() -> None:
     for player, overrides in PLAYERS.items():
         config = load(ROOT / "configs" / "demo.yaml", [f"name=demo-{player}", *overrides])
         folder, config = RunFolder.create(Path("runs"), config)
-        summaries[player] = run_async(execute(config, folder, screen, store=folder.store_address))
+        summaries[player] = run_async(execute(config, folder, screen, store=folder.store_address(None)))
         if summaries[player]["interrupted"]:
             return
     table = Table(title="the same levels, three players", title_justify="left", box=box.SIMPLE_HEAD)

@@ -104,6 +104,17 @@ def test_show_prints_a_trajectory_with_the_reward_of_each_turn(played: Path) -> 
         (("run", "lake.yaml", "custom_envs.FrozenLake.agent_template=see {obs}"), "known placeholders"),
         (("play", "Frozen"), "FrozenLake"),
         (("export", "runs/lake", "--to", "csv"), "unknown format; known: parquet"),
+        (("export", "runs/lake", "--output", "nowhere/x.parquet"), "nowhere/x.parquet"),
+        (("run", "lake.yaml", "name=a[/b]"), "name: got 'a[/b]'"),
+        (("run", "lake[/x].yaml"), "lake[/x].yaml: cannot be read"),
+        (("run", "lake.yaml", "async_generation_ratio=.inf"), "async_generation_ratio: got inf"),
+        (("run", "lake.yaml", "--runs", "lake.yaml"), "lake.yaml"),
+        (
+            ("run", "lake.yaml", "train_env_manager.group_filter=bogus"),
+            "unknown `bogus`; known: zero_variance",
+        ),
+        (("ps", "--store", "typo.db"), "there is no such file"),
+        (("worker", "--store", "typo.db"), "there is no such file"),
     ],
 )
 def test_a_users_mistake_is_one_line_without_a_traceback(
@@ -117,9 +128,51 @@ def test_a_users_mistake_is_one_line_without_a_traceback(
     assert "Traceback" not in failed.stderr
 
 
-def test_a_mistake_leaves_no_run_folder_behind(played: Path) -> None:
-    rollwright("run", "lake.yaml", "name=wrong", "train_env_manager.tags=[Nowhere,FrozenLake]", cwd=played)
+@pytest.mark.parametrize(
+    "mistake", ["train_env_manager.tags=[Nowhere,FrozenLake]", "train_env_manager.group_filter=bogus"]
+)
+def test_a_mistake_leaves_no_run_folder_behind(played: Path, mistake: str) -> None:
+    rollwright("run", "lake.yaml", "name=wrong", mistake, cwd=played)
     assert not (played / "runs" / "wrong").exists()
+
+
+def test_two_processes_do_not_write_to_one_run(played: Path) -> None:
+    from rollwright.run.folder import RunFolder
+
+    holding = RunFolder.reopen(played / "runs" / "lake")
+    refused = rollwright("resume", "runs/lake", cwd=played)
+    assert refused.returncode == 2
+    assert "another process is writing to this run" in refused.stderr
+    holding._log.close()
+
+
+def test_a_run_remembers_its_store_without_the_password(tmp_path: Path) -> None:
+    from rollwright.config import build
+    from rollwright.run.folder import RunFolder
+
+    config = build({"train_env_manager": {"num_env_groups": 1, "tags": ["FrozenLake"]}})
+    folder, _ = RunFolder.create(tmp_path, config)
+    assert folder.store_address(None) == str(folder.path / "store.db")
+    assert folder.store_address("postgresql://me:secret@host/db") == "postgresql://me:secret@host/db"
+    assert folder.store_address(None) == "postgresql://me@host/db"
+
+
+def test_ones_own_environment_in_the_current_folder_is_found(played: Path) -> None:
+    (played / "corridor.py").write_text(
+        "from rollwright.envs.frozen_lake import FrozenLake\n\n\ndef make():\n    return FrozenLake(size=4)\n"
+    )
+    done = rollwright(
+        "run",
+        "lake.yaml",
+        "name=own",
+        "max_steps=1",
+        "val_env_manager=null",
+        "train_env_manager.tags=[Corridor]",
+        "custom_envs.Corridor.env_type=corridor:make",
+        cwd=played,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Corridor" in done.stdout
 
 
 def test_export_keeps_ids_and_links(played: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +84,9 @@ def test_a_worker_frozen_past_its_lease_cannot_commit_what_another_has_done_sinc
     assert succeeded(crash_lab, queue) == 4
     (crash_lab.folder / "go").touch()
     frozen.send_signal(signal.SIGCONT)
-    story = crash_lab.until(lambda: refused(crash_lab, queue), "the late commit")
-    assert [(each.worker_id, each.status) for each in refused_events(story)] == [("frozen", "succeeded")]
+    crash_lab.until(lambda: refusals(crash_lab.story(queue)), "the late commit")
+    story = crash_lab.story(queue)
+    assert refusals(story) == [("frozen", "succeeded")]
     assert complaints(story.events, story.completions) == []
     committed = {each.attempt_id for each in story.completions}
     by = {each.attempt_id: each.worker_id for each in story.attempts}
@@ -95,13 +95,9 @@ def test_a_worker_frozen_past_its_lease_cannot_commit_what_another_has_done_sinc
     crash_lab.finish(frozen)
 
 
-def refused_events(story: Any) -> list[Any]:
-    return [each for each in story.events if each.kind is EventKind.REFUSED]
-
-
-def refused(lab: Any, store: Path) -> Any:
-    story = lab.story(store)
-    return story if refused_events(story) else None
+def refusals(story: Any) -> list[tuple[str, str]]:
+    """Who was refused with what."""
+    return [(each.worker_id, each.status) for each in story.events if each.kind is EventKind.REFUSED]
 
 
 def test_a_frozen_worker_of_a_run_is_replaced_and_stopped_when_it_wakes(crash_lab: Any) -> None:
@@ -119,11 +115,11 @@ def test_a_frozen_worker_of_a_run_is_replaced_and_stopped_when_it_wakes(crash_la
 
 
 def holder(lab: Any, store: Path) -> str | None:
-    """A worker that has finished something and so is at work."""
+    """A worker that is in the middle of an episode."""
     if not store.exists():
         return None
-    done = [each for each in lab.story(store).attempts if each.status == "running"]
-    return done[0].worker_id if done else None
+    playing = [each for each in lab.story(store).attempts if each.status == "running"]
+    return playing[0].worker_id if playing else None
 
 
 def name_of(pid: int) -> str:
@@ -187,10 +183,8 @@ def test_a_worker_joins_a_served_store_with_its_token(crash_lab: Any, queue: Pat
 def test_a_worker_without_the_right_token_is_told_so_in_one_line(
     crash_lab: Any, served: str, token: str
 ) -> None:
-    refused_worker: subprocess.Popen[str] = worker(
-        crash_lab, "plain", "far", store=served, ROLLWRIGHT_STORE_TOKEN=token
-    )
-    _, errors = crash_lab.finish(refused_worker, code=2)
+    stranger = worker(crash_lab, "plain", "far", store=served, ROLLWRIGHT_STORE_TOKEN=token)
+    _, errors = crash_lab.finish(stranger, code=2)
     assert errors.startswith("error: ")
     assert "token" in errors
     assert errors.count("\n") == 1

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, Store, StoreError
+from rollwright.store.history import complaints
 from rollwright.store.records import AttemptStatus, EventKind, RolloutStatus
 
 Advance = Callable[[float], Awaitable[None]]
@@ -190,6 +191,25 @@ async def test_retention_forgets_what_ended_long_ago(store: Store, advance: Adva
     assert (await store.statistics())["completions"] == 3
 
 
+async def test_forgotten_rollouts_leave_no_events_behind(store: Store, advance: Advance) -> None:
+    for number in range(3):
+        await store.enqueue_rollout(None, rollout_id=f"ro-{number}")
+        await advance(10)
+        await store.cancel_rollouts([f"ro-{number}"], "enough")
+        await advance(10)
+    await store.delete_rollouts(["ro-0"])
+    events = await store.read_events()
+    assert events[0].rollout_id == "ro-1"
+    assert complaints(events, await store.read_completions()) == []
+    assert await store.delete_finished(older_than=5) == 2
+    await store.enqueue_rollout(None, rollout_id="ro-3")
+    await advance(10)
+    await store.cancel_rollouts(["ro-3"], "enough")
+    await store.delete_rollouts(["ro-3"])
+    left = await store.read_events()
+    assert [(each.kind, each.rollout_id) for each in left] == [("ended", "ro-3"), ("deleted", "ro-3")]
+
+
 async def test_resources_keep_their_versions(store: Store) -> None:
     assert await store.get_latest_resources() is None
     first = await store.add_resources({"model": "a"}, resources_id="rs-1")
@@ -236,8 +256,10 @@ async def test_the_history_tells_what_happened(store: Store, advance: Advance) -
     with pytest.raises(AttemptRefused):
         await store.update_attempt("ro-1", first.attempt.attempt_id, status="succeeded")
     await store.update_attempt("ro-1", second.attempt.attempt_id, status="succeeded")
-    await store.delete_rollouts(["ro-1"])
     events = await store.read_events()
+    assert await store.read_events(limit=2) == events[:2]
+    await store.delete_rollouts(["ro-1"])
+    events += await store.read_events(events[-1].sequence)
     assert [(each.kind, each.status, each.becomes) for each in events] == [
         (EventKind.ENQUEUED, None, None),
         (EventKind.CLAIMED, None, None),
@@ -250,7 +272,6 @@ async def test_the_history_tells_what_happened(store: Store, advance: Advance) -
     assert events[4].attempt_id == first.attempt.attempt_id
     assert [each.sequence for each in events] == sorted({each.sequence for each in events})
     assert await store.read_events(events[-2].sequence) == events[-1:]
-    assert await store.read_events(limit=2) == events[:2]
 
 
 async def test_a_closed_store_says_so(store: Store) -> None:

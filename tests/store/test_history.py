@@ -48,6 +48,15 @@ def test_a_deleted_rollout_may_come_again() -> None:
     assert complaints(numbered(*GOOD, deleted, *GOOD)) == []
 
 
+def test_a_log_without_its_beginning_is_followed_where_it_can_be() -> None:
+    later = Event(0, 20.0, EventKind.ENQUEUED, "ro-2")
+    twice = [Event(0, 21.0, EventKind.CLAIMED, "ro-2", attempt) for attempt in ("a", "b")]
+    trimmed = numbered(*GOOD, later, *twice)[3:]
+    assert len(complaints(trimmed)) == 1
+    assert "while a holds it" in complaints(trimmed)[0]
+    assert unfinished(trimmed) == {"ro-2"}
+
+
 @pytest.mark.parametrize(
     ("complaint", "events"),
     [

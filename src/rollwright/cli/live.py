@@ -48,17 +48,17 @@ class LiveView:
 
     def _measure(self) -> None:
         """Rates over the last second or so, smoothed over one redraw of the figures."""
-        activity = self._run.activity
+        activity = self._run.activity.total()
         now = asyncio.get_running_loop().time()
         before, turns, tokens = self._last
         if now - before >= 1.0:
             passed = now - before
-            self._rates = (activity.all_turns - turns) / passed, (activity.all_tokens - tokens) / passed
-            self._last = (now, activity.all_turns, activity.all_tokens)
+            self._rates = (activity.turns - turns) / passed, (activity.tokens - tokens) / passed
+            self._last = (now, activity.turns, activity.tokens)
 
     def _table(self) -> Table:
         self._measure()
-        run, activity = self._run, self._run.activity
+        run, activity = self._run, self._run.activity.total()
         places = {place: sum(each.ledger.counts[place] for each in run.schedulers) for place in Place}
         table = Table(title=run.config.name, title_justify="left", show_header=False, min_width=60)
         table.add_column(style="dim")
@@ -72,8 +72,10 @@ class LiveView:
             "trajectories",
             f"{places[Place.DELIVERED]:,} delivered · {places[Place.WAITING]:,} waiting · {left_out:,} left out",
         )
-        table.add_row("in flight", f"{activity.inflight:,} of at most {run.gate.limit:,}")
-        waiting = " · ".join(f"{count:,} {phase}" for phase, count in sorted(activity.waiting_on().items()))
+        table.add_row("in flight", f"{run.activity.inflight:,} of at most {run.most_inflight:,}")
+        waiting = " · ".join(
+            f"{count:,} {phase}" for phase, count in sorted(run.activity.waiting_on().items())
+        )
         table.add_row("waiting for", waiting or "–")
         table.add_row("speed", f"{self._rates[0]:,.0f} turns/s · {self._rates[1]:,.0f} tokens/s")
         done = max(activity.finished, 1)

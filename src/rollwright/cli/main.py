@@ -5,9 +5,11 @@ defect of rollwright.
 """
 
 import sys
+from typing import NoReturn
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from rollwright import __version__
 from rollwright.cli import envs, export, play, queue, run, show, workers
@@ -53,12 +55,19 @@ app.command("export")(export.export)
 
 
 def main() -> None:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # one's own environments, filters and agents lie in the current folder
     try:
         app()
     except RollwrightError as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"[bold red]error:[/] {error}", highlight=False, markup=True
-        )
-        sys.exit(USER_ERROR)
+        _complain(str(error))
+    except OSError as error:  # a folder that is a file, a full disk, a file that may not be written
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _complain(message: str) -> NoReturn:
+    line = Text.assemble(("error:", "bold red"), " ", " ".join(message.split()))
+    Console(stderr=True, soft_wrap=True).print(line)
+    sys.exit(USER_ERROR)

@@ -90,7 +90,7 @@ def ps(
 
 
 async def _ps(address: str, limit: int, screen: Console) -> None:
-    store = await open_store(address)
+    store = await open_store(address, must_exist=True)
     try:
         statistics = await store.statistics()
         counts = "  ".join(f"{status} {statistics[status]:,}" for status in RolloutStatus)
@@ -140,7 +140,7 @@ def cancel(
 
 
 async def _cancel(address: str, rollouts: list[str], reason: str) -> list[str]:
-    store = await open_store(address)
+    store = await open_store(address, must_exist=True)
     try:
         return await store.cancel_rollouts(rollouts, reason)
     finally:

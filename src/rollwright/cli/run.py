@@ -81,7 +81,7 @@ def _play(
         folder,
         console(),
         progress=progress,
-        store=store or folder.store_address,
+        store=folder.store_address(store),
         workers=workers,
         ray=ray,
         live=live,

@@ -114,9 +114,10 @@ def staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, int
 
 def activity_row(activity: Activity) -> dict[str, Any]:
     """What the workers did, for the summary."""
+    activity = activity.total()
     return {
-        "turns": activity.all_turns,
-        "tokens": activity.all_tokens,
+        "turns": activity.turns,
+        "tokens": activity.tokens,
         "prompt_tokens": activity.prompt_tokens,
         "episodes": activity.finished,
         "withdrawn": activity.withdrawn,

@@ -2,33 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rollwright.agents import TIMEOUT, Phase, Session
 from rollwright.trajectory import Boundary, ErrorRecord, Trajectory, Turn
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """What a worker in another process has told of itself."""
-
-    turns: int = 0
-    tokens: int = 0
-    finished: int = 0
-    inflight: int = 0
-    waiting_on: Mapping[Phase, int] = field(default_factory=dict)
-
-    @classmethod
-    def from_stats(cls, stats: Mapping[str, Any], *, alive: bool) -> "Elsewhere":
-        """Out of a heartbeat; a worker that is gone has nothing in flight."""
-        return cls(
-            turns=int(stats.get("turns", 0)),
-            tokens=int(stats.get("tokens", 0)),
-            finished=int(stats.get("finished", 0)),
-            inflight=int(stats.get("inflight", 0)) if alive else 0,
-            waiting_on={phase: int(stats.get(phase, 0)) for phase in Phase} if alive else {},
-        )
 
 
 @dataclass
@@ -65,40 +43,54 @@ class Activity:
     sessions: dict[str, Session] = field(default_factory=dict)
     """Episodes in flight, by rollout id."""
 
-    elsewhere: dict[str, Elsewhere] = field(default_factory=dict)
-    """What workers in other processes have told, by their id."""
+    elsewhere: dict[str, "Activity"] = field(default_factory=dict)
+    """What workers in other processes have told with their heartbeats, by their id."""
+    told_inflight: int = 0
+    """Of a worker elsewhere: episodes in flight, when it told."""
+    told_waiting: Counter[Phase] = field(default_factory=Counter)
+    """Of a worker elsewhere: what its episodes waited for, when it told."""
     dead_workers: int = 0
     """Worker processes that died and were replaced."""
 
     @property
     def inflight(self) -> int:
-        return len(self.sessions) + sum(each.inflight for each in self.elsewhere.values())
-
-    @property
-    def all_turns(self) -> int:
-        """Turns of this process and of those that told."""
-        return self.turns + sum(each.turns for each in self.elsewhere.values())
-
-    @property
-    def all_tokens(self) -> int:
-        return self.tokens + sum(each.tokens for each in self.elsewhere.values())
+        return (
+            self.told_inflight + len(self.sessions) + sum(each.inflight for each in self.elsewhere.values())
+        )
 
     def waiting_on(self) -> Counter[Phase]:
         """How many episodes wait for what."""
         waiting = Counter(session.phase for session in self.sessions.values())
-        for each in self.elsewhere.values():
-            waiting.update(each.waiting_on)
+        for each in (self, *self.elsewhere.values()):
+            waiting.update(each.told_waiting)
         return +waiting
 
-    def heartbeat_stats(self) -> dict[str, int]:
+    def total(self) -> "Activity":
+        """The counters of this process and of those that told, added up."""
+        added = Activity()
+        for each in (self, *self.elsewhere.values()):
+            for name in COUNTERS:
+                setattr(added, name, getattr(added, name) + getattr(each, name))
+            added.failures.update(each.failures)
+        return added
+
+    def heartbeat_stats(self) -> dict[str, Any]:
         """What a worker tells the store about itself."""
-        stats = {
-            "inflight": self.inflight,
-            "turns": self.turns,
-            "tokens": self.tokens,
-            "finished": self.finished,
-        }
-        return {**stats, **{str(phase): count for phase, count in self.waiting_on().items()}}
+        waiting = {str(phase): count for phase, count in self.waiting_on().items()}
+        counters = {name: getattr(self, name) for name in COUNTERS}
+        return {**counters, "failures": dict(self.failures), "inflight": self.inflight, **waiting}
+
+    @classmethod
+    def told(cls, stats: Mapping[str, Any], *, alive: bool) -> "Activity":
+        """Out of a heartbeat; a worker that is gone has nothing in flight."""
+        activity = cls()
+        for name in COUNTERS:
+            setattr(activity, name, stats.get(name, 0))
+        activity.failures.update(stats.get("failures", {}))
+        if alive:
+            activity.told_inflight = int(stats.get("inflight", 0))
+            activity.told_waiting = Counter({phase: int(stats.get(phase, 0)) for phase in Phase})
+        return activity
 
     def count(self, turn: Turn) -> None:
         self.turns += 1
@@ -114,3 +106,9 @@ class Activity:
         self.failures[f"{record.boundary}: {record.kind}"] += 1
         if record.boundary is Boundary.ENGINE and record.kind == TIMEOUT:
             self.overdue += 1
+
+
+COUNTERS = tuple(
+    each.name for each in fields(Activity) if each.type in (int, float) and each.name != "told_inflight"
+)
+"""The figures that can be added up over workers."""

@@ -20,6 +20,8 @@ from rollwright.agents import (
     timed_out,
 )
 from rollwright.draws import digest
+from rollwright.envs.threaded import BlockingRunner
+from rollwright.errors import RollwrightError
 from rollwright.policies.base import Policy
 from rollwright.rollout.episode import EpisodeSettings
 from rollwright.store.records import AttemptedRollout
@@ -35,12 +37,26 @@ class ThreadSession:
     def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
         self._session = session
         self._loop = loop
+        self.ended = False
+        """Whether the episode is over: a thread that was given up must not sample any more."""
 
     def generate(
         self, messages: Sequence[Message], *, continues: Turn | None = None, agent: str = "agent"
     ) -> Turn:
+        if self.ended:
+            raise RollwrightError("the episode is over: it was given up, or ended already")
         call = self._session.generate(messages, continues=continues, agent=agent)
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+async def _in_a_thread(function: AgentFunction, task: Any, session: ThreadSession) -> float | None:
+    """In a thread of its own, so that a hung one takes no place from others and does not hold up the process's end."""
+    runner = BlockingRunner("agent")
+    try:
+        return await runner.run(lambda: function(task, session))  # type: ignore[arg-type, return-value]
+    finally:
+        session.ended = True
+        runner.close()
 
 
 def function_session(
@@ -84,7 +100,7 @@ async def play_function(
             if iscoroutinefunction(function):
                 reward = await function(task, session)
             else:
-                reward = await asyncio.to_thread(function, task, ThreadSession(session, loop))
+                reward = await _in_a_thread(function, task, ThreadSession(session, loop))
             trajectory.episode_reward = 0.0 if reward is None else float(reward)
     except (EpisodeFailure, Interrupted):
         raise

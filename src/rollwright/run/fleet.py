@@ -7,13 +7,13 @@ words, instead of being started for ever.
 
 import asyncio
 import os
+import secrets
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 
 from rollwright.errors import RollwrightError
 from rollwright.rollout import Activity
-from rollwright.rollout.activity import Elsewhere
 from rollwright.store.contract import Store
 from rollwright.store.opening import TOKEN_VARIABLE
 from rollwright.store.records import RolloutStatus
@@ -25,6 +25,25 @@ STOP_SECONDS = 45.0
 SHORT_LIFE = 5.0
 """A worker that dies sooner than this after its start is likely to die again."""
 MOST_SHORT_LIVES = 3
+_BLOCK = 64 * 1024
+
+
+class _Life:
+    """One worker process, from its start on."""
+
+    def __init__(self, process: Process, began: float) -> None:
+        self.process = process
+        self.began = began
+        self.last_words = ""
+        """The last line it wrote to its standard error."""
+        self.listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        """Keeps its standard error empty: a process whose pipe is full would stop."""
+        assert self.process.stderr is not None
+        while block := await self.process.stderr.read(_BLOCK):
+            lines = block.decode(errors="replace").strip().splitlines()
+            self.last_words = lines[-1][:500] if lines else self.last_words
 
 
 class WorkerFleet:
@@ -48,7 +67,9 @@ class WorkerFleet:
         self._environment = {**os.environ, **({TOKEN_VARIABLE: token} if token else {})}
         self._heartbeat_interval = heartbeat_interval
         self._find_capacity = find_capacity
-        self._processes: dict[str, tuple[Process, float]] = {}
+        self._prefix = f"worker-{secrets.token_hex(3)}-"
+        """Of all its workers' ids, so that no other run in the same store has them too."""
+        self._processes: dict[str, _Life] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._started = 0
         self._short_lives = 0
@@ -56,7 +77,7 @@ class WorkerFleet:
     @property
     def pids(self) -> dict[str, int]:
         """The processes by the name of their worker."""
-        return {name: process.pid for name, (process, _) in self._processes.items()}
+        return {name: life.process.pid for name, life in self._processes.items()}
 
     async def run(self) -> None:
         """Keeps the right number of workers alive until it is cancelled."""
@@ -77,10 +98,15 @@ class WorkerFleet:
         finally:
             for name in list(self._processes):
                 self._let_go(name)
-            await asyncio.shield(asyncio.gather(*self._stopping, return_exceptions=True))
+            await asyncio.shield(self._end())
+
+    async def _end(self) -> None:
+        await asyncio.gather(*self._stopping, return_exceptions=True)
+        with suppress(RollwrightError):  # figures only; a store that is gone has been noticed already
+            await self._listen()  # what the workers told last
 
     async def _start(self, now: float) -> None:
-        name = f"worker-{self._started}"
+        name = f"{self._prefix}{self._started}"
         self._started += 1
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -103,33 +129,32 @@ class WorkerFleet:
             env=self._environment,
             start_new_session=True,  # a Ctrl-C is the run's to handle; it drains its workers
         )
-        self._processes[name] = process, now
+        self._processes[name] = _Life(process, now)
 
     async def _bury_the_dead(self, now: float) -> None:
-        for name, (process, started) in list(self._processes.items()):
-            if process.returncode is None:
+        for name, life in list(self._processes.items()):
+            if life.process.returncode is None:
                 continue
             del self._processes[name]
-            words = (await process.stderr.read()).decode(errors="replace").strip() if process.stderr else ""
+            await asyncio.wait({life.listening}, timeout=1.0)
             self._activity.dead_workers += 1
-            self._short_lives = self._short_lives + 1 if now - started < SHORT_LIFE else 0
+            self._short_lives = self._short_lives + 1 if now - life.began < SHORT_LIFE else 0
             if self._short_lives >= MOST_SHORT_LIVES:
-                last = words.splitlines()[-1] if words else f"exit code {process.returncode}"
+                last = life.last_words or f"exit code {life.process.returncode}"
                 raise RollwrightError(
                     f"{self._short_lives} workers in a row died at their start; the last said: {last}"
                 )
 
     def _let_go(self, name: str) -> None:
-        process, _ = self._processes.pop(name)
-        task = asyncio.create_task(_stop(process))
+        task = asyncio.create_task(_stop(self._processes.pop(name).process))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
     async def _listen(self) -> None:
         """What the workers told the store with their heartbeats."""
         for worker in await self._store.query_workers():
-            if worker.worker_id.startswith("worker-"):
-                self._activity.elsewhere[worker.worker_id] = Elsewhere.from_stats(
+            if worker.worker_id.startswith(self._prefix):
+                self._activity.elsewhere[worker.worker_id] = Activity.told(
                     worker.heartbeat_stats, alive=worker.worker_id in self._processes
                 )
 
@@ -139,8 +164,6 @@ async def _stop(process: Process) -> None:
         process.terminate()
     try:
         async with asyncio.timeout(STOP_SECONDS):
-            if process.stderr is not None:
-                await process.stderr.read()
             await process.wait()  # not `communicate`, which closes its standard input
     except TimeoutError:
         with suppress(ProcessLookupError):

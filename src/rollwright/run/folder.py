@@ -4,7 +4,9 @@ Always true: what was written stays readable. Trajectories are appended as lengt
 so a crash can cost at most the record that was being written, and reading stops there and says so.
 """
 
+import fcntl
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -21,13 +23,14 @@ _HEAD = b"RWLOG\x01\n"
 _FRAME = struct.Struct("<II")
 """Length and CRC-32 of the record that follows."""
 
-CONFIG, TRAJECTORIES, METRICS, FAILURES, SUMMARY, STORE = (
+CONFIG, TRAJECTORIES, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
     "config.yaml",
     "trajectories.rwlog",
     "metrics.jsonl",
     "failures.jsonl",
     "summary.json",
     "store.db",
+    "store.address",
 )
 
 
@@ -53,18 +56,20 @@ class RunFolder:
         config = config.model_copy(update={"name": name})
         path = runs / name
         path.mkdir(parents=True)
-        (path / CONFIG).write_text(dump(config), encoding="utf-8")
         log = (path / TRAJECTORIES).open("wb")
+        _lock(log, path)
         log.write(_HEAD)
         log.flush()
+        (path / CONFIG).write_text(dump(config), encoding="utf-8")  # last: with it the folder is a run
         return cls(path, log, set()), config
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
         """Goes on with a folder; what a crash left half written is cut off."""
         reader = RunReader(path)
-        written = {each.rollout_id for each in reader.trajectories()}
         log = (path / TRAJECTORIES).open("r+b")
+        _lock(log, path)
+        written = {each.rollout_id for each in reader.trajectories()}
         log.truncate(reader.whole_bytes)
         log.seek(0, 2)
         for name in (METRICS, FAILURES):
@@ -72,10 +77,18 @@ class RunFolder:
         written.update(row["rollout_id"] for row in reader.failures())
         return cls(path, log, written)
 
-    @property
-    def store_address(self) -> str:
-        """The run's own store, unless it is told to use another."""
-        return str(self.path / STORE)
+    def store_address(self, told: str | None) -> str:
+        """Where the run's rollouts are: what it is told, what it was told before, or its own file.
+
+        What it is told is remembered without its password.
+        """
+        remembered = self.path / ADDRESS
+        if told is not None:
+            remembered.write_text(_without_password(told) + "\n", encoding="utf-8")
+            return told
+        return (
+            remembered.read_text(encoding="utf-8").strip() if remembered.is_file() else str(self.path / STORE)
+        )
 
     def add_trajectory(self, rollout_id: str, encoded: bytes) -> None:
         """Adds it once, however often it is given."""
@@ -102,12 +115,26 @@ class RunFolder:
         self._append(FAILURES, {"rollout_id": rollout_id, "reason": reason})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        (self.path / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        partial = self.path / f"{SUMMARY}.partial"
+        partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        partial.replace(self.path / SUMMARY)
         self._log.close()
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _lock(log: BinaryIO, path: Path) -> None:
+    """One writer at a time; the lock goes with the process."""
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise RollwrightError(f"{path}: another process is writing to this run") from error
+
+
+def _without_password(address: str) -> str:
+    return re.sub(r"(://[^:/@]+):[^@]*@", r"\1@", address)
 
 
 def _cut_half_line(file: Path) -> None:
@@ -167,4 +194,5 @@ class RunReader:
         file = self.path / name
         if not file.is_file():
             return []
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        whole = file.read_text(encoding="utf-8").rpartition("\n")[0]  # a crash may have cut the last line
+        return [json.loads(line) for line in whole.splitlines() if line.strip()]

@@ -21,6 +21,7 @@ from rollwright.rollout import Activity, Batch, Gate, Role, RolloutContext, Roll
 from rollwright.rollout.capacity import START
 from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.episode import read_episode
+from rollwright.rollout.filters import group_filter
 from rollwright.run.assembly import SettingsTable, build_policy, make_env
 from rollwright.run.fleet import WorkerFleet
 from rollwright.run.garbage import rare_collections
@@ -65,6 +66,8 @@ class LocalRun:
             raise ConfigError("policy: workers of their own processes make their own, from the configuration")
         self.config = config
         self.settings = SettingsTable(config)
+        for manager in self._managers():
+            group_filter(manager.group_filter)  # a wrong one shows here, before anything is written
         self.policy = policy or build_policy(config.policy)
         self.activity = Activity()
         self.gate = Gate(config.max_inflight or START)
@@ -178,9 +181,20 @@ class LocalRun:
         )
 
     def _scale_rules(self, maximum: int) -> ScaleRules:
+        """As many workers as may be, with the environments and `max_inflight` shared out over them."""
         envs = sum(share for _, share in self._shares())
+        inflight = self.config.max_inflight or envs
+        maximum = min(maximum, inflight)
         limits = [each.max_env_num_per_worker for each in self._managers() if each.max_env_num_per_worker]
-        return ScaleRules(envs_per_worker=min([-(-envs // maximum), *limits]), maximum=maximum)
+        per_worker = min([-(-envs // maximum), inflight // maximum, *limits])
+        return ScaleRules(envs_per_worker=max(1, per_worker), maximum=maximum)
+
+    @property
+    def most_inflight(self) -> int:
+        """Episodes that may run at the same time now; worker processes find their own limits."""
+        if self._processes is None and self._ray is None:
+            return self.gate.limit
+        return self.config.max_inflight or sum(share for _, share in self._shares())
 
     async def get_batch(self, batch_size: int | None = None) -> Batch:
         """The next training batch; see `RolloutScheduler.get_batch`."""

@@ -21,7 +21,6 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rollwright.errors import RollwrightError
 from rollwright.rollout import Activity
-from rollwright.rollout.activity import Elsewhere
 from rollwright.run.fleet import LOOK_SECONDS, MOST_SHORT_LIVES, SHORT_LIFE, STOP_SECONDS
 from rollwright.run.worker_process import run_worker
 from rollwright.store.contract import Store
@@ -189,7 +188,7 @@ class RayFleet:
         """What the workers told the store with their heartbeats."""
         for worker in await self._store.query_workers():
             if worker.worker_id.startswith(self._prefix):
-                self._activity.elsewhere[worker.worker_id] = Elsewhere.from_stats(
+                self._activity.elsewhere[worker.worker_id] = Activity.told(
                     worker.heartbeat_stats, alive=worker.worker_id in self._lives
                 )
 

@@ -29,7 +29,7 @@ async def run_worker(
     stop: asyncio.Event | None = None,
 ) -> Activity:
     """Plays rollouts of the store at `address`; returns what was done. `stop` drains it, like a signal."""
-    store = await open_store(address)
+    store = await open_store(address, must_exist=True)
     activity = Activity()
     playbook = StorePlaybook(store, function)
     limit = START if settings.find_capacity else settings.max_env_num_per_worker

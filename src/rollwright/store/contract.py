@@ -336,7 +336,8 @@ class Store(ABC):
     async def delete_rollouts(self, rollout_ids: Iterable[str]) -> int:
         """Forgets final rollouts with all that belongs to them, and returns how many.
 
-        Refused if one of them is not final; ids that do not exist are passed over.
+        Refused if one of them is not final; ids that do not exist are passed over. The events from before the
+        oldest rollout that is left go too.
         """
 
     @abstractmethod

@@ -5,7 +5,7 @@ result of an attempt whose lease was over, a rollout that ends twice or goes on 
 not in the completion log. Run it over the log of a store that was killed and opened again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rollwright.store.records import AttemptStatus, Completion, Event, EventKind
@@ -15,108 +15,109 @@ _RESULTS = frozenset({AttemptStatus.SUCCEEDED, AttemptStatus.FAILED})
 """What only an attempt that holds its rollout may report."""
 
 
+def complaints(events: Iterable[Event], completions: Iterable[Completion] | None = None) -> list[str]:
+    """One line for each broken promise; empty when there is none.
+
+    With `completions`, the whole completion log, each end must be in it exactly once. Of a log whose beginning
+    was forgotten together with old rollouts, only those are followed whose own beginning is still there.
+    """
+    history = _History()
+    found = list(history.follow(events))
+    if completions is not None:
+        found += history.compare(completions)
+    return found
+
+
+def unfinished(events: Iterable[Event]) -> set[str]:
+    """The rollouts that were enqueued and have no end yet."""
+    history = _History()
+    for _ in history.follow(events):
+        pass
+    return {rollout_id for rollout_id, story in history.stories.items() if story.ended is None}
+
+
 @dataclass
 class _Story:
     """What the events so far have told of one rollout."""
 
     current: str | None = None
     """The attempt that holds it."""
-    attempts: set[str] = field(default_factory=set)
+    attempts: set[str | None] = field(default_factory=set)
     ended: str | None = None
     """Its final status."""
     ended_by: str | None = None
 
+    def claim(self, event: Event) -> Iterator[str]:
+        if self.ended:
+            yield f"is claimed after it was {self.ended}"
+        if self.current:
+            yield f"is claimed by {event.attempt_id} while {self.current} holds it"
+        if event.attempt_id is None or event.attempt_id in self.attempts:
+            yield f"is claimed with the used attempt id {event.attempt_id}"
+        self.current = event.attempt_id
+        self.attempts.add(event.attempt_id)
 
-def complaints(events: Iterable[Event], completions: Iterable[Completion] | None = None) -> list[str]:
-    """One line for each broken promise; empty when there is none.
-
-    With `completions`, the whole completion log, each end must be in it exactly once.
-    """
-    stories: dict[str, _Story] = {}
-    found: list[str] = []
-    last = 0
-    for event in events:
-        if event.sequence <= last:
-            found.append(f"event {event.sequence} comes after event {last}")
-        last = event.sequence
-        found += [f"event {event.sequence}: {line}" for line in _follow(event, stories)]
-    if completions is not None:
-        found += _compare(stories, completions)
-    return found
-
-
-def unfinished(events: Iterable[Event]) -> set[str]:
-    """The rollouts that were enqueued and have no end yet."""
-    stories: dict[str, _Story] = {}
-    for event in events:
-        _follow(event, stories)
-    return {rollout_id for rollout_id, story in stories.items() if story.ended is None}
+    def end(self, event: Event) -> Iterator[str]:
+        if self.ended:
+            yield f"ends as {event.becomes} after it was {self.ended}"
+        if event.attempt_id != self.current:
+            yield f"is ended by {event.attempt_id} while {self.current} holds it"
+        over = event.lease_expires is not None and event.lease_expires <= event.time
+        if event.status in _RESULTS and over:
+            yield f"takes {event.status} from {event.attempt_id} after its lease was over"
+        self.current = None
+        if event.becomes in FINAL_ROLLOUT:
+            self.ended, self.ended_by = event.becomes, event.attempt_id
 
 
-def _follow(event: Event, stories: dict[str, _Story]) -> list[str]:
-    """Takes the event into the stories; returns what is wrong with it."""
-    name = f"rollout {event.rollout_id}"
-    if event.kind is EventKind.ENQUEUED:
-        known = event.rollout_id in stories
-        stories.setdefault(event.rollout_id, _Story())
-        return [f"{name} is enqueued again"] if known else []
-    story = stories.get(event.rollout_id)
-    if story is None:
-        return [f"{name} is {event.kind} before it was enqueued"]
-    match event.kind:
-        case EventKind.CLAIMED:
-            return [f"{name} {line}" for line in _claim(event, story)]
-        case EventKind.ENDED:
-            return [f"{name} {line}" for line in _end(event, story)]
-        case EventKind.DELETED:
-            del stories[event.rollout_id]
-            return [] if story.ended else [f"{name} is deleted before its end"]
-        case _:
-            return []
+class _History:
+    def __init__(self) -> None:
+        self.stories: dict[str, _Story] = {}
+        self._whole = True
+        """Whether the log begins at its beginning."""
 
+    def follow(self, events: Iterable[Event]) -> Iterator[str]:
+        last = 0
+        for event in events:
+            if last == 0:
+                self._whole = event.sequence == 1
+            if event.sequence <= last:
+                yield f"event {event.sequence} comes after event {last}"
+            last = event.sequence
+            for line in self._take(event):
+                yield f"event {event.sequence}: rollout {event.rollout_id} {line}"
 
-def _claim(event: Event, story: _Story) -> list[str]:
-    wrong = []
-    if story.ended:
-        wrong.append(f"is claimed after it was {story.ended}")
-    if story.current:
-        wrong.append(f"is claimed by {event.attempt_id} while {story.current} holds it")
-    if event.attempt_id in story.attempts or event.attempt_id is None:
-        wrong.append(f"is claimed with the used attempt id {event.attempt_id}")
-    story.current = event.attempt_id
-    story.attempts.add(event.attempt_id or "")
-    return wrong
+    def _take(self, event: Event) -> Iterator[str]:
+        story = self.stories.get(event.rollout_id)
+        if event.kind is EventKind.ENQUEUED:
+            if story is not None:
+                yield "is enqueued again"
+            self.stories.setdefault(event.rollout_id, _Story())
+        elif story is None:
+            if self._whole:
+                yield f"is {event.kind} before it was enqueued"
+        elif event.kind is EventKind.CLAIMED:
+            yield from story.claim(event)
+        elif event.kind is EventKind.ENDED:
+            yield from story.end(event)
+        elif event.kind is EventKind.DELETED:
+            if story.ended is None:
+                yield "is deleted before its end"
+            del self.stories[event.rollout_id]
 
-
-def _end(event: Event, story: _Story) -> list[str]:
-    wrong = []
-    if story.ended:
-        wrong.append(f"ends as {event.becomes} after it was {story.ended}")
-    if event.attempt_id != story.current:
-        wrong.append(f"is ended by {event.attempt_id} while {story.current} holds it")
-    over = event.lease_expires is not None and event.lease_expires <= event.time
-    if event.status in _RESULTS and over:
-        wrong.append(f"takes {event.status} from {event.attempt_id} after its lease was over")
-    story.current = None
-    if event.becomes in FINAL_ROLLOUT:
-        story.ended, story.ended_by = event.becomes, event.attempt_id
-    return wrong
-
-
-def _compare(stories: dict[str, _Story], completions: Iterable[Completion]) -> list[str]:
-    found = []
-    logged: dict[str, Completion] = {}
-    for completion in completions:
-        if completion.rollout_id in logged:
-            found.append(f"rollout {completion.rollout_id} is in the completion log twice")
-        logged[completion.rollout_id] = completion
-    for rollout_id, story in stories.items():
-        entry = logged.pop(rollout_id, None)
-        told = (None, None) if entry is None else (str(entry.status), entry.attempt_id)
-        if told != (story.ended, story.ended_by):
-            found.append(
-                f"rollout {rollout_id}: events say {story.ended} by {story.ended_by},"
-                f" the completion log says {told[0]} by {told[1]}"
-            )
-    found += [f"rollout {rollout_id} is in the completion log without events" for rollout_id in logged]
-    return found
+    def compare(self, completions: Iterable[Completion]) -> Iterator[str]:
+        logged: dict[str, Completion] = {}
+        for completion in completions:
+            if completion.rollout_id in logged:
+                yield f"rollout {completion.rollout_id} is in the completion log twice"
+            logged[completion.rollout_id] = completion
+        for rollout_id, story in self.stories.items():
+            entry = logged.pop(rollout_id, None)
+            told = (None, None) if entry is None else (str(entry.status), entry.attempt_id)
+            if told != (story.ended, story.ended_by):
+                yield (
+                    f"rollout {rollout_id}: events say {story.ended} by {story.ended_by},"
+                    f" the completion log says {told[0]} by {told[1]}"
+                )
+        for rollout_id in logged:
+            yield f"rollout {rollout_id} is in the completion log without events"

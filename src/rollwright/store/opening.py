@@ -17,15 +17,15 @@ TOKEN_VARIABLE = "ROLLWRIGHT_STORE_TOKEN"
 """Environment variable that holds the token of a store behind a server."""
 
 
-async def open_store(address: str) -> Store:
-    """Opens the store, and makes it where it is a file that does not exist yet."""
+async def open_store(address: str, *, must_exist: bool = False) -> Store:
+    """Opens the store; a file that does not exist yet is made, unless it must exist."""
     scheme, found, rest = address.partition("://")
     if address == "memory":
         return MemoryStore()
     if not found:
-        return await _sqlite(Path(address))
+        return await _sqlite(Path(address), must_exist)
     if scheme == "sqlite":
-        return await _sqlite(Path(rest.removeprefix("/")))
+        return await _sqlite(Path(rest.removeprefix("/")), must_exist)
     if scheme in ("postgresql", "postgres"):
         return await _postgresql(address)
     if scheme in ("http", "https", "http+unix"):
@@ -37,13 +37,19 @@ async def open_store(address: str) -> Store:
     )
 
 
-async def _sqlite(path: Path) -> Store:
+async def _sqlite(path: Path, must_exist: bool) -> Store:
     from rollwright.store.sql import SqlStore
     from rollwright.store.sql.sqlite import SqliteDriver
 
+    _check_path(path, must_exist)
+    return SqlStore(await SqliteDriver.open(path))
+
+
+def _check_path(path: Path, must_exist: bool) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"store {str(path)!r}: the folder {str(path.parent)!r} does not exist")
-    return SqlStore(await SqliteDriver.open(path))
+    if must_exist and not path.is_file():
+        raise ConfigError(f"store {str(path)!r}: there is no such file")
 
 
 async def _postgresql(address: str) -> Store:

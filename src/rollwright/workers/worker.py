@@ -126,12 +126,10 @@ class Worker:
         busy = [self._loops[manager] for manager in self._managers if manager.holds is not None]
         if busy:
             await asyncio.wait(busy, timeout=self._settings.drain_seconds if seconds is None else seconds)
-        left = [manager for manager in self._managers if manager.holds is not None]
-        for manager in left:
-            held = manager.holds
+        left = [(manager, manager.holds) for manager in self._managers if manager.holds is not None]
+        for manager, _ in left:
             self._loops[manager].cancel()
-            if held is not None:
-                await self._hand_back(*held)
+        await asyncio.gather(*(self._hand_back(*held) for _, held in left))
         return len(left)
 
     async def _hand_back(self, rollout_id: str, attempt_id: str) -> None:

@@ -1,7 +1,10 @@
-"""The two logs of the memory store: finished rollouts, and events. Both only grow at the end.
+"""The two logs of the memory store: finished rollouts, and events. Both grow at the end and shrink at the front.
 
 Deleting a rollout takes its completion out; the cursors of the others stay as they are.
 """
+
+from collections import deque
+from itertools import islice
 
 from rollwright.store.memory.rows import RolloutRow
 from rollwright.store.records import Completion, Event, EventKind
@@ -60,7 +63,8 @@ class CompletionLog:
 class EventLog:
     def __init__(self, recording: bool) -> None:
         self._recording = recording
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
+        self._last = 0
 
     def add(
         self,
@@ -74,10 +78,18 @@ class EventLog:
         becomes: str | None = None,
     ) -> None:
         if self._recording:
-            sequence = len(self._events) + 1
+            self._last += 1
             self._events.append(
-                Event(sequence, time, kind, rollout_id, attempt_id, worker_id, status, lease_expires, becomes)
+                Event(
+                    self._last, time, kind, rollout_id, attempt_id, worker_id, status, lease_expires, becomes
+                )
             )
 
     def after(self, sequence: int, limit: int) -> list[Event]:
-        return self._events[max(sequence, 0) : max(sequence, 0) + limit]
+        first = self._events[0].sequence if self._events else 1
+        start = max(sequence + 1 - first, 0)
+        return list(islice(self._events, start, start + limit))
+
+    def forget_before(self, time: float) -> None:
+        while self._events and self._events[0].time < time:
+            self._events.popleft()

@@ -88,6 +88,8 @@ class Ledger:
             self.log.remove(row.cursor)
             self.roster.forget(row)
             self.events.add(now, EventKind.DELETED, row.rollout_id)
+        oldest = next(iter(self.rollouts.values()), None)
+        self.events.forget_before(now if oldest is None else oldest.start_time)
         return len(rows)
 
     # -- giving out ----------------------------------------------------------------------------------

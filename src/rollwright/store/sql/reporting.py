@@ -13,10 +13,22 @@ from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound
 from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind
 from rollwright.store.sql.changes import CLEAR_JOURNAL, end, heard, lease_from, noted
 from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RolloutRow
-from rollwright.store.sql.schema import HELD, UNTOLD, attempts, completions, journal, rollouts, trajectories
+from rollwright.store.sql.schema import (
+    HELD,
+    UNTOLD,
+    attempts,
+    completions,
+    events,
+    journal,
+    rollouts,
+    trajectories,
+)
 from rollwright.store.sql.statements import Operation, Statement, any_of, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, check_attempt_change, lapsed
+
+EVENTS_AT_ONCE = 100_000
+"""Events forgotten with one call, three for each rollout that one call of `delete_finished` forgets and some more."""
 
 
 def report(
@@ -142,6 +154,15 @@ def _delete(tx: Transaction, rows: Sequence[tuple[int, str]]) -> Operation[int]:
             yield statement.many([{"at_place": place} for place, _ in rows])
     for _, rollout_id in rows:
         tx.event(EventKind.DELETED, rollout_id)
+    yield from tx.flush()
+    [[oldest]] = (yield OLDEST_START()) or [[tx.now]]
+    last = None
+    for sequence, time in (yield FIRST_EVENTS()):
+        if time >= oldest:
+            break
+        last = sequence
+    if last is not None:
+        yield FORGET_EVENTS(last=last)
     return len(rows)
 
 
@@ -263,6 +284,11 @@ OLDEST = Statement(
     .order_by(completions.c.cursor)
     .limit(bindparam("count"))
 )
+OLDEST_START = Statement(select(rollouts.c.start_time).order_by(rollouts.c.place).limit(1))
+FIRST_EVENTS = Statement(
+    select(events.c.sequence, events.c.time).order_by(events.c.sequence).limit(EVENTS_AT_ONCE)
+)
+FORGET_EVENTS = Statement(delete(events).where(events.c.sequence <= bindparam("last")))
 DELETE_COMPLETIONS = Statement(delete(completions).where(any_of(completions.c.rollout_id, "ids")))
 DELETE_BY_PLACE = [
     Statement(delete(table).where(table.c.place == bindparam("at_place")))
