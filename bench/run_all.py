@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rollwright.cli.console import console
 
 HERE = Path(__file__).resolve().parent
-BENCHMARKS = ("overhead", "no_barrier", "scale", "envs")
+BENCHMARKS = ("overhead", "no_barrier", "scale", "envs", "store", "recovery", "ray_workers")
 
 
 def main() -> int:

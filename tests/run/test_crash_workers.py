@@ -108,10 +108,22 @@ def test_a_frozen_worker_of_a_run_is_replaced_and_stopped_when_it_wakes(crash_la
     held_by = crash_lab.until(lambda: holder(crash_lab, store), "a worker with rollouts")
     pid = next(pid for pid in crash_lab.workers_of(run) if held_by in name_of(pid))
     os.kill(pid, signal.SIGSTOP)
-    crash_lab.until(lambda: crash_lab.story(store).lost_attempts, "the end of its leases")
+    crash_lab.until(lambda: lost_by(crash_lab.story(store), held_by), "the end of its leases")
     os.kill(pid, signal.SIGCONT)
     crash_lab.finish(run)
-    crash_lab.check_whole()
+    _, story = crash_lab.check_whole()
+    lost = lost_by(story, held_by)
+    again = [each for each in story.attempts if each.rollout_id in lost and each.status == "succeeded"]
+    assert {each.rollout_id for each in again} == lost
+
+
+def lost_by(story: Any, worker_id: str) -> set[str]:
+    """Rollouts that were taken from this worker because it was silent."""
+    return {
+        each.rollout_id
+        for each in story.attempts
+        if each.worker_id == worker_id and each.status == "unresponsive"
+    }
 
 
 def holder(lab: Any, store: Path) -> str | None:

@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,25 +95,53 @@ async def check_history(store: Store) -> None:
     assert complaints(events, await store.read_completions(limit=100_000)) == []
 
 
-async def play_until(run: LocalRun, condition: Callable[[], Awaitable[bool]]) -> list[Batch]:
-    """Batch after batch, one at least, until the condition holds."""
-    batches = []
-    async with asyncio.timeout(PATIENCE):
-        while not batches or not await condition():
-            batches.append(await run.get_batch())
-    return batches
+@asynccontextmanager
+async def taking_batches(run: LocalRun) -> AsyncIterator[list[Batch]]:
+    """Takes batch after batch inside the block, so that there is always something to play."""
+    batches: list[Batch] = []
 
-
-async def actors_of(run: LocalRun, number: int = ACTORS) -> dict[str, Any]:
-    """Where the actors are, once all of them hold a rollout."""
-    assert isinstance(run.fleet, ray_fleet.RayFleet)
-    async with asyncio.timeout(PATIENCE):
+    async def take() -> None:
         while True:
-            busy = {each.worker_id for each in await all_attempts(run.store)}
-            places = {name: place for name, place in run.fleet.places.items() if name in busy}
-            if len(places) >= number:
-                return places
+            batches.append(await run.get_batch())
+
+    taking = asyncio.create_task(take())
+    try:
+        yield batches
+    finally:
+        taking.cancel()
+        with suppress(asyncio.CancelledError):
+            await taking
+
+
+async def has_batches(batches: list[Batch], number: int) -> bool:
+    return len(batches) >= number
+
+
+async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
+    """What the condition gives, as soon as it gives something."""
+    async with asyncio.timeout(PATIENCE):
+        while not (found := await condition()):
             await asyncio.sleep(0.05)
+    return found
+
+
+async def attempts_of(run: LocalRun, workers: Container[str], status: AttemptStatus) -> set[str]:
+    attempts = await all_attempts(run.store)
+    return {each.attempt_id for each in attempts if each.worker_id in workers and each.status is status}
+
+
+async def actors_of(run: LocalRun) -> dict[str, Any]:
+    """Where the actors are, once all of them have taken a rollout."""
+    fleet = run.fleet
+    assert isinstance(fleet, ray_fleet.RayFleet)
+
+    async def all_busy() -> dict[str, Any] | None:
+        busy = {each.worker_id for each in await all_attempts(run.store)}
+        places: dict[str, Any] = fleet.places
+        return places if len(places) == ACTORS and places.keys() <= busy else None
+
+    found: dict[str, Any] = await until(all_busy)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -152,25 +181,20 @@ async def test_a_frozen_actor_loses_its_rollouts_and_its_late_results_count_for_
     cluster: Any, tmp_path: Path
 ) -> None:
     async with LocalRun(config(), store=str(tmp_path / "store.db"), ray=cluster.address) as run:
-        batch = asyncio.create_task(run.get_batch())
-        frozen, place = next(iter((await actors_of(run)).items()))
-        os.kill(place.pid, signal.SIGSTOP)
-        try:
-            batches = [await batch]
-        finally:
-            os.kill(place.pid, signal.SIGCONT)
-        lost = [each for each in await all_attempts(run.store) if each.worker_id == frozen]
-        before = {each.attempt_id for each in lost}
+        async with taking_batches(run) as batches:
+            frozen, place = next(iter((await actors_of(run)).items()))
+            os.kill(place.pid, signal.SIGSTOP)
+            try:
+                await until(lambda: attempts_of(run, {frozen}, AttemptStatus.UNRESPONSIVE))
+                before = await attempts_of(run, {frozen}, AttemptStatus.SUCCEEDED)
+            finally:
+                os.kill(place.pid, signal.SIGCONT)
 
-        async def works_again() -> bool:
-            mine = [each for each in await all_attempts(run.store) if each.worker_id == frozen]
-            return any(
-                each.attempt_id not in before and each.status is AttemptStatus.SUCCEEDED for each in mine
-            )
+            async def works_again() -> bool:
+                return before < await attempts_of(run, {frozen}, AttemptStatus.SUCCEEDED)
 
-        batches += await play_until(run, works_again)
-        assert AttemptStatus.UNRESPONSIVE in {each.status for each in lost}
-        assert frozen in run.fleet.places  # type: ignore[union-attr]
+            await until(works_again)
+            await until(lambda: has_batches(batches, 2))
         await check_history(run.store)
     check_delivered_once(batches)
     assert not ray.is_initialized()
@@ -181,24 +205,25 @@ async def test_a_node_that_is_killed_takes_no_rollout_with_it_and_its_actors_sta
 ) -> None:
     doomed = cluster.add_node(num_cpus=2)
     async with LocalRun(config(), store=str(tmp_path / "store.db"), ray=cluster.address) as run:
-        batch = asyncio.create_task(run.get_batch())
-        places = await actors_of(run)
-        there = {name for name, place in places.items() if place.node_id == doomed.node_id}
-        assert 0 < len(there) < ACTORS
-        await asyncio.to_thread(cluster.remove_node, doomed, allow_graceful=False)
-        batches = [await batch]
+        async with taking_batches(run) as batches:
+            places = await actors_of(run)
+            there = {name for name, place in places.items() if place.node_id == doomed.node_id}
+            assert 0 < len(there) < ACTORS
+            await until(lambda: attempts_of(run, there, AttemptStatus.RUNNING))
+            await asyncio.to_thread(cluster.remove_node, doomed, allow_graceful=False)
+            await until(lambda: attempts_of(run, there, AttemptStatus.UNRESPONSIVE))
 
-        async def replaced() -> bool:
-            now = await actors_of(run, 1)
-            new = [place for name, place in now.items() if name not in places]
-            assert all(place.node_id != doomed.node_id for place in new)
-            return len(new) > 0
+            async def new_ones() -> set[str]:
+                return {each.worker_id or "" for each in await all_attempts(run.store)} - places.keys()
 
-        batches += await play_until(run, replaced)
+            new = await until(new_ones)
+            await until(lambda: attempts_of(run, new, AttemptStatus.SUCCEEDED))
+            now = run.fleet.places  # type: ignore[union-attr]
+            assert {now[name].node_id for name in new} == {cluster.head_node.node_id}
+            await until(lambda: has_batches(batches, 2))
         attempts = await all_attempts(run.store)
         await check_history(run.store)
     check_delivered_once(batches)
-    assert AttemptStatus.UNRESPONSIVE in {each.status for each in attempts if each.worker_id in there}
     assert max(most_at_once(attempts).values()) <= MOST_ENVS
     assert run.activity.dead_workers >= len(there)
 
