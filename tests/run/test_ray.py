@@ -233,7 +233,7 @@ async def test_actors_that_die_at_their_start_end_the_run_with_their_last_words(
     async with ray_cluster.RayCluster(cluster.address):
         fleet = ray_fleet.RayFleet(store, "ftp://store", ScaleRules(1, maximum=1), Activity())
         with pytest.raises(
-            RollwrightError, match=f"{MOST_SHORT_LIVES} Ray actors in a row .*unknown scheme 'ftp'"
+            RollwrightError, match=f"{MOST_SHORT_LIVES} ray workers in a row .*unknown scheme 'ftp'"
         ):
             await asyncio.wait_for(fleet.run(), PATIENCE)
     await store.close()

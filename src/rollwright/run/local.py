@@ -23,9 +23,10 @@ from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import group_filter
 from rollwright.run.assembly import SettingsTable, build_policy, make_env
-from rollwright.run.fleet import WorkerFleet
+from rollwright.run.fleet import Fleet
 from rollwright.run.garbage import rare_collections
 from rollwright.run.playbook import CONFIG_KEY
+from rollwright.run.process_fleet import ProcessFleet
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import TOKEN_VARIABLE, open_store
@@ -75,7 +76,7 @@ class LocalRun:
         """The training stream, where there is one, then one for each validation so far."""
         self.on_finished = on_finished
         self.on_failed = on_failed
-        self.fleet: WorkerFleet | RayFleet | None = None
+        self.fleet: Fleet | None = None
         self._given_store = store
         self._forget = store is None
         """Whether the store is this run's own and in memory: nobody else will look at what is settled."""
@@ -131,7 +132,7 @@ class LocalRun:
         else:
             await self.store.update_resources(name, settings)
 
-    async def _make_fleet(self, processes: int) -> WorkerFleet:
+    async def _make_fleet(self, processes: int) -> ProcessFleet:
         """Worker processes, and the way they reach the store."""
         given = self._given_store
         if isinstance(given, str) and given.startswith(("postgres", "http")):
@@ -143,7 +144,7 @@ class LocalRun:
             folder = self._stack.enter_context(TemporaryDirectory(prefix="rollwright-"))
             server = StoreServer(self.store, path=Path(folder) / "store.sock")
             address = (await self._stack.enter_async_context(server)).url
-        return WorkerFleet(
+        return ProcessFleet(
             self.store,
             address,
             self._scale_rules(processes),

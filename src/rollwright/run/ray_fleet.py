@@ -2,31 +2,26 @@
 
 Always true: the store's lease decides who holds a rollout, not Ray. Ray notices a dead node only after a while, and an
 actor it takes for dead may still act: by then others have the rollouts, and what the late one reports is refused.
-Every life of an actor has a worker id of its own. Lost actors are replaced for as long as the run lasts; actors that
-fail by their own account right after their start, one after the other, end it with their last words. Only where the store is and how to work goes through Ray; episodes
-go through the store.
+Lost actors are replaced for as long as the run lasts; only a failure that an actor reports itself counts as its death.
+Only where the store is and how to work goes through Ray; episodes go through the store.
 """
 
 import asyncio
 import logging
 import os
-import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from rollwright.errors import RollwrightError
 from rollwright.rollout import Activity
-from rollwright.run.fleet import LOOK_SECONDS, MOST_SHORT_LIVES, SHORT_LIFE, STOP_SECONDS
+from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet
 from rollwright.run.worker_process import run_worker
 from rollwright.store.contract import Store
-from rollwright.store.records import RolloutStatus
 from rollwright.workers import WorkerSettings
-from rollwright.workers.autoscale import Autoscaler, ScaleRules
+from rollwright.workers.autoscale import ScaleRules
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +72,10 @@ class _Life:
     """When it was placed."""
 
 
-class RayFleet:
-    """The same role as `WorkerFleet`. Ray must be joined while it runs."""
+class RayFleet(Fleet):
+    """Ray must be joined while it runs."""
+
+    kind = "ray"
 
     def __init__(
         self,
@@ -96,23 +93,16 @@ class RayFleet:
         `environment`: variables for the actors, such as the store's token. They travel with a call, because
         variables that Ray is told to set can be read on its dashboard.
         """
-        self._store = store
+        super().__init__(store, rules, activity)
         self._address = address
-        self._scaler = Autoscaler(rules)
         self._settings = WorkerSettings(
             rules.envs_per_worker, heartbeat_interval=heartbeat_interval, find_capacity=find_capacity
         )
-        self._activity = activity
         self._environment = dict(environment or {})
-        self._prefix = f"ray-{secrets.token_hex(3)}-"
-        """Of all its workers' ids, so that no other run in the same store has them too."""
         self._class = ray.remote(num_cpus=ACTOR_CPUS, scheduling_strategy="SPREAD", max_restarts=0)(
             WorkerActor
         )
         self._lives: dict[str, _Life] = {}
-        self._stopping: set[asyncio.Task[None]] = set()
-        self._started = 0
-        self._short_lives = 0
         self._paused_until = 0.0
 
     @property
@@ -120,35 +110,13 @@ class RayFleet:
         """Where the actors live that Ray has started, by the name of their worker."""
         return {name: life.place for name, life in self._lives.items() if life.place is not None}
 
-    async def run(self) -> None:
-        """Keeps the right number of actors alive until it is cancelled."""
-        clock = asyncio.get_running_loop().time
-        try:
-            while True:
-                self._bury_the_dead(clock())
-                counts = await self._store.statistics()
-                waiting = counts[RolloutStatus.QUEUING] + counts[RolloutStatus.REQUEUING]
-                claimed = counts[RolloutStatus.PREPARING] + counts[RolloutStatus.RUNNING]
-                wanted = self._scaler.wanted(waiting, claimed, len(self._lives), clock())
-                while len(self._lives) < wanted and clock() >= self._paused_until:
-                    self._start()
-                for name in list(self._lives)[wanted:]:
-                    self._let_go(name)
-                await self._listen()
-                await asyncio.sleep(LOOK_SECONDS)
-        finally:
-            for name in list(self._lives):
-                self._let_go(name)
-            await asyncio.shield(self._end())
+    def _alive(self) -> Collection[str]:
+        return self._lives.keys()
 
-    async def _end(self) -> None:
-        await asyncio.gather(*self._stopping, return_exceptions=True)
-        with suppress(RollwrightError):  # figures only; a store that is gone has been noticed already
-            await self._listen()  # what the workers told last
+    def _may_start(self, now: float) -> bool:
+        return now >= self._paused_until
 
-    def _start(self) -> None:
-        name = f"{self._prefix}{self._started}"
-        self._started += 1
+    async def _start(self, name: str, now: float) -> None:
         life = self._lives[name] = _Life(self._class.remote())
         life.work = asyncio.create_task(self._live(name, life), name=name)
 
@@ -157,7 +125,7 @@ class RayFleet:
         life.began = asyncio.get_running_loop().time()
         await life.actor.work.remote(self._address, name, self._settings, self._environment)
 
-    def _bury_the_dead(self, now: float) -> None:
+    async def _bury_the_dead(self, now: float) -> None:
         for name, life in list(self._lives.items()):
             if not life.work.done():
                 continue
@@ -166,46 +134,28 @@ class RayFleet:
             error = life.work.exception()
             if error is not None and not isinstance(error, RayError):
                 raise error
-            self._activity.dead_workers += 1
             words = _last_words(error)
             if words is None:
                 logger.warning("%s was lost: %s", name, _last_line(error))
+                self._activity.dead_workers += 1
                 self._paused_until = now + PAUSE_SECONDS
-                continue
-            short = life.began is None or now - life.began < SHORT_LIFE
-            self._short_lives = self._short_lives + 1 if short else 0
-            if self._short_lives >= MOST_SHORT_LIVES:
-                raise RollwrightError(
-                    f"{self._short_lives} Ray actors in a row died at their start; the last said: {words}"
-                )
+            else:
+                self._count_death(words, short=life.began is None or now - life.began < SHORT_LIFE)
 
-    def _let_go(self, name: str) -> None:
-        task = asyncio.create_task(_stop(self._lives.pop(name)))
-        self._stopping.add(task)
-        task.add_done_callback(self._stopping.discard)
-
-    async def _listen(self) -> None:
-        """What the workers told the store with their heartbeats."""
-        for worker in await self._store.query_workers():
-            if worker.worker_id.startswith(self._prefix):
-                self._activity.elsewhere[worker.worker_id] = Activity.told(
-                    worker.heartbeat_stats, alive=worker.worker_id in self._lives
-                )
-
-
-async def _stop(life: _Life) -> None:
-    """Drains the actor as long as it may take, then ends it. One that was not started yet holds nothing."""
-    try:
-        if life.place is not None:
-            async with asyncio.timeout(STOP_SECONDS):
-                await life.actor.drain.remote()
-                await asyncio.wait({life.work})
-    except (TimeoutError, RayError):
-        pass  # hung or dead: it is ended below, and its rollouts go to others when their leases end
-    finally:
-        ray.kill(life.actor)
-        life.work.cancel()
-        await asyncio.gather(life.work, return_exceptions=True)
+    async def _stop(self, name: str) -> None:
+        """One that was not started yet holds nothing."""
+        life = self._lives.pop(name)
+        try:
+            if life.place is not None:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await life.actor.drain.remote()
+                    await asyncio.wait({life.work})
+        except (TimeoutError, RayError):
+            pass  # hung or dead: it is ended below, and its rollouts go to others when their leases end
+        finally:
+            ray.kill(life.actor)
+            life.work.cancel()
+            await asyncio.gather(life.work, return_exceptions=True)
 
 
 def _last_words(error: BaseException | None) -> str | None:

@@ -3,7 +3,7 @@
 As in `queueing`, a call that is refused has written nothing but that fact.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from sqlalchemy import ColumnElement, Double, bindparam, delete, or_, select, update
@@ -74,28 +74,38 @@ def heartbeat(
     stats: Mapping[str, Any] | None,
     pairs: Sequence[tuple[str, str]] | None,
 ) -> Operation[list[tuple[str, str]]]:
-    packed = {} if stats is None else {"heartbeat_stats": pack_mapping(stats, "heartbeat_stats")}
+    packed: dict[str, Any] = {}
+    if stats is not None:
+        packed["heartbeat_stats"] = pack_mapping(stats, "heartbeat_stats")
     if pairs is None:
         rows = yield EXTEND_ALL(worker=worker_id, now=tx.now)
     elif len(pairs) == 1:
         [(rollout_id, attempt_id)] = pairs
         rows = yield EXTEND_ONE(worker=worker_id, now=tx.now, rollout_id=rollout_id, attempt_id=attempt_id)
-    elif pairs:
-        rows = yield EXTEND(worker=worker_id, now=tx.now, **_by_column(pairs))
     else:
-        rows = []
+        rows = (yield EXTEND(worker=worker_id, now=tx.now, **_by_column(pairs))) if pairs else []
+    kept = {(row[0], row[1]) for row in rows}
+    missing = [pair for pair in pairs or () if pair not in kept]
+    if missing:
+        adopted = yield ADOPT(worker=worker_id, now=tx.now, **_by_column(missing))
+        if adopted:
+            packed["last_busy_time"] = tx.now
+        rows = [*rows, *adopted]
+        kept |= {(row[0], row[1]) for row in adopted}
+        kept |= {
+            (row[0], row[1]) for row in (yield HELD_OF(worker=worker_id, now=tx.now, **_by_column(missing)))
+        }
     tx.stamps.heard(worker_id, tx.now, **packed)
     for _, _, lease in rows:
         tx.leased(lease)
-    kept = {(row[0], row[1]) for row in rows}
-    if named := _by_column(pair for pair in pairs or () if pair not in kept):
-        kept |= {(row[0], row[1]) for row in (yield HELD_OF(worker=worker_id, now=tx.now, **named))}
-    return [pair for pair in pairs or () if pair not in kept]
+    return [pair for pair in missing if pair not in kept]
 
 
-def _by_column(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    columns = list(zip(*pairs, strict=True))
-    return {"ids": list(columns[0]), "attempts": list(columns[1])} if columns else {}
+def _by_column(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    return {
+        "ids": [rollout_id for rollout_id, _ in pairs],
+        "attempts": [attempt_id for _, attempt_id in pairs],
+    }
 
 
 def append_journal(
@@ -231,12 +241,12 @@ ENDED = Statement(
 _now: ColumnElement[float] = bindparam("now", type_=Double)
 _worker: ColumnElement[str] = bindparam("worker", type_=rollouts.c.worker_id.type)
 _alive: list[Any] = [HELD, or_(rollouts.c.lease_expires.is_(None), rollouts.c.lease_expires > _now)]
-_own = or_(rollouts.c.worker_id == _worker, rollouts.c.worker_id.is_(None))
+_own: Any = rollouts.c.worker_id == _worker
 _one = [rollouts.c.rollout_id == bindparam("rollout_id"), rollouts.c.attempt_id == bindparam("attempt_id")]
 _many = [any_of(rollouts.c.rollout_id, "ids"), any_of(rollouts.c.attempt_id, "attempts")]
 
 
-def _extend(*conditions: Any, one: bool = False) -> Statement:
+def _extend(*conditions: Any, one: bool = False, **also: Any) -> Statement:
     """Extends the leases of attempts that are alive. A row that another transaction has locked is passed over:
     it is being reported on in this moment, and to wait for it while holding others could block both."""
     free = select(rollouts.c.place).where(*_alive, *conditions).with_for_update(skip_locked=True)
@@ -244,18 +254,16 @@ def _extend(*conditions: Any, one: bool = False) -> Statement:
     return Statement(
         update(rollouts)
         .where(place == free.scalar_subquery() if one else place.in_(select(free.cte("free").c.place)))
-        .values(
-            worker_id=_worker,
-            last_heartbeat_time=_now,
-            lease_expires=lease_from(rollouts.c.attempt_start, _now),
-        )
+        .values(last_heartbeat_time=_now, lease_expires=lease_from(rollouts.c.attempt_start, _now), **also)
         .returning(rollouts.c.rollout_id, rollouts.c.attempt_id, rollouts.c.lease_expires)
     )
 
 
-EXTEND_ALL = _extend(rollouts.c.worker_id == _worker)
+EXTEND_ALL = _extend(_own)
 EXTEND = _extend(_own, *_many)
 EXTEND_ONE = _extend(_own, *_one, one=True)
+ADOPT = _extend(rollouts.c.worker_id.is_(None), *_many, worker_id=_worker)
+"""Takes on attempts that were claimed without a worker."""
 HELD_OF = Statement(select(rollouts.c.rollout_id, rollouts.c.attempt_id).where(*_alive, _own, *_many))
 
 INSERT_JOURNAL = Statement(insert_into(journal, "position"))

@@ -28,7 +28,8 @@ from sqlalchemy import (
 metadata = MetaData()
 
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers rows by itself only in a column whose type is exactly INTEGER."""
+"""SQLite numbers rows by itself only in a column whose type is exactly INTEGER. It gives the number of a deleted last
+row again, which does no harm: the last event is never deleted, and all that a rollout's number joins goes with it."""
 _TEXT = String().with_variant(String(collation="C"), "postgresql")
 """Compared byte by byte in both dialects, whatever the language of the database."""
 
@@ -71,7 +72,6 @@ rollouts = Table(
     Column("last_append_id", _TEXT),
     Column("attempt_metadata", LargeBinary),
     Column("input", LargeBinary, nullable=False),
-    sqlite_autoincrement=True,
 )
 """`waiting` follows from the status; it has a column of its own so that no other index suits a claim. The two
 limits repeat what `config` says. The columns from `attempt_id` on are empty unless an attempt holds the rollout."""
@@ -140,7 +140,6 @@ events = Table(
     Column("status", _TEXT),
     Column("lease_expires", Double),
     Column("becomes", _TEXT),
-    sqlite_autoincrement=True,
 )
 
 workers = Table(
@@ -164,7 +163,6 @@ resources = Table(
     Column("update_time", Double, nullable=False),
     Column("data", LargeBinary, nullable=False),
     UniqueConstraint("resources_id", "version"),
-    sqlite_autoincrement=True,
 )
 
 clocks = Table(

@@ -39,7 +39,6 @@ def upgrade() -> None:
         sa.Column("last_append_id", TEXT),
         sa.Column("attempt_metadata", sa.LargeBinary),
         sa.Column("input", sa.LargeBinary, nullable=False),
-        sqlite_autoincrement=True,
     )
     _index("rollouts_waiting", "rollouts", [sa.text("priority DESC"), "place"], "waiting = 1")
     _index("rollouts_final", "rollouts", ["status"], "end_time IS NOT NULL")
@@ -96,7 +95,6 @@ def upgrade() -> None:
         sa.Column("status", TEXT),
         sa.Column("lease_expires", sa.Double),
         sa.Column("becomes", TEXT),
-        sqlite_autoincrement=True,
     )
     op.create_table(
         "workers",
@@ -116,7 +114,6 @@ def upgrade() -> None:
         sa.Column("update_time", sa.Double, nullable=False),
         sa.Column("data", sa.LargeBinary, nullable=False),
         sa.UniqueConstraint("resources_id", "version"),
-        sqlite_autoincrement=True,
     )
     op.create_table(
         "clocks",

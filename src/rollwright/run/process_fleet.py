@@ -1,0 +1,96 @@
+"""Workers of a run as processes on this machine. No worker outlives the run that started it."""
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Collection
+from contextlib import suppress
+
+from rollwright.rollout import Activity
+from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet
+from rollwright.store.contract import Store
+from rollwright.workers.autoscale import ScaleRules
+
+_BLOCK = 64 * 1024
+"""As much as a pipe holds."""
+
+
+class _Life:
+    """One worker process, from its start on."""
+
+    def __init__(self, process: Process, began: float) -> None:
+        self.process = process
+        self.began = began
+        self.last_words = ""
+        """The last line it wrote to its standard error."""
+        self.listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        """Keeps its standard error empty: a process whose pipe is full would stop."""
+        assert self.process.stderr is not None
+        while block := await self.process.stderr.read(_BLOCK):
+            lines = block.decode(errors="replace").strip().splitlines()
+            self.last_words = lines[-1][:500] if lines else self.last_words
+
+
+class ProcessFleet(Fleet):
+    kind = "process"
+
+    def __init__(
+        self,
+        store: Store,
+        address: str,
+        rules: ScaleRules,
+        activity: Activity,
+        *,
+        heartbeat_interval: float = 5.0,
+        find_capacity: bool = True,
+    ) -> None:
+        """`address`: where the workers find the store."""
+        super().__init__(store, rules, activity)
+        self._words = [
+            *(sys.executable, "-m", "rollwright", "worker", "--quiet", "--tied", "--store", address),
+            *("--envs", str(rules.envs_per_worker), "--heartbeat-interval", str(heartbeat_interval)),
+            "--find-capacity" if find_capacity else "--no-find-capacity",
+        ]
+        self._lives: dict[str, _Life] = {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes by the name of their worker."""
+        return {name: life.process.pid for name, life in self._lives.items()}
+
+    def _alive(self) -> Collection[str]:
+        return self._lives.keys()
+
+    async def _start(self, name: str, now: float) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *self._words,
+            "--id",
+            name,
+            stdin=PIPE,  # held open and never written to: its end tells the worker that the run is gone
+            stderr=PIPE,
+            start_new_session=True,  # a Ctrl-C is the run's to handle; it drains its workers
+        )
+        self._lives[name] = _Life(process, now)
+
+    async def _bury_the_dead(self, now: float) -> None:
+        for name, life in list(self._lives.items()):
+            if life.process.returncode is None:
+                continue
+            del self._lives[name]
+            await asyncio.wait({life.listening}, timeout=1.0)
+            words = life.last_words or f"exit code {life.process.returncode}"
+            self._count_death(words, short=now - life.began < SHORT_LIFE)
+
+    async def _stop(self, name: str) -> None:
+        process = self._lives.pop(name).process
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await process.wait()  # not `communicate`, which closes its standard input
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
