@@ -144,7 +144,7 @@ is generated from those files by `make docs`. A promise that is not kept says so
 OVERHEAD = """How much CPU a turn costs beside the engine. Every arm is a client process that plays the same four-turn rollouts
 against the same simulated server, which answers at once. *Bare aiohttp* posts the conversation and keeps nothing: it
 is the limit. *rollwright* is the whole pipeline, from the store to `get_batch()`. The peers are `verifiers` from PyPI
-in its present and its 0.1 line. Arms take turns; medians over the repeats. One event loop in one process each, so
+in its present and its 0.1 line. *rollwright, SQLite* is the same with every turn durable before it is acted on. Arms take turns; medians over the repeats. One event loop in one process each, so
 rollouts per second are those of one core."""
 
 NO_BARRIER = """Whether anything waits that need not. 1,024 FrozenLake environments share a simulated engine of 64 slots whose
@@ -159,6 +159,16 @@ each second. Lag is how late the event loop is for a timer."""
 ENVS = """How fast the environments are, in steps and resets for each second of CPU (`reasoning_gym`: by the clock, because its
 work is done in another process). `gym_sokoban` from PyPI draws a picture at every step; the second figure is with the
 drawing taken out."""
+
+STORE = """How fast the stores are: enqueue, claim, heartbeat, finish, with four workers that each do one thing at a time, next
+to the stores of `agentlightning` from PyPI in the same run. Every change in SQLite and PostgreSQL is on disk before it
+is answered."""
+
+RECOVERY = """How long it takes until the episodes of a dead worker are played elsewhere, 256 of them in flight, and what is paid for
+twice. A killed worker is noticed when its leases end; one that is told to stop hands its episodes back."""
+
+RAY_WORKERS = """Ray actors next to the same number of worker processes, in one run: episodes for each second, at the limit of the
+workers and the store."""
 
 MOST_GROWTH = 1.3
 """What still counts as flat, from the smallest size to the largest."""
@@ -280,11 +290,73 @@ def _envs(figures: Figures) -> list[str]:
     ]
 
 
+def _store(figures: Figures) -> list[str]:
+    speed = figures["speed"]
+    theirs = {name: speed[f"agentlightning {name}"]["rollouts_per_second"] for name in ("memory", "http")}
+    rows = [
+        (name, f"{each['rollouts_per_second']:,.0f}", f"{each['client_cpu_us_per_rollout']:,.0f}")
+        for name, each in speed.items()
+    ]
+    promises = []
+    for ours, peer, least in (("memory", "memory", 10), ("sqlite", "memory", 2), ("http", "http", 10)):
+        ratio = speed[ours]["rollouts_per_second"] / theirs[peer]
+        promises.append(
+            (f"{ours}, at least {least}× the peer's {peer} store", f"{ratio:.1f}×", ratio >= least)
+        )
+    for name, each in figures["scale"].items():
+        promise = f"{name}: an operation among 100,000 rollouts, at most {MOST_GROWTH}× one among 2,000"
+        promises.append((promise, f"{each['ratio']:.2f}×", each["ratio"] <= MOST_GROWTH))
+    heads = ("store", "rollouts per second", "CPU of the client, µs per rollout")
+    return [_table(heads, rows), "", _promises(promises)]
+
+
+def _recovery(figures: Figures) -> list[str]:
+    rows = [
+        (
+            each["how"],
+            f"{each['claimed_seconds']:.2f}",
+            f"{each['asking_seconds']:.2f}",
+            str(each["lost_generations"]),
+            "–" if each["recorded_generated_again"] is None else str(each["recorded_generated_again"]),
+        )
+        for each in figures["cases"]
+    ]
+    heads = (
+        "how the worker goes",
+        "all claimed, s",
+        "all running, s",
+        "generations lost",
+        "recorded turns paid again",
+    )
+    again = sum(each["recorded_generated_again"] or 0 for each in figures["cases"])
+    return [
+        _table(heads, rows),
+        "",
+        _promises([("recorded turns generated again: 0", str(again), again == 0)]),
+    ]
+
+
+def _ray_workers(figures: Figures) -> list[str]:
+    rows = [
+        (
+            str(each["workers"]),
+            f"{each['processes']['episodes_per_second']:,.0f}",
+            f"{each['actors']['episodes_per_second']:,.0f}",
+            f"{each['ratio']:.2f}",
+        )
+        for each in figures["workers"]
+    ]
+    return [_table(("workers", "processes, episodes/s", "Ray actors, episodes/s", "ratio"), rows)]
+
+
 REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "overhead": (OVERHEAD, _overhead),
     "no_barrier": (NO_BARRIER, _no_barrier),
     "scale": (SCALE, _scale),
     "envs": (ENVS, _envs),
+    "store": (STORE, _store),
+    "recovery": (RECOVERY, _recovery),
+    "ray_workers": (RAY_WORKERS, _ray_workers),
 }
 
 

@@ -49,6 +49,11 @@ class ThreadSession:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
 
+def _is_async(function: AgentFunction) -> bool:
+    """Also of an object that is called like a function."""
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+
+
 async def _in_a_thread(function: AgentFunction, task: Any, session: ThreadSession) -> float | None:
     """In a thread of its own, so that a hung one takes no place from others and does not hold up the process's end."""
     runner = BlockingRunner("agent")
@@ -97,8 +102,8 @@ async def play_function(
     limit = TimeLimit(settings.limits.episode)
     try:
         with limit:
-            if iscoroutinefunction(function):
-                reward = await function(task, session)
+            if _is_async(function):
+                reward = await function(task, session)  # type: ignore[misc]
             else:
                 reward = await _in_a_thread(function, task, ThreadSession(session, loop))
             trajectory.episode_reward = 0.0 if reward is None else float(reward)

@@ -11,6 +11,9 @@ from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet
 from rollwright.store.contract import Store
 from rollwright.workers.autoscale import ScaleRules
 
+DRAIN_SECONDS = 5.0
+"""Episodes that take longer are handed back when the run is interrupted; resuming goes on with them from the journal."""
+
 _BLOCK = 64 * 1024
 """As much as a pipe holds."""
 
@@ -50,6 +53,7 @@ class ProcessFleet(Fleet):
         super().__init__(store, rules, activity)
         self._words = [
             *(sys.executable, "-m", "rollwright", "worker", "--quiet", "--tied", "--store", address),
+            *("--drain-seconds", str(DRAIN_SECONDS)),
             *("--envs", str(rules.envs_per_worker), "--heartbeat-interval", str(heartbeat_interval)),
             "--find-capacity" if find_capacity else "--no-find-capacity",
         ]
