@@ -93,3 +93,11 @@ async def test_deleted_rollouts_leave_nothing_behind() -> None:
     assert ledger.claims == {}
     assert [each.cursor for each in await store.read_completions(1998)] == [1999, 2000]
     await store.close()
+
+
+async def test_a_cursor_beyond_the_end_gives_nothing() -> None:
+    store = MemoryStore()
+    await store.enqueue_rollout({}, rollout_id="r")
+    assert await store.read_events(2**63 - 2, limit=10_000) == []
+    assert await store.read_completions(2**63 - 2, limit=10_000) == []
+    await store.close()

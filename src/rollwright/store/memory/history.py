@@ -88,6 +88,7 @@ class EventLog:
     def after(self, sequence: int, limit: int) -> list[Event]:
         first = self._events[0].sequence if self._events else 1
         start = max(sequence + 1 - first, 0)
+        start = min(start, len(self._events))  # a cursor may be any number
         return list(islice(self._events, start, start + limit))
 
     def forget_before(self, time: float) -> None:
