@@ -224,7 +224,7 @@ asyncio.run(main())
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except ConnectionRefusedError:
+            except ConnectionError:
                 break
             writer.close()
             await asyncio.sleep(0.02)

@@ -213,7 +213,8 @@ async def test_the_server_is_killed_and_comes_back(postgres_folder: Path) -> Non
     for task in playing:
         task.cancel()
     await asyncio.gather(*playing, return_exceptions=True)
-    await store.close()
+    kill_all(server.get_pid())
+    await asyncio.wait_for(store.close(), 30)
     server.cleanup()
 
 

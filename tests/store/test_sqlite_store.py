@@ -14,7 +14,7 @@ from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting
 from rollwright.store.sql.schema import metadata
 from rollwright.store.sql.sqlite import SqliteDriver
 from rollwright.store.sql.sqlite_file import connect, prepare
-from rollwright.store.sql.statements import Dialect, Statement
+from rollwright.store.sql.statements import Statement
 
 
 async def opened(path: Path) -> SqlStore:
@@ -156,7 +156,7 @@ def test_claims_and_the_health_check_search_an_index(tmp_path: Path) -> None:
     connection = connect(tmp_path / "store.db", time.time)
 
     def plan(statement: Statement) -> str:
-        sql = statement.compiled(Dialect.SQLITE).sql
+        sql = statement.sqlite.sql
         rows = connection.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * sql.count("?")).fetchall()
         return "; ".join(row[3] for row in rows)
 

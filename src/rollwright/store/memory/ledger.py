@@ -1,19 +1,15 @@
-"""The memory store's state and every change to it, without an event loop: time comes in as an argument.
+"""Every change to a memory store's state, without an event loop: time comes in as an argument.
 
-Between two calls this holds: a rollout is in `ready` exactly when its status is a waiting one, has a `current`
-attempt exactly when its status is a held one, and is in the completion log exactly when its status is final;
-it is in `leases` exactly when its current attempt has a lease that can end. A call that is refused changes
-nothing. Callers run `expire(now)` first, so a lease that is over is never honoured.
+A call that is refused changes nothing. Callers run `expire(now)` first, so a lease that is over is never
+honoured.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from rollwright.store.checks import LATEST, NewRollout, RolloutChange, merged, new_id, pack_mapping
-from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound
-from rollwright.store.memory.history import CompletionLog, EventLog
-from rollwright.store.memory.index import OrderedIndex
-from rollwright.store.memory.roster import Roster
+from rollwright.store.checks import RolloutChange, merged, new_id, pack_mapping
+from rollwright.store.contract import AttemptRefused, ImpossibleChange
+from rollwright.store.memory.books import Books
 from rollwright.store.memory.rows import AttemptRow, RolloutRow, WorkerRow
 from rollwright.store.records import (
     AttemptStatus,
@@ -22,11 +18,9 @@ from rollwright.store.records import (
 )
 from rollwright.store.transitions import (
     FINAL_ATTEMPT,
-    FINAL_ROLLOUT,
     WAITING,
     check_attempt_change,
     check_caller_change,
-    check_rollout_change,
     lapsed_as,
     lease_end,
     rollout_after,
@@ -34,64 +28,7 @@ from rollwright.store.transitions import (
 )
 
 
-class Ledger:
-    def __init__(self, *, record_events: bool) -> None:
-        self.rollouts: dict[str, RolloutRow] = {}
-        self.by_status: dict[RolloutStatus, dict[str, RolloutRow]] = {status: {} for status in RolloutStatus}
-        self.roster = Roster()
-        self.ready: OrderedIndex[RolloutRow] = OrderedIndex()
-        self.leases: OrderedIndex[RolloutRow] = OrderedIndex()
-        self.claims: dict[str, list[AttemptRow]] = {}
-        """What each claim id still holds."""
-        self.log = CompletionLog()
-        self.events = EventLog(record_events)
-        self.attempts = 0
-        """How many there are."""
-        self.finished = False
-        """Whether the completion log has grown since the owner last looked; it sets this back."""
-        self._arrivals = 0
-
-    # -- arriving and leaving ------------------------------------------------------------------------
-
-    def enqueue(self, new: NewRollout, now: float) -> RolloutRow:
-        row = self.rollouts.get(new.rollout_id)
-        if row is not None:
-            return row
-        self._arrivals += 1
-        row = RolloutRow(
-            new.rollout_id,
-            self._arrivals,
-            new.input,
-            now,
-            new.mode,
-            new.resources_id,
-            new.config,
-            new.metadata,
-            new.priority,
-        )
-        self.rollouts[row.rollout_id] = row
-        self.by_status[row.status][row.rollout_id] = row
-        self.ready.set(row, (-row.priority, row.place))
-        self.events.add(now, EventKind.ENQUEUED, row.rollout_id)
-        return row
-
-    def delete(self, rows: Sequence[RolloutRow], now: float) -> int:
-        for row in rows:
-            if row.status not in FINAL_ROLLOUT:
-                raise ImpossibleChange(
-                    f"rollout {row.rollout_id} is {row.status}; only a final one can be deleted"
-                )
-        for row in sorted(rows, key=lambda row: row.place):
-            del self.rollouts[row.rollout_id]
-            del self.by_status[row.status][row.rollout_id]
-            self.attempts -= len(row.attempts)
-            self.log.remove(row.cursor)
-            self.roster.forget(row)
-            self.events.add(now, EventKind.DELETED, row.rollout_id)
-        oldest = next(iter(self.rollouts.values()), None)
-        self.events.forget_before(now if oldest is None else oldest.start_time)
-        return len(rows)
-
+class Ledger(Books):
     # -- giving out ----------------------------------------------------------------------------------
 
     def claim(self, limit: int, worker_id: str | None, claim_id: str | None, now: float) -> list[AttemptRow]:
@@ -292,30 +229,7 @@ class Ledger:
             found = True
         return found
 
-    # -- finding -------------------------------------------------------------------------------------
-
-    def rollout(self, rollout_id: str) -> RolloutRow:
-        row = self.rollouts.get(rollout_id)
-        if row is None:
-            raise NotFound(f"no rollout {rollout_id!r}")
-        return row
-
-    def attempt(self, rollout_id: str, attempt_id: str) -> AttemptRow:
-        attempts = self.rollout(rollout_id).attempts
-        if attempt_id == LATEST and attempts:
-            return attempts[-1]
-        for attempt in reversed(attempts):
-            if attempt.attempt_id == attempt_id:
-                return attempt
-        raise NotFound(f"rollout {rollout_id} has no attempt {attempt_id!r}")
-
     # -- the changes themselves ----------------------------------------------------------------------
-
-    def _turn(self, row: RolloutRow, status: RolloutStatus) -> None:
-        check_rollout_change(row.rollout_id, row.status, status)
-        del self.by_status[row.status][row.rollout_id]
-        row.status = status
-        self.by_status[status][row.rollout_id] = row
 
     def _run(self, attempt: AttemptRow) -> None:
         if attempt.status is AttemptStatus.PREPARING:

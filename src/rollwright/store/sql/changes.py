@@ -12,7 +12,7 @@ from rollwright.store.checks import EMPTY
 from rollwright.store.records import Attempt, AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.sql.rows import RULE_COLUMNS, RolloutRow
 from rollwright.store.sql.schema import HELD, attempts, journal, rollouts, trajectories
-from rollwright.store.sql.statements import Operation, Statement, insert_into
+from rollwright.store.sql.statements import Operation, Statement, constant, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import check_rollout_change, lapsed_as, lease_end, rollout_after
 
@@ -187,7 +187,7 @@ LAPSED = Statement(
     select(*RULE_COLUMNS)
     .where(HELD, rollouts.c.lease_expires <= bindparam("now"))
     .order_by(rollouts.c.lease_expires, rollouts.c.place)
-    .limit(EXPIRY_BATCH)
+    .limit(constant(EXPIRY_BATCH))
     .with_for_update(skip_locked=True)
 )
 INSERT_ATTEMPT = Statement(insert_into(attempts))

@@ -26,11 +26,11 @@ class Claimants:
     def __init__(
         self,
         claim: Callable[[Sequence[Ask]], Awaitable[list[list[AttemptedRollout]]]],
-        give_back: Callable[[Sequence[AttemptedRollout]], Awaitable[None]],
+        abandon: Callable[[Sequence[AttemptedRollout]], None],
     ) -> None:
-        """`claim` serves the first of those that ask, as many as it can."""
+        """`claim` serves the first of those that ask, as many as it can; `abandon` gives back what nobody wants."""
         self._claim = claim
-        self._give_back = give_back
+        self._abandon = abandon
         self._waiting: list[_Claimant] = []
         self._serving: asyncio.Task[None] | None = None
         self._again = False
@@ -49,8 +49,7 @@ class Claimants:
         try:
             await wait_until(claimant.future, timeout)
         except asyncio.CancelledError:
-            if claimant.claimed:
-                await self._give_back(claimant.claimed)
+            self._abandon(claimant.claimed)
             raise
         finally:
             if claimant in self._waiting:
@@ -63,11 +62,9 @@ class Claimants:
         if self._waiting and self._serving is None:
             self._serving = asyncio.get_running_loop().create_task(self._serve())
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for claimant in self._waiting:
             resolve(claimant.future)
-        if self._serving is not None:
-            await asyncio.gather(self._serving, return_exceptions=True)
 
     async def _serve(self) -> None:
         try:
@@ -83,8 +80,7 @@ class Claimants:
                     return
                 for claimant, claimed in zip(asked, served, strict=False):
                     if claimant.future.done():
-                        await self._give_back(claimed)
-                        self._again = True
+                        self._abandon(claimed)
                     else:
                         claimant.claimed = claimed
                         self._waiting.remove(claimant)

@@ -66,7 +66,9 @@ class Driver(Protocol):
         """
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Does what was asked for before, unless the database is away, and lets go of it."""
+        ...
 
 
 def nothing(tx: Transaction) -> Operation[None]:

@@ -60,6 +60,11 @@ class LookingStore(Store):
                 return found[0]
             await self._driver.write(nothing, lasting=False)
 
+    async def _show_stamps(self) -> None:
+        """Workers were heard of in this process that the database does not know of yet."""
+        if self._driver.stamps:
+            await self._write(write_stamps, lasting=False)
+
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
         return (await self._read(looking.find_rollouts, [rollout_id])).get(rollout_id)
 
@@ -110,15 +115,15 @@ class LookingStore(Store):
         offset: int = 0,
     ) -> Page[Worker]:
         check_page(limit, offset)
-        await self._write(write_stamps, lasting=False)
+        await self._show_stamps()
         return await self._read(looking.query_workers, parse_statuses(WorkerStatus, status), limit, offset)
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
-        await self._write(write_stamps, lasting=False)
+        await self._show_stamps()
         return await self._read(looking.find_worker, worker_id)
 
     async def statistics(self) -> dict[str, int]:
-        await self._write(write_stamps, lasting=False)
+        await self._show_stamps()
         return await self._read(looking.statistics)
 
     async def get_trajectories(self, rollout_ids: Sequence[str], *, failed: bool = False) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ operations are safe to repeat.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -44,6 +45,9 @@ CONNECT_SECONDS = 10.0
 COMMAND_SECONDS = 60.0
 """A statement that takes longer has lost its server: the slowest ones take milliseconds."""
 
+_CLOSE_SECONDS = 2.0
+"""For a farewell to the server; after that the connection is just dropped."""
+
 _MIGRATION_LOCK = 0x726F6C6C
 """Held while the schema is changed; any number will do that other programs are unlikely to use."""
 
@@ -72,7 +76,7 @@ async def drive(connection: "asyncpg.Connection", operation: Operation[Result]) 
     try:
         call = next(operation)
         while True:
-            sql, arguments, returns_rows = call.statement.compiled(Dialect.POSTGRESQL)
+            sql, arguments, returns_rows = call.statement.postgresql
             rows: list[Row] = []
             if len(call.values) == 1:
                 rows = await connection.fetch(sql, *arguments(call.values[0]))
@@ -97,7 +101,7 @@ class PostgresDriver:
         driver = cls(url, schema)
         try:
             await _prepare(await driver._connect(), schema, _without_password(url))
-        except (*LOST, asyncpg.PostgresError) as error:
+        except (*LOST, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise StoreError(f"{_without_password(url)} cannot be opened as a store: {error}") from error
         driver._start()
         return driver
@@ -190,7 +194,7 @@ class PostgresDriver:
         self, connection: "asyncpg.Connection", batch: Sequence[Job[Any]], repeated: bool
     ) -> tuple[list[Outcome], Changes]:
         async with connection.transaction():
-            [(now, lease)] = await connection.fetch(PULSE.compiled(Dialect.POSTGRESQL).sql)
+            [(now, lease)] = await connection.fetch(PULSE.postgresql.sql)
             tx = Transaction(now, self.stamps, repeated)
             if lapsed(lease, now):
                 await drive(connection, expire(tx))
@@ -239,12 +243,14 @@ class PostgresDriver:
         self._closing = True
         for queue in self._queues.values():
             queue.end()
+        for link in self._links:
+            link.patient = False
         await asyncio.gather(*self._writers, return_exceptions=True)
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
         for link in self._links:
-            link.drop()
+            await link.close()
 
 
 class _Queue:
@@ -279,6 +285,8 @@ class _Link:
         self._connection: asyncpg.Connection | None = None
         self.pid: int | None = None
         """Of the server's process for it."""
+        self.patient = True
+        """Whether a server that is away is waited for."""
 
     async def run(self, work: Callable[["asyncpg.Connection", bool], Awaitable[Result]]) -> Result:
         """Does the work, again and again until the connection lasts to its end; tells it if it may be done."""
@@ -296,10 +304,8 @@ class _Link:
                     raise
                 repeated = repeated or self._connection is not None
                 self.drop()
-                if loop.time() > give_up:
-                    raise StoreUnavailable(
-                        f"PostgreSQL has not answered for {RETRY_SECONDS:g} s: {error}"
-                    ) from error
+                if loop.time() > give_up or not self.patient:
+                    raise StoreUnavailable(f"PostgreSQL does not answer: {error}") from error
             except asyncio.CancelledError:
                 self.drop()  # it is in the middle of something
                 raise
@@ -314,6 +320,12 @@ class _Link:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(*LOST, asyncpg.InterfaceError):
+                await self._connection.close(timeout=_CLOSE_SECONDS)
+        self.drop()
 
 
 async def _prepare(connection: "asyncpg.Connection", schema: str, where: str) -> None:

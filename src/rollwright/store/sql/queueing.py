@@ -7,7 +7,7 @@ savepoints: a refused one leaves nothing for the others to commit.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Double, String, bindparam, cast, literal, null, select, update
+from sqlalchemy import ColumnElement, Double, String, bindparam, cast, null, select, update
 
 from rollwright.store.checks import NewRollout, RolloutChange, config_to_bytes, merged, new_id, unpack
 from rollwright.store.contract import ImpossibleChange, NotFound
@@ -17,7 +17,7 @@ from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow
 from rollwright.store.sql.schema import CLAIMED as IS_CLAIMED
 from rollwright.store.sql.schema import WAITING as IS_WAITING
 from rollwright.store.sql.schema import resources, rollouts
-from rollwright.store.sql.statements import Operation, Row, Statement, any_of, insert_into
+from rollwright.store.sql.statements import Operation, Row, Statement, any_of, constant, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, unchanged
 
@@ -195,10 +195,10 @@ def _require_resources(names: Iterable[str | None]) -> Operation[None]:
 INSERT_ROLLOUT = Statement(
     insert_into(rollouts, "place", *(column.name for column in rollouts.c if column.nullable))
     .values(
-        status=literal(RolloutStatus.QUEUING.value),
-        waiting=1,
-        tries=0,
-        attempts=0,
+        status=constant(RolloutStatus.QUEUING.value),
+        waiting=constant(1),
+        tries=constant(0),
+        attempts=constant(0),
         **{
             name: bindparam(name)
             for name in ("mode", "resources_id", "timeout_seconds", "unresponsive_seconds")
@@ -219,11 +219,11 @@ _now: ColumnElement[float] = bindparam("now", type_=Double)
 _claim = (
     update(rollouts)
     .values(
-        status=literal(RolloutStatus.PREPARING.value),
-        waiting=0,
-        tries=rollouts.c.tries + 1,
-        attempts=rollouts.c.attempts + 1,
-        attempt_id=bindparam("new_attempt", type_=String) + "." + cast(rollouts.c.place, String),
+        status=constant(RolloutStatus.PREPARING.value),
+        waiting=constant(0),
+        tries=rollouts.c.tries + constant(1),
+        attempts=rollouts.c.attempts + constant(1),
+        attempt_id=bindparam("new_attempt", type_=String) + constant(".") + cast(rollouts.c.place, String),
         worker_id=bindparam("new_worker"),
         claim_id=bindparam("new_claim"),
         attempt_start=_now,
@@ -241,7 +241,7 @@ _next = (
 )
 _several = _next.limit(bindparam("count")).cte("several")
 CLAIM = Statement(_claim.where(rollouts.c.place.in_(select(_several.c.place))))
-CLAIM_NEXT = Statement(_claim.where(rollouts.c.place == _next.limit(1).scalar_subquery()))
+CLAIM_NEXT = Statement(_claim.where(rollouts.c.place == _next.limit(constant(1)).scalar_subquery()))
 CLAIM_ONE = Statement(_claim.where(rollouts.c.place == bindparam("at_place")))
 _claimed = select(*ROLLOUT_COLUMNS).where(rollouts.c.claim_id == bindparam("claim_id"), IS_CLAIMED)
 CLAIMED = Statement(_claimed.order_by(rollouts.c.priority.desc(), rollouts.c.place))

@@ -11,6 +11,7 @@ noticed by polling `data_version`, which reads a few bytes of shared memory.
 """
 
 import asyncio
+import logging
 import sqlite3
 import threading
 import time
@@ -26,9 +27,11 @@ from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer
 from rollwright.store.sql.looking import progress
-from rollwright.store.sql.sqlite_file import BUSY_SECONDS, connect, prepare
-from rollwright.store.sql.statements import Dialect, Operation, Statement
+from rollwright.store.sql.sqlite_file import BUSY_SECONDS, open_file
+from rollwright.store.sql.statements import Operation, Statement
 from rollwright.store.sql.transaction import Changes, Stamps, Transaction
+
+_log = logging.getLogger(__name__)
 
 MAX_BATCH = 256
 """A transaction with so many calls takes no more: enough to hide the cost of a flush, few enough to answer
@@ -54,7 +57,7 @@ def drive(connection: sqlite3.Connection, operation: Operation[Result]) -> Resul
     try:
         call = next(operation)
         while True:
-            sql, arguments, returns_rows = call.statement.compiled(Dialect.SQLITE)
+            sql, arguments, returns_rows = call.statement.sqlite
             rows: list[Any] = []
             if returns_rows:
                 for values in call.values:
@@ -76,10 +79,12 @@ class SqliteDriver:
 
     @classmethod
     async def open(cls, path: Path, clock: Callable[[], float] | None = None) -> "SqliteDriver":
-        own = await asyncio.to_thread(prepare, path)
-        return cls(path, clock or own)
+        time_of_store, writer, reader = await asyncio.to_thread(open_file, path, clock)
+        return cls(path, time_of_store, writer, reader)
 
-    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, path: Path, clock: Callable[[], float], writer: sqlite3.Connection, reader: sqlite3.Connection
+    ) -> None:
         self._path = path
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -87,8 +92,8 @@ class SqliteDriver:
         self._poll: asyncio.Task[None] | None = None
         self._closed = False
         self.stamps = Stamps()
-        self._writer = _Thread(f"{path.name} writer", self._open_connection, self._write_batch)
-        self._reader = _Thread(f"{path.name} reader", self._open_connection, self._read_each)
+        self._writer = _Thread(f"{path.name} writer", writer, self._write_batch)
+        self._reader = _Thread(f"{path.name} reader", reader, self._read_each)
         self._lasting = True
         """Whether commits are flushed to disk now, in the writer's connection."""
         self._next_look = 0.0
@@ -128,18 +133,16 @@ class SqliteDriver:
         thread.gather(Job(make, future, lasting, orphaned), self._loop)
         return future
 
-    def _open_connection(self) -> sqlite3.Connection:
-        return connect(self._path, self._clock)
-
     # -- in the threads -----------------------------------------------------------------------------
 
     def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[Job[Any]]) -> None:
-        tx = Transaction(self._clock(), self.stamps)
+        changes = Changes()
         try:
             self._begin(connection, lasting=any(job.lasting for job in batch))
-            tx.now = self._clock()
+            tx = Transaction(self._clock(), self.stamps)
             outcomes = self._run_all(connection, tx, batch)
             connection.execute("COMMIT")
+            changes = tx.changes
         except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -147,8 +150,8 @@ class SqliteDriver:
                 for job in batch:  # so that only the call that fails is told
                     self._write_batch(connection, [job])
                 return
-            outcomes, tx.changes = [(None, _plain(error))], Changes()
-        self._answer(batch, outcomes, tx.changes)
+            outcomes = [(None, self._plain(error))]
+        self._answer(batch, outcomes, changes)
         if time.monotonic() < self._contended_until:
             time.sleep(_COURTESY_SECONDS)
 
@@ -197,10 +200,18 @@ class SqliteDriver:
                 connection.execute("BEGIN")
                 outcomes.append((drive(connection, job.make()), None))
             except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
-                outcomes.append((None, _plain(error)))
+                outcomes.append((None, self._plain(error)))
             finally:
                 connection.execute("COMMIT")
         self._answer(batch, outcomes, None)
+
+    def _plain(self, error: Exception) -> Exception:
+        """What the caller is told."""
+        if isinstance(error, UnicodeEncodeError):  # half a character
+            return StoreError(f"a text that cannot be stored: {error}")
+        if isinstance(error, sqlite3.Error):
+            return StoreUnavailable(f"{self._path}: {error}")
+        return error
 
     def _answer(
         self, batch: Sequence[Job[Any]], outcomes: Sequence[Outcome], changes: Changes | None
@@ -221,12 +232,17 @@ class SqliteDriver:
         version, cursor = 0, 0
         while True:
             await asyncio.sleep(POLL_SECONDS if waited_for() else IDLE_POLL_SECONDS)
-            if waited_for():
+            if not waited_for():
+                continue
+            try:
                 version, news = await self.read(partial(_news, version))
-                if news is not None:
-                    waiting, last, taken = news
-                    self._on_change(Changes(waiting=waiting, completed=last > cursor, taken=taken))
-                    cursor = last
+            except StoreUnavailable as error:  # whoever calls is told; the looking goes on
+                _log.warning("cannot look for changes, trying again: %s", error)
+                continue
+            if news is not None:
+                waiting, last, taken = news
+                self._on_change(Changes(waiting=waiting, completed=last > cursor, taken=taken))
+                cursor = last
 
 
 class _Thread:
@@ -235,12 +251,12 @@ class _Thread:
     def __init__(
         self,
         name: str,
-        connect: Callable[[], sqlite3.Connection],
+        connection: sqlite3.Connection,
         run: Callable[[sqlite3.Connection, Sequence[Job[Any]]], None],
     ) -> None:
         self._jobs: SimpleQueue[list[Job[Any]] | None] = SimpleQueue()
         self._gathered: list[Job[Any]] = []
-        self._connect = connect
+        self._connection = connection
         self._run = run
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -264,12 +280,11 @@ class _Thread:
         self._thread.join()
 
     def _serve(self) -> None:
-        connection = self._connect()
         try:
             while batch := self._next_batch():
-                self._run(connection, batch)
+                self._run(self._connection, batch)
         finally:
-            connection.close()
+            self._connection.close()
 
     def _next_batch(self) -> list[Job[Any]]:
         """All jobs that are waiting, at least one; none when it is time to stop."""
@@ -286,13 +301,6 @@ class _Thread:
         if batch:
             self._jobs.put(None)  # stop after this batch
         return batch
-
-
-def _plain(error: Exception) -> Exception:
-    """Half characters are no text for SQLite either."""
-    if isinstance(error, UnicodeEncodeError):
-        return StoreError(f"a text that cannot be stored: {error}")
-    return error
 
 
 def _news(version: int) -> Operation[tuple[int, tuple[bool, int, bool] | None]]:

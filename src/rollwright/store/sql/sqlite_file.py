@@ -23,9 +23,25 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Linux names each start of the machine here."""
 
 
-def connect(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
+Clock = Callable[[], float]
+
+
+def open_file(path: Path, clock: Clock | None) -> tuple[Clock, sqlite3.Connection, sqlite3.Connection]:
+    """The file's clock, unless another one is given, and a connection to write and one to read with."""
+    own = prepare(path)
+    writer, reader = connect(path, clock or own), connect(path, clock or own)
+    writer.execute("PRAGMA busy_timeout=0")  # it asks again by itself, at shorter intervals than SQLite does
+    return clock or own, writer, reader
+
+
+def connect(path: Path, clock: Clock) -> sqlite3.Connection:
+    """For one thread at a time, but not for always the same."""
     connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=_CACHED_STATEMENTS
+        path,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_CACHED_STATEMENTS,
     )
     for setting in ("journal_mode=WAL", "synchronous=FULL", f"cache_size=-{_CACHE_KIB}"):
         connection.execute(f"PRAGMA {setting}")
@@ -33,7 +49,7 @@ def connect(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
     return connection
 
 
-def prepare(path: Path) -> Callable[[], float]:
+def prepare(path: Path) -> Clock:
     """Makes the file ready for use; returns its clock."""
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old: the store needs 3.35 or newer")
@@ -69,7 +85,7 @@ def _statements(script: str) -> Iterator[str]:
             statement = ""
 
 
-def _clock(connection: sqlite3.Connection) -> Callable[[], float]:
+def _clock(connection: sqlite3.Connection) -> Clock:
     """The monotonic clock, shifted so that it was right when the file was first opened since the machine
     started. So all processes have the same time, and it never jumps."""
     offset = time.time() - time.monotonic()

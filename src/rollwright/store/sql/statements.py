@@ -11,10 +11,11 @@ same operation runs in SQLite's writer thread and on PostgreSQL's asynchronous c
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import ClauseElement, ColumnElement, Double, Table, bindparam, func
+from sqlalchemy import ClauseElement, ColumnElement, Double, Table, bindparam, func, literal_column
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.postgresql import Insert, asyncpg, insert
 from sqlalchemy.ext.compiler import compiles
@@ -99,6 +100,11 @@ def _lists_as_json(arguments: Arguments) -> Arguments:
     return lambda values: [json.dumps(each) if type(each) is list else each for each in arguments(values)]
 
 
+def constant(value: str | int) -> ColumnElement[Any]:
+    """A value that is part of the statement's text instead of a parameter of every call. Only for our own words."""
+    return literal_column(repr(value))
+
+
 def insert_into(table: Table, *numbered: str) -> Insert:
     """Inserts a row with a value for every column but those that the database numbers itself."""
     names = [column.name for column in table.columns if column.name not in numbered]
@@ -110,21 +116,24 @@ class Statement:
 
     def __init__(self, clause: ClauseElement) -> None:
         self._clause = clause
-        self._compiled: dict[Dialect, Compiled] = {}
 
-    def compiled(self, dialect: Dialect) -> Compiled:
-        found = self._compiled.get(dialect)
-        if found is None:
-            made = self._clause.compile(dialect=_DIALECTS[dialect])
-            assert isinstance(made, SQLCompiler)
-            fixed = {name: value for name, value in made.params.items() if value is not None}
-            arguments = _arguments(made.positiontup or (), fixed)
-            if "json_each" in str(made):
-                arguments = _lists_as_json(arguments)
-            changes = made.isinsert or made.isupdate or made.isdelete
-            found = Compiled(str(made), arguments, not changes or bool(made.effective_returning))
-            self._compiled[dialect] = found
-        return found
+    @cached_property
+    def sqlite(self) -> Compiled:
+        return self._compiled(Dialect.SQLITE)
+
+    @cached_property
+    def postgresql(self) -> Compiled:
+        return self._compiled(Dialect.POSTGRESQL)
+
+    def _compiled(self, dialect: Dialect) -> Compiled:
+        made = self._clause.compile(dialect=_DIALECTS[dialect])
+        assert isinstance(made, SQLCompiler)
+        fixed = {name: value for name, value in made.params.items() if value is not None}
+        arguments = _arguments(made.positiontup or (), fixed)
+        if "json_each" in str(made):
+            arguments = _lists_as_json(arguments)
+        changes = made.isinsert or made.isupdate or made.isdelete
+        return Compiled(str(made), arguments, not changes or bool(made.effective_returning))
 
     def __call__(self, **values: Any) -> Call:
         return Call(self, (values,))

@@ -48,9 +48,11 @@ WATCH_SECONDS = 1.0
 _EARLIEST_WATCH = 0.001
 """Clocks round: looking at the exact end of a lease could come just before it, again and again."""
 
-
 RECHECK_SECONDS = 10.0
 """A rollout that ended and was deleted before its waiter looked is found missing after this time."""
+
+FAREWELL_SECONDS = 2.0
+"""How long `close` waits for what is not yet written, if the database is away: leases decide the rest."""
 
 _NEWS = 10_000
 """Completions read at once by a waiter; the log is read on if there are more."""
@@ -61,7 +63,7 @@ class SqlStore(LookingStore):
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
-        self._claimants = Claimants(self._claim_for_each, self._give_back)
+        self._claimants = Claimants(self._claim_for_each, self._abandoned)
         self._completed = Signal()
         self._taken = Signal()
         self._lease_nearer = Signal()
@@ -125,7 +127,7 @@ class SqlStore(LookingStore):
         return new_id("cl") if self._driver.repeats else None
 
     def _abandoned(self, claimed: Sequence[AttemptedRollout]) -> None:
-        """The caller stopped waiting while its claim was made."""
+        """The caller stopped waiting while its claim was made: back into the queue with it."""
         if claimed and not self._closed:
             task = asyncio.get_running_loop().create_task(self._give_back(claimed))
             self._background.add(task)
@@ -272,9 +274,13 @@ class SqlStore(LookingStore):
         self._watch.cancel()
         for signal in (self._completed, self._taken):
             signal.notify()
-        await self._claimants.close()
-        last = self._driver.write(reporting.write_stamps, lasting=False)
-        await asyncio.gather(self._watch, *self._background, last, return_exceptions=True)
+        self._claimants.close()
+        last = asyncio.ensure_future(self._driver.write(reporting.write_stamps, lasting=False))
+        ending = {self._watch, last, *self._background}
+        await asyncio.wait(ending, timeout=FAREWELL_SECONDS)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         await self._driver.close()
 
     # -- waking -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, exists, func, select, update
 from rollwright.store.checks import EMPTY
 from rollwright.store.records import EventKind, RolloutStatus
 from rollwright.store.sql.schema import HELD, completions, counters, events, rollouts, workers
-from rollwright.store.sql.statements import Operation, Statement, Values, insert_into
+from rollwright.store.sql.statements import Operation, Statement, Values, constant, insert_into
 
 COMPLETIONS = "completions"
 """Name of the counter."""
@@ -52,10 +52,12 @@ class Stamps:
     def heard(self, worker_id: str | None, now: float, **stamps: Any) -> None:
         """A sign of life, with what else is to be written of the worker."""
         if worker_id is not None:
-            stamp = self._stamps.setdefault(worker_id, {"worker_id": worker_id, **_NO_STAMPS})
+            stamp = self._stamps.get(worker_id)
+            if stamp is None:
+                stamp = self._stamps[worker_id] = {"worker_id": worker_id, **_NO_STAMPS}
+                self._since = min(self._since, now)
             stamp["last_heartbeat_time"] = now
             stamp.update(stamps)
-            self._since = min(self._since, now)
 
     def released(self, worker_id: str | None, now: float) -> None:
         """It holds one attempt less; written down if it is idle when this is written."""
@@ -163,7 +165,7 @@ INSERT_EVENT = Statement(insert_into(events, "sequence"))
 INSERT_COMPLETION = Statement(insert_into(completions))
 COUNT = Statement(
     update(counters)
-    .where(counters.c.name == COMPLETIONS)
+    .where(counters.c.name == constant(COMPLETIONS))
     .values(value=counters.c.value + bindparam("count"))
     .returning(counters.c.value)
 )
