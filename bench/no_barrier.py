@@ -168,7 +168,7 @@ async def _one_batch(
     done = [session.trajectory for session, _, _ in playing]
     while playing:
         turns = await asyncio.gather(
-            *(settings.agent.act(session, env) for session, env, settings in playing)
+            *(settings.agent.act(session, env, session.last) for session, env, settings in playing)
         )
         left: list[tuple[Any, Env, EpisodeSettings]] = []
         for (session, env, settings), turn in zip(playing, turns, strict=True):

@@ -21,10 +21,10 @@ def test_what_is_encoded_is_decoded(text: str) -> None:
 @given(TEXTS, TEXTS, TEXTS)
 def test_a_longer_conversation_extends_the_ids_of_the_shorter_one(asked: str, said: str, then: str) -> None:
     first, last = Message("user", asked), Message("user", then)
-    joined = RENDERER.open([first]) + RENDERER.encode(said)
-    joined += RENDERER.extend(FinishReason.STOP, [last])
+    prompt, sampled = RENDERER.open([first]), RENDERER.encode(said)
+    joined = prompt + sampled + RENDERER.extend(prompt, sampled, FinishReason.STOP, [last])
     assert joined == RENDERER.open([first, Message("assistant", said), last])
 
 
 def test_a_cut_sample_is_given_the_end_mark_that_it_lacks() -> None:
-    assert RENDERER.extend(FinishReason.LENGTH, []) == token_ids([END]) + RENDERER.open([])
+    assert RENDERER.extend(token_ids(), token_ids(), FinishReason.LENGTH, []) == token_ids([END]) + RENDERER.open([])

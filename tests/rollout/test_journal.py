@@ -96,11 +96,11 @@ def test_an_attempt_that_lost_its_rollout_cannot_record_another_turn(crash_lab: 
         claimed = await store.dequeue_rollout("first")
         assert claimed is not None
         journal = StoreJournal(store, "r", claimed.attempt.attempt_id)
-        await journal.append(JournalEntry(Turn(id=0, after=None, extends=None), 1))
+        await journal.append(JournalEntry(10, Turn(id=0, after=None, extends=None), 1))
         await asyncio.sleep(10.0)
         await store.dequeue_rollout("second")
         with pytest.raises(Superseded):
-            await journal.append(JournalEntry(Turn(id=1, after=0, extends=0), 2))
+            await journal.append(JournalEntry(11, Turn(id=1, after=0, extends=0), 2))
         assert len(await store.read_journal("r")) == 1
         await store.close()
 
@@ -128,7 +128,7 @@ def test_a_failed_attempt_is_retried_from_its_journal(crash_lab: Any, pause: Pau
 
 
 def test_an_entry_survives_its_bytes_and_foreign_bytes_are_refused() -> None:
-    entry = JournalEntry(Turn(id=3, after=2, extends=2, text="go"), question=99)
+    entry = JournalEntry(12, Turn(id=3, after=2, extends=2, text="go"), question=99)
     assert JournalEntry.from_bytes(entry.to_bytes()) == entry
     with pytest.raises(FormatError, match="not a journalentry"):
         JournalEntry.from_bytes(b"RWT\x01")

@@ -13,7 +13,7 @@ from rollwright.agents.session import Session
 from rollwright.envs.base import Env, Prompts
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Playable
-from rollwright.trajectory import Message, Turn
+from rollwright.trajectory import Message, Turn, path
 
 PLACEHOLDERS = ("instruction", "observation", "turn_idx", "actions_left", "max_response_length")
 """What a template may refer to."""
@@ -66,30 +66,30 @@ class ChatAgent:
         first = self._fill(self.prompts.opening, env, observation, 0)
         return (Message("system", self.prompts.system), Message("user", first))
 
-    async def act(self, session: Session, env: Env) -> Turn:
-        """Asks for the next answer."""
-        trajectory = session.trajectory
-        last = session.last
+    async def act(self, session: Session, env: Env, last: Turn | None) -> Turn:
+        """Asks for the next answer behind the turn `last`; `None`: for the first."""
         if last is None:
-            return await session.generate(trajectory.opening)
+            return await session.generate(session.trajectory.opening, after=None)
         if self.history.mode is HistoryMode.WHOLE:
-            return await session.generate([self._question(env, last)], continues=last)
-        return await session.generate(self._cut(session, env))
+            asked = [self._question(env, last, session.depth(last))]
+            return await session.generate(asked, continues=last, after=last)
+        return await session.generate(self._cut(session, env, last), after=last)
 
-    def _cut(self, session: Session, env: Env) -> list[Message]:
+    def _cut(self, session: Session, env: Env, last: Turn) -> list[Message]:
         """A fresh conversation: system prompt and first question, then the earlier turns that are kept.
 
         Of a turn that is left out the question stays only when it is the first, because it carries the rules.
         """
         trajectory = session.trajectory
-        turns = trajectory.turns
+        turns = list(enumerate(path(trajectory.turns, last.id), start=1))
         kept = turns if self.history.length is None else turns[-self.history.length :]
         messages = list(trajectory.opening)
-        if kept[0].id > 0:
-            messages.append(Message("user", self._question(env, turns[kept[0].id - 1]).content))
-        for turn in kept:
+        if (first := kept[0][0]) > 1:
+            before = turns[first - 2]
+            messages.append(self._question(env, before[1], before[0]))
+        for depth, turn in kept:
             messages.append(Message("assistant", self._remembered(env, turn)))
-            messages.append(self._question(env, turn))
+            messages.append(self._question(env, turn, depth))
         return _merged(messages)
 
     def _remembered(self, env: Env, turn: Turn) -> str:
@@ -98,10 +98,10 @@ class ChatAgent:
         action = turn.outcome.action or ""
         return env.answer(action) if isinstance(env, Playable) else action
 
-    def _question(self, env: Env, turn: Turn) -> Message:
-        """The user message that follows a turn."""
+    def _question(self, env: Env, turn: Turn, done: int) -> Message:
+        """The user message that follows a turn, the episode's `done`-th."""
         observation = turn.outcome.observation if turn.outcome is not None else ""
-        return Message("user", self._fill(self.prompts.turn, env, observation, turn.id + 1))
+        return Message("user", self._fill(self.prompts.turn, env, observation, done))
 
     def _fill(self, template: str, env: Env, observation: str, done: int) -> str:
         values: Mapping[str, object] = {

@@ -6,7 +6,6 @@ the same actions; each question that the journal knows is answered from it, with
 from the recorded one, or an environment that answered a turn differently, is `ReplayDiffers`: the journal is of no use.
 """
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Protocol
@@ -20,6 +19,8 @@ from rollwright.trajectory.codec import Codec
 class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One generation, and what led to it."""
 
+    place: int
+    """Name of the call's place in the tree."""
     turn: Turn
     """Without its outcome, which nobody knew yet."""
     question: int
@@ -35,7 +36,7 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
         return _CODEC.decode(data)
 
 
-_CODEC = Codec(JournalEntry, magic=b"RWJ", version=1, compress=False)
+_CODEC = Codec(JournalEntry, magic=b"RWJ", version=2, compress=False)
 
 
 class Interrupted(Exception):
@@ -53,8 +54,8 @@ class Superseded(Interrupted):
 class Journal(Protocol):
     """Where a session leaves its turns, and where it finds those of earlier attempts."""
 
-    recorded: deque[JournalEntry]
-    """What earlier attempts have left and this one has not come to yet."""
+    recorded: dict[int, JournalEntry]
+    """What earlier attempts have left and this one has not come to yet, by place."""
 
     async def append(self, entry: JournalEntry) -> None:
         """Returns when the entry is durable; raises `Superseded` when the attempt may not go on."""
@@ -63,23 +64,30 @@ class Journal(Protocol):
 
 def question(messages: Sequence[Message]) -> int:
     """Names what a prompt added, so that a replay can tell whether it asks the same."""
-    text = "\x1f".join([f"{message.role}\x1e{message.content}" for message in messages])
+    text = "\x1f".join([f"{message.role}\x1e{message.content}{_more(message)}" for message in messages])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def replay(journal: Journal, asked: int, before: Outcome | None, expected: int) -> Turn | None:
-    """The recorded answer to this question; `None` when the journal has no more."""
-    if not journal.recorded:
+def _more(message: Message) -> str:
+    if message.tool_calls or message.tool_call_id or message.reasoning or message.name:
+        calls = [f"{call.id}\x1d{call.name}\x1d{call.arguments}" for call in message.tool_calls]
+        return "\x1e".join(["", message.reasoning, str(message.tool_call_id), str(message.name), *calls])
+    return ""
+
+
+def replay(journal: Journal, place: int, asked: int, before: Outcome | None) -> Turn | None:
+    """The recorded answer to the question asked at this place; `None` when nobody came to it."""
+    entry = journal.recorded.pop(place, None)
+    if entry is None:
         return None
-    entry = journal.recorded.popleft()
-    if entry.turn.id != expected:
-        raise ReplayDiffers(f"turn {expected} was recorded as turn {entry.turn.id}")
     if entry.before != before:
-        raise ReplayDiffers(f"the environment answered turn {expected - 1} differently")
+        raise ReplayDiffers(f"the environment answered the turn before turn {entry.turn.id} differently")
     if entry.question != asked:
-        raise ReplayDiffers(f"the prompt of turn {expected} differs")
+        raise ReplayDiffers(f"the prompt of turn {entry.turn.id} differs")
     return entry.turn
 
 
-def entries(encoded: Iterable[bytes]) -> deque[JournalEntry]:
-    return deque(JournalEntry.from_bytes(each) for each in encoded)
+def entries(encoded: Iterable[bytes]) -> dict[int, JournalEntry]:
+    """By place. Of two at one place (an attempt that cleared its journal started anew) the later one counts."""
+    read = (JournalEntry.from_bytes(each) for each in encoded)
+    return {entry.place: entry for entry in read}

@@ -1,11 +1,12 @@
 """A session: one attempt's access to the policy, and the only writer of its trajectory.
 
-Always true: a generation is recorded as a turn, and is in the journal, before its text is handed to anybody; a prompt that continues
-a turn consists of exactly that turn's full token sequence and what is new; a turn's draws are keyed by run,
-group, member, agent and its place in the tree, never by time or by attempt.
+Always true: a generation is in the journal before its text is handed to anybody; a prompt that continues a turn
+consists of exactly that turn's full token sequence and what is new, and where the model's format does not allow that,
+a new sequence starts and is counted; a turn's draws are keyed by run, group, member, agent and its place in the tree,
+never by time or by attempt. A place is fixed when a generation is asked for, so calls may run at the same time: those
+that name no turn to come after stand in the order in which they were asked for, however they finish.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
@@ -13,9 +14,10 @@ import msgspec
 
 from rollwright.agents.boundary import bounded
 from rollwright.agents.journal import Journal, JournalEntry, question, replay
-from rollwright.draws import KeyPart, digest
+from rollwright.agents.places import Place, PlaceTree
+from rollwright.draws import KeyPart
 from rollwright.envs.base import Step
-from rollwright.policies.base import Playable, Policy, Prompt, Renderer, Sampling
+from rollwright.policies.base import Parsed, Playable, Policy, Prompt, Sampling, ToolSpec
 from rollwright.trajectory import (
     Boundary,
     Message,
@@ -24,8 +26,12 @@ from rollwright.trajectory import (
     Trajectory,
     Turn,
     full_prompt,
+    renumbered,
     token_ids,
 )
+
+RESTARTED = "sequences_restarted"
+"""Metric: prompts that could not continue the sequence they belong to, and started a new one."""
 
 
 class Phase(StrEnum):
@@ -70,82 +76,114 @@ class Session:
         self.replayed_turns = 0
         """Turns that came from the journal instead of the engine."""
         self._on_turn = on_turn
-        self._asked: list[tuple[int | None, Sequence[Message]]] = []
-        """For each turn, the turn it continued and the messages it added."""
-        self._one_at_a_time = asyncio.Lock()
-        self._paths: list[int] = []
-        """For each turn, the name of its place in the tree."""
-        self._children: dict[int | None, int] = {}
-        """For each turn, how many were asked for after it."""
+        self._asked: list[tuple[int | None, Sequence[Message], Sequence[ToolSpec]]] = []
+        """For each turn, the turn it continued, the messages it added, and the tools it could call."""
+        self._tree = PlaceTree()
 
     @property
     def last(self) -> Turn | None:
         return self.trajectory.turns[-1] if self.trajectory.turns else None
 
+    def depth(self, turn: Turn) -> int:
+        """How many decisions led to this turn, its own included."""
+        return self._tree.of(turn).depth
+
     async def generate(
-        self, messages: Sequence[Message], *, continues: Turn | None = None, agent: str = "agent"
+        self,
+        messages: Sequence[Message],
+        *,
+        continues: Turn | None = None,
+        after: Turn | msgspec.UnsetType | None = msgspec.UNSET,
+        agent: str = "agent",
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
     ) -> Turn:
-        """Samples one completion and records it as a turn. Calls of one session are served one after the other.
+        """Samples one completion and records it as a turn.
 
         With `continues`, `messages` are what is new behind that turn's completion. Without it they are a whole
-        conversation, and a new token sequence starts.
+        conversation, and a new token sequence starts. `after` is the decision before this one, `None` for a root of
+        the tree; left out, it is the call before this one.
         """
-        async with self._one_at_a_time:
-            return await self._generate(messages, continues, agent)
+        place = self._tree.reserve(after)
+        try:
+            turn = await self._answer(place, messages, continues, agent, tools, sampling or self._sampling)
+            if (earlier := place.before) is not None and not earlier.settled:
+                await earlier.wait()
+            return self._commit(place, turn, (continues.id if continues else None, messages, tools))
+        finally:
+            self._tree.settle(place)
 
-    async def _generate(self, messages: Sequence[Message], continues: Turn | None, agent: str) -> Turn:
-        turns = self.trajectory.turns
-        before = turns[-1] if turns else None
-        path = self._path(None if before is None else before.id)
-        asked = question(messages) if self._journal is not None else 0
-        turn = self._replayed(asked, before)
-        if turn is None:
-            turn = await self._sampled(messages, continues, before, agent, path)
-            if self._journal is not None:
-                self.phase = Phase.STORE
-                await self._journal.append(
-                    JournalEntry(turn, asked, None if before is None else before.outcome)
-                )
-            if self._on_turn is not None:
-                self._on_turn(turn)
+    async def _answer(
+        self,
+        place: Place,
+        messages: Sequence[Message],
+        continues: Turn | None,
+        agent: str,
+        tools: Sequence[ToolSpec],
+        sampling: Sampling,
+    ) -> Turn:
+        """The turn as an earlier attempt recorded it, if one did; else a new one. It has no place of its own yet."""
+        journal = self._journal
+        if journal is None:
+            turn = await self._sampled(place, messages, continues, agent, tools, sampling)
+        else:
+            before = None if place.parent is None else self.trajectory.turns[place.parent].outcome
+            asked = question(messages)
+            if (recorded := replay(journal, place.name, asked, before)) is not None:
+                self.replayed_turns += 1
+                return recorded
+            turn = await self._sampled(place, messages, continues, agent, tools, sampling)
+            self.phase = Phase.STORE
+            await journal.append(JournalEntry(place.name, turn, asked, before))
+        if self._on_turn is not None:
+            self._on_turn(turn)
         self.phase = Phase.ENVIRONMENT
-        turns.append(turn)
-        self._paths.append(path)
-        self._asked.append((None if continues is None else continues.id, messages))
         return turn
 
-    def _replayed(self, asked: int, before: Turn | None) -> Turn | None:
-        """The turn as an earlier attempt recorded it, if one did."""
-        if self._journal is None or not self._journal.recorded:
-            return None
-        expected = len(self.trajectory.turns)
-        turn = replay(self._journal, asked, None if before is None else before.outcome, expected)
-        self.replayed_turns += turn is not None
+    def _commit(
+        self, place: Place, turn: Turn, asked: tuple[int | None, Sequence[Message], Sequence[ToolSpec]]
+    ) -> Turn:
+        """Gives the turn its number and its links."""
+        turns = self.trajectory.turns
+        after = place.parent
+        extends = asked[0] if turn.extends is not None else None
+        if (turn.id, turn.after, turn.extends) != (len(turns), after, extends):
+            turn = msgspec.structs.replace(turn, id=len(turns), after=after, extends=extends)
+        turns.append(turn)
+        self._asked.append(asked)
+        self._tree.commit(place, turn)
         return turn
 
     async def _sampled(
-        self, messages: Sequence[Message], continues: Turn | None, before: Turn | None, agent: str, path: int
+        self,
+        place: Place,
+        messages: Sequence[Message],
+        continues: Turn | None,
+        agent: str,
+        tools: Sequence[ToolSpec],
+        sampling: Sampling,
     ) -> Turn:
-        """A new turn from the engine."""
+        """A new turn from the engine, with the number that it has if no other call is under way."""
         turn_id = len(self.trajectory.turns)
-        added, prompt_ids = self._render(messages, continues)
+        added, prompt_ids, extends = self._render(messages, continues, tools)
         prompt = Prompt(
             episode=self.trajectory.rollout_id,
-            key=(*self._key, agent, path),
+            key=(*self._key, agent, place.name),
             messages=self._conversation(messages, continues) if prompt_ids is None else (),
             ids=prompt_ids,
             env=self._env,
+            tools=tuple(tools) if prompt_ids is None else (),
             attempt=self._attempt,
         )
-        sampling = self._fit(prompt_ids, continues)
+        fitted = self._fit(sampling, prompt_ids, continues)
         self.phase = Phase.ENGINE
         made = await bounded(
-            self._policy.generate(prompt, sampling), self._generate_timeout, Boundary.ENGINE, turn_id
+            self._policy.generate(prompt, fitted), self._generate_timeout, Boundary.ENGINE, turn_id
         )
         return Turn(
             id=turn_id,
-            after=None if before is None else before.id,
-            extends=continues.id if continues is not None and added is not None else None,
+            after=place.parent,
+            extends=extends,
             prompt_ids=token_ids() if added is None else added,
             sampled_ids=made.sampled_ids,
             logprobs=made.logprobs,
@@ -157,6 +195,14 @@ class Session:
             prompt_tokens=made.prompt_tokens if prompt_ids is None else len(prompt_ids),
             completion_tokens=made.completion_tokens,
         )
+
+    def parse(self, turn: Turn) -> Parsed:
+        """Takes a turn's completion apart, by the model's own format."""
+        renderer = self._policy.renderer
+        if renderer is None:
+            return Parsed(turn.text)
+        prompt = full_prompt(self.trajectory.turns, turn.id)
+        return renderer.parse(prompt, turn.sampled_ids, self._asked[turn.id][2])
 
     def observe(self, turn: Turn, step: Step) -> Turn:
         """Records what the environment answered to a turn."""
@@ -179,30 +225,46 @@ class Session:
         self.trajectory.turns[turn.id] = observed
         return observed
 
+    def seal(self) -> Trajectory:
+        """The trajectory, with its turns in the order of the tree instead of the order in which they came."""
+        order = self._tree.order()
+        if order is not None:
+            self.trajectory.turns = renumbered(self.trajectory.turns, order)
+        return self.trajectory
+
     def _render(
-        self, messages: Sequence[Message], continues: Turn | None
-    ) -> tuple[TokenIds, TokenIds] | tuple[None, None]:
-        """The ids that this prompt adds, and the whole prompt; nothing for a policy that speaks text."""
-        renderer: Renderer | None = self._policy.renderer
+        self, messages: Sequence[Message], continues: Turn | None, tools: Sequence[ToolSpec]
+    ) -> tuple[TokenIds | None, TokenIds | None, int | None]:
+        """The ids that this prompt adds, the whole prompt, and what it extends; nothing for a policy that speaks text."""
+        renderer = self._policy.renderer
         if renderer is None:
-            return None, None
-        if continues is None:
-            whole = renderer.open(messages)
-            return whole, whole
-        added = renderer.extend(continues.finish, messages)
-        return added, full_prompt(self.trajectory.turns, continues.id) + continues.sampled_ids + added
+            return None, None, None
+        if continues is not None:
+            earlier = full_prompt(self.trajectory.turns, continues.id)
+            added = renderer.extend(earlier, continues.sampled_ids, continues.finish, messages, tools)
+            if added is not None:
+                return added, earlier + continues.sampled_ids + added, continues.id
+            messages = self._conversation(messages, continues)
+            metrics = self.trajectory.metrics
+            metrics[RESTARTED] = metrics.get(RESTARTED, 0.0) + 1
+        whole = renderer.open(messages, tools)
+        return whole, whole, None
 
     def _conversation(self, messages: Sequence[Message], continues: Turn | None) -> list[Message]:
-        """All messages up to here, for a policy that speaks text."""
+        """All messages up to here."""
         parts = [messages]
         place = None if continues is None else continues.id
         while place is not None:
-            earlier, asked = self._asked[place]
-            parts.append((*asked, Message("assistant", self.trajectory.turns[place].text)))
+            earlier, asked, _ = self._asked[place]
+            parts.append((*asked, self._said(self.trajectory.turns[place])))
             place = earlier
         return [message for part in reversed(parts) for message in part]
 
-    def _fit(self, prompt_ids: TokenIds | None, continues: Turn | None) -> Sampling:
+    def _said(self, turn: Turn) -> Message:
+        parsed = self.parse(turn)
+        return Message("assistant", parsed.content, parsed.reasoning, parsed.tool_calls)
+
+    def _fit(self, sampling: Sampling, prompt_ids: TokenIds | None, continues: Turn | None) -> Sampling:
         """The sampling settings, with `max_tokens` cut to the room that is left."""
         if prompt_ids is not None:
             used = len(prompt_ids)
@@ -211,12 +273,6 @@ class Session:
         room = self._sequence_length - used
         if room < 1:
             raise OutOfRoom(f"the prompt has {used} tokens, sequence_length is {self._sequence_length}")
-        if room >= self._sampling.max_tokens:
-            return self._sampling
-        return msgspec.structs.replace(self._sampling, max_tokens=room)
-
-    def _path(self, after: int | None) -> int:
-        """Names the next turn's place in the tree: its parent's place, and its rank among the siblings."""
-        rank = self._children.get(after, 0)
-        self._children[after] = rank + 1
-        return digest(0 if after is None else self._paths[after], rank)
+        if room >= sampling.max_tokens:
+            return sampling
+        return msgspec.structs.replace(sampling, max_tokens=room)

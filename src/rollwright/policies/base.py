@@ -5,14 +5,16 @@ that were sampled. A policy that only speaks text (a chat API) has none; it gets
 returns is marked as not exact, so that nobody trains on it.
 """
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from rollwright.draws import KeyPart
 from rollwright.errors import RollwrightError
-from rollwright.trajectory import FinishReason, Floats, Message, TokenIds, VersionRun, floats, token_ids
+from rollwright.trajectory import FinishReason, Floats, Message, TokenIds, ToolCall, VersionRun, floats, token_ids
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,6 +24,15 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: float = 1.0
     max_tokens: int = 128
     stop: tuple[str, ...] = ()
+
+
+class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool as the model is told of it."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
+    """JSON schema of the arguments."""
 
 
 @runtime_checkable
@@ -54,6 +65,8 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     """The whole prompt in token ids; `None` for a policy without a renderer."""
     env: Playable | None = None
     """For the built-in players, which look at the board instead of reading the prompt."""
+    tools: tuple[ToolSpec, ...] = ()
+    """The tools the model may call, for policies that speak text; `ids` have them already."""
     attempt: int = 1
     """Which attempt at the rollout this is. A simulated *failure* depends on it; a sample does not."""
 
@@ -72,16 +85,43 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int = 0
 
 
-class Renderer(Protocol):
-    """Chat to token ids, such that a longer conversation only ever adds ids."""
+class Parsed(msgspec.Struct, frozen=True):
+    """A completion taken apart."""
 
-    def open(self, messages: Sequence[Message]) -> TokenIds:
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed: tuple[str, ...] = ()
+    """What looks like a tool call and cannot be read, as text."""
+
+
+class Renderer(Protocol):
+    """Chat to token ids, such that a longer conversation only ever adds ids. Sampled ids are never made anew."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end the assistant's turn; an engine stops at them, and they are part of the sample."""
+        ...
+
+    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> TokenIds:
         """A whole conversation, up to where the assistant's turn begins."""
         ...
 
-    def extend(self, finish: FinishReason, messages: Sequence[Message]) -> TokenIds:
-        """What follows sampled ids: the end of the assistant's turn where `finish` says the sample lacks
-        it, then `messages`, up to where the assistant's next turn begins."""
+    def extend(
+        self,
+        prompt: TokenIds,
+        sampled: TokenIds,
+        finish: FinishReason,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+    ) -> TokenIds | None:
+        """What follows `prompt + sampled`: the end of the assistant's turn where the sample lacks it, then
+        `messages`, up to where the assistant's next turn begins. `None`: this model's format cannot continue
+        here, and the conversation has to be opened anew."""
+        ...
+
+    def parse(self, prompt: TokenIds, sampled: TokenIds, tools: Sequence[ToolSpec] = ()) -> Parsed:
+        """Takes a completion apart."""
         ...
 
     def decode(self, ids: TokenIds) -> str:
@@ -108,6 +148,63 @@ class Policy(Protocol):
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation: ...
 
     async def close(self) -> None: ...
+
+
+class UpdateMode(StrEnum):
+    """What happens to the calls that are being served when new weights arrive."""
+
+    DRAIN = "drain"
+    """They finish under the old weights; new calls wait meanwhile."""
+    ABORT_AND_RESUME = "abort_and_resume"
+    """Their tokens so far are kept, the rest is sampled under the new weights; every token knows which made it."""
+    RESTART_TURN = "restart_turn"
+    """They begin anew under the new weights; the tokens they had are counted and thrown away."""
+
+
+class Weights(msgspec.Struct, frozen=True):
+    """New weights for a policy: a folder that an engine can load, or tensors in this process."""
+
+    version: int
+    folder: Path | None = None
+    """As transformers saves a model: `config.json` and safetensors."""
+    tensors: Mapping[str, Any] | None = None
+    """Names and torch tensors, not changed by anybody while `update_weights` runs."""
+    checksum: str | None = None
+    """SHA-256 of the folder's safetensors; a policy that reads the folder checks it."""
+
+
+@runtime_checkable
+class Updatable(Protocol):
+    """A policy that takes new weights while episodes run."""
+
+    async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
+        """Returns when every token sampled from now on is of the new version. No call is dropped by it."""
+        ...
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What an engine can do, found out by asking it."""
+
+    engine: str
+    """Name and version, as far as it says."""
+    model: str = ""
+    token_ids: bool = False
+    """Takes prompt ids and returns sampled ids."""
+    logprobs: bool = False
+    update_modes: tuple[UpdateMode, ...] = ()
+    missing: str = ""
+    """Why its trajectories are not trainable, and what to use instead; empty: they are."""
+
+    @property
+    def trainable(self) -> bool:
+        return self.token_ids and self.logprobs
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A policy whose engine can be asked what it can do; a run asks once, before it starts."""
+
+    async def probe(self) -> Capabilities: ...
 
 
 class EngineError(RollwrightError):

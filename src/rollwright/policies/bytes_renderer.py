@@ -6,6 +6,7 @@ longer conversation commute, so a chain's prompts extend each other by construct
 
 from collections.abc import Sequence
 
+from rollwright.policies.base import Parsed, ToolSpec
 from rollwright.trajectory import FinishReason, Message, TokenIds, token_ids
 
 SYSTEM, USER, ASSISTANT, TOOL, END = range(256, 261)
@@ -17,7 +18,11 @@ _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 
 class BytesRenderer:
-    def open(self, messages: Sequence[Message]) -> TokenIds:
+    """Knows no tools: it is for players and simulated engines."""
+
+    stop_ids = (END,)
+
+    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> TokenIds:
         ids = token_ids()
         for message in messages:
             ids.append(_ROLES[message.role])
@@ -26,9 +31,19 @@ class BytesRenderer:
         ids.append(ASSISTANT)
         return ids
 
-    def extend(self, finish: FinishReason, messages: Sequence[Message]) -> TokenIds:
+    def extend(
+        self,
+        prompt: TokenIds,
+        sampled: TokenIds,
+        finish: FinishReason,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+    ) -> TokenIds:
         closing = token_ids() if finish is FinishReason.STOP else token_ids([END])
         return closing + self.open(messages)
+
+    def parse(self, prompt: TokenIds, sampled: TokenIds, tools: Sequence[ToolSpec] = ()) -> Parsed:
+        return Parsed(self.decode(sampled))
 
     def encode(self, text: str) -> TokenIds:
         """A whole assistant turn."""

@@ -199,7 +199,9 @@ class EnvManager:
         try:
             trajectory = await playing
             if journal.recorded:
-                raise ReplayDiffers(f"the episode ended before turn {journal.recorded[0].turn.id}")
+                raise ReplayDiffers(
+                    f"the episode ended without {len(journal.recorded)} turns that were recorded"
+                )
             return trajectory
         finally:
             activity.replayed_turns += session.replayed_turns

@@ -90,15 +90,16 @@ class Chain:
 
     async def play(self, session: Session, env: Env, settings: EpisodeSettings, policy: Policy) -> StopReason:
         trajectory = session.trajectory
+        turn: Turn | None = None
         while len(trajectory.turns) < settings.max_steps:
             if _too_old(trajectory, policy.version, settings.max_staleness):
                 return StopReason.STALE
             try:
-                turn = await settings.agent.act(session, env)
+                turn = await settings.agent.act(session, env, turn)
             except OutOfRoom:
                 return StopReason.MAX_LENGTH
             step = await bounded(env.step(turn.text), settings.limits.step, Boundary.ENVIRONMENT, turn.id + 1)
-            session.observe(turn, step)
+            turn = session.observe(turn, step)
             if step.terminated:
                 return StopReason.TERMINATED
             if step.truncated:
@@ -132,7 +133,7 @@ async def play(
             raise timed_out(Boundary.SYSTEM, message, done) from error
         raise failed(Boundary.AGENT, error, done) from error
     trajectory.duration = loop.time() - started
-    return trajectory
+    return session.seal()
 
 
 def new_session(

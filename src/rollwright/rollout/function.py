@@ -22,7 +22,7 @@ from rollwright.agents import (
 from rollwright.draws import digest
 from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import RollwrightError
-from rollwright.policies.base import Policy
+from rollwright.policies.base import Parsed, Policy, ToolSpec
 from rollwright.rollout.episode import EpisodeSettings
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Boundary, Message, StopReason, Trajectory, Turn
@@ -41,12 +41,20 @@ class ThreadSession:
         """Whether the episode is over: a thread that was given up must not sample any more."""
 
     def generate(
-        self, messages: Sequence[Message], *, continues: Turn | None = None, agent: str = "agent"
+        self,
+        messages: Sequence[Message],
+        *,
+        continues: Turn | None = None,
+        agent: str = "agent",
+        tools: Sequence[ToolSpec] = (),
     ) -> Turn:
         if self.ended:
             raise RollwrightError("the episode is over: it was given up, or ended already")
-        call = self._session.generate(messages, continues=continues, agent=agent)
+        call = self._session.generate(messages, continues=continues, agent=agent, tools=tools)
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    def parse(self, turn: Turn) -> Parsed:
+        return self._session.parse(turn)
 
 
 def _is_async(function: AgentFunction) -> bool:
@@ -118,4 +126,4 @@ async def play_function(
         raise failed(Boundary.AGENT, error, done) from error
     trajectory.stop = StopReason.TERMINATED
     trajectory.duration = loop.time() - started
-    return trajectory
+    return session.seal()

@@ -1,14 +1,12 @@
 """The turn journal of one attempt, kept in the store."""
 
-from collections import deque
-
 from rollwright.agents import JournalEntry, Superseded
 from rollwright.store.contract import AttemptRefused, NotFound, Store
 
 
 class StoreJournal:
     def __init__(self, store: Store, rollout_id: str, attempt_id: str) -> None:
-        self.recorded: deque[JournalEntry] = deque()
+        self.recorded: dict[int, JournalEntry] = {}
         self._store = store
         self._held = (rollout_id, attempt_id)
 

@@ -2,6 +2,7 @@
 
 from rollwright.trajectory.forest import (
     Message,
+    ToolCall,
     Trajectory,
     check,
     children,
@@ -9,6 +10,7 @@ from rollwright.trajectory.forest import (
     leaves,
     merge,
     path,
+    renumbered,
     sequence,
     split,
 )
@@ -37,6 +39,7 @@ __all__ = [
     "Span",
     "StopReason",
     "TokenIds",
+    "ToolCall",
     "Trajectory",
     "Turn",
     "VersionRun",
@@ -48,6 +51,7 @@ __all__ = [
     "leaves",
     "merge",
     "path",
+    "renumbered",
     "samples",
     "sequence",
     "split",

@@ -15,11 +15,30 @@ from rollwright.trajectory.tokens import TokenIds, token_ids
 from rollwright.trajectory.turn import ErrorRecord, StopReason, Turn
 
 
-class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class ToolCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One call of a tool, as the model asked for it."""
+
+    id: str
+    """Unique in its episode; the tool's answer names it."""
+    name: str
+    arguments: str
+    """JSON as text, exactly as the model wrote it; it need not be valid."""
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One chat message."""
 
     role: str
+    """`system`, `user`, `assistant` or `tool`."""
     content: str
+    reasoning: str = ""
+    """What an assistant thought before its answer, where the model keeps that apart."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """What an assistant asked for."""
+    tool_call_id: str | None = None
+    """Which call a `tool` message answers."""
+    name: str | None = None
+    """Which tool a `tool` message comes from."""
 
 
 class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -143,6 +162,20 @@ def full_prompt(turns: Sequence[Turn], end: int) -> TokenIds:
         ids += turn.sampled_ids
     ids += turns[end].prompt_ids
     return ids
+
+
+def renumbered(turns: Sequence[Turn], order: Sequence[int]) -> list[Turn]:
+    """The same forest with its turns in another order; both links of every turn must still point back."""
+    place = {old: new for new, old in enumerate(order)}
+    return [
+        msgspec.structs.replace(
+            turns[old],
+            id=new,
+            after=None if (after := turns[old].after) is None else place[after],
+            extends=None if (extends := turns[old].extends) is None else place[extends],
+        )
+        for new, old in enumerate(order)
+    ]
 
 
 def split(trajectory: Trajectory) -> list[Trajectory]:
