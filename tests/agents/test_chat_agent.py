@@ -117,7 +117,7 @@ async def played(
         generate_timeout=1.0,
         env=env,
     )
-    return await play(session, env, settings, policy)
+    return await play(session, env, settings, policy, Corridor)
 
 
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])

@@ -1,6 +1,14 @@
 """Agents: they get a session, ask it for generations, and know nothing of stores, workers or training."""
 
-from rollwright.agents.boundary import TIMEOUT, EpisodeFailure, TimeLimit, bounded, failed, timed_out
+from rollwright.agents.boundary import (
+    TIMEOUT,
+    EpisodeFailure,
+    TimeLimit,
+    bounded,
+    failed,
+    timed_out,
+    together,
+)
 from rollwright.agents.chat import ChatAgent, History, HistoryMode
 from rollwright.agents.journal import Interrupted, Journal, JournalEntry, ReplayDiffers, Superseded, entries
 from rollwright.agents.session import OutOfRoom, Phase, Session
@@ -24,4 +32,5 @@ __all__ = [
     "entries",
     "failed",
     "timed_out",
+    "together",
 ]

@@ -4,9 +4,9 @@ What crosses is an `EpisodeFailure` that names the boundary; cancellation passes
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine, Iterable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from rollwright.errors import RollwrightError
 from rollwright.trajectory import Boundary, ErrorRecord
@@ -74,6 +74,22 @@ async def bounded(call: Awaitable[Answer], seconds: float, boundary: Boundary, t
         if limit.expired:
             raise timed_out(boundary, f"no answer within {seconds:g} s", turn) from error
         raise failed(boundary, error, turn) from error
+
+
+async def together(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """Awaits calls side by side, their answers in the order of the calls. If one fails, the others are cancelled, and
+    it returns when they have ended."""
+    waiting = list(calls)
+    if len(waiting) == 1:
+        return [await waiting[0]]
+    tasks = [asyncio.ensure_future(call) for call in waiting]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        if not all(task.done() for task in tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def failed(boundary: Boundary, error: Exception, turn: int) -> EpisodeFailure:

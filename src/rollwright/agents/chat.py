@@ -5,7 +5,7 @@ history is cut here, before the model is asked: each prompt then starts a sequen
 trained is what the model saw.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -68,12 +68,16 @@ class ChatAgent:
 
     async def act(self, session: Session, env: Env, last: Turn | None) -> Turn:
         """Asks for the next answer behind the turn `last`; `None`: for the first."""
+        messages, continues = self.ask(session, env, last)
+        return await session.generate(messages, continues=continues, after=last)
+
+    def ask(self, session: Session, env: Env, last: Turn | None) -> tuple[Sequence[Message], Turn | None]:
+        """The next question, and the turn whose token sequence it continues."""
         if last is None:
-            return await session.generate(session.trajectory.opening, after=None)
+            return session.trajectory.opening, None
         if self.history.mode is HistoryMode.WHOLE:
-            asked = [self._question(env, last, session.depth(last))]
-            return await session.generate(asked, continues=last, after=last)
-        return await session.generate(self._cut(session, env, last), after=last)
+            return [self._question(env, last, session.depth(last))], last
+        return self._cut(session, env, last), None
 
     def _cut(self, session: Session, env: Env, last: Turn) -> list[Message]:
         """A fresh conversation: system prompt and first question, then the earlier turns that are kept.

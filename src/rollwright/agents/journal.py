@@ -62,7 +62,7 @@ class Journal(Protocol):
         ...
 
 
-def question(messages: Sequence[Message]) -> int:
+def name_of(messages: Sequence[Message]) -> int:
     """Names what a prompt added, so that a replay can tell whether it asks the same."""
     text = "\x1f".join([f"{message.role}\x1e{message.content}{_more(message)}" for message in messages])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

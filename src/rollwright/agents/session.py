@@ -9,11 +9,12 @@ that name no turn to come after stand in the order in which they were asked for,
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
-from rollwright.agents.boundary import bounded
-from rollwright.agents.journal import Journal, JournalEntry, question, replay
+from rollwright.agents.boundary import bounded, together
+from rollwright.agents.journal import Journal, JournalEntry, name_of, replay
 from rollwright.agents.places import Place, PlaceTree
 from rollwright.draws import KeyPart
 from rollwright.envs.base import Step
@@ -26,6 +27,7 @@ from rollwright.trajectory import (
     Trajectory,
     Turn,
     full_prompt,
+    leaves,
     renumbered,
     token_ids,
 )
@@ -44,6 +46,17 @@ class Phase(StrEnum):
 
 class OutOfRoom(Exception):
     """The prompt leaves no room for a completion within `sequence_length`."""
+
+
+class Question(NamedTuple):
+    """What a call asks the policy."""
+
+    messages: Sequence[Message]
+    continues: Turn | None
+    agent: str
+    tools: Sequence[ToolSpec]
+    sampling: Sampling
+    env: Playable | None
 
 
 class Session:
@@ -67,7 +80,8 @@ class Session:
         self.phase = Phase.ENVIRONMENT
         self._policy = policy
         self._sampling = sampling
-        self._key = key
+        self.key = key
+        """What every draw of this rollout is keyed by."""
         self._sequence_length = sequence_length
         self._generate_timeout = generate_timeout
         self._attempt = attempt
@@ -76,8 +90,8 @@ class Session:
         self.replayed_turns = 0
         """Turns that came from the journal instead of the engine."""
         self._on_turn = on_turn
-        self._asked: list[tuple[int | None, Sequence[Message], Sequence[ToolSpec]]] = []
-        """For each turn, the turn it continued, the messages it added, and the tools it could call."""
+        self._asked: list[Question] = []
+        """For each turn, what it answers."""
         self._tree = PlaceTree()
 
     @property
@@ -104,35 +118,58 @@ class Session:
         conversation, and a new token sequence starts. `after` is the decision before this one, `None` for a root of
         the tree; left out, it is the call before this one.
         """
+        question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
         place = self._tree.reserve(after)
         try:
-            turn = await self._answer(place, messages, continues, agent, tools, sampling or self._sampling)
+            turn = await self._answer(place, question)
             if (earlier := place.before) is not None and not earlier.settled:
                 await earlier.wait()
-            return self._commit(place, turn, (continues.id if continues else None, messages, tools))
+            return self._commit(place, turn, question)
         finally:
             self._tree.settle(place)
 
-    async def _answer(
+    async def generate_siblings(
         self,
-        place: Place,
         messages: Sequence[Message],
-        continues: Turn | None,
-        agent: str,
-        tools: Sequence[ToolSpec],
-        sampling: Sampling,
-    ) -> Turn:
-        """The turn as an earlier attempt recorded it, if one did; else a new one. It has no place of its own yet."""
+        count: int,
+        *,
+        continues: Turn | None = None,
+        after: Turn | None = None,
+        agent: str = "agent",
+        env: object = None,
+    ) -> list[Turn]:
+        """Samples `count` answers to one question at the same time, so that the engine's prefix cache serves them.
+
+        Answers that came out the same are one turn, which counts for all of them. `env` is the environment as it
+        stands on this branch.
+        """
+        board = env if isinstance(env, Playable) else None
+        question = Question(messages, continues, agent, (), self._sampling, board)
+        places = [self._tree.reserve(after) for _ in range(count)]
+        try:
+            made = await together(self._answer(place, question) for place in places)
+            kept: dict[object, tuple[Place, Turn]] = {}
+            for place, turn in zip(places, made, strict=True):
+                same = turn.sampled_ids.tobytes() if turn.exact else turn.text
+                first = kept.get(same, (place, msgspec.structs.replace(turn, count=0)))
+                kept[same] = (first[0], msgspec.structs.replace(first[1], count=first[1].count + 1))
+            return [self._commit(place, turn, question) for place, turn in kept.values()]
+        finally:
+            for place in places:
+                self._tree.settle(place)
+
+    async def _answer(self, place: Place, question: Question) -> Turn:
+        """The turn as an earlier attempt recorded it, if one did; else a new one. It has no number of its own yet."""
         journal = self._journal
         if journal is None:
-            turn = await self._sampled(place, messages, continues, agent, tools, sampling)
+            turn = await self._sampled(place, question)
         else:
             before = None if place.parent is None else self.trajectory.turns[place.parent].outcome
-            asked = question(messages)
+            asked = name_of(question.messages)
             if (recorded := replay(journal, place.name, asked, before)) is not None:
                 self.replayed_turns += 1
                 return recorded
-            turn = await self._sampled(place, messages, continues, agent, tools, sampling)
+            turn = await self._sampled(place, question)
             self.phase = Phase.STORE
             await journal.append(JournalEntry(place.name, turn, asked, before))
         if self._on_turn is not None:
@@ -140,42 +177,32 @@ class Session:
         self.phase = Phase.ENVIRONMENT
         return turn
 
-    def _commit(
-        self, place: Place, turn: Turn, asked: tuple[int | None, Sequence[Message], Sequence[ToolSpec]]
-    ) -> Turn:
+    def _commit(self, place: Place, turn: Turn, question: Question) -> Turn:
         """Gives the turn its number and its links."""
         turns = self.trajectory.turns
         after = place.parent
-        extends = asked[0] if turn.extends is not None else None
+        extends = question.continues.id if question.continues and turn.extends is not None else None
         if (turn.id, turn.after, turn.extends) != (len(turns), after, extends):
             turn = msgspec.structs.replace(turn, id=len(turns), after=after, extends=extends)
         turns.append(turn)
-        self._asked.append(asked)
+        self._asked.append(question)
         self._tree.commit(place, turn)
         return turn
 
-    async def _sampled(
-        self,
-        place: Place,
-        messages: Sequence[Message],
-        continues: Turn | None,
-        agent: str,
-        tools: Sequence[ToolSpec],
-        sampling: Sampling,
-    ) -> Turn:
+    async def _sampled(self, place: Place, question: Question) -> Turn:
         """A new turn from the engine, with the number that it has if no other call is under way."""
         turn_id = len(self.trajectory.turns)
-        added, prompt_ids, extends = self._render(messages, continues, tools)
+        added, prompt_ids, extends = self._render(question)
         prompt = Prompt(
             episode=self.trajectory.rollout_id,
-            key=(*self._key, agent, place.name),
-            messages=self._conversation(messages, continues) if prompt_ids is None else (),
+            key=(*self.key, question.agent, place.name),
+            messages=self._conversation(question) if prompt_ids is None else (),
             ids=prompt_ids,
-            env=self._env,
-            tools=tuple(tools) if prompt_ids is None else (),
+            env=question.env,
+            tools=tuple(question.tools) if prompt_ids is None else (),
             attempt=self._attempt,
         )
-        fitted = self._fit(sampling, prompt_ids, continues)
+        fitted = self._fit(question, prompt_ids)
         self.phase = Phase.ENGINE
         made = await bounded(
             self._policy.generate(prompt, fitted), self._generate_timeout, Boundary.ENGINE, turn_id
@@ -189,7 +216,7 @@ class Session:
             logprobs=made.logprobs,
             versions=made.versions,
             text=made.text,
-            agent=agent,
+            agent=question.agent,
             finish=made.finish,
             exact=made.exact,
             prompt_tokens=made.prompt_tokens if prompt_ids is None else len(prompt_ids),
@@ -202,7 +229,7 @@ class Session:
         if renderer is None:
             return Parsed(turn.text)
         prompt = full_prompt(self.trajectory.turns, turn.id)
-        return renderer.parse(prompt, turn.sampled_ids, self._asked[turn.id][2])
+        return renderer.parse(prompt, turn.sampled_ids, self._asked[turn.id].tools)
 
     def observe(self, turn: Turn, step: Step) -> Turn:
         """Records what the environment answered to a turn."""
@@ -215,9 +242,10 @@ class Session:
             truncated=bool(step.truncated),
             action=info.get("action"),
             valid=bool(info.get("valid", True)),
+            success=bool(info["success"]) if "success" in info else None,
         )
-        if "success" in info:
-            self.trajectory.success = bool(info["success"])
+        if outcome.success is not None:
+            self.trajectory.success = outcome.success
         metrics = self.trajectory.metrics
         for name, value in info.get("metrics", {}).items():
             metrics[name] = metrics.get(name, 0.0) + float(value)
@@ -227,45 +255,47 @@ class Session:
 
     def seal(self) -> Trajectory:
         """The trajectory, with its turns in the order of the tree instead of the order in which they came."""
+        trajectory = self.trajectory
         order = self._tree.order()
         if order is not None:
-            self.trajectory.turns = renumbered(self.trajectory.turns, order)
-        return self.trajectory
+            trajectory.turns = renumbered(trajectory.turns, order)
+            ends = {_solved(trajectory.turns[leaf]) for leaf in leaves(trajectory.turns)}
+            trajectory.success = ends.pop() if len(ends) == 1 else None
+        return trajectory
 
-    def _render(
-        self, messages: Sequence[Message], continues: Turn | None, tools: Sequence[ToolSpec]
-    ) -> tuple[TokenIds | None, TokenIds | None, int | None]:
+    def _render(self, question: Question) -> tuple[TokenIds | None, TokenIds | None, int | None]:
         """The ids that this prompt adds, the whole prompt, and what it extends; nothing for a policy that speaks text."""
         renderer = self._policy.renderer
         if renderer is None:
             return None, None, None
+        messages, continues, tools = question.messages, question.continues, question.tools
         if continues is not None:
             earlier = full_prompt(self.trajectory.turns, continues.id)
             added = renderer.extend(earlier, continues.sampled_ids, continues.finish, messages, tools)
             if added is not None:
                 return added, earlier + continues.sampled_ids + added, continues.id
-            messages = self._conversation(messages, continues)
+            messages = self._conversation(question)
             metrics = self.trajectory.metrics
             metrics[RESTARTED] = metrics.get(RESTARTED, 0.0) + 1
         whole = renderer.open(messages, tools)
         return whole, whole, None
 
-    def _conversation(self, messages: Sequence[Message], continues: Turn | None) -> list[Message]:
+    def _conversation(self, question: Question) -> list[Message]:
         """All messages up to here."""
-        parts = [messages]
-        place = None if continues is None else continues.id
-        while place is not None:
-            earlier, asked, _ = self._asked[place]
-            parts.append((*asked, self._said(self.trajectory.turns[place])))
-            place = earlier
+        parts = [question.messages]
+        while question.continues is not None:
+            said = self.trajectory.turns[question.continues.id]
+            question = self._asked[said.id]
+            parts.append((*question.messages, self._said(said)))
         return [message for part in reversed(parts) for message in part]
 
     def _said(self, turn: Turn) -> Message:
         parsed = self.parse(turn)
         return Message("assistant", parsed.content, parsed.reasoning, parsed.tool_calls)
 
-    def _fit(self, sampling: Sampling, prompt_ids: TokenIds | None, continues: Turn | None) -> Sampling:
+    def _fit(self, question: Question, prompt_ids: TokenIds | None) -> Sampling:
         """The sampling settings, with `max_tokens` cut to the room that is left."""
+        sampling, continues = question.sampling, question.continues
         if prompt_ids is not None:
             used = len(prompt_ids)
         else:
@@ -276,3 +306,7 @@ class Session:
         if room >= sampling.max_tokens:
             return sampling
         return msgspec.structs.replace(sampling, max_tokens=room)
+
+
+def _solved(turn: Turn) -> bool | None:
+    return None if turn.outcome is None else turn.outcome.success

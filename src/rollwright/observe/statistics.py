@@ -17,7 +17,8 @@ class TagStatistics:
     episodes: int = 0
     judged: int = 0
     """Episodes whose environment says whether the task was solved."""
-    solved: int = 0
+    solved: float = 0
+    """Episodes solved; of a tree, the share of its leaves."""
     reward: float = 0.0
     penalty: float = 0.0
     turns: int = 0
@@ -28,8 +29,9 @@ class TagStatistics:
 
     def add(self, trajectory: Trajectory) -> None:
         self.episodes += 1
-        self.judged += trajectory.success is not None
-        self.solved += bool(trajectory.success)
+        share = trajectory.success_share
+        self.judged += share is not None
+        self.solved += share or 0.0
         self.reward += trajectory.reward
         self.penalty += trajectory.penalty
         self.turns += len(trajectory.turns)

@@ -27,7 +27,7 @@ class Activity:
     """Episodes played to their end."""
     reward: float = 0.0
     """Task reward, summed over the finished episodes."""
-    successes: int = 0
+    successes: float = 0
     stale: int = 0
     """Episodes given up because they became too old."""
     withdrawn: int = 0
@@ -100,7 +100,7 @@ class Activity:
     def finish(self, trajectory: Trajectory) -> None:
         self.finished += 1
         self.reward += trajectory.reward
-        self.successes += bool(trajectory.success)
+        self.successes += trajectory.success_share or 0.0
 
     def fail(self, record: ErrorRecord) -> None:
         self.failures[f"{record.boundary}: {record.kind}"] += 1

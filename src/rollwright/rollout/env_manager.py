@@ -8,6 +8,7 @@ withdrawn attempt stops at once and commits nothing.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from rollwright.agents import (
@@ -22,6 +23,7 @@ from rollwright.agents import (
     failed,
 )
 from rollwright.envs.base import Env
+from rollwright.gateway import Gateway
 from rollwright.policies.base import Policy
 from rollwright.rollout.activity import Activity
 from rollwright.rollout.episode import EpisodeSettings, new_session, play, read_episode
@@ -80,6 +82,8 @@ class RolloutContext:
     gate: Gate
     """Limits the episodes in flight."""
     activity: Activity = field(default_factory=Activity)
+    gateway: Gateway = field(default_factory=Gateway)
+    """Where agents that speak a model API are recorded; it listens once one asks for its address."""
 
 
 class EnvManager:
@@ -176,10 +180,14 @@ class EnvManager:
 
     async def _play(self, claimed: AttemptedRollout, role: Role, journal: StoreJournal) -> Trajectory:
         activity = self._context.activity
+        session: Session
         playing: Awaitable[Trajectory]
         if role.function is not None:
-            session = function_session(claimed, role.policy, role.settings, journal, activity.count)
-            playing = play_function(session, role.function, claimed.input, role.settings)
+            gateway = self._context.gateway
+            session = played = function_session(
+                claimed, role.policy, role.settings, journal, activity.count, gateway
+            )
+            playing = play_function(played, role.function, claimed.input, role.settings)
         else:
             episode = read_episode(claimed.input)
             env = await self._fitting_env(role.settings)
@@ -194,7 +202,8 @@ class EnvManager:
                 journal=journal,
                 on_turn=activity.count,
             )
-            playing = play(session, env, role.settings, role.policy)
+            make_env = partial(self._context.make_env, role.settings)
+            playing = play(session, env, role.settings, role.policy, make_env)
         activity.sessions[claimed.rollout_id] = session
         try:
             trajectory = await playing

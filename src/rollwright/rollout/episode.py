@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -69,30 +69,38 @@ class Limits:
     episode: float = 3600.0
 
 
-@dataclass(frozen=True)
-class EpisodeSettings:
-    """How to play a tag: everything that is not particular to one rollout."""
+class Strategy(Protocol):
+    """How an episode is played: along one path, or along several."""
 
-    env_type: str
-    env_config: dict[str, Any]
-    agent: ChatAgent
-    sampling: Sampling
-    max_steps: int
-    sequence_length: int
-    limits: Limits = Limits()
-    max_staleness: int | None = None
-    """Age in policy versions at which an episode is given up: nobody could train on it. `None`: never."""
+    async def play(
+        self,
+        session: Session,
+        env: Env,
+        settings: "EpisodeSettings",
+        policy: Policy,
+        make_env: Callable[[], Env],
+    ) -> StopReason:
+        """Plays from the first question to the end. `make_env` gives further environments of the same kind; who asks
+        for one closes it."""
+        ...
 
 
 @dataclass(frozen=True)
 class Chain:
     """The plain strategy: generate, step, observe, and again, along one path."""
 
-    async def play(self, session: Session, env: Env, settings: EpisodeSettings, policy: Policy) -> StopReason:
+    async def play(
+        self,
+        session: Session,
+        env: Env,
+        settings: "EpisodeSettings",
+        policy: Policy,
+        make_env: Callable[[], Env],
+    ) -> StopReason:
         trajectory = session.trajectory
         turn: Turn | None = None
         while len(trajectory.turns) < settings.max_steps:
-            if _too_old(trajectory, policy.version, settings.max_staleness):
+            if too_old(trajectory, policy.version, settings.max_staleness):
                 return StopReason.STALE
             try:
                 turn = await settings.agent.act(session, env, turn)
@@ -110,8 +118,24 @@ class Chain:
 CHAIN = Chain()
 
 
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """How to play a tag: everything that is not particular to one rollout."""
+
+    env_type: str
+    env_config: dict[str, Any]
+    agent: ChatAgent
+    sampling: Sampling
+    max_steps: int
+    sequence_length: int
+    limits: Limits = Limits()
+    max_staleness: int | None = None
+    """Age in policy versions at which an episode is given up: nobody could train on it. `None`: never."""
+    strategy: Strategy = CHAIN
+
+
 async def play(
-    session: Session, env: Env, settings: EpisodeSettings, policy: Policy, strategy: Chain = CHAIN
+    session: Session, env: Env, settings: EpisodeSettings, policy: Policy, make_env: Callable[[], Env]
 ) -> Trajectory:
     """Plays the session's episode to its end and returns its trajectory."""
     trajectory = session.trajectory
@@ -123,7 +147,7 @@ async def play(
             first = await bounded(env.reset(trajectory.seed), settings.limits.step, Boundary.ENVIRONMENT, 0)
             trajectory.observation = first.observation
             trajectory.opening = settings.agent.opening(env, first.observation)
-            trajectory.stop = await strategy.play(session, env, settings, policy)
+            trajectory.stop = await settings.strategy.play(session, env, settings, policy, make_env)
     except (EpisodeFailure, Interrupted):
         raise
     except Exception as error:
@@ -176,6 +200,7 @@ def playable(kind: type) -> bool:
     return issubclass(kind, Playable)
 
 
-def _too_old(trajectory: Trajectory, version: int, max_staleness: int | None) -> bool:
+def too_old(trajectory: Trajectory, version: int, max_staleness: int | None) -> bool:
+    """Whether nobody could train on the episode any more."""
     oldest = trajectory.oldest_version if max_staleness is not None else None
     return max_staleness is not None and oldest is not None and version - oldest > max_staleness

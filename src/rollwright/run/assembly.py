@@ -24,8 +24,9 @@ from rollwright.policies.openai import OpenAIPolicy
 from rollwright.policies.players import OraclePlayer, RandomPlayer, SkilledPlayer
 from rollwright.policies.retry import RetryPolicy
 from rollwright.policies.simulated import SimulatedEngine
-from rollwright.rollout.episode import Episode, EpisodeSettings, Limits
+from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits
 from rollwright.rollout.function import AgentFunction
+from rollwright.run.strategies import build_strategy
 
 
 def build_policy(config: PolicyConfig) -> Policy:
@@ -67,7 +68,7 @@ class SettingsTable:
             train = _settings(config, tag)
             greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
             self._settings["train", tag] = train
-            self._settings["val", tag] = replace(train, sampling=greedy, max_staleness=None)
+            self._settings["val", tag] = replace(train, sampling=greedy, max_staleness=None, strategy=CHAIN)
 
     def __call__(self, episode: Episode) -> EpisodeSettings:
         try:
@@ -139,4 +140,5 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
             episode=config.limits.episode_timeout,
         ),
         max_staleness=math.ceil(config.async_generation_ratio),
+        strategy=build_strategy(config.strategy),
     )

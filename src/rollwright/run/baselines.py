@@ -1,12 +1,13 @@
 """What chance and perfect play reach on the same levels: the two figures beside every result."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from rollwright.agents import EpisodeFailure
 from rollwright.policies.base import Playable, Policy
 from rollwright.policies.players import OraclePlayer, RandomPlayer
-from rollwright.rollout.episode import Episode, new_session, play
+from rollwright.rollout.episode import CHAIN, Episode, new_session, play
 from rollwright.run.assembly import SettingsTable, make_env
 
 EPISODES = 64
@@ -41,7 +42,7 @@ async def _success(
         episode = Episode(
             tag=tag, seed=seed, mode="train", group_id="baseline", group=0, member=member, run_seed=run_seed
         )
-        settings = table(episode)
+        settings = replace(table(episode), strategy=CHAIN)
         env = make_env(settings)
         try:
             if not isinstance(env, Playable):
@@ -49,7 +50,7 @@ async def _success(
             session = new_session(
                 episode, player, settings, env, rollout_id=f"baseline-m{member}", attempt_id="baseline"
             )
-            trajectory = await play(session, env, settings, player)
+            trajectory = await play(session, env, settings, player, partial(make_env, settings))
         except EpisodeFailure:
             return None
         finally:

@@ -13,8 +13,9 @@ from rollwright.trajectory.forest import (
     renumbered,
     sequence,
     split,
+    turn_weights,
 )
-from rollwright.trajectory.samples import NO_VERSION, Sample, Span, samples, turn_samples, turn_weights
+from rollwright.trajectory.samples import NO_VERSION, Sample, Span, samples, turn_samples
 from rollwright.trajectory.tokens import Floats, TokenIds, floats, token_ids
 from rollwright.trajectory.turn import (
     Boundary,

@@ -59,7 +59,7 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     stop: StopReason | None = None
     """`None` while the episode runs."""
     success: bool | None = None
-    """Whether the task was solved; `None` where the environment does not say."""
+    """Whether the task was solved; `None` where the environment does not say, or the leaves of a tree differ."""
     episode_reward: float = 0.0
     """Reward for the episode as a whole, beside those of its turns."""
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
@@ -70,25 +70,42 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
 
     @property
     def reward(self) -> float:
-        """The task's reward: the turns' summed along each path, the mean over the leaves; a chain gives its sum."""
-        return self.episode_reward + self._mean_over_leaves("reward")
+        """The task's reward: the turns' summed along each path, the leaves taken by their weights; a chain gives its
+        sum, a tree the mean over its roots of the mean over their children, and so on."""
+        return self.episode_reward + self._over_leaves("reward")
 
     @property
     def penalty(self) -> float:
         """Format penalties, summed like the reward and kept apart from it."""
-        return self._mean_over_leaves("penalty")
+        return self._over_leaves("penalty")
 
     @property
     def score(self) -> float:
         return self.reward + self.penalty
 
-    def _mean_over_leaves(self, field: str) -> float:
+    @property
+    def success_share(self) -> float | None:
+        """The leaves that solved the task, by their weights; `None` where the environment does not say."""
+        if self.success is not None or not self.turns:
+            return None if self.success is None else float(self.success)
+        weights = turn_weights(self.turns)
+        judged = [
+            (weights[leaf], outcome.success)
+            for leaf in leaves(self.turns)
+            if (outcome := self.turns[leaf].outcome) is not None and outcome.success is not None
+        ]
+        return sum(weight * solved for weight, solved in judged) if judged else None
+
+    def _over_leaves(self, field: str) -> float:
         sums: list[float] = []
         for turn in self.turns:
             before = 0.0 if turn.after is None else sums[turn.after]
             sums.append(before + (getattr(turn.outcome, field) if turn.outcome else 0.0))
         ends = leaves(self.turns)
-        return sum(sums[turn] for turn in ends) / len(ends) if ends else 0.0
+        if len(ends) < 2:
+            return sums[ends[0]] if ends else 0.0
+        weights = turn_weights(self.turns)
+        return sum(weights[leaf] * sums[leaf] for leaf in ends)
 
     @property
     def sampled_tokens(self) -> int:
@@ -128,6 +145,18 @@ def children(turns: Sequence[Turn]) -> dict[int | None, list[int]]:
     for turn in turns:
         found.setdefault(turn.after, []).append(turn.id)
     return found
+
+
+def turn_weights(turns: Sequence[Turn]) -> list[float]:
+    """Roots share 1; the children of a turn share its weight, by their counts; so the weights of the leaves sum to 1."""
+    shares: dict[int | None, int] = {}
+    for turn in turns:
+        shares[turn.after] = shares.get(turn.after, 0) + turn.count
+    weights: list[float] = []
+    for turn in turns:
+        above = 1.0 if turn.after is None else weights[turn.after]
+        weights.append(above * turn.count / shares[turn.after])
+    return weights
 
 
 def leaves(turns: Sequence[Turn]) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rollwright.trajectory.forest import Trajectory, children, full_prompt, sequence
+from rollwright.trajectory.forest import Trajectory, full_prompt, sequence, turn_weights
 from rollwright.trajectory.tokens import Floats, TokenIds, floats, token_ids
 from rollwright.trajectory.turn import Turn, expand_versions
 
@@ -43,16 +43,6 @@ class Sample(msgspec.Struct, frozen=True):
     """Weight of the token's turn in the tree; 0 where the mask is 0."""
     spans: tuple[Span, ...]
     """The turns in it, in order: what per-turn advantages are spread over."""
-
-
-def turn_weights(turns: Sequence[Turn]) -> list[float]:
-    """Roots share 1; the children of a turn share its weight; so the weights of the leaves sum to 1."""
-    below = children(turns)
-    weights: list[float] = []
-    for turn in turns:
-        share = 1.0 if turn.after is None else weights[turn.after]
-        weights.append(share / len(below[turn.after]))
-    return weights
 
 
 def samples(trajectory: Trajectory) -> list[Sample]:

@@ -88,6 +88,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     """The action as the environment understood it; `None`: it understood none."""
     valid: bool = True
     """Whether the answer had the format that was asked for and named an existing action."""
+    success: bool | None = None
+    """Whether the task was solved then; `None` where the environment does not say."""
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -120,6 +122,8 @@ class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     completion_tokens: int = 0
     outcome: Outcome | None = None
     """`None` until the environment has answered."""
+    count: int = 1
+    """How many siblings that came out the same it stands for."""
 
     @property
     def oldest_version(self) -> int:

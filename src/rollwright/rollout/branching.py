@@ -1,0 +1,158 @@
+"""Branch policies: how many answers each question of a tree gets.
+
+Always true: a question's number of answers follows from what led to it, and is fixed before any of them is sampled. What
+comes of the answers never changes it; an estimate that averages over children is unbiased only because of this.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from typing import Protocol
+
+from rollwright.draws import KeyPart, generator
+from rollwright.errors import ConfigError
+from rollwright.trajectory import Turn
+
+TRUNK = -1
+"""Label of what stands above the roots."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A question in the tree: everything that a branch policy may look at."""
+
+    depth: int
+    """Decisions that led to it; 0: the episode's first question."""
+    label: int
+    """Which branch it is on, for policies that plan ahead."""
+    key: tuple[KeyPart, ...]
+    """What draws of this rollout are keyed by."""
+    turn: Turn | None = None
+    """The decision before it, with what the environment answered; `None` at the first question."""
+    before: Turn | None = None
+    """The decision before that."""
+
+    @property
+    def uncertainty(self) -> float | None:
+        """Mean of -log p over the tokens of the decision before it, in nats: an estimate of the entropy there."""
+        return _uncertainty(self.turn)
+
+    @property
+    def change(self) -> float | None:
+        """How much that differs from the decision before."""
+        now, then = _uncertainty(self.turn), _uncertainty(self.before)
+        return None if now is None or then is None else abs(now - then)
+
+
+class Branching(Protocol):
+    """Decides how many answers a question gets."""
+
+    def labels(self, node: Node) -> Sequence[int]:
+        """The branch label of each answer; as many as there are answers, at least one."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedFanOut:
+    """The same number of answers to every question of the first `depth` turns."""
+
+    width: int
+    depth: int
+
+    def labels(self, node: Node) -> Sequence[int]:
+        return (0,) * (self.width if node.depth < self.depth else 1)
+
+
+@dataclass(frozen=True)
+class RandomExpansion:
+    """`chains` chains, each a tree of its own; in each of `rounds` rounds, `nodes` questions of each tree, drawn anew
+    from all that it has by then, get one more answer, which is played to its end.
+
+    Which questions those are is drawn beforehand, from the first `depth` turns of every branch. A branch that ends
+    before the drawn turn is not expanded there.
+    """
+
+    chains: int
+    nodes: int
+    rounds: int
+    depth: int
+
+    def labels(self, node: Node) -> Sequence[int]:
+        plan = expansion_plan(self, node.key)
+        return (*_own(self, node), *plan.get((node.label, node.depth), ()))
+
+
+Plan = dict[tuple[int, int], list[int]]
+"""By branch and depth, the new branches that start there."""
+
+
+@lru_cache(maxsize=4096)
+def expansion_plan(rules: RandomExpansion, key: tuple[KeyPart, ...]) -> Plan:
+    draws = generator(*key, "expansion")
+    plan: Plan = {}
+    labels = iter(range(rules.chains, rules.chains * (1 + rules.nodes * rules.rounds)))
+    trees = [[(tree, 1)] for tree in range(rules.chains)]
+    for _ in range(rules.rounds):
+        for tree in trees:
+            questions = [(TRUNK, 0)]
+            questions += [(label, depth) for label, start in tree for depth in range(start, rules.depth)]
+            for _ in range(rules.nodes):
+                label, depth = draws.choice(questions)
+                new = next(labels)
+                plan.setdefault((label, depth), []).append(new)
+                tree.append((new, depth + 1))
+    return plan
+
+
+def _own(rules: RandomExpansion, node: Node) -> Sequence[int]:
+    return range(rules.chains) if node.label == TRUNK else (node.label,)
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """More answers where the model was unsure, or became more or less sure after what it was told."""
+
+    width: int
+    depth: int
+    threshold: float
+    """Nats: a decision whose sampled tokens have a mean -log p of at least this gets `width` answers behind it."""
+    change: float
+    """Nats: so does one that differs by at least this from the decision before it."""
+
+    def labels(self, node: Node) -> Sequence[int]:
+        return (0,) * (self.width if node.depth < self.depth and self._unsure(node) else 1)
+
+    def _unsure(self, node: Node) -> bool:
+        if node.uncertainty is None:
+            return node.turn is None
+        return node.uncertainty >= self.threshold or (node.change or 0.0) >= self.change
+
+
+@dataclass(frozen=True)
+class OwnBranching:
+    """A user's function of the node, which gives the number of answers."""
+
+    name: str
+    width: int
+    """Most answers that it may ask for."""
+    function: Callable[[Node], int] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        module, found, function = self.name.partition(":")
+        try:
+            chosen = getattr(import_module(module), function) if found else None
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"strategy.branch: `{self.name}` cannot be imported: {error}") from error
+        if not callable(chosen):
+            raise ConfigError(f"strategy.branch: `{self.name}` is not module:function")
+        object.__setattr__(self, "function", chosen)
+
+    def labels(self, node: Node) -> Sequence[int]:
+        return (0,) * min(self.width, max(1, int(self.function(node))))
+
+
+def _uncertainty(turn: Turn | None) -> float | None:
+    if turn is None or not turn.logprobs:
+        return None
+    return -sum(turn.logprobs) / len(turn.logprobs)

@@ -1,0 +1,256 @@
+"""Trees: branches share nothing, grow the same every time, and a tree of width 1 is the chain."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollwright.config import build
+from rollwright.envs import registry
+from rollwright.envs.base import Env, Reset, Step
+from rollwright.policies.base import Policy
+from rollwright.policies.lengths import LogNormalLength
+from rollwright.policies.players import SkilledPlayer
+from rollwright.policies.simulated import SimulatedEngine
+from rollwright.policies.virtual_clock import run_virtual
+from rollwright.rollout import Activity, EnvManager, Gate, Role, RolloutContext
+from rollwright.rollout.branching import FixedFanOut, RandomExpansion, Uncertainty
+from rollwright.rollout.budget import BudgetUnit
+from rollwright.rollout.episode import CHAIN, Episode, Strategy, new_session, play, read_episode
+from rollwright.rollout.forking import ForkMode
+from rollwright.rollout.tree import Tree
+from rollwright.run.assembly import SettingsTable, make_env
+from rollwright.run.local import LocalRun
+from rollwright.store.memory import MemoryStore
+from rollwright.store.records import AttemptedRollout, RolloutConfig
+from rollwright.trajectory import Trajectory, check, leaves, path, turn_weights
+
+TAGS = ("FrozenLake", "SimpleSokoban")
+
+
+def engine(skill: float = 0.6) -> SimulatedEngine:
+    return SimulatedEngine(
+        slots=8, tokens_per_second=10, lengths=LogNormalLength(20, 0.8), player=SkilledPlayer(skill)
+    )
+
+
+def grown(
+    strategy: Strategy,
+    *,
+    tag: str = "FrozenLake",
+    seed: int = 5,
+    policy: Policy | None = None,
+    wrap: Callable[[Env], Any] = lambda env: env,
+) -> Trajectory:
+    config = build({"train_env_manager": {"num_env_groups": 1, "tags": [tag]}})
+    episode = Episode(tag, seed=seed, mode="train", group_id="g", group=0, member=0, run_seed=1)
+    settings = replace(SettingsTable(config)(episode), strategy=strategy)
+    player = policy or engine()
+
+    async def run() -> Trajectory:
+        env = wrap(make_env(settings))
+        session = new_session(episode, player, settings, env, rollout_id="r", attempt_id="a")
+        return await play(session, env, settings, player, lambda: wrap(make_env(settings)))
+
+    return check(run_virtual(run()))
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("branching", [FixedFanOut(1, 9), FixedFanOut(3, 0), Uncertainty(1, 9, 0.0, 0.0)])
+def test_a_tree_of_width_one_is_the_chain(tag: str, seed: int, branching: Any) -> None:
+    chain, tree = grown(CHAIN, tag=tag, seed=seed), grown(Tree(branching), tag=tag, seed=seed)
+    assert tree.turns == chain.turns
+    assert (tree.stop, tree.success, tree.reward) == (chain.stop, chain.success, chain.reward)
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("seed", range(6))
+def test_every_path_of_a_tree_is_what_a_fresh_environment_answers_to_its_actions(tag: str, seed: int) -> None:
+    """No branch has touched another's environment."""
+    tree = grown(Tree(FixedFanOut(2, 4)), tag=tag, seed=seed)
+    assert len(leaves(tree.turns)) > 2
+
+    async def replayed(leaf: int) -> None:
+        env = registry.make(tag, registry.spec(tag).config)
+        assert (await env.reset(seed)).observation == tree.observation
+        for turn in path(tree.turns, leaf):
+            step = await env.step(turn.text)
+            assert turn.outcome is not None
+            assert (step.observation, step.reward, step.terminated) == (
+                turn.outcome.observation,
+                turn.outcome.reward,
+                turn.outcome.terminated,
+            )
+        await env.close()
+
+    for leaf in leaves(tree.turns):
+        asyncio.run(replayed(leaf))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_replayed_copies_give_the_same_tree_as_forked_ones(seed: int) -> None:
+    forked = grown(Tree(FixedFanOut(2, 3), fork=ForkMode.FORK), seed=seed)
+    replayed = grown(Tree(FixedFanOut(2, 3), fork=ForkMode.REPLAY), seed=seed)
+    assert replayed.turns == forked.turns
+    assert replayed.metrics["tree_replayed_steps"] > 0
+    assert "tree_replay_mismatches" not in replayed.metrics
+
+
+def test_a_tree_that_branches_at_the_root_only_is_so_many_chains() -> None:
+    tree = grown(Tree(FixedFanOut(3, 9), fork=ForkMode.ROOT))
+    roots = [turn for turn in tree.turns if turn.after is None]
+    assert len(leaves(tree.turns)) == len(roots)
+    assert sum(turn.count for turn in roots) == 3
+
+
+class Moody:
+    """An environment that answers by how often any of its kind was stepped: no replay comes the same way."""
+
+    steps = 0
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self.instruction, self.prompts = env.instruction, env.prompts
+
+    async def reset(self, seed: int) -> Reset:
+        return await self._env.reset(seed)
+
+    async def step(self, answer: str) -> Step:
+        Moody.steps += 1
+        step = await self._env.step(answer)
+        return step._replace(observation=f"{step.observation} {Moody.steps}")
+
+    async def close(self) -> None:
+        await self._env.close()
+
+    def actions(self) -> Any:
+        return self._env.actions()  # type: ignore[attr-defined]
+
+    def best_action(self) -> Any:
+        return self._env.best_action()  # type: ignore[attr-defined]
+
+    def answer(self, action: str) -> Any:
+        return self._env.answer(action)  # type: ignore[attr-defined]
+
+
+def test_an_environment_that_does_not_replay_is_noticed_and_not_branched_there() -> None:
+    tree = grown(Tree(FixedFanOut(2, 3)), wrap=Moody)
+    assert tree.metrics["tree_replay_mismatches"] > 0
+    inner = [turn for turn in tree.turns if turn.after is not None]
+    assert len({turn.after for turn in inner}) == len(inner)
+
+
+def test_the_answers_to_one_question_are_asked_for_at_the_same_time() -> None:
+    policy = SimulatedEngine(slots=64, tokens_per_second=10)
+    inflight: list[int] = []
+    ask = policy.generate
+
+    async def watched(*args: Any) -> Any:
+        inflight.append(policy.usage().running)
+        return await ask(*args)
+
+    policy.generate = watched  # type: ignore[method-assign]
+    grown(Tree(FixedFanOut(4, 1)), policy=policy)
+    assert inflight[:4] == [0, 1, 2, 3]
+
+
+def test_answers_that_come_out_the_same_are_one_turn_that_counts_for_all() -> None:
+    policy = SimulatedEngine(slots=8, tokens_per_second=10, player=SkilledPlayer(1.0))
+    tree = grown(Tree(FixedFanOut(4, 1)), policy=policy)
+    roots = [turn for turn in tree.turns if turn.after is None]
+    assert len(roots) < 4
+    assert sum(turn.count for turn in roots) == 4
+    assert tree.metrics["tree_merged"] == 4 - len(roots)
+    weights = turn_weights(tree.turns)
+    assert [weights[turn.id] for turn in roots] == [turn.count / 4 for turn in roots]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "branching", [FixedFanOut(3, 3), RandomExpansion(2, 3, 2, 4), Uncertainty(3, 5, 0.5, 0.2)]
+)
+def test_the_weights_of_the_leaves_sum_to_one_and_the_reward_is_the_mean_of_means(
+    seed: int, branching: Any
+) -> None:
+    tree = grown(Tree(branching), seed=seed)
+    weights = turn_weights(tree.turns)
+    assert sum(weights[leaf] for leaf in leaves(tree.turns)) == pytest.approx(1)
+
+    def value(after: int | None) -> float:
+        below = [turn for turn in tree.turns if turn.after == after]
+        if not below:
+            return 0.0
+        own = [(turn.outcome.reward if turn.outcome else 0.0) + value(turn.id) for turn in below]
+        return sum(each * turn.count for each, turn in zip(own, below, strict=True)) / sum(
+            t.count for t in below
+        )
+
+    assert tree.reward == pytest.approx(value(None))
+
+
+@pytest.mark.parametrize("unit", list(BudgetUnit))
+def test_a_budget_bounds_the_tree_and_says_what_it_refused(unit: BudgetUnit) -> None:
+    free = grown(Tree(FixedFanOut(3, 4)))
+    limit = {BudgetUnit.TOKENS: 400, BudgetUnit.TURNS: 20, BudgetUnit.TOOL_CALLS: 20, BudgetUnit.LEAVES: 6}[
+        unit
+    ]
+    bounded = grown(Tree(FixedFanOut(3, 4), budget=limit, unit=unit))
+    assert len(bounded.turns) < len(free.turns)
+    assert bounded.metrics["tree_refused"] > 0
+    if unit is BudgetUnit.LEAVES:
+        assert len(leaves(bounded.turns)) <= limit
+
+
+CONFIG = {
+    "name": "trees",
+    "strategy": {"kind": "tree", "width": 2, "depth": 3, "branch": "fixed"},
+    "train_env_manager": {"num_env_groups": 2, "group_size": 2, "tags": ["FrozenLake"]},
+}
+
+
+def test_a_run_grows_the_same_trees_every_time() -> None:
+    async def run() -> list[Trajectory]:
+        async with LocalRun(build(CONFIG), policy=engine()) as run:
+            return (await run.get_batch()).trajectories
+
+    trees, again = run_virtual(run()), run_virtual(run())
+    assert [each.turns for each in trees] == [each.turns for each in again]
+    assert all(each.metrics["tree_leaves"] > 1 for each in trees)
+
+
+async def killed_then_resumed(after: float) -> tuple[Trajectory, int, Activity]:
+    """One tree; its first worker dies after some seconds without a word, a second one takes over."""
+    table, policy, activity = SettingsTable(build(CONFIG)), engine(), Activity()
+
+    async def role(claimed: AttemptedRollout) -> Role:
+        return Role(table(read_episode(claimed.input)), policy)
+
+    store = MemoryStore()
+    context = RolloutContext(store, role, make_env, Gate(10), activity)
+    episode = Episode("FrozenLake", seed=5, mode="train", group_id="g", group=0, member=0, run_seed=1)
+    retries = RolloutConfig(unresponsive_seconds=30.0, max_attempts=3)
+    await store.enqueue_rollout(msgspec.to_builtins(episode), rollout_id="r", config=retries)
+    for name, seconds in (("first", after), ("second", 3600.0)):
+        playing = asyncio.create_task(EnvManager(context, name).run_rollout_loop())
+        await store.wait_for_rollouts(["r"], timeout=seconds)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        if name == "first":
+            recorded = len(await store.read_journal("r"))
+    tree = Trajectory.from_bytes((await store.get_trajectories(["r"]))["r"])
+    await store.close()
+    return tree, recorded, activity
+
+
+@pytest.mark.parametrize("after", [3.0, 6.0, 9.0, 12.0])
+def test_a_half_grown_tree_goes_on_growing_from_its_journal(after: float) -> None:
+    whole, _, alone = run_virtual(killed_then_resumed(10_000.0))
+    tree, recorded, activity = run_virtual(killed_then_resumed(after))
+    assert 0 < recorded < alone.turns
+    assert activity.replayed_turns == recorded
+    assert activity.tokens == alone.tokens
+    assert tree.turns == whole.turns
