@@ -3,17 +3,21 @@
 The function plays the whole episode: it asks the session for generations and returns the reward. A plain function is
 run in a thread; its session blocks that thread while the engine works. What it sampled is recorded and journalled like
 any other episode's turns.
+
+A function whose agent speaks a model API points it at `session.base_url` with `session.api_key`: the worker's gateway
+then records its calls in the same trajectory. Both are of this episode alone, and end with it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, TypeVar
 
 from rollwright.agents import (
     EpisodeFailure,
     Interrupted,
     Journal,
+    OutOfRoom,
     Session,
     TimeLimit,
     failed,
@@ -22,23 +26,66 @@ from rollwright.agents import (
 from rollwright.draws import digest
 from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import RollwrightError
-from rollwright.policies.base import Parsed, Policy, ToolSpec
+from rollwright.gateway import Access, CapturedRollout, Gateway
+from rollwright.gateway.no_board import NO_BOARD
+from rollwright.policies.base import Parsed, Policy, Sampling, ToolSpec
 from rollwright.rollout.episode import EpisodeSettings
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Boundary, Message, StopReason, Trajectory, Turn
+
+Answer = TypeVar("Answer")
 
 AgentFunction = Callable[[Any, Any], "Awaitable[float | None] | float | None"]
 """Takes the task and a session (a `ThreadSession` when it is not async); returns the reward, or `None` for 0."""
 
 
+class FunctionSession(Session):
+    """A session that can also be reached through the worker's gateway."""
+
+    gateway: Gateway | None = None
+    captured: CapturedRollout | None = None
+    """What came in through the gateway; `None`: nobody has asked for an address."""
+    _access: Access | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Address for an SDK: OpenAI's chat completions and responses, Anthropic's messages."""
+        return self.access().base_url
+
+    @property
+    def api_key(self) -> str:
+        return self.access().api_key
+
+    def access(self) -> Access:
+        if self._access is None:
+            if self.gateway is None:
+                raise RollwrightError("session.base_url: this run has no gateway")
+            self.captured = CapturedRollout(self, self._sampling)
+            self._access = self.gateway.open(self.captured)
+        return self._access
+
+    async def leave_gateway(self) -> None:
+        """Late calls are refused from now on."""
+        if self.gateway is not None and self.captured is not None:
+            await self.gateway.close_rollout(self.captured)
+
+
 class ThreadSession:
     """A session for code in a thread."""
 
-    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, session: FunctionSession, loop: asyncio.AbstractEventLoop) -> None:
         self._session = session
         self._loop = loop
         self.ended = False
         """Whether the episode is over: a thread that was given up must not sample any more."""
+
+    @property
+    def base_url(self) -> str:
+        return self._access().base_url
+
+    @property
+    def api_key(self) -> str:
+        return self._access().api_key
 
     def generate(
         self,
@@ -47,14 +94,26 @@ class ThreadSession:
         continues: Turn | None = None,
         agent: str = "agent",
         tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
     ) -> Turn:
-        if self.ended:
-            raise RollwrightError("the episode is over: it was given up, or ended already")
-        call = self._session.generate(messages, continues=continues, agent=agent, tools=tools)
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        return self._wait_for(
+            self._session.generate(messages, continues=continues, agent=agent, tools=tools, sampling=sampling)
+        )
 
     def parse(self, turn: Turn) -> Parsed:
         return self._session.parse(turn)
+
+    def _access(self) -> Access:
+        async def access() -> Access:
+            return self._session.access()
+
+        return self._wait_for(access())
+
+    def _wait_for(self, call: Coroutine[Any, Any, Answer]) -> Answer:
+        if self.ended:
+            call.close()
+            raise RollwrightError("the episode is over: it was given up, or ended already")
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
 
 def _is_async(function: AgentFunction) -> bool:
@@ -78,7 +137,8 @@ def function_session(
     settings: EpisodeSettings,
     journal: Journal,
     on_turn: Callable[[Turn], None],
-) -> Session:
+    gateway: Gateway | None = None,
+) -> FunctionSession:
     """A session for a rollout that names no environment."""
     trajectory = Trajectory(
         rollout_id=claimed.rollout_id,
@@ -87,7 +147,7 @@ def function_session(
         tag=settings.env_type,
         seed=digest(claimed.rollout_id) & 0x7FFF_FFFF,
     )
-    return Session(
+    session = FunctionSession(
         trajectory,
         policy,
         settings.sampling,
@@ -95,35 +155,62 @@ def function_session(
         sequence_length=settings.sequence_length,
         generate_timeout=settings.limits.generate,
         attempt=claimed.attempt.sequence_id,
+        env=NO_BOARD,
         journal=journal,
         on_turn=on_turn,
     )
+    session.gateway = gateway
+    return session
 
 
 async def play_function(
-    session: Session, function: AgentFunction, task: Any, settings: EpisodeSettings
+    session: FunctionSession, function: AgentFunction, task: Any, settings: EpisodeSettings
 ) -> Trajectory:
-    """Runs the function to its end; its reward becomes the episode's."""
-    trajectory = session.trajectory
+    """Runs the function to its end; its reward becomes the episode's.
+
+    An engine's failure ends the attempt, whatever the function made of it. Running out of room ends the episode.
+    """
     loop = asyncio.get_running_loop()
     started = loop.time()
     limit = TimeLimit(settings.limits.episode)
+    reward: float | None = None
+    error: Exception | None = None
     try:
         with limit:
             if _is_async(function):
                 reward = await function(task, session)  # type: ignore[misc]
             else:
                 reward = await _in_a_thread(function, task, ThreadSession(session, loop))
-            trajectory.episode_reward = 0.0 if reward is None else float(reward)
     except (EpisodeFailure, Interrupted):
         raise
-    except Exception as error:
-        done = len(trajectory.turns)
-        if limit.expired:
-            raise timed_out(
-                Boundary.SYSTEM, f"the episode took longer than {settings.limits.episode:g} s", done
-            ) from error
-        raise failed(Boundary.AGENT, error, done) from error
-    trajectory.stop = StopReason.TERMINATED
+    except Exception as raised:  # noqa: BLE001 - put down to its boundary below
+        error = raised
+    finally:
+        await session.leave_gateway()
+    captured = session.captured
+    if captured is not None:
+        captured.raise_failure()
+    no_room = isinstance(error, OutOfRoom) or (captured is not None and captured.out_of_room)
+    if error is not None and (limit.expired or not no_room):
+        raise _failure(error, limit.expired, settings, len(session.trajectory.turns)) from error
+    trajectory = session.seal()
+    _judge(trajectory, reward, captured)
+    trajectory.stop = StopReason.TERMINATED if error is None else StopReason.MAX_LENGTH
     trajectory.duration = loop.time() - started
-    return session.seal()
+    return trajectory
+
+
+def _failure(error: Exception, expired: bool, settings: EpisodeSettings, turns: int) -> EpisodeFailure:
+    if expired:
+        message = f"the episode took longer than {settings.limits.episode:g} s"
+        return timed_out(Boundary.SYSTEM, message, turns)
+    return failed(Boundary.AGENT, error, turns)
+
+
+def _judge(trajectory: Trajectory, reward: float | None, captured: CapturedRollout | None) -> None:
+    """The reward that the function returned counts; else the one that its agent gave by HTTP; else 0."""
+    given = captured.given if captured is not None else None
+    if given is not None:
+        trajectory.episode_reward, trajectory.success = given.reward, given.success
+    if reward is not None:
+        trajectory.episode_reward = float(reward)

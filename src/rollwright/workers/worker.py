@@ -94,6 +94,8 @@ class Worker:
             await self._run()
         except BaseExceptionGroup as group:
             raise first_cause(group) from None
+        finally:
+            await self._context.gateway.rest()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

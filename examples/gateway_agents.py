@@ -1,0 +1,104 @@
+"""An agent of the `openai-agents` framework, recorded without a change to it.
+
+    python examples/gateway_agents.py
+
+The framework makes its own calls and runs its own tools; it is only told another address and key. Here they come from
+a gateway over a store in memory, opened by HTTP as any program in any language can; in a worker they are
+`session.base_url` and `session.api_key`. The policy is a scripted one that calls the tool once, so that the example
+needs no model; the ids it samples are the ids that are recorded.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+from openai import AsyncOpenAI
+
+from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
+from rollwright.gateway import Gateway
+from rollwright.gateway.service import GatewayService, ServiceSettings
+from rollwright.policies.base import Generation, Parsed, Prompt, Sampling, ToolSpec
+from rollwright.policies.bytes_renderer import BytesRenderer
+from rollwright.store.memory import MemoryStore
+from rollwright.trajectory import TokenIds, ToolCall, Trajectory, VersionRun, floats
+
+ADMIN_KEY = "rw-admin-example"
+CALL = "CALL temperature "
+
+
+class ToolRenderer(BytesRenderer):
+    """A completion that begins with `CALL` is a tool call."""
+
+    def parse(self, prompt: TokenIds, sampled: TokenIds, tools: Sequence[ToolSpec] = ()) -> Parsed:
+        text = self.decode(sampled)
+        if not text.startswith(CALL):
+            return Parsed(text)
+        return Parsed("", tool_calls=(ToolCall("0", "temperature", text.removeprefix(CALL)),))
+
+
+class Script:
+    """Looks first, then answers."""
+
+    version = 0
+    pressure = 0
+    renderer = ToolRenderer()
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        assert prompt.ids is not None
+        looked = "21 degrees" in self.renderer.decode(prompt.ids)
+        text = "It is warm." if looked else CALL + '{"city": "Lisbon"}'
+        ids = self.renderer.encode(text)
+        logprobs = floats([-0.5]) * len(ids)
+        return Generation(text, ids, logprobs, (VersionRun(0, len(ids)),))
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+
+@function_tool
+def temperature(city: str) -> str:
+    """The temperature in a city."""
+    return f"{city}: 21 degrees"
+
+
+async def play(base_url: str, api_key: str) -> str:
+    """The agent's own program."""
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        agent = Agent(
+            name="weather",
+            instructions="Look before you answer.",
+            model=OpenAIResponsesModel(model="policy", openai_client=client),
+            model_settings=ModelSettings(temperature=1.0),
+            tools=[temperature],
+        )
+        run = await Runner.run(agent, "Is it warm in Lisbon?", run_config=RunConfig(tracing_disabled=True))
+        return str(run.final_output)
+
+
+async def main() -> None:
+    store, gateway = MemoryStore(), Gateway()
+    service = GatewayService(
+        store, Script(), gateway, ServiceSettings(Sampling(max_tokens=256)), admin_key=ADMIN_KEY
+    )
+    service.listen()
+    running = asyncio.create_task(service.run())
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {ADMIN_KEY}"}) as http:
+        async with http.post(f"{gateway.url}/rollouts", json={"input": "Lisbon"}) as answer:
+            opened = await answer.json()
+        said = await play(opened["base_url"], opened["api_key"])
+        reward = float("warm" in said)
+        end = f"{gateway.address(opened['rollout_id'])}/end"
+        async with http.post(end, json={"reward": reward}) as answer:
+            print(await answer.text())
+    kept = await store.get_trajectories([opened["rollout_id"]])
+    trajectory = Trajectory.from_bytes(kept[opened["rollout_id"]])
+    for turn in trajectory.turns:
+        print(f"turn {turn.id} continues {turn.extends}: {len(turn.sampled_ids)} sampled ids, {turn.text!r}")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await service.close()
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

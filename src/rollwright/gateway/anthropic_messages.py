@@ -1,0 +1,200 @@
+"""Anthropic's messages: `POST /v1/messages`."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from rollwright.gateway.asked import (
+    Asked,
+    Reply,
+    Wishes,
+    checked,
+    decode,
+    event,
+    offered,
+    refuse,
+    refuse_options,
+    text_of,
+    tool_call,
+)
+from rollwright.policies.base import ToolSpec
+from rollwright.trajectory import FinishReason, Message, ToolCall
+
+_NEUTRAL: dict[str, Any] = {"top_k": None, "mcp_servers": [], "container": None}
+"""Options that cannot be honoured, and the value under which they do nothing."""
+
+_IGNORED_BLOCKS = ("thinking", "redacted_thinking")
+"""What the model thought before is in the sampled ids already, where its format keeps it."""
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+_SIGNATURE = "none"
+"""Clients ask for a signature with each thought; nobody checks this one."""
+
+
+class _Tool(msgspec.Struct):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Any]
+
+
+class _Request(msgspec.Struct):
+    messages: list[_Message]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    model: str = ""
+    system: str | list[Any] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    top_k: Any = None
+    mcp_servers: Any = None
+    container: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Request)
+_json = msgspec.json
+
+
+class AnthropicMessages:
+    def read(self, body: bytes) -> Asked:
+        request: _Request = decode(_DECODER, body)
+        refuse_options(request, _NEUTRAL)
+        messages: list[Message] = []
+        if system := text_of(request.system, "system"):
+            messages.append(Message("system", system))
+        for place, each in enumerate(request.messages):
+            messages.extend(_messages(each, f"messages[{place}]"))
+        return Asked(
+            messages=checked(messages),
+            model=request.model,
+            tools=offered((_spec(tool) for tool in request.tools or ()), request.tool_choice),
+            wishes=Wishes(
+                request.temperature, request.top_p, request.max_tokens, tuple(request.stop_sequences or ())
+            ),
+            stream=bool(request.stream),
+        )
+
+    def present(self, message: Message) -> Message:
+        """A call's input is an object here: what is none is told as text, so that nothing is lost."""
+        readable = tuple(call for call in message.tool_calls if isinstance(_input(call), dict))
+        if len(readable) == len(message.tool_calls):
+            return message
+        odd = [f"{call.name}({call.arguments})" for call in message.tool_calls if call not in readable]
+        content = "\n".join(part for part in (message.content, *odd) if part)
+        return msgspec.structs.replace(message, content=content, tool_calls=readable)
+
+    def answer(self, asked: Asked, reply: Reply) -> Mapping[str, Any]:
+        return {
+            "id": f"msg_{reply.name}",
+            "type": "message",
+            "role": "assistant",
+            "model": asked.model,
+            "content": _blocks(reply.message),
+            "stop_reason": _stop_reason(reply),
+            "stop_sequence": None,
+            "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens},
+        }
+
+    def events(self, asked: Asked, reply: Reply) -> Iterator[bytes]:
+        def one(kind: str, **data: Any) -> bytes:
+            return event({"type": kind, **data}, kind)
+
+        opening = {**self.answer(asked, reply), "content": [], "stop_reason": None}
+        opening["usage"] = {"input_tokens": reply.prompt_tokens, "output_tokens": 0}
+        yield one("message_start", message=opening)
+        for index, block in enumerate(_blocks(reply.message)):
+            empty, deltas = _in_parts(block)
+            yield one("content_block_start", index=index, content_block=empty)
+            for delta in deltas:
+                yield one("content_block_delta", index=index, delta=delta)
+            yield one("content_block_stop", index=index)
+        yield one(
+            "message_delta",
+            delta={"stop_reason": _stop_reason(reply), "stop_sequence": None},
+            usage={"output_tokens": reply.completion_tokens},
+        )
+        yield one("message_stop")
+
+    def error(self, status: int, kind: str, message: str) -> Mapping[str, Any]:
+        type = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"type": "error", "error": {"type": type, "message": message}}
+
+
+def _messages(given: _Message, where: str) -> Iterator[Message]:
+    """A user's message becomes one for each tool result and one for the rest."""
+    if isinstance(given.content, str):
+        yield Message(given.role, given.content)
+        return
+    texts: list[Any] = []
+    calls: list[ToolCall] = []
+    for block in given.content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_result":
+            content = text_of(block.get("content"), where)
+            yield Message("tool", content, tool_call_id=str(block.get("tool_use_id")))
+        elif kind == "tool_use":
+            calls.append(tool_call(block.get("id"), block.get("name"), block.get("input", {}), where))
+        elif kind not in _IGNORED_BLOCKS:
+            texts.append(block)
+    if texts or given.role == "assistant":
+        yield Message(given.role, text_of(texts, where), tool_calls=tuple(calls))
+
+
+def _spec(tool: _Tool) -> ToolSpec:
+    if tool.input_schema is None:
+        raise refuse(f"tools: {tool.name} has no input_schema: tools that the API runs itself are not there")
+    return ToolSpec(tool.name, tool.description or "", tool.input_schema)
+
+
+def _input(call: ToolCall) -> Any:
+    try:
+        return _json.decode(call.arguments or "{}")
+    except msgspec.DecodeError:
+        return None
+
+
+def _blocks(said: Message) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if said.reasoning:
+        blocks.append({"type": "thinking", "thinking": said.reasoning, "signature": _SIGNATURE})
+    if said.content or not said.tool_calls:
+        blocks.append({"type": "text", "text": said.content})
+    blocks.extend(
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)}
+        for call in said.tool_calls
+    )
+    return blocks
+
+
+def _in_parts(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A block as a stream tells it: empty first, then what goes into it."""
+    if block["type"] == "text":
+        return {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+    if block["type"] == "thinking":
+        empty = {"type": "thinking", "thinking": "", "signature": ""}
+        thought = {"type": "thinking_delta", "thinking": block["thinking"]}
+        return empty, [thought, {"type": "signature_delta", "signature": _SIGNATURE}]
+    arguments = _json.encode(block["input"]).decode()
+    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
+
+
+def _stop_reason(reply: Reply) -> str:
+    if reply.finish is not FinishReason.STOP:
+        return "max_tokens"
+    return "tool_use" if reply.message.tool_calls else "end_turn"

@@ -1,0 +1,168 @@
+"""What a client asks for and what it is told, in words that belong to no API.
+
+Each API is a way to read a request into an `Asked` and to write a `Reply` down, whole or as server-sent events. An
+option that would change what is sampled, and that cannot be honoured, is refused; one that changes nothing is ignored.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from rollwright.policies.base import Sampling, ToolSpec
+from rollwright.store.http.refusals import HttpRefusal
+from rollwright.trajectory import FinishReason, Message, ToolCall
+
+
+class Wishes(msgspec.Struct, frozen=True):
+    """How the client wants this one call sampled; `None`: as the rollout does."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def within(self, bounds: Sampling) -> Sampling:
+        """The call's sampling: never more tokens than the rollout allows, and its stop texts always count."""
+        if self == _NO_WISHES:
+            return bounds
+        return Sampling(
+            temperature=bounds.temperature if self.temperature is None else self.temperature,
+            top_p=bounds.top_p if self.top_p is None else self.top_p,
+            max_tokens=min(bounds.max_tokens, self.max_tokens or bounds.max_tokens),
+            stop=tuple(dict.fromkeys((*bounds.stop, *self.stop))),
+        )
+
+
+_NO_WISHES = Wishes()
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """One call."""
+
+    messages: tuple[Message, ...]
+    """The whole conversation, or what follows `previous`."""
+    model: str = ""
+    """The model's name as the client wrote it; told back, and otherwise without meaning."""
+    tools: tuple[ToolSpec, ...] = ()
+    wishes: Wishes = _NO_WISHES
+    stream: bool = False
+    stream_usage: bool = False
+    """Whether a stream ends with token counts, where the API leaves that to the client."""
+    instructions: str = ""
+    """A system message that stands apart from the conversation, where the API has such a thing."""
+    previous: str | None = None
+    """Name of the reply that `messages` follow."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What the client is told of a turn."""
+
+    name: str
+    """Unique, and the same whenever this turn is told."""
+    created: int
+    """Seconds since 1970."""
+    message: Message
+    """The assistant's message as the client sees it."""
+    finish: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Api(Protocol):
+    """One API's way to write things."""
+
+    def read(self, body: bytes) -> Asked:
+        """Raises `HttpRefusal` for what is not a request or asks for something that is not there."""
+        ...
+
+    def present(self, message: Message) -> Message:
+        """The message as this API can carry it."""
+        ...
+
+    def answer(self, asked: Asked, reply: Reply) -> Mapping[str, Any]: ...
+
+    def events(self, asked: Asked, reply: Reply) -> Iterable[bytes]:
+        """The answer as server-sent events."""
+        ...
+
+    def error(self, status: int, kind: str, message: str) -> Mapping[str, Any]: ...
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def decode(decoder: "msgspec.json.Decoder[Any]", body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise HttpRefusal(422, "invalid", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HttpRefusal(400, "malformed", f"the body cannot be read: {error}") from None
+
+
+def refuse(what: str) -> HttpRefusal:
+    return HttpRefusal(400, "unsupported", what)
+
+
+def refuse_options(request: Any, neutral: Mapping[str, Any]) -> None:
+    """Refuses the options that would change what is sampled, unless they have the value that changes nothing."""
+    for name, harmless in neutral.items():
+        value = getattr(request, name)
+        if value is not None and value != harmless:
+            shown = _encode(value).decode()[:80]
+            raise refuse(f"{name}={shown} is not supported: leave it out")
+
+
+def offered(tools: Iterable[ToolSpec], choice: Any) -> tuple[ToolSpec, ...]:
+    """The tools that the model is told of. It cannot be made to call one; with `none` it hears of none."""
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in (None, "auto", "none"):
+        raise refuse("tool_choice: only auto and none are supported")
+    return () if kind == "none" else tuple(tools)
+
+
+def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
+    """Plain text, or the text of a list of parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise HttpRefusal(422, "invalid", f"{where}: content is neither text nor a list of parts")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in kinds or not isinstance(part.get("text"), str):
+            raise refuse(f"{where}: a part of type {kind!r} is not supported: only text is")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def checked(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """A conversation that the model can answer, with each tool's name filled in from the call it answers."""
+    names: dict[str, str] = {}
+    found = []
+    for message in messages:
+        for call in message.tool_calls:
+            names[call.id] = call.name
+        if message.role == "tool" and message.name is None and message.tool_call_id in names:
+            message = msgspec.structs.replace(message, name=names[message.tool_call_id])
+        found.append(message)
+    if not found:
+        raise HttpRefusal(422, "invalid", "there is no message to answer")
+    if found[-1].role == "assistant":
+        raise refuse("the last message is the assistant's: continuing a given answer is not supported")
+    return tuple(found)
+
+
+def tool_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
+    if not (isinstance(id, str) and isinstance(name, str)):
+        raise HttpRefusal(422, "invalid", f"{where}: a tool call needs an id and a name")
+    return ToolCall(id, name, arguments if isinstance(arguments, str) else _encode(arguments).decode())
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else b"event: %b\n" % name.encode()
+    return b"%bdata: %b\n\n" % (head, data if isinstance(data, bytes) else _encode(data))

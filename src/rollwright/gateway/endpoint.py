@@ -1,0 +1,248 @@
+"""Requests to the gateway, from the first byte to the last: who asks, what for, and how it is told.
+
+Plain ASGI, because a web framework's own work for one request would cost more than all the rest. Always true: every
+refusal is one line in the form that the client's SDK reads; a request without the right key is not looked into; a body
+is never held beyond the limit; a client that leaves loses nothing but its answer, and finds it when it asks again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote
+
+import msgspec
+
+from rollwright.gateway.anthropic_messages import AnthropicMessages
+from rollwright.gateway.asked import Api, Asked, Reply, decode
+from rollwright.gateway.captured import PASSING, CapturedRollout, Given, error_of, refusal_of
+from rollwright.gateway.chat_completions import ChatCompletions
+from rollwright.gateway.registry import Registry
+from rollwright.gateway.responses import Responses
+from rollwright.gateway.retries import Call
+from rollwright.store.http.body import Body, Gone, Message, Receive
+from rollwright.store.http.refusals import HttpRefusal
+
+Send = Callable[[Message], Awaitable[None]]
+Scope = Mapping[str, Any]
+
+MAX_BODY = 32 * 1024 * 1024
+"""A conversation of a million tokens takes about 5 MiB."""
+
+_APIS: dict[tuple[str, ...], Api] = {
+    ("chat", "completions"): ChatCompletions(),
+    ("responses",): Responses(),
+    ("messages",): AnthropicMessages(),
+}
+
+_PLAIN = _APIS["chat", "completions"]
+"""Whose form errors have where no API was named."""
+
+_LONGEST_KEY = 64
+"""Bytes of an idempotency key that count; clients send UUIDs."""
+
+_JSON = b"application/json"
+
+_encode = msgspec.json.Encoder().encode
+_log = logging.getLogger(__name__)
+
+
+class _Head(NamedTuple):
+    """The headers that matter."""
+
+    key: bytes | None
+    length: int
+    marked: bool
+    """Whether the client says that it repeats a request."""
+    idempotency_key: bytes | None
+    agent: str
+
+
+class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a rollout ended, as its agent or whoever judges it says."""
+
+    reward: float = 0.0
+    success: bool | None = None
+    error: str | None = None
+    """Why it is no result at all; it is then tried again, as its retry rules say."""
+
+
+class Administration(Protocol):
+    """What a gateway of its own can do beside recording calls."""
+
+    async def create(self, key: bytes | None, body: bytes, claim_id: str | None) -> Mapping[str, Any]: ...
+
+    async def end(self, rollout_id: str, key: bytes | None, request: EndRequest) -> Mapping[str, Any]: ...
+
+
+_END = msgspec.json.Decoder(EndRequest)
+
+
+class GatewayApp:
+    """The ASGI app."""
+
+    def __init__(
+        self, registry: Registry, administration: Administration | None = None, max_body: int = MAX_BODY
+    ) -> None:
+        self._registry = registry
+        self._administration = administration
+        self._max_body = max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path = tuple(scope["raw_path"].decode("latin-1").split("/")[1:])
+        api = _APIS.get(_tail(path), _PLAIN)
+        body = Body(receive, self._max_body)
+        try:
+            try:
+                await self._route(scope["method"], path, _head(scope["headers"]), body, receive, send)
+            except HttpRefusal:
+                await body.drain()
+                raise
+        except HttpRefusal as refusal:
+            message = " ".join(str(refusal).splitlines())
+            await _send_error(send, api, refusal.status, refusal.kind, message)
+        except Gone:
+            return
+        except Exception:  # noqa: BLE001 - whatever went wrong, the client gets one line
+            _log.exception("%s failed", scope["path"])
+            await _send_error(send, api, 500, "internal", "the gateway failed; its log says why")
+
+    async def _route(
+        self, method: str, path: tuple[str, ...], head: _Head, body: Body, receive: Receive, send: Send
+    ) -> None:
+        if head.length > self._max_body:
+            raise body.too_large()
+        match (method, *path):
+            case ("GET", "health"):
+                await _send_json(send, {"status": "ok"})
+            case ("POST", "rollouts") if self._administration is not None:
+                claim_id = None if head.idempotency_key is None else head.idempotency_key.decode("latin-1")
+                made = await self._administration.create(head.key, await body.read(), claim_id)
+                await _send_json(send, made)
+            case ("POST", "rollouts", quoted, "end"):
+                await self._end(unquote(quoted), head, body, send)
+            case ("GET", "rollouts", quoted, "trajectory"):
+                rollout = self._registry.find(unquote(quoted), head.key)
+                await _send(send, 200, b"application/octet-stream", rollout.session.trajectory.to_bytes())
+            case ("GET", "rollouts", quoted, *_) if _tail(path) == ("models",):
+                self._registry.find(unquote(quoted), head.key)
+                model = {"id": "policy", "object": "model", "created": 0, "owned_by": "rollwright"}
+                await _send_json(send, {"object": "list", "data": [model]})
+            case ("POST", "rollouts", quoted, *_):
+                rollout = self._registry.find(unquote(quoted), head.key)
+                api = _APIS.get(_tail(path))
+                if api is None:
+                    raise _not_served(method, path)
+                await self._ask(rollout, api, head, await body.read(), receive, send)
+            case _:
+                raise _not_served(method, path)
+
+    async def _end(self, rollout_id: str, head: _Head, body: Body, send: Send) -> None:
+        content = await body.read()
+        if self._administration is not None:
+            request = decode(_END, content)
+            await _send_json(send, await self._administration.end(rollout_id, head.key, request))
+            return
+        rollout = self._registry.find(rollout_id, head.key)
+        request = decode(_END, content)
+        if request.error is not None:
+            raise HttpRefusal(400, "unsupported", "error: raise it in the agent function instead")
+        rollout.given = Given(request.reward, request.success)
+        await rollout.seal()
+        await _send_json(send, {"status": "sealed"})
+
+    async def _ask(
+        self, rollout: CapturedRollout, api: Api, head: _Head, body: bytes, receive: Receive, send: Send
+    ) -> None:
+        asked = api.read(body)
+        name = blake2b(body, digest_size=16, key=(head.idempotency_key or b"")[:_LONGEST_KEY]).digest()
+        marked = head.marked or head.idempotency_key is not None
+        call = rollout.call(api, asked, name, marked=marked, agent=head.agent)
+        gone = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait({call.task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.task.done():
+                raise Gone
+            error = error_of(call.task)
+            if error is not None:
+                raise refusal_of(error)
+            await _tell(send, api, asked, call.task.result(), call, gone)
+        finally:
+            gone.cancel()
+            call.clients -= 1
+
+
+async def _tell(
+    send: Send, api: Api, asked: Asked, reply: Reply, call: Call, gone: "asyncio.Future[Any]"
+) -> None:
+    if not asked.stream:
+        content = _encode(api.answer(asked, reply))
+        if gone.done():
+            raise Gone
+        call.delivered = (
+            True  # as far as anybody here can tell; a client that missed it says so when it repeats
+        )
+        await _send(send, 200, _JSON, content)
+        return
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for event in api.events(asked, reply):
+        if gone.done():
+            raise Gone
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+    if gone.done():
+        raise Gone
+    call.delivered = True
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _tail(path: tuple[str, ...]) -> tuple[str, ...]:
+    """What stands behind `/rollouts/ID/v1`. Some SDKs add a `v1` of their own, so any number of them is fine."""
+    tail = path[2:]
+    while tail and tail[0] == "v1":
+        tail = tail[1:]
+    return tail
+
+
+def _not_served(method: str, path: tuple[str, ...]) -> HttpRefusal:
+    known = ", ".join("/".join(("v1", *tail)) for tail in _APIS)
+    return HttpRefusal(
+        404, "not_served", f"{method} {'/'.join(('', *path))[:80]} is not served; a rollout's are: {known}"
+    )
+
+
+def _head(headers: list[tuple[bytes, bytes]]) -> _Head:
+    key, length, marked, idempotency_key, agent = None, 0, False, None, "agent"
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, given = value.partition(b" ")
+            key = given.strip() if scheme.lower() == b"bearer" else key
+        elif name == b"x-api-key":
+            key = value.strip()
+        elif name == b"content-length":
+            length = int(value)
+        elif name == b"x-stainless-retry-count":
+            marked = value.strip() not in (b"", b"0")
+        elif name == b"idempotency-key":
+            idempotency_key = value.strip() or None
+        elif name == b"x-rollwright-agent":
+            agent = value.decode("latin-1").strip() or agent
+    return _Head(key, length, marked, idempotency_key, agent)
+
+
+async def _send_json(send: Send, answer: Any) -> None:
+    await _send(send, 200, _JSON, _encode(answer))
+
+
+async def _send_error(send: Send, api: Api, status: int, kind: str, message: str) -> None:
+    repeat = b"true" if status in PASSING else b"false"
+    await _send(send, status, _JSON, _encode(api.error(status, kind, message)), (b"x-should-retry", repeat))
+
+
+async def _send(send: Send, status: int, kind: bytes, content: bytes, *more: tuple[bytes, bytes]) -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(content)).encode()), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})

@@ -1,0 +1,72 @@
+"""The web server under the gateway."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from rollwright.errors import ConfigError
+from rollwright.gateway.endpoint import GatewayApp
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than SDKs keep an idle connection, so that they never send into one that is being closed."""
+
+_DRAIN_SECONDS = 10
+"""How long calls under way may take when the gateway stops."""
+
+_BACKLOG = 2048
+"""Connections that wait to be accepted: all agents of a worker may come at once."""
+
+
+class Listener(uvicorn.Server):
+    """Stops when it is told to: signals are left to the program that it runs in."""
+
+    def __init__(self, app: GatewayApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_DRAIN_SECONDS,
+            )
+        )
+        self._told = asyncio.Event()
+
+    def stop(self) -> None:
+        self._told.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._told.wait()
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    bound.setblocking(False)
+    return bound

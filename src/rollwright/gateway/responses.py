@@ -1,0 +1,255 @@
+"""OpenAI's responses: `POST /v1/responses`.
+
+The client may send the whole conversation each time, or name the response that its input follows.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from rollwright.gateway.asked import (
+    Asked,
+    Reply,
+    Wishes,
+    checked,
+    decode,
+    event,
+    offered,
+    refuse,
+    refuse_options,
+    text_of,
+    tool_call,
+)
+from rollwright.gateway.chat_completions import ChatCompletions
+from rollwright.policies.base import ToolSpec
+from rollwright.store.http.refusals import HttpRefusal
+from rollwright.trajectory import FinishReason, Message, ToolCall
+
+_NEUTRAL: dict[str, Any] = {"top_logprobs": 0, "background": False, "conversation": None, "prompt": None}
+"""Options that cannot be honoured, and the value under which they do nothing."""
+
+_PREFIX = "resp_"
+
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+class _Tool(msgspec.Struct):
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Format(msgspec.Struct):
+    type: str = "text"
+
+
+class _Text(msgspec.Struct):
+    format: _Format | None = None
+
+
+class _Request(msgspec.Struct):
+    input: str | list[dict[str, Any]]
+    model: str = ""
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    stream: bool | None = None
+    text: _Text | None = None
+    top_logprobs: Any = None
+    background: Any = None
+    conversation: Any = None
+    prompt: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Request)
+
+
+class Responses:
+    def read(self, body: bytes) -> Asked:
+        request: _Request = decode(_DECODER, body)
+        refuse_options(request, _NEUTRAL)
+        if request.text and request.text.format and request.text.format.type != "text":
+            raise refuse("text.format: only text is supported; ask for JSON in the prompt")
+        items = request.input
+        said = [Message("user", items)] if isinstance(items, str) else _messages(items)
+        previous = request.previous_response_id
+        return Asked(
+            messages=checked(said),
+            model=request.model,
+            tools=offered((_spec(tool) for tool in request.tools or ()), request.tool_choice),
+            wishes=Wishes(request.temperature, request.top_p, request.max_output_tokens),
+            stream=bool(request.stream),
+            instructions=request.instructions or "",
+            previous=None if previous is None else previous.removeprefix(_PREFIX),
+        )
+
+    def present(self, message: Message) -> Message:
+        return message
+
+    def answer(self, asked: Asked, reply: Reply) -> Mapping[str, Any]:
+        whole = reply.finish is FinishReason.STOP
+        return {
+            **_head(asked, reply),
+            "status": "completed" if whole else "incomplete",
+            "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+            "output": _items(reply),
+            "usage": {
+                "input_tokens": reply.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": reply.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+            },
+        }
+
+    def events(self, asked: Asked, reply: Reply) -> Iterator[bytes]:
+        for number, (kind, data) in enumerate(self._events(asked, reply)):
+            yield event({"type": kind, "sequence_number": number, **data}, kind)
+
+    def _events(self, asked: Asked, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
+        opening = {**_head(asked, reply), "status": "in_progress", "output": [], "usage": None}
+        yield "response.created", {"response": opening}
+        yield "response.in_progress", {"response": opening}
+        for place, item in enumerate(_items(reply)):
+            yield from _item_events(place, item)
+        answer = self.answer(asked, reply)
+        yield f"response.{answer['status']}", {"response": answer}
+
+    error = ChatCompletions.error
+
+
+def _messages(items: list[dict[str, Any]]) -> list[Message]:
+    """One message each, but the parts of one answer (thoughts, text, calls) make one message together."""
+    messages: list[Message] = []
+    answer: Message | None = None
+    for place, item in enumerate(items):
+        where = f"input[{place}]"
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            continue
+        if kind == "function_call":
+            call = tool_call(item.get("call_id"), item.get("name"), item.get("arguments", ""), where)
+            answer = _with_call(messages, answer, call)
+            continue
+        answer = None
+        if kind == "message":
+            role = _ROLES.get(str(item.get("role")))
+            if role is None:
+                raise HttpRefusal(422, "invalid", f"{where}: role is not one of {', '.join(_ROLES)}")
+            messages.append(Message(role, text_of(item.get("content"), where, _TEXTS)))
+            answer = messages[-1] if role == "assistant" else None
+        elif kind == "function_call_output":
+            output = text_of(item.get("output"), where, _TEXTS)
+            messages.append(Message("tool", output, tool_call_id=str(item.get("call_id"))))
+        else:
+            raise refuse(f"{where}: an item of type {kind!r} is not supported")
+    return messages
+
+
+def _with_call(messages: list[Message], answer: Message | None, call: ToolCall) -> Message:
+    """Adds the call to the answer that it is a part of."""
+    if answer is None:
+        messages.append(Message("assistant", "", tool_calls=(call,)))
+    else:
+        messages[-1] = msgspec.structs.replace(answer, tool_calls=(*answer.tool_calls, call))
+    return messages[-1]
+
+
+def _spec(tool: _Tool) -> ToolSpec:
+    if tool.type != "function":
+        raise refuse(f"tools: {tool.type} is not there: only functions are supported")
+    if tool.parameters is None:
+        return ToolSpec(tool.name, tool.description or "")
+    return ToolSpec(tool.name, tool.description or "", tool.parameters)
+
+
+def _head(asked: Asked, reply: Reply) -> dict[str, Any]:
+    return {
+        "id": f"{_PREFIX}{reply.name}",
+        "object": "response",
+        "created_at": reply.created,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": asked.instructions or None,
+        "metadata": {},
+        "model": asked.model,
+        "parallel_tool_calls": True,
+        "previous_response_id": None if asked.previous is None else f"{_PREFIX}{asked.previous}",
+        "temperature": asked.wishes.temperature,
+        "tool_choice": "auto",
+        "tools": [
+            {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "strict": False,
+            }
+            for tool in asked.tools
+        ],
+        "top_p": asked.wishes.top_p,
+    }
+
+
+def _items(reply: Reply) -> list[dict[str, Any]]:
+    said = reply.message
+    items: list[dict[str, Any]] = []
+    if said.reasoning:
+        thought = {"type": "reasoning_text", "text": said.reasoning}
+        items.append({"type": "reasoning", "id": f"rs_{reply.name}", "summary": [], "content": [thought]})
+    if said.content or not said.tool_calls:
+        text = {"type": "output_text", "text": said.content, "annotations": [], "logprobs": []}
+        items.append(
+            {
+                "type": "message",
+                "id": f"msg_{reply.name}",
+                "role": "assistant",
+                "status": "completed",
+                "content": [text],
+            }
+        )
+    for place, call in enumerate(said.tool_calls):
+        items.append(
+            {
+                "type": "function_call",
+                "id": f"fc_{reply.name}-{place}",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": call.arguments,
+                "status": "completed",
+            }
+        )
+    return items
+
+
+def _item_events(place: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    at = {"item_id": item["id"], "output_index": place}
+    if item["type"] == "message":
+        part = item["content"][0]
+        in_part = {**at, "content_index": 0}
+        empty = {**item, "status": "in_progress", "content": []}
+        yield "response.output_item.added", {"output_index": place, "item": empty}
+        yield "response.content_part.added", {**in_part, "part": {**part, "text": ""}}
+        yield "response.output_text.delta", {**in_part, "delta": part["text"], "logprobs": []}
+        yield "response.output_text.done", {**in_part, "text": part["text"], "logprobs": []}
+        yield "response.content_part.done", {**in_part, "part": part}
+    elif item["type"] == "function_call":
+        empty = {**item, "status": "in_progress", "arguments": ""}
+        yield "response.output_item.added", {"output_index": place, "item": empty}
+        yield "response.function_call_arguments.delta", {**at, "delta": item["arguments"]}
+        done = {**at, "name": item["name"], "arguments": item["arguments"]}
+        yield "response.function_call_arguments.done", done
+    else:
+        yield "response.output_item.added", {"output_index": place, "item": {**item, "content": []}}
+        text = item["content"][0]["text"]
+        yield "response.reasoning_text.delta", {**at, "content_index": 0, "delta": text}
+        yield "response.reasoning_text.done", {**at, "content_index": 0, "text": text}
+    yield "response.output_item.done", {"output_index": place, "item": item}

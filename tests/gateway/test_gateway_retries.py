@@ -1,0 +1,130 @@
+"""A request that is sent again gets the recorded answer; one that only looks the same is a sample of its own."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rollwright.gateway import Gateway
+from rollwright.policies.base import Sampling
+from rollwright.policies.lengths import FixedLength
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
+
+
+class Caller:
+    """Sends the same request as often as it is told to."""
+
+    def __init__(self, played: Any, client: aiohttp.ClientSession) -> None:
+        self._url = f"{played.access.base_url}/chat/completions"
+        self._key = {"Authorization": f"Bearer {played.access.api_key}"}
+        self._client = client
+
+    async def __call__(self, body: Any = CHAT, **headers: str) -> str:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self._client.post(self._url, json=body, headers={**self._key, **given}) as answer:
+            assert answer.status == 200, await answer.text()
+            content = await answer.json()
+            return str(content["id"])
+
+
+@pytest.fixture
+def slow(clients: Any) -> Any:
+    return clients.engine(tokens_per_second=200.0)
+
+
+async def test_a_request_that_the_client_marks_as_repeated_is_not_sampled_again(
+    played: Any, engine: Any
+) -> None:
+    async with aiohttp.ClientSession() as client:
+        call = Caller(played, client)
+        first = await call(x_stainless_retry_count="0")
+        assert await call(x_stainless_retry_count="1") == first
+        assert await call(x_stainless_retry_count="0") != first
+    assert len(engine.made) == len(played.trajectory.turns) == 2
+    assert played.trajectory.metrics["gateway_replayed"] == 1
+
+
+async def test_an_idempotency_key_names_one_call(played: Any, engine: Any) -> None:
+    async with aiohttp.ClientSession() as client:
+        call = Caller(played, client)
+        first = await call(idempotency_key="a")
+        assert await call(idempotency_key="a") == first
+        assert await call(idempotency_key="b") != first
+        other = {**CHAT, "messages": [{"role": "user", "content": "two"}]}
+        assert await call(other, idempotency_key="a") != first
+    assert len(engine.made) == 3
+
+
+async def test_an_answer_that_reached_nobody_is_told_when_it_is_asked_for_again(
+    clients: Any, gateway: Gateway, slow: Any
+) -> None:
+    played = clients.rollout(gateway, slow, "ro-1")
+    async with aiohttp.ClientSession() as client:
+        lost = asyncio.create_task(Caller(played, client)())
+        while not slow.usage().running:
+            await asyncio.sleep(0.005)
+        lost.cancel()
+        await asyncio.gather(lost, return_exceptions=True)
+        while not played.trajectory.turns:  # it is recorded all the same
+            await asyncio.sleep(0.01)
+        call = Caller(played, client)
+        again = await call()
+        assert again == "chatcmpl-at-ro-1-0"
+        assert await call() != again
+    assert len(slow.made) == len(played.trajectory.turns) == 2
+
+
+async def test_a_repetition_joins_the_call_that_is_still_being_sampled(
+    clients: Any, gateway: Gateway, slow: Any
+) -> None:
+    played = clients.rollout(gateway, slow, "ro-1")
+    async with aiohttp.ClientSession() as client:
+        call = Caller(played, client)
+        first = asyncio.create_task(call())
+        while not slow.usage().running:
+            await asyncio.sleep(0.005)
+        assert await call(x_stainless_retry_count="1") == await first
+    assert len(slow.made) == 1
+
+
+async def test_an_sdk_that_times_out_and_repeats_pays_once(clients: Any, gateway: Gateway) -> None:
+    slow = clients.engine(tokens_per_second=60.0)
+    played = clients.rollout(gateway, slow, "ro-1")
+    async with clients.openai(played.access, timeout=0.2, max_retries=20) as client:
+        answer = await client.chat.completions.create(**CHAT)
+    assert answer.choices[0].message.content == played.trajectory.turns[0].text
+    assert slow.usage().requests == len(played.trajectory.turns) == 1
+    assert played.trajectory.metrics["gateway_replayed"] >= 1
+
+
+async def test_a_stream_that_broke_off_is_told_again(clients: Any, gateway: Gateway) -> None:
+    long = clients.engine(lengths=FixedLength(4_000_000), tokens_per_second=1e9)  # more than buffers hold
+    sampling = Sampling(max_tokens=5_000_000)
+    played = clients.rollout(gateway, long, "ro-1", sequence_length=10_000_000, sampling=sampling)
+    url = f"{played.access.base_url}/chat/completions"
+    headers = {"Authorization": f"Bearer {played.access.api_key}"}
+    body = {**CHAT, "stream": True}
+    async with aiohttp.ClientSession() as client:
+        async with client.post(url, json=body, headers=headers) as answer:
+            await answer.content.readany()
+        async with client.post(url, json=body, headers=headers) as answer:
+            assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
+    assert len(long.made) == 1
+    assert played.trajectory.metrics == {"gateway_replayed": 1.0}
+
+
+async def test_a_turn_whose_answer_reached_nobody_is_counted(
+    clients: Any, gateway: Gateway, slow: Any
+) -> None:
+    played = clients.rollout(gateway, slow, "ro-1")
+    async with aiohttp.ClientSession() as client:
+        lost = asyncio.create_task(Caller(played, client)())
+        while not slow.usage().running:
+            await asyncio.sleep(0.005)
+        lost.cancel()
+        while not played.trajectory.turns:
+            await asyncio.sleep(0.01)
+    await played.close()
+    assert played.trajectory.metrics == {"gateway_undelivered": 1.0}
