@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
 from rollwright.rollout import Group, GroupBook, GroupRules, Place
-from rollwright.rollout.filters import ZeroVariance, group_filter
+from rollwright.rollout.filters import Action, Filter, ZeroVariance, group_filter
 from rollwright.rollout.groups import Decision
 from rollwright.trajectory import Outcome, Trajectory, Turn, VersionRun, floats, token_ids
 
@@ -137,7 +137,7 @@ def test_a_short_group_stands_when_min_group_size_allows_it() -> None:
 
 
 def test_a_filtered_group_leaves_with_its_reason_and_its_runners_are_cancelled() -> None:
-    groups = book(redundancy=1, group_filter=ZeroVariance())
+    groups = book(redundancy=1, filters=(Filter(ZeroVariance(), Action.DROP),))
     members = opened(groups.open_group())
     finish_all(groups, members[:3], reward=1.0)
     decision = groups.finish(members[3], finished(members[3], reward=1.0))
@@ -182,7 +182,7 @@ def test_everything_opened_is_accounted_for_at_every_moment(data: st.DataObject)
         redundancy=data.draw(st.integers(0, 2)),
         min_group_size=data.draw(st.integers(1, size)),
         max_staleness=data.draw(st.integers(0, 2)),
-        group_filter=data.draw(st.sampled_from([None, ZeroVariance()])),
+        filters=data.draw(st.sampled_from([(), (Filter(ZeroVariance(), Action.DROP),)])),
     )
     running: set[str] = set()
     ever: set[str] = set()

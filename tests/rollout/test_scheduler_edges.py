@@ -14,6 +14,8 @@ from rollwright.policies.players import RandomPlayer
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Gate, GroupBook, GroupRules, Place, RolloutContext, RolloutScheduler
+from rollwright.rollout.filters import Action, Filter
+from rollwright.rollout.filters.own import OwnTest
 from rollwright.run.local import LocalRun
 from rollwright.store.memory import MemoryStore
 from rollwright.trajectory import Trajectory, floats
@@ -189,10 +191,16 @@ def test_a_filter_that_raises_is_named() -> None:
     def broken(group: Any) -> str | None:
         raise ZeroDivisionError("no members")
 
-    book = GroupBook(GroupRules(1, group_filter=broken), ["A"], run_seed=1, mode="train", prefix="r")
+    book = GroupBook(
+        GroupRules(1, filters=(Filter(OwnTest("my:filter", broken), Action.DROP),)),
+        ["A"],
+        run_seed=1,
+        mode="train",
+        prefix="r",
+    )
     [(rollout, _)] = book.open_group().enqueue
     with pytest.raises(
-        RollwrightError, match="group_filter: raised ZeroDivisionError for group r-g0: no members"
+        RollwrightError, match="group_filter: my:filter raised ZeroDivisionError for group r-g0: no members"
     ):
         book.finish(rollout, Trajectory(rollout, "a", "r-g0", "A", 0))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from rollwright.cli.live import LiveView
 from rollwright.cli.tables import ledger_table, result_table
 from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
+from rollwright.rollout.filters import Catches
 from rollwright.run.baselines import baseline
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
@@ -146,7 +147,7 @@ async def execute(
         failure = error
         raise
     finally:
-        summary = await _summary(running, folder, time.monotonic() - started)
+        summary = await summary_of(running, folder, time.monotonic() - started)
         summary["interrupted"] = interrupted
         summary["error"] = str(failure) if failure is not None else None
         folder.finish(summary)
@@ -190,7 +191,8 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress) -> 
         await asyncio.gather(*validations, return_exceptions=True)
 
 
-async def _summary(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str, Any]:
+async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str, Any]:
+    """What a run came to: results by mode and tag with chance and perfect play, and where every rollout went."""
     statistics = RunStatistics()
     batches = RunReader(folder.path).metrics()
     modes = {group: row["mode"] for row in batches for group in row["groups"]}
@@ -203,16 +205,20 @@ async def _summary(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str
     }
     places: dict[str, int] = {}
     reasons: dict[str, int] = {}
+    catches = Catches()
     for scheduler in run.schedulers:
         for place, count in scheduler.ledger.counts.items():
             places[str(place)] = places.get(str(place), 0) + count
         for reason, count in scheduler.ledger.reasons.items():
             reasons[reason] = reasons.get(reason, 0) + count
+        for name, catch in scheduler.ledger.catches.by_filter.items():
+            catches.add(name, catch.example, catch.count)
     return {
         "name": run.config.name,
         "seconds": round(seconds, 3),
         "results": statistics.rows(baselines),
         "ledger": {"opened": sum(places.values()), **places},
         "reasons": reasons,
+        "filters": {name: asdict(catch) for name, catch in catches.by_filter.items()},
         "activity": activity_row(run.activity),
     }

@@ -42,6 +42,8 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
             table.add_row(place, f"{count:,}", style="bold" if place == "opened" else None)
     for reason, count in sorted(summary["reasons"].items()):
         table.add_row(f"  {reason}", f"{count:,}", style="dim")
+    for name, catch in sorted(summary.get("filters", {}).items()):
+        table.add_row(f"  filter {name}, for example {catch['example']}", f"{catch['count']:,}", style="dim")
     activity = summary["activity"]
     for cause, count in sorted(activity["failed_attempts"].items()):
         table.add_row(f"  failed attempt, {cause}", f"{count:,}", style="yellow")

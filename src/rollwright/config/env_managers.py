@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from rollwright.config.base import Settings
+from rollwright.config.filters import AnyFilterConfig, by_name
 
 DEFAULT_MAX_STEPS = 10
 """Action limit of the built-in games, as their levels are made to be solvable within it."""
@@ -29,6 +30,13 @@ class EnvManagerConfig(Settings):
     """Fewest members with which a group may stand when others failed for good. Unset: all of `group_size`."""
     group_filter: str | None = None
     """Which complete groups to leave out: `zero_variance`, or a function of one's own as `module:function`."""
+    filters: list[AnyFilterConfig] = Field(default_factory=list)
+    """What else is left out of the loss, the batch or the baseline; a name alone takes every default."""
+
+    @field_validator("filters", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return by_name(value)
 
     @model_validator(mode="after")
     def _fits(self) -> "EnvManagerConfig":
@@ -99,6 +107,8 @@ class ValEnvManagerConfig(EnvManagerConfig):
             raise ValueError("group_size_redundancy: validation plays every level; only 0 is accepted")
         if self.group_filter is not None:
             raise ValueError("group_filter: validation leaves no level out; only null is accepted")
+        if self.filters:
+            raise ValueError("filters: validation leaves no level out; only [] is accepted")
         return self
 
 

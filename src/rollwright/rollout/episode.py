@@ -28,6 +28,7 @@ from rollwright.agents import (
 from rollwright.envs.base import Env
 from rollwright.errors import FormatError
 from rollwright.policies.base import Playable, Policy, Sampling
+from rollwright.rollout.filters import Filter, stops
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
 
 
@@ -112,6 +113,8 @@ class Chain:
                 return StopReason.TERMINATED
             if step.truncated:
                 return StopReason.TRUNCATED
+            if stops(settings.filters, turn):
+                return StopReason.FILTERED
         return StopReason.MAX_STEPS
 
 
@@ -132,6 +135,8 @@ class EpisodeSettings:
     max_staleness: int | None = None
     """Age in policy versions at which an episode is given up: nobody could train on it. `None`: never."""
     strategy: Strategy = CHAIN
+    filters: tuple[Filter, ...] = ()
+    """Those that may end an episode."""
 
 
 async def play(

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rollwright.errors import ConfigError, RollwrightError
+from rollwright.errors import ConfigError
 from rollwright.rollout.episode import Episode, level_seed
-from rollwright.rollout.filters import GroupFilter
+from rollwright.rollout.filters import Catches, Filter, judge, judge_group
 from rollwright.trajectory import Trajectory
 
 
@@ -34,6 +34,10 @@ class Place(StrEnum):
     """Its retry rules allowed no further attempt."""
 
 
+Fate = tuple[Place, str | None]
+"""Where a rollout came to, and why if it was left out."""
+
+
 @dataclass
 class Ledger:
     """How many rollouts are in which place, and why those left out were."""
@@ -41,6 +45,8 @@ class Ledger:
     counts: dict[Place, int] = field(default_factory=lambda: dict.fromkeys(Place, 0))
     reasons: dict[str, int] = field(default_factory=dict)
     """Rollouts that were filtered, stale, cancelled or failed, by `place: reason`."""
+    catches: Catches = field(default_factory=Catches)
+    """What the filters caught, whatever followed from it."""
 
     @property
     def opened(self) -> int:
@@ -67,7 +73,7 @@ class GroupRules:
     """`None`: `group_size`."""
     max_staleness: int | None = 0
     """Most policy versions between a group's oldest token and the version it is handed out at. `None`: any."""
-    group_filter: GroupFilter | None = None
+    filters: tuple[Filter, ...] = ()
 
     @property
     def fewest(self) -> int:
@@ -190,6 +196,10 @@ class GroupBook:
         if rollout_id not in self._home:
             return NOTHING
         group, member = self._leave(rollout_id)
+        trajectory, dropped = judge(self._rules.filters, trajectory, self.ledger.catches)
+        if dropped is not None:
+            self.ledger.move(Place.RUNNING, Place.FILTERED, dropped)
+            return self._replace(group, f"filter {dropped}")
         self.ledger.move(Place.RUNNING, Place.WAITING)
         group.finished[member] = trajectory
         if len(group.finished) == self._rules.group_size:
@@ -202,6 +212,10 @@ class GroupBook:
             return NOTHING
         group, _ = self._leave(rollout_id)
         self.ledger.move(Place.RUNNING, Place.FAILED, reason)
+        return self._replace(group, reason)
+
+    def _replace(self, group: Group, reason: str) -> Decision:
+        """A member is gone for good."""
         group.failures.append(reason)
         rules = self._rules
         missing = rules.group_size - len(group.finished) - len(group.running)
@@ -209,7 +223,7 @@ class GroupBook:
         if missing > 0 and spare > 0:
             return Decision(enqueue=[self._open_member(group)])
         if len(group.finished) + len(group.running) < rules.fewest:
-            why = f"{len(group.failures)} members failed, last: {reason}"
+            why = f"{len(group.failures)} members failed or were filtered, last: {reason}"
             return self._drop(group, Place.FILTERED, f"below min_group_size ({why})")
         return self._settle(group) if not group.running else NOTHING
 
@@ -242,12 +256,18 @@ class GroupBook:
         self.ledger.move(Place.WAITING, Place.DELIVERED, count=count)
         return taken
 
-    def settle_as_delivered(self, group_id: str) -> None:
-        """After a restart: this group was handed out before it."""
+    def settle_as_delivered(self, group_id: str, fates: Sequence[Fate] = ()) -> None:
+        """After a restart: this group was handed out before it. `fates`: what became of its members, as far as it is
+        still known; of the others, the first are taken for those that were handed out."""
         group = self._open.pop(group_id)
+        while len(group.running) < len(fates):  # some had taken the places of members that failed
+            self._open_member(group)
+        missing = self._rules.group_size if not fates else 0
         for number, rollout_id in enumerate(sorted(group.running)):
             self._leave(rollout_id)
-            if number < self._rules.group_size:
+            if number < len(fates):
+                self.ledger.move(Place.RUNNING, *fates[number])
+            elif number < missing:
                 self.ledger.move(Place.RUNNING, Place.DELIVERED)
             else:
                 self.ledger.move(Place.RUNNING, Place.CANCELLED, "settled before the restart")
@@ -290,44 +310,39 @@ class GroupBook:
 
     def _settle(self, group: Group) -> Decision:
         """The group has all it will get: it is complete, unless the filter leaves it out."""
-        reason = self._reason_to_filter(group)
-        if reason is not None:
-            return self._drop(group, Place.FILTERED, reason)
-        why = "the group was complete without it"
-        cancel = self._cancel_running(group, why)
+        if self._too_old(group, self._swept):
+            return self._drop(group, Place.STALE, _TOO_OLD)
+        members, dropped = judge_group(self._rules.filters, group.trajectories, self.ledger.catches)
+        if dropped is not None:
+            return self._drop(group, Place.FILTERED, dropped)
+        group.finished = dict(zip(sorted(group.finished), members, strict=True))
+        cancel = self._cancel_running(group, NOT_NEEDED)
         del self._open[group.group_id]
         self._complete.append(group)
         self._ready += len(group.finished)
         self.dropped_in_a_row = 0
-        return Decision(cancel=cancel, why=why)
-
-    def _reason_to_filter(self, group: Group) -> str | None:
-        if self._rules.group_filter is None:
-            return None
-        try:
-            return self._rules.group_filter(group.trajectories)
-        except Exception as error:
-            raise RollwrightError(
-                f"group_filter: raised {type(error).__name__} for group {group.group_id}: {error}"
-            ) from error
+        return Decision(cancel=cancel, why=NOT_NEEDED)
 
     def _drop_stale(self, version: int) -> None:
-        bound = self._rules.max_staleness
-        if bound is None or version == self._swept:
+        if version == self._swept:
             return
         self._swept = version
         fresh: deque[Group] = deque()
         for group in self._complete:
-            oldest = min(
-                (v for t in group.trajectories if (v := t.oldest_version) is not None), default=version
-            )
-            if version - oldest <= bound:
+            if not self._too_old(group, version):
                 fresh.append(group)
                 continue
             count = len(group.finished)
             self._ready -= count
             self.ledger.move(Place.WAITING, Place.STALE, _TOO_OLD, count=count)
         self._complete = fresh
+
+    def _too_old(self, group: Group, version: int) -> bool:
+        bound = self._rules.max_staleness
+        if bound is None:
+            return False
+        ages = (version - v for t in group.trajectories if (v := t.oldest_version) is not None)
+        return max(ages, default=0) > bound
 
     def _drop(self, group: Group, place: Place, reason: str) -> Decision:
         self.ledger.move(Place.WAITING, place, reason, count=len(group.finished))
@@ -346,6 +361,7 @@ class GroupBook:
 
 
 _TOO_OLD = "too old"
+NOT_NEEDED = "the group was complete without it"
 
 
 def check_batch_size(batch_size: int, group_size: int) -> None:

@@ -21,13 +21,16 @@ from rollwright.agents import EpisodeFailure
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import RollwrightError
 from rollwright.rollout.env_manager import STALE
-from rollwright.rollout.filters import group_filter
+from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
+    NOT_NEEDED,
     Decision,
+    Fate,
     Group,
     GroupBook,
     GroupRules,
     Ledger,
+    Place,
     Version,
     check_batch_size,
 )
@@ -40,6 +43,12 @@ from rollwright.store.records import (
     RolloutStatus,
 )
 from rollwright.trajectory import Trajectory
+
+HANDED_OUT: Fate = (Place.DELIVERED, None)
+NO_REASON = "no reason given"
+
+RESTORED_AT_ONCE = 1000
+"""Finished rollouts whose trajectories are loaded together when a stream is gone on with."""
 
 COMPLETIONS_SECONDS = 60.0
 """How long one call waits for finished rollouts; it only bounds how long a lost wake-up could go unnoticed."""
@@ -108,7 +117,7 @@ class RolloutScheduler:
             redundancy=manager.group_size_redundancy,
             min_group_size=manager.min_group_size,
             max_staleness=math.ceil(config.async_generation_ratio) if mode == "train" else None,
-            group_filter=group_filter(manager.group_filter),
+            filters=build_filters(manager),
         )
         self._book = GroupBook(
             rules,
@@ -193,7 +202,7 @@ class RolloutScheduler:
             most = max(self.ledger.reasons, key=self.ledger.reasons.__getitem__)
             raise TooManyRefills(
                 f"{self._book.dropped_in_a_row} groups in a row were dropped, most often `{most}`; "
-                "see group_filter and limits.max_refills"
+                "see filters, group_filter and limits.max_refills"
             )
 
     async def _open_on_demand(self) -> None:
@@ -233,8 +242,13 @@ class RolloutScheduler:
         indices = [self._book.group_index(each) for each in (*known, *delivered)]
         opened = max((index for index in indices if index is not None), default=-1) + 1
         requests = [each for _ in range(opened) for each in self._requests(self._book.open_group())]
+        log: list[Completion] = []
+        while completions := await self._store.read_completions(self._cursor):
+            self._cursor = completions[-1].cursor
+            log += completions
+        fates = self._fates(log, set(delivered))
         for group_id in delivered:
-            self._book.settle_as_delivered(group_id)
+            self._book.settle_as_delivered(group_id, fates.get(group_id, ()))
         lost = [
             each
             for each in requests
@@ -242,9 +256,24 @@ class RolloutScheduler:
         ]
         if lost:
             await self._store.enqueue_many_rollouts(lost)
-        while completions := await self._store.read_completions(self._cursor):
-            self._cursor = completions[-1].cursor
-            await self._settle(completions)
+        for first in range(0, len(log), RESTORED_AT_ONCE):
+            await self._settle(log[first : first + RESTORED_AT_ONCE])
+
+    def _fates(self, log: Iterable[Completion], delivered: Collection[str]) -> dict[str, list[Fate]]:
+        """What became of the members of groups that were handed out, so that their failures stay counted."""
+        fates: dict[str, list[Fate]] = {}
+        for each in log:
+            group_id = each.rollout_id.rpartition("-m")[0]
+            if group_id not in delivered:
+                continue
+            fate: Fate = Place.CANCELLED, each.reason or NOT_NEEDED
+            so_far = fates.setdefault(group_id, [])
+            if each.status is RolloutStatus.FAILED:
+                fate = Place.FAILED, EpisodeFailure.cause(each.reason or NO_REASON)
+            elif each.status is RolloutStatus.SUCCEEDED and so_far.count(HANDED_OUT) < self._group_size:
+                fate = HANDED_OUT
+            so_far.append(fate)
+        return fates
 
     async def _collect(self) -> None:
         try:
@@ -270,7 +299,7 @@ class RolloutScheduler:
                 if self._on_finished is not None:
                     self._on_finished(each.rollout_id, data)
             elif each.status is RolloutStatus.FAILED:
-                reason = each.reason or "no reason given"
+                reason = each.reason or NO_REASON
                 decision = self._book.fail(each.rollout_id, EpisodeFailure.cause(reason))
                 if self._on_failed is not None:
                     self._on_failed(each.rollout_id, reason)

@@ -15,6 +15,7 @@ from rollwright.policies.base import Policy
 from rollwright.rollout.branching import TRUNK, Branching, Node
 from rollwright.rollout.budget import Budget, BudgetUnit
 from rollwright.rollout.episode import EpisodeSettings, too_old
+from rollwright.rollout.filters import stops
 from rollwright.rollout.forking import EnvCopies, ForkMode, fork_mode
 from rollwright.trajectory import Boundary, StopReason, Turn, leaves, path
 
@@ -130,7 +131,10 @@ class _Growth:
             end = StopReason.TERMINATED
         elif step.truncated:
             end = StopReason.TRUNCATED
-        return Branch(env, label, self.session.observe(turn, step), end)
+        seen = self.session.observe(turn, step)
+        if end is None and stops(self.settings.filters, seen):
+            end = StopReason.FILTERED
+        return Branch(env, label, seen, end)
 
     def report(self) -> None:
         """Leaves the tree's figures in the trajectory."""

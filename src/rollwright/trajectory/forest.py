@@ -64,6 +64,12 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     """Reward for the episode as a whole, beside those of its turns."""
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     """Figures of the environment's own, summed over the turns."""
+    filtered: str | None = None
+    """The filter that took all its turns out of the loss; `None`: none did."""
+    in_baseline: bool = True
+    """Whether its reward counts where others of its group are compared with it."""
+    penalties: dict[str, float] = msgspec.field(default_factory=dict)
+    """What filters took off, by name; part of the outcomes' penalties already."""
     error: ErrorRecord | None = None
     duration: float = 0.0
     """Seconds from the first `reset` to the end."""

@@ -1,7 +1,7 @@
 """What a trainer eats: two walks over the same forest.
 
-True of both: a sampled token has mask 1 in exactly one sample, with its turn's weight; everything that
-was not sampled has mask 0. `samples` joins the turns of a sequence into one row; `turn_samples` gives a row
+True of both: a sampled token has mask 1 in exactly one sample, with its turn's weight, unless a filter took it out
+of the loss; everything that was not sampled has mask 0. `samples` joins the turns of a sequence into one row; `turn_samples` gives a row
 for each turn with the prompt exactly as the model saw it, and costs more tokens.
 """
 
@@ -89,7 +89,7 @@ def _join(
     spans = []
     for turn in row:
         added, sampled = len(turn.prompt_ids), len(turn.sampled_ids)
-        counts = turn.id in trained
+        counts = turn.id in trained and turn.filtered is None and trajectory.filtered is None
         ids += turn.prompt_ids
         spans.append(Span(turn.id, len(ids), len(ids) + sampled, counts))
         ids += turn.sampled_ids

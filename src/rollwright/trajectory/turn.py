@@ -33,6 +33,8 @@ class StopReason(StrEnum):
     """The action limit of the rollout was reached."""
     MAX_LENGTH = "max_length"
     """No room was left in `sequence_length` for another turn."""
+    FILTERED = "filtered"
+    """A filter ended it at a turn that it caught."""
     ERROR = "error"
     """A failure at one boundary ended the attempt; `Trajectory.error` says which."""
     STALE = "stale"
@@ -122,6 +124,8 @@ class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     completion_tokens: int = 0
     outcome: Outcome | None = None
     """`None` until the environment has answered."""
+    filtered: str | None = None
+    """The filter that took it out of the loss; `None`: none did."""
     count: int = 1
     """How many siblings that came out the same it stands for."""
 

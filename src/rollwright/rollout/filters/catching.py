@@ -1,0 +1,144 @@
+"""What can be caught. Each test is its own definition; none depends on the order in which tests are applied."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollwright.trajectory import FinishReason, StopReason, Trajectory, Turn, leaves, path
+
+
+@dataclass(frozen=True)
+class VoidTurn:
+    """A turn that does nothing: no tool call that can be read, no final answer, no action, and nothing that ends the
+    episode. A call that was carried out and failed is not void."""
+
+    name = "void_turn"
+
+    def catches_turn(self, turn: Turn) -> bool:
+        outcome = turn.outcome
+        return (
+            outcome is not None and outcome.action is None and not (outcome.terminated or outcome.truncated)
+        )
+
+
+@dataclass(frozen=True)
+class FormatError:
+    """A turn whose answer does not have the format that was asked for, or names something that does not exist."""
+
+    name = "format_error"
+
+    def catches_turn(self, turn: Turn) -> bool:
+        return turn.outcome is not None and not turn.outcome.valid
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A turn whose text repeats itself: zlib makes it `ratio` times smaller or more."""
+
+    ratio: float = 10.0
+    shortest: int = 500
+    """Characters below which a text is not looked at: short texts compress badly whatever they say."""
+    name = "repetition"
+
+    def catches_turn(self, turn: Turn) -> bool:
+        if len(turn.text) < self.shortest:
+            return False
+        text = turn.text.encode()
+        return len(text) / len(zlib.compress(text)) >= self.ratio
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """A trajectory that was cut off: it ran out of room, or its last turn out of tokens.
+
+    As a penalty: with `limit` tokens in a path and `slack` before it, the share of the slack that the longest path
+    uses, times `cost`.
+    """
+
+    limit: int | None = None
+    slack: int = 0
+    cost: float = 1.0
+    name = "overlong"
+
+    def catches(self, trajectory: Trajectory) -> bool:
+        if self.limit is not None:
+            return self.penalty(trajectory) < 0
+        cut = any(trajectory.turns[leaf].finish is FinishReason.LENGTH for leaf in leaves(trajectory.turns))
+        return cut or trajectory.stop is StopReason.MAX_LENGTH
+
+    def penalty(self, trajectory: Trajectory) -> float:
+        if self.limit is None:
+            return 0.0
+        turns = trajectory.turns
+        longest = max(
+            (sum(turn.completion_tokens for turn in path(turns, leaf)) for leaf in leaves(turns)), default=0
+        )
+        over = longest - (self.limit - self.slack)
+        return -self.cost * min(1.0, max(0.0, over / max(self.slack, 1)))
+
+
+@dataclass(frozen=True)
+class NoTrainableToken:
+    """A trajectory in which nothing was sampled that could be trained on."""
+
+    name = "no_trainable_token"
+
+    def catches(self, trajectory: Trajectory) -> bool:
+        return trajectory.not_trainable is not None
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """A member of a group that sampled exactly the tokens of an earlier one."""
+
+    name = "duplicate"
+
+    def caught_members(self, group: Sequence[Trajectory]) -> list[int]:
+        seen: set[tuple[bytes, ...]] = set()
+        caught = []
+        for member, trajectory in enumerate(group):
+            sampled = tuple(turn.sampled_ids.tobytes() or turn.text.encode() for turn in trajectory.turns)
+            if sampled in seen:
+                caught.append(member)
+            seen.add(sampled)
+        return caught
+
+
+@dataclass(frozen=True)
+class ZeroVariance:
+    """A group whose members all have the same score: relative to the group, none is better. Groups of one, and trees
+    whose leaves differ, are kept."""
+
+    tolerance: float = 0.0
+    """Scores this close together count as the same."""
+    name = "zero_variance"
+
+    def catches_group(self, group: Sequence[Trajectory]) -> bool:
+        scores = [score for trajectory in group for score in leaf_scores(trajectory)]
+        return len(scores) > 1 and max(scores) - min(scores) <= self.tolerance
+
+
+@dataclass(frozen=True)
+class AccuracyBand:
+    """A group whose mean success is outside of `low` to `high`: too hard or too easy to learn from."""
+
+    low: float = 0.0
+    high: float = 1.0
+    name = "accuracy_band"
+
+    def catches_group(self, group: Sequence[Trajectory]) -> bool:
+        shares = [share for trajectory in group if (share := trajectory.success_share) is not None]
+        if not shares:
+            return False
+        return not self.low <= sum(shares) / len(shares) <= self.high
+
+
+def leaf_scores(trajectory: Trajectory) -> list[float]:
+    """Reward and penalty of every path; of a chain, its score."""
+    scores = []
+    for leaf in leaves(trajectory.turns):
+        outcomes = [turn.outcome for turn in path(trajectory.turns, leaf) if turn.outcome is not None]
+        scores.append(
+            trajectory.episode_reward + sum(outcome.reward + outcome.penalty for outcome in outcomes)
+        )
+    return scores or [trajectory.score]

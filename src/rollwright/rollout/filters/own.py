@@ -1,0 +1,47 @@
+"""A filter of one's own: a function that gets a complete group and gives the reason to leave it out, or `None`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from rollwright.errors import ConfigError, RollwrightError
+from rollwright.rollout.filters.base import Action, Filter
+from rollwright.rollout.filters.catching import ZeroVariance
+from rollwright.trajectory import Trajectory
+
+GroupFunction = Callable[[Sequence[Trajectory]], "str | None"]
+
+
+@dataclass(frozen=True)
+class OwnTest:
+    """Catches the groups that the function gives a reason for."""
+
+    name: str
+    function: GroupFunction
+
+    def catches_group(self, group: Sequence[Trajectory]) -> bool:
+        try:
+            return self.function(group) is not None
+        except Exception as error:
+            where = group[0].group_id if group else "without members"
+            raise RollwrightError(
+                f"group_filter: {self.name} raised {type(error).__name__} for group {where}: {error}"
+            ) from error
+
+
+def group_filter(name: str) -> Filter:
+    """`zero_variance`, or a user's own function as `module:function`."""
+    if name == ZeroVariance.name:
+        return Filter(ZeroVariance(), Action.DROP)
+    module, found, function = name.partition(":")
+    if not found:
+        raise ConfigError(
+            f"group_filter: unknown `{name}`; known: {ZeroVariance.name}, or module:function; see also `filters`"
+        )
+    try:
+        chosen = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"group_filter: `{name}` cannot be imported: {error}") from error
+    if not callable(chosen):
+        raise ConfigError(f"group_filter: `{name}` is a {type(chosen).__name__}, not a function")
+    return Filter(OwnTest(name, chosen), Action.DROP)

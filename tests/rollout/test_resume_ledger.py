@@ -1,0 +1,80 @@
+"""A stream that is gone on with counts what happened to every member of the groups handed out before."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from rollwright.policies.virtual_clock import run_virtual
+from rollwright.rollout import Gate, GroupBook, GroupRules, Place, RolloutContext, RolloutScheduler
+from rollwright.store.memory import MemoryStore
+from rollwright.workers import Worker, WorkerSettings
+
+Pause = Callable[..., Awaitable[float]]
+
+
+async def with_scheduler(
+    it: Any, store: MemoryStore, delivered: Any, experiment: Callable[[RolloutScheduler], Awaitable[Any]]
+) -> Any:
+    context = RolloutContext(store, it.role, lambda _: it.env(), Gate(1000), it.activity)
+    work = asyncio.create_task(Worker(context, "worker-0", WorkerSettings(it.manager.num_envs)).run())
+    scheduler = RolloutScheduler(
+        store, it.config, it.manager, lambda: it.policy.version, mode="train", delivered=delivered
+    )
+    try:
+        async with scheduler:
+            return await experiment(scheduler)
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+@pytest.mark.parametrize("redundancy", [0, 1])
+def test_failures_of_groups_that_were_handed_out_before_stay_counted(
+    lab: Any, pause: Pause, redundancy: int
+) -> None:
+    async def behave(env: Any) -> float:
+        playing = [rollout for rollout, session in env.lab.activity.sessions.items() if session._env is env]
+        if playing == ["lab.train-g0-m1"]:
+            raise RuntimeError("always")
+        return await pause(1.0)
+
+    def new_lab() -> Any:
+        manager = {"num_env_groups": 2, "group_size": 4, "group_size_redundancy": redundancy}
+        return lab(behave, manager=manager, limits={"max_attempts": 1})
+
+    async def run() -> None:
+        store = MemoryStore()
+        counts: dict[Place, int] = {}
+        reasons: dict[str, int] = {}
+
+        async def first(scheduler: RolloutScheduler) -> list[str]:
+            batch = await scheduler.get_batch(8)
+            await asyncio.sleep(10.0)  # what was cancelled has ended
+            counts.update(scheduler.ledger.counts)
+            reasons.update(scheduler.ledger.reasons)
+            return [group.group_id for group in batch.groups]
+
+        delivered = await with_scheduler(new_lab(), store, None, first)
+        assert counts[Place.FAILED] == 1
+        assert counts[Place.DELIVERED] == 8
+
+        async def second(scheduler: RolloutScheduler) -> None:
+            assert scheduler.ledger.counts == counts
+            assert scheduler.ledger.reasons == reasons
+
+        await with_scheduler(new_lab(), store, delivered, second)
+
+    run_virtual(run())
+
+
+def test_a_group_of_which_the_store_knows_nothing_more_counts_as_handed_out() -> None:
+    book = GroupBook(
+        GroupRules(group_size=2, redundancy=1), ["FrozenLake"], run_seed=0, mode="train", prefix="a"
+    )
+    book.open_group()
+    book.settle_as_delivered("a-g0")
+    assert book.ledger.counts[Place.DELIVERED] == 2
+    assert book.ledger.counts[Place.CANCELLED] == 1
+    assert book.open_groups == 0
