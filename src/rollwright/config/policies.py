@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from rollwright.config.base import Settings
+from rollwright.config.engines import LlamaCppPolicyConfig, SglangPolicyConfig, VllmPolicyConfig
+from rollwright.config.torch_policy import TorchPolicyConfig
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -70,6 +72,13 @@ class OpenAIPolicyConfig(Settings):
 
 
 PolicyConfig = Annotated[
-    RandomPolicyConfig | OraclePolicyConfig | SimulatedPolicyConfig | OpenAIPolicyConfig,
+    RandomPolicyConfig
+    | OraclePolicyConfig
+    | SimulatedPolicyConfig
+    | OpenAIPolicyConfig
+    | VllmPolicyConfig
+    | SglangPolicyConfig
+    | LlamaCppPolicyConfig
+    | TorchPolicyConfig,
     Field(discriminator="kind"),
 ]

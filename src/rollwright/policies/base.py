@@ -14,7 +14,16 @@ import msgspec
 
 from rollwright.draws import KeyPart
 from rollwright.errors import RollwrightError
-from rollwright.trajectory import FinishReason, Floats, Message, TokenIds, ToolCall, VersionRun, floats, token_ids
+from rollwright.trajectory import (
+    FinishReason,
+    Floats,
+    Message,
+    TokenIds,
+    ToolCall,
+    VersionRun,
+    floats,
+    token_ids,
+)
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

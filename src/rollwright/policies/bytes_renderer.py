@@ -39,7 +39,8 @@ class BytesRenderer:
         messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
     ) -> TokenIds:
-        closing = token_ids() if finish is FinishReason.STOP else token_ids([END])
+        ended = bool(sampled) and sampled[-1] == END
+        closing = token_ids() if ended else token_ids([END])
         return closing + self.open(messages)
 
     def parse(self, prompt: TokenIds, sampled: TokenIds, tools: Sequence[ToolSpec] = ()) -> Parsed:

@@ -58,6 +58,9 @@ def _arguments(options: ServerOptions) -> list[str]:
     arguments = []
     for field in fields(options):
         value = getattr(options, field.name)
+        if isinstance(value, bool):
+            arguments += [f"--{field.name.replace('_', '-')}"] * value
+            continue
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         arguments.append(f"--{field.name.replace('_', '-')}={text}")
     return arguments

@@ -5,6 +5,8 @@ What is true:
   success, failure or cancellation, gives its slot to the next at once.
 - What a call returns depends on its prompt's key alone (at temperature 0: on its content), never on how
   many others run. Only the version stamps depend on time.
+- New weights are a new version and take no time. `drain` waits for the calls in service and lets no other in;
+  `abort_and_resume` goes on in the middle of them; `restart_turn` begins them anew, and counts what they had.
 - It waits on asyncio's clock alone, so on a `VirtualClockLoop` hours of service take seconds.
 - `lower_bound()` never exceeds the time the work took: no scheduler could have been faster.
 
@@ -19,7 +21,16 @@ from typing import NamedTuple
 
 from rollwright.draws import generator
 from rollwright.errors import ConfigError
-from rollwright.policies.base import EngineError, Generation, Prompt, RateLimited, Sampling
+from rollwright.policies.base import (
+    Capabilities,
+    EngineError,
+    Generation,
+    Prompt,
+    RateLimited,
+    Sampling,
+    UpdateMode,
+    Weights,
+)
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.lengths import FixedLength, Lengths, filler_ids, filler_text
 from rollwright.policies.luck import draw_key, luck
@@ -60,6 +71,10 @@ class Usage:
     cancelled: int
     tokens: int
     """Of completed calls."""
+    restarted: int = 0
+    """Times that an update made a call begin anew."""
+    discarded_tokens: int = 0
+    """Thrown away by that."""
 
 
 class SimulatedEngine:
@@ -106,8 +121,12 @@ class SimulatedEngine:
         self._retry_after = retry_after
         self._bound = LowerBound(slots, track_episodes)
         self._versions = [VersionChange(float("-inf"), version)]
+        self._restarts: list[float] = []
+        """When calls in service had to begin anew."""
+        self._updating = asyncio.Lock()
         self._start: float | None = None
         self._requests = self._completed = self._failed = self._refused = self._cancelled = self._tokens = 0
+        self._restarted = self._discarded = 0
 
     @property
     def renderer(self) -> BytesRenderer:
@@ -124,6 +143,22 @@ class SimulatedEngine:
     def set_version(self, version: int) -> None:
         """From now on tokens are this version's, also in calls that are being served."""
         self._versions.append(VersionChange(asyncio.get_running_loop().time(), version))
+
+    async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
+        async with self._updating:
+            if mode is UpdateMode.DRAIN:
+                try:
+                    await self._slots.drain()
+                    self.set_version(weights.version)
+                finally:
+                    self._slots.let_go()
+                return
+            self.set_version(weights.version)
+            if mode is UpdateMode.RESTART_TURN:
+                self._restarts.append(asyncio.get_running_loop().time())
+
+    async def probe(self) -> Capabilities:
+        return Capabilities("simulated", token_ids=True, logprobs=True, update_modes=tuple(UpdateMode))
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         loop = asyncio.get_running_loop()
@@ -161,6 +196,8 @@ class SimulatedEngine:
             refused=self._refused,
             cancelled=self._cancelled,
             tokens=self._tokens,
+            restarted=self._restarted,
+            discarded_tokens=self._discarded,
         )
 
     def occupancy(self, since: Usage | None = None) -> float:
@@ -199,8 +236,18 @@ class SimulatedEngine:
 
         if self._failure_rate or self._hang_rate:
             await self._meet_fate(prompt, service, before)
-        start, first = loop.time(), len(self._versions) - 1
+        start, first, restarts = loop.time(), len(self._versions) - 1, len(self._restarts)
         await asyncio.sleep(service)
+        while restarts < len(self._restarts):  # found out at the end, because most calls meet none
+            moment = self._restarts[restarts]
+            restarts += 1
+            if moment < start + service:
+                made = int((moment - start - prefill) * self._speed + _ROUNDING)
+                self._restarted += 1
+                self._discarded += min(tokens, max(0, made))
+                start, first = moment, self._version_at(moment)
+            if restarts == len(self._restarts):
+                await asyncio.sleep(start + service - loop.time())
 
         text, ids, finish = limited(
             filler_text(filler) + answer, filler_ids(filler) + answer_ids, sampling.max_tokens
@@ -217,6 +264,10 @@ class SimulatedEngine:
             prompt_tokens=prompt_tokens,
             completion_tokens=tokens,
         )
+
+    def _version_at(self, time: float) -> int:
+        """The place of the change that was the last one at `time`."""
+        return max(place for place, change in enumerate(self._versions) if change.time <= time)
 
     async def _meet_fate(self, prompt: Prompt, service: float, before: float) -> None:
         fate = luck(*prompt.key, "fault", prompt.attempt)

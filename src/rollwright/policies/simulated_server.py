@@ -4,7 +4,8 @@
 
 prints the port it listens on, on loopback. It answers `/v1/chat/completions`, `/v1/completions`,
 `/v1/models`, `/health`, and `/stats` with what it has done so far. A completion is filler and then an action
-between answer tags; a token is a byte of UTF-8.
+between answer tags; a token is a byte of UTF-8. A prompt of token ids is answered with token ids, as vLLM does,
+and vLLM's endpoints for new weights are there too.
 
 What is true: luck is keyed by the seed and the number of the request, so a retry is a new draw; requests
 that are pipelined on one connection are answered in order; a raw protocol on uvloop keeps it far cheaper
@@ -17,7 +18,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import typer
@@ -27,17 +28,15 @@ from rollwright.errors import ConfigError
 from rollwright.policies.http_requests import Refused, Request, RequestReader
 from rollwright.policies.lengths import filler_text, lognormal
 from rollwright.policies.luck import luck
+from rollwright.policies.simulated_replies import CHAT, TEXT, Reply, completion, encode, error
+from rollwright.policies.simulated_vllm import CONTROL, SimulatedWeights
 from rollwright.policies.slots import Slots
-
-_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 
 _READ_AHEAD = 256 * 1024
 """Bytes of pipelined requests that are kept while one is served; beyond it the client has to wait."""
 
 _BACKLOG = 4096
 """Connections that may wait to be accepted: a benchmark opens thousands at once."""
-
-_REASONS = {200: "OK", 429: "Too Many Requests", 500: "Internal Server Error"}
 
 
 class Fault(StrEnum):
@@ -53,6 +52,8 @@ class Fault(StrEnum):
     """Closes the connection without a word."""
     HANG = "hang"
     """Takes a slot and never answers."""
+    WRONG_LOGPROBS = "wrong_logprobs"
+    """One log-probability fewer than tokens, where a prompt of token ids is answered."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,9 @@ class ServerOptions:
     truncate_rate: float = 0.0
     drop_rate: float = 0.0
     hang_rate: float = 0.0
+    wrong_logprobs_rate: float = 0.0
+    raw_logprobs: bool = False
+    """Log-probabilities are the model's own whatever the temperature, as vLLM's are by default."""
     retry_after: float = 1.0
     """Seconds in the `Retry-After` of a 429."""
     seed: int = 0
@@ -90,46 +94,6 @@ class ServerOptions:
         return {fault: getattr(self, f"{fault}_rate") for fault in Fault}
 
 
-class _Message(msgspec.Struct):
-    role: str
-    content: str
-
-
-class _Body(msgspec.Struct):
-    model: str = "simulated"
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    stream: bool = False
-
-
-class _ChatBody(_Body, kw_only=True):
-    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
-
-
-class _TextBody(_Body, kw_only=True):
-    prompt: str
-
-
-_decode_chat = msgspec.json.Decoder(_ChatBody).decode
-_decode_text = msgspec.json.Decoder(_TextBody).decode
-_encode = msgspec.json.Encoder().encode
-
-
-class Reply(NamedTuple):
-    status: int
-    body: bytes
-    headers: bytes = b""
-
-    def to_bytes(self, keep_alive: bool) -> bytes:
-        return b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b%b\r\n%b" % (
-            self.status,
-            _REASONS.get(self.status, "Refused").encode(),
-            len(self.body),
-            self.headers,
-            b"" if keep_alive else b"Connection: close\r\n",
-            self.body,
-        )
-
-
 class SimulatedServer:
     """All that the connections share."""
 
@@ -137,6 +101,7 @@ class SimulatedServer:
         self.options = options
         self.slots = Slots(options.slots) if options.slots else None
         self.outcomes: Counter[str] = Counter()
+        self.weights = SimulatedWeights()
         self._requests = 0
         self._rates = [(fault, rate) for fault, rate in options.rates.items() if rate > 0]
         filler = filler_text(options.filler)
@@ -168,12 +133,15 @@ class SimulatedServer:
             "/health": {"status": "ok"},
             "/v1/models": {"object": "list", "data": [{"id": "simulated", "object": "model"}]},
             "/stats": {"requests": self._requests, "outcomes": self.outcomes},
+            "/version": {"version": "simulated"},
+            "/weight_info": {"weight_version": self.weights.label},
         }
-        if request.path not in known and request.path not in (_CHAT, _TEXT):
-            return _error(404, f"there is no {request.path} here")
-        if request.method != "GET" or request.path in (_CHAT, _TEXT):
-            return _error(405, f"{request.path} does not take {request.method}")
-        return Reply(200, _encode(known[request.path]))
+        posted = (CHAT, TEXT, *CONTROL)
+        if request.path not in known and request.path not in posted:
+            return error(404, f"there is no {request.path} here")
+        if request.method != "GET" or request.path in posted:
+            return error(405, f"{request.path} does not take {request.method}")
+        return Reply(200, encode(known[request.path]))
 
 
 class Connection(asyncio.Protocol):
@@ -208,16 +176,22 @@ class Connection(asyncio.Protocol):
                     return
                 self._serve(request)
         except Refused as refusal:
-            self._send(_error(refusal.status, str(refusal)), keep_alive=False)
+            self._send(error(refusal.status, str(refusal)), keep_alive=False)
 
     def _serve(self, request: Request) -> None:
-        if request.method != "POST" or request.path not in (_CHAT, _TEXT):
+        if request.method == "POST" and request.path.partition("?")[0] in CONTROL:
+            self._task = asyncio.get_running_loop().create_task(self._change(request))
+            return
+        if request.method != "POST" or request.path not in (CHAT, TEXT):
             self._send(self._server.lookup(request), request.keep_alive)
             return
         number = self._server.count()
         fault, text = self._server.fate(number)
         if fault is Fault.RATE_LIMIT or (
-            fault is not Fault.HANG and not self._server.options.latency and self._server.slots is None
+            fault is not Fault.HANG
+            and not self._server.options.latency
+            and self._server.slots is None
+            and not self._server.weights.paused
         ):
             self._answer(request, number, fault, text)
         else:
@@ -226,24 +200,43 @@ class Connection(asyncio.Protocol):
             )
 
     async def _serve_slowly(self, request: Request, number: int, fault: Fault | None, text: str) -> None:
+        if fault is Fault.HANG:
+            await self._hang()
+        share = await self._server.weights.work(self._server.slots, self._server.seconds(number))
+        self._task = None
+        self._answer(request, number, fault, text, share)
+        self._go_on()
+
+    async def _hang(self) -> None:
+        """Until the client goes away."""
         slots = self._server.slots
         if slots is not None:
             await slots.acquire()
         try:
-            if fault is Fault.HANG:
-                self._server.outcomes[fault] += 1
-                await asyncio.get_running_loop().create_future()
-            await asyncio.sleep(self._server.seconds(number))
+            self._server.outcomes[Fault.HANG] += 1
+            await asyncio.get_running_loop().create_future()
         finally:
             if slots is not None:
                 slots.release()
+
+    async def _change(self, request: Request) -> None:
+        try:
+            reply = Reply(200, encode(await self._server.weights.change(request.path, request.body)))
+        except (ValueError, KeyError, TypeError, AttributeError) as mistake:
+            reply = error(400, f"{request.path}: not understood: {mistake}")
         self._task = None
-        self._answer(request, number, fault, text)
+        self._send(reply, request.keep_alive)
+        self._go_on()
+
+    def _go_on(self) -> None:
         self._transport.resume_reading()
         self._serve_buffered()
 
-    def _answer(self, request: Request, number: int, fault: Fault | None, text: str) -> None:
-        reply = _completion(request, number, text)
+    def _answer(
+        self, request: Request, number: int, fault: Fault | None, text: str, share: float = 1.0
+    ) -> None:
+        options, weights = self._server.options, self._server.weights
+        reply = completion(request, number, text, share, weights, options.raw_logprobs)
         if reply.status == 200 and fault is not None:
             self._server.outcomes[fault] += 1
             if fault is Fault.DROP:
@@ -260,51 +253,16 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-def _completion(request: Request, number: int, text: str) -> Reply:
-    """The answer to a good request, or the refusal of a bad one."""
-    chat = request.path == _CHAT
-    try:
-        body = _decode_chat(request.body) if chat else _decode_text(request.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return _error(400, f"the body is not a completion request: {error}")
-    if body.stream:
-        return _error(400, "streaming is not supported")
-    if isinstance(body, _ChatBody):
-        prompt_tokens = sum(len(message.content.encode()) for message in body.messages)
-    else:
-        prompt_tokens = len(body.prompt.encode())
-    tokens = text.encode()
-    finish = "stop"
-    if body.max_tokens is not None and body.max_tokens < len(tokens):
-        tokens = tokens[: body.max_tokens]
-        text = tokens.decode(errors="replace")
-        finish = "length"
-    said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-    answer = {
-        "id": f"simulated-{number}",
-        "object": "chat.completion" if chat else "text_completion",
-        "created": 0,
-        "model": body.model,
-        "choices": [{"index": 0, "finish_reason": finish, **said}],
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": len(tokens),
-            "total_tokens": prompt_tokens + len(tokens),
-        },
-    }
-    return Reply(200, _encode(answer))
-
-
 def _faulty(fault: Fault, reply: Reply, retry_after: float) -> Reply:
+    if fault is Fault.WRONG_LOGPROBS:
+        answer = msgspec.json.decode(reply.body)
+        answer["choices"][0].get("logprobs", {}).get("token_logprobs", [None]).pop()
+        return reply._replace(body=encode(answer))
     if fault is Fault.TRUNCATE:
         return reply._replace(body=reply.body[: len(reply.body) // 2])
     if fault is Fault.RATE_LIMIT:
-        return _error(429, "too many requests, as rate_limit_rate says", f"Retry-After: {retry_after:g}\r\n")
-    return _error(500, "an internal error, as error_rate says")
-
-
-def _error(status: int, message: str, headers: str = "") -> Reply:
-    return Reply(status, _encode({"error": {"message": message, "code": status}}), headers.encode())
+        return error(429, "too many requests, as rate_limit_rate says", f"Retry-After: {retry_after:g}\r\n")
+    return error(500, "an internal error, as error_rate says")
 
 
 async def serve(options: ServerOptions, until_stdin_closes: bool = False) -> None:
@@ -338,6 +296,8 @@ def main(
     truncate_rate: float = ServerOptions.truncate_rate,
     drop_rate: float = ServerOptions.drop_rate,
     hang_rate: float = ServerOptions.hang_rate,
+    wrong_logprobs_rate: float = ServerOptions.wrong_logprobs_rate,
+    raw_logprobs: Annotated[bool, typer.Option("--raw-logprobs")] = ServerOptions.raw_logprobs,
     retry_after: float = ServerOptions.retry_after,
     seed: int = ServerOptions.seed,
     until_stdin_closes: bool = False,
@@ -356,11 +316,13 @@ def main(
             truncate_rate=truncate_rate,
             drop_rate=drop_rate,
             hang_rate=hang_rate,
+            wrong_logprobs_rate=wrong_logprobs_rate,
+            raw_logprobs=raw_logprobs,
             retry_after=retry_after,
             seed=seed,
         )
-    except ConfigError as error:
-        typer.echo(error, err=True)
+    except ConfigError as mistake:
+        typer.echo(mistake, err=True)
         raise typer.Exit(2) from None
     if sys.platform == "win32":
         asyncio.run(serve(options, until_stdin_closes))

@@ -1,0 +1,206 @@
+"""Requests to an inference engine over HTTP: one pool of connections, one way to retry, one set of counters.
+
+What is true: a call ends with what the engine answered or with one `EngineError` that says where, after how
+many tries and why. In between, what may pass by itself (429, 5xx, time limits, broken bodies, broken
+connections) is retried as the `RetryPolicy` says, on asyncio's clock, and counted by cause. A cancelled call
+leaves no connection behind. Each event loop has a session of its own; waiting for a free connection is not
+counted against a request's time limit.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import aiohttp
+from yarl import URL
+
+from rollwright.draws import KeyPart, uniform
+from rollwright.errors import ConfigError
+from rollwright.policies.base import EngineError, RateLimited
+from rollwright.policies.openai_api import one_line, server_message
+from rollwright.policies.retry import Cause, RetryPolicy, retry_after_seconds, status_cause
+
+CONNECT_SECONDS = 10.0
+"""A host that does not answer a connection attempt for so long is not busy but gone."""
+
+KEEP_ALIVE_SECONDS = 4.0
+"""vLLM and SGLang (uvicorn) close idle connections after 5 s; letting go first avoids posting into a closing
+one."""
+
+_SKIPPED_HEADERS = ("Accept", "Accept-Encoding", "User-Agent")
+"""An engine needs none of them, and unpacking a compressed answer would cost more than it saves."""
+
+Made = TypeVar("Made")
+
+
+@dataclass
+class Counters:
+    """What happened so far."""
+
+    requests: int = 0
+    """Calls of `generate`, not tries."""
+    retries: Counter[Cause] = field(default_factory=Counter)
+    failures: Counter[Cause] = field(default_factory=Counter)
+    """Calls that ended with an error, by its last cause."""
+    prompt_tokens: int = 0
+    """As the engine counted them."""
+    completion_tokens: int = 0
+
+    @property
+    def pressure(self) -> int:
+        """How often the engine refused load or did not answer in time."""
+        causes = (Cause.RATE_LIMITED, Cause.TIMEOUT)
+        return sum(self.retries[cause] + self.failures[cause] for cause in causes)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why one try brought nothing."""
+
+    cause: Cause
+    detail: str
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True)
+class _Link:
+    """One event loop's way to the engine."""
+
+    session: aiohttp.ClientSession
+    free: asyncio.Semaphore
+
+
+class HttpCalls:
+    """See the module's docstring for what always holds."""
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        api_key_env: str | None = None,
+        request_timeout: float = 120.0,
+        retry: RetryPolicy | None = None,
+        max_connections: int = 4096,
+    ) -> None:
+        if request_timeout <= 0:
+            raise ConfigError(f"request_timeout: {request_timeout} is not a time; accepted: more than 0 s")
+        if max_connections < 1:
+            raise ConfigError(f"max_connections: {max_connections} is too few; accepted: 1 or more")
+        self.counters = Counters()
+        self._headers = {"Content-Type": "application/json"}
+        if (key := _key(api_key, api_key_env)) is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._retry = retry or RetryPolicy()
+        self._request_timeout = request_timeout
+        self._max_connections = max_connections
+        self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
+
+    async def repeat(
+        self, attempt: Callable[[], Awaitable[Made | Fault]], key: tuple[KeyPart, ...], where: URL | str
+    ) -> Made:
+        """What the first successful `attempt` made; raises when the retry policy gives up."""
+        tries = 1
+        while isinstance(made := await attempt(), Fault):
+            delay = self._retry.delay(tries, made.cause, made.retry_after, uniform(*key, "retry", tries))
+            if delay is None:
+                self.counters.failures[made.cause] += 1
+                raise engine_error(made, tries, where)
+            self.counters.retries[made.cause] += 1
+            await asyncio.sleep(delay)
+            tries += 1
+        return made
+
+    async def once(self, url: URL, body: bytes) -> bytes | Fault:
+        """The body of a 200 answer to one POST, when a connection is free for it."""
+        link = await self._link()
+        async with link.free:
+            return await self._send(link, "POST", url, body, self._request_timeout)
+
+    async def control(self, method: str, url: URL, body: bytes | None, seconds: float) -> bytes | Fault:
+        """One request that does not wait for a free connection: it may be what makes the others end."""
+        return await self._send(await self._link(), method, url, body, seconds)
+
+    async def close(self) -> None:
+        """Closes this event loop's connections, when no call is under way. A later call opens new ones."""
+        link = self._links.pop(asyncio.get_running_loop(), None)
+        if link is not None:
+            await link.session.close()
+        await self._drop_dead_links()
+
+    async def _send(
+        self, link: _Link, method: str, url: URL, body: bytes | None, seconds: float
+    ) -> bytes | Fault:
+        limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        try:
+            async with link.session.request(
+                method, url, data=body, allow_redirects=False, timeout=limit
+            ) as response:
+                raw = await response.read()
+        except TimeoutError as error:
+            if isinstance(error, aiohttp.ConnectionTimeoutError):
+                seconds = min(seconds, CONNECT_SECONDS)
+            return Fault(Cause.TIMEOUT, f"no answer within {seconds:g} s")
+        except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
+            return Fault(Cause.BROKEN_BODY, one_line(f"broken HTTP response: {error}"))
+        except (aiohttp.ClientError, OSError) as error:
+            return Fault(Cause.CONNECTION, one_line(str(error) or type(error).__name__))
+        if response.status != 200:
+            wait = retry_after_seconds(response.headers.get("Retry-After"))
+            detail = f"HTTP {response.status}: {server_message(raw) or response.reason}"
+            return Fault(status_cause(response.status), detail, wait)
+        return raw
+
+    async def _link(self) -> _Link:
+        loop = asyncio.get_running_loop()
+        link = self._links.get(loop)
+        if link is None:
+            link = self._links[loop] = _Link(
+                aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    headers=self._headers,
+                    skip_auto_headers=_SKIPPED_HEADERS,
+                ),
+                asyncio.Semaphore(self._max_connections),
+            )
+            await self._drop_dead_links()
+        return link
+
+    async def _drop_dead_links(self) -> None:
+        """Sessions whose event loop has ended without `close`; their sockets ended with it."""
+        for loop in [loop for loop in self._links if loop.is_closed()]:
+            await self._links.pop(loop).session.close()
+
+
+def engine_error(fault: Fault, tries: int, where: URL | str) -> EngineError:
+    message = f"{where}: {fault.detail} (after {tries} {'try' if tries == 1 else 'tries'})"
+    if fault.cause is Cause.RATE_LIMITED:
+        return RateLimited(message, fault.retry_after)
+    return EngineError(message)
+
+
+def endpoint(base_url: str, path: str, name: str = "base_url") -> URL:
+    """Where `path` is below `base_url`; raises a `ConfigError` that names the setting."""
+    try:
+        url = URL(base_url.rstrip("/") + path)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {base_url!r} is not a URL: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"{name}: {base_url!r} is not a URL like http://127.0.0.1:8000/v1")
+    if url.user is not None:
+        raise ConfigError(f"{name}: holds a user name or password; give the key in api_key or api_key_env")
+    return url
+
+
+def _key(api_key: str | None, api_key_env: str | None) -> str | None:
+    if api_key is not None and api_key_env is not None:
+        raise ConfigError("api_key and api_key_env: give one of them, not both")
+    key = api_key
+    if api_key_env is not None and not (key := os.environ.get(api_key_env, "").strip()):
+        raise ConfigError(f"api_key_env: the environment variable {api_key_env} is not set")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ConfigError("api_key: holds a character that no HTTP header can carry")
+    return key

@@ -1,0 +1,112 @@
+"""From a policy's configuration to the policy. Heavy libraries are imported for the kinds that need them alone."""
+
+from pathlib import Path
+from typing import Any
+
+from rollwright.config import (
+    OpenAIPolicyConfig,
+    OraclePolicyConfig,
+    PolicyConfig,
+    RandomPolicyConfig,
+    SimulatedPolicyConfig,
+)
+from rollwright.config.engines import (
+    EnginePolicyConfig,
+    LlamaCppPolicyConfig,
+    SglangPolicyConfig,
+    VllmPolicyConfig,
+)
+from rollwright.config.rendering import RendererConfig
+from rollwright.config.torch_policy import TorchPolicyConfig
+from rollwright.errors import ConfigError
+from rollwright.policies.base import Policy, Renderer
+from rollwright.policies.lengths import LogNormalLength
+from rollwright.policies.openai import OpenAIPolicy
+from rollwright.policies.players import OraclePlayer, RandomPlayer, SkilledPlayer
+from rollwright.policies.retry import RetryPolicy
+from rollwright.policies.simulated import SimulatedEngine
+
+
+def build_policy(config: PolicyConfig) -> Policy:
+    match config:
+        case RandomPolicyConfig():
+            return RandomPlayer()
+        case OraclePolicyConfig():
+            return OraclePlayer()
+        case SimulatedPolicyConfig():
+            return SimulatedEngine(
+                slots=config.slots,
+                tokens_per_second=config.tokens_per_second,
+                lengths=LogNormalLength(config.mean_tokens, config.spread),
+                player=SkilledPlayer(config.skill),
+                failure_rate=config.failure_rate,
+                hang_rate=config.hang_rate,
+                max_queue=config.max_queue,
+                track_episodes=False,
+            )
+        case OpenAIPolicyConfig():
+            return OpenAIPolicy(
+                base_url=config.base_url,
+                model=config.model,
+                api=config.api,
+                api_key_env=config.api_key_env,
+                request_timeout=config.request_timeout,
+                retry=RetryPolicy(max_retries=config.max_retries),
+                max_connections=config.max_connections,
+                extra_body=config.extra_body,
+            )
+        case VllmPolicyConfig() | SglangPolicyConfig() | LlamaCppPolicyConfig():
+            return _engine(config)
+        case TorchPolicyConfig():
+            return _in_process(config)
+
+
+def _engine(config: VllmPolicyConfig | SglangPolicyConfig | LlamaCppPolicyConfig) -> Policy:
+    from rollwright.policies.engines import LlamaCppPolicy, SglangPolicy, VllmPolicy
+
+    renderer, settings = _renderer(config.renderer), _engine_settings(config)
+    match config:
+        case VllmPolicyConfig():
+            return VllmPolicy(
+                config.base_urls, config.model, renderer, extra_body=config.extra_body, **settings
+            )
+        case SglangPolicyConfig():
+            return SglangPolicy(config.base_urls, renderer, **settings)
+        case LlamaCppPolicyConfig():
+            return LlamaCppPolicy(config.base_urls, renderer, **settings)
+
+
+def _engine_settings(config: EnginePolicyConfig) -> dict[str, Any]:
+    return {
+        "api_key_env": config.api_key_env,
+        "request_timeout": config.request_timeout,
+        "retry": RetryPolicy(max_retries=config.max_retries),
+        "max_connections": config.max_connections,
+        "outage_patience": config.outage_patience,
+        "vocabulary_size": config.vocabulary_size,
+        "seeded": config.seeded,
+    }
+
+
+def _renderer(config: RendererConfig) -> Renderer:
+    from rollwright.models.loading import resolve
+    from rollwright.policies.rendering import load_tokenizer, make_renderer
+
+    return make_renderer(load_tokenizer(Path(resolve(config.tokenizer))), config.name, **config.options)
+
+
+def _in_process(config: TorchPolicyConfig) -> Policy:
+    try:
+        from rollwright.policies.torch import load_policy
+    except ImportError as error:
+        raise ConfigError(f"policy.kind torch needs {error.name}; install rollwright[train]") from error
+    return load_policy(
+        config.model,
+        config.renderer,
+        dtype=config.dtype,
+        device=config.device,
+        threads=config.threads,
+        max_batch=config.max_batch,
+        batch_invariant=config.batch_invariant,
+        prefix_cache_mb=config.prefix_cache_mb,
+    )
