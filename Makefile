@@ -5,12 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := src tests bench examples docs
 
-.PHONY: demo test lint typecheck unit bench docs clean
+TORCH := torch==2.13.0
+
+.PHONY: demo test lint typecheck unit test-engines bench base-model docs clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]" $(TORCH)
 	touch $@
 
 demo: $(READY)
@@ -28,8 +31,15 @@ typecheck: $(READY)
 unit: $(READY)
 	$(BIN)/pytest
 
+test-engines: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python bench/vllm_server.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines
+
 bench: $(READY)
 	$(BIN)/python bench/run_all.py
+
+base-model: $(READY)
+	$(BIN)/python models/make_base_model.py
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py

@@ -22,7 +22,7 @@ MAY_KNOW = {
     "policies": {"trajectory", "models"},
     "agents": {"trajectory", "envs", "policies"},
     "store": {"trajectory"},
-    "rollout": {"trajectory", "config", "envs", "policies", "agents", "store"},
+    "rollout": {"trajectory", "config", "envs", "policies", "agents", "store", "gateway"},
     "workers": {"rollout", "store"},
     "gateway": {"trajectory", "policies", "agents", "store"},
     "training": {"trajectory", "policies", "models", "rollout"},

@@ -184,7 +184,7 @@ async def test_a_policy_that_speaks_text_gets_the_whole_conversation_and_is_not_
         "assistant",
         "user",
     ]
-    assert trajectory.not_trainable == "the engine returned no token ids, only text"
+    assert trajectory.not_trainable == "the engine returned no exact token ids and log-probabilities"
     assert trajectory.sampled_tokens == 36
 
 

@@ -229,7 +229,7 @@ def test_text_without_ids_is_not_trainable_and_says_why() -> None:
     trajectory = chain(1)
     assert trajectory.not_trainable is None
     trajectory.turns[0] = Turn(id=0, after=None, extends=None, text="hi", exact=False)
-    assert trajectory.not_trainable == "the engine returned no token ids, only text"
+    assert trajectory.not_trainable == "the engine returned no exact token ids and log-probabilities"
 
 
 def test_bytes_are_read_as_small_integers_not_as_machine_words() -> None:

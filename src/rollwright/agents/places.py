@@ -20,10 +20,12 @@ _ROOT = 0
 class Place:
     """One call's."""
 
-    __slots__ = ("_waiters", "before", "children", "depth", "name", "number", "settled", "turn_id")
+    __slots__ = ("_waiters", "before", "children", "depth", "name", "number", "rank", "settled", "turn_id")
 
     def __init__(self, before: "Place | None", rank: int, number: int) -> None:
         self.before = before
+        self.rank = rank
+        """Among those behind the same place."""
         self.number = number
         """In the order of asking."""
         self.name: int = digest(_ROOT if before is None else before.name, rank)
@@ -94,8 +96,17 @@ class PlaceTree:
 
     def settle(self, place: Place) -> None:
         place.settle()
-        if place.turn_id is None and self._tail is place:
+        if place.turn_id is None:
+            self._forget(place)
+
+    def _forget(self, place: Place) -> None:
+        """A call that failed gives its place back, so that the same call made again stands where it stood."""
+        if self._tail is place:
             self._tail = place.before
+        if place.before is None:
+            self._roots -= self._roots == place.rank + 1
+        else:
+            place.before.children -= place.before.children == place.rank + 1
 
     def order(self) -> Sequence[int] | None:
         """Turn ids such that each branch stands together, in the order asked for; `None`: they do already."""

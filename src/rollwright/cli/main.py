@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rollwright import __version__
-from rollwright.cli import envs, export, play, queue, run, show, workers
+from rollwright.cli import envs, export, gateway, model, play, queue, run, show, train, workers
 from rollwright.errors import RollwrightError
 
 app = typer.Typer(
@@ -43,11 +43,14 @@ def options(
 
 app.command("run")(run.run)
 app.command("resume")(run.resume)
+app.command("train")(train.train)
 app.command("worker")(workers.worker)
 app.command("serve")(workers.serve)
 app.command("enqueue")(queue.enqueue)
 app.command("ps")(queue.ps)
 app.command("cancel")(queue.cancel)
+app.command("gateway")(gateway.gateway)
+app.add_typer(model.app, name="model")
 app.command("envs")(envs.envs)
 app.command("play")(play.play)
 app.command("show")(show.show)

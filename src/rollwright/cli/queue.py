@@ -18,7 +18,7 @@ from rollwright.errors import RollwrightError
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.store.contract import Store
 from rollwright.store.opening import open_store
-from rollwright.store.records import EnqueueRequest, RolloutConfig, RolloutStatus
+from rollwright.store.records import EnqueueRequest, RolloutConfig, RolloutStatus, Worker, WorkerStatus
 
 OPEN = [RolloutStatus.QUEUING, RolloutStatus.PREPARING, RolloutStatus.RUNNING, RolloutStatus.REQUEUING]
 
@@ -33,9 +33,10 @@ def enqueue(
     priority: Annotated[int, typer.Option(help="Higher is taken first.")] = 0,
 ) -> None:
     """Put rollouts in a store, for workers to play: tasks for a function of one's own, or episodes."""
+    source = "standard input" if str(tasks) == "-" else str(tasks)
     text = typer.get_text_stream("stdin").read() if str(tasks) == "-" else _read(tasks)
     inputs = [
-        _parsed(tasks, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()
+        _parsed(source, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()
     ]
     settings = load(config) if config else None
     rules = RolloutConfig(max_attempts=max_attempts)
@@ -51,11 +52,11 @@ def _read(file: Path) -> str:
         raise RollwrightError(f"{file}: cannot be read: {error}") from error
 
 
-def _parsed(file: Path, number: int, line: str) -> Any:
+def _parsed(source: str, number: int, line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise RollwrightError(f"{file}, line {number}: is not JSON: {error.msg}") from error
+        raise RollwrightError(f"{source}, line {number}: is not JSON: {error.msg}") from error
 
 
 async def _enqueue(
@@ -107,13 +108,21 @@ async def _workers(store: Store) -> Table:
         table.add_column(name)
     for worker in await store.query_workers():
         stats = worker.heartbeat_stats
-        phases = " · ".join(
-            f"{stats[phase]} {phase}" for phase in ("engine", "environment", "store") if stats.get(phase)
-        )
-        waiting = stats.get("waiting") or phases or "–"
-        figures = [str(stats.get(key, "–")) for key in ("inflight", "turns", "tokens")]
-        table.add_row(worker.worker_id, str(worker.status), figures[0], str(waiting), figures[1], figures[2])
+        playing, turns, tokens = (str(stats.get(key, "–")) for key in ("inflight", "turns", "tokens"))
+        if worker.status is not WorkerStatus.BUSY:
+            playing = "–"  # what it told last, it may have told before it died
+        table.add_row(worker.worker_id, str(worker.status), playing, _waits_for(worker), turns, tokens)
     return table
+
+
+def _waits_for(worker: Worker) -> str:
+    stats = worker.heartbeat_stats
+    if worker.status is WorkerStatus.UNKNOWN:
+        return "not heard of lately"
+    phases = [f"{stats[phase]} {phase}" for phase in ("engine", "environment", "store") if stats.get(phase)]
+    if worker.status is WorkerStatus.IDLE:
+        phases = ["rollouts"]
+    return str(stats.get("waiting") or " · ".join(phases) or "–")
 
 
 async def _rollouts(store: Store, limit: int) -> Table:

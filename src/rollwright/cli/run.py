@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.live import LiveView
-from rollwright.cli.tables import ledger_table, result_table
+from rollwright.cli.tables import capability_line, ledger_table, result_table
 from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
 from rollwright.rollout.filters import Catches
@@ -137,8 +138,11 @@ async def execute(
     interrupted = False
     failure: Exception | None = None
     try:
-        async with running, LiveView(running, screen, enabled=live):
-            await _collect(running, folder, progress)
+        async with running:
+            if running.capabilities is not None:
+                screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
+            async with LiveView(running, screen, enabled=live):
+                await _collect(running, folder, progress)
     except asyncio.CancelledError:
         interrupted = True
         if (task := asyncio.current_task()) is not None:
@@ -221,4 +225,5 @@ async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[s
         "reasons": reasons,
         "filters": {name: asdict(catch) for name, catch in catches.by_filter.items()},
         "activity": activity_row(run.activity),
+        "engine": None if run.capabilities is None else msgspec.to_builtins(run.capabilities),
     }

@@ -6,6 +6,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from rollwright.policies.base import Capabilities
+
 
 def result_table(summary: Mapping[str, Any]) -> Table:
     """Results by mode and tag, with chance and perfect play beside them."""
@@ -30,6 +32,15 @@ def result_table(summary: Mapping[str, Any]) -> Table:
             f"{row['tokens']:.0f}",
         )
     return table
+
+
+def capability_line(can: Capabilities) -> str:
+    """What the engine can do, and whether its trajectories may be trained on."""
+    model = f", model {can.model}" if can.model else ""
+    if not can.trainable:
+        return f"[yellow]engine:[/] {can.engine}{model}: not trainable, {can.missing}"
+    modes = ", ".join(can.update_modes) or "none"
+    return f"engine: {can.engine}{model}: token ids and log-probabilities; weight updates: {modes}"
 
 
 def ledger_table(summary: Mapping[str, Any]) -> Table:

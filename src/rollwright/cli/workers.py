@@ -76,7 +76,7 @@ def worker(
 def serve(
     store: StoreOption,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8700,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8700,
     socket_path: Annotated[
         Path | None, typer.Option("--socket", help="Unix socket instead of a port.")
     ] = None,
@@ -86,12 +86,13 @@ def serve(
 
 
 async def _serve(address: str, host: str, port: int, path: Path | None, screen: Console) -> None:
-    from rollwright.store.http.server import serve as serve_store
+    from rollwright.store.http.server import StoreServer
 
     store = await open_store(address)
     try:
-        where = path or f"{host}:{port}"
-        screen.print(f"serving {address} at {where}", highlight=False, soft_wrap=True)
-        await serve_store(store, host, port, os.environ.get(TOKEN_VARIABLE), path=path)
+        token = os.environ.get(TOKEN_VARIABLE)
+        server = StoreServer(store, host=host, port=port, path=path, token=token, handle_signals=True)
+        screen.print(f"serving {address} at {server.url}", highlight=False, soft_wrap=True)
+        await server.run()
     finally:
         await store.close()

@@ -15,13 +15,17 @@ from rollwright.config.policies import (
     SimulatedPolicyConfig,
 )
 from rollwright.config.run import AgentConfig, HistoryConfig, LimitsConfig, RunConfig, SamplingConfig
+from rollwright.config.training import AdvantageConfig, LoraConfig, LossConfig, TrainingConfig
 
 __all__ = [
+    "AdvantageConfig",
     "AgentConfig",
     "CustomEnvConfig",
     "EnvManagerConfig",
     "HistoryConfig",
     "LimitsConfig",
+    "LoraConfig",
+    "LossConfig",
     "OpenAIPolicyConfig",
     "OraclePolicyConfig",
     "PolicyConfig",
@@ -30,6 +34,7 @@ __all__ = [
     "SamplingConfig",
     "SimulatedPolicyConfig",
     "TrainEnvManagerConfig",
+    "TrainingConfig",
     "ValEnvManagerConfig",
     "build",
     "dump",

@@ -7,6 +7,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 from rollwright.config.base import Settings
 from rollwright.config.env_managers import CustomEnvConfig, TrainEnvManagerConfig, ValEnvManagerConfig
 from rollwright.config.policies import PolicyConfig, SimulatedPolicyConfig
+from rollwright.config.strategy import ChainStrategyConfig, StrategyConfig
+from rollwright.config.training import TrainingConfig
 
 
 class SamplingConfig(Settings):
@@ -96,7 +98,10 @@ class RunConfig(Settings):
     """Who plays."""
     sampling: SamplingConfig = SamplingConfig()
     agent: AgentConfig = AgentConfig()
+    strategy: StrategyConfig = ChainStrategyConfig()
+    """How training episodes are played."""
     limits: LimitsConfig = LimitsConfig()
+    training: TrainingConfig | None = None
     train_env_manager: TrainEnvManagerConfig | None = None
     val_env_manager: ValEnvManagerConfig | None = None
     custom_envs: dict[str, CustomEnvConfig] = Field(default_factory=dict)
@@ -110,8 +115,6 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _fits(self) -> "RunConfig":
         train = self.train_env_manager
-        if train is None and self.val_env_manager is None:
-            raise ValueError("train_env_manager: nothing to play; give this, val_env_manager, or both")
         if (
             train is not None
             and self.rollout_batch_size is not None

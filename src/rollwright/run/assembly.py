@@ -1,4 +1,4 @@
-"""From a configuration to the objects it names. The only place that knows both sides."""
+"""From a configuration to how episodes are played. This box alone knows both sides."""
 
 import math
 from dataclasses import replace
@@ -9,54 +9,15 @@ import rollwright.envs.registry as registry
 from rollwright.agents import ChatAgent, History, HistoryMode
 from rollwright.config import (
     CustomEnvConfig,
-    OpenAIPolicyConfig,
-    OraclePolicyConfig,
-    PolicyConfig,
-    RandomPolicyConfig,
     RunConfig,
-    SimulatedPolicyConfig,
 )
 from rollwright.envs.base import Env, Prompts
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Policy, Sampling
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.openai import OpenAIPolicy
-from rollwright.policies.players import OraclePlayer, RandomPlayer, SkilledPlayer
-from rollwright.policies.retry import RetryPolicy
-from rollwright.policies.simulated import SimulatedEngine
+from rollwright.policies.base import Sampling
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits
+from rollwright.rollout.filters import build_filters
 from rollwright.rollout.function import AgentFunction
 from rollwright.run.strategies import build_strategy
-
-
-def build_policy(config: PolicyConfig) -> Policy:
-    match config:
-        case RandomPolicyConfig():
-            return RandomPlayer()
-        case OraclePolicyConfig():
-            return OraclePlayer()
-        case SimulatedPolicyConfig():
-            return SimulatedEngine(
-                slots=config.slots,
-                tokens_per_second=config.tokens_per_second,
-                lengths=LogNormalLength(config.mean_tokens, config.spread),
-                player=SkilledPlayer(config.skill),
-                failure_rate=config.failure_rate,
-                hang_rate=config.hang_rate,
-                max_queue=config.max_queue,
-                track_episodes=False,
-            )
-        case OpenAIPolicyConfig():
-            return OpenAIPolicy(
-                base_url=config.base_url,
-                model=config.model,
-                api=config.api,
-                api_key_env=config.api_key_env,
-                request_timeout=config.request_timeout,
-                retry=RetryPolicy(max_retries=config.max_retries),
-                max_connections=config.max_connections,
-                extra_body=config.extra_body,
-            )
 
 
 class SettingsTable:
@@ -67,14 +28,15 @@ class SettingsTable:
         for tag in config.tags:
             train = _settings(config, tag)
             greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
-            self._settings["train", tag] = train
+            stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
+            self._settings["train", tag] = replace(train, filters=stopping)
             self._settings["val", tag] = replace(train, sampling=greedy, max_staleness=None, strategy=CHAIN)
 
     def __call__(self, episode: Episode) -> EpisodeSettings:
         try:
             return self._settings[episode.mode, episode.tag]
         except KeyError:
-            known = ", ".join(sorted({tag for _, tag in self._settings}))
+            known = ", ".join(sorted({tag for _, tag in self._settings})) or "no environments"
             raise ConfigError(f"tag `{episode.tag}` is not part of this run; it plays {known}") from None
 
 

@@ -24,8 +24,9 @@ class Baseline:
 
 
 async def baseline(tag: str, seeds: Sequence[int], run_seed: int, table: SettingsTable) -> Baseline:
-    """Plays these levels, at most `EPISODES` of them, with the oracle once and at random as often as fits."""
-    levels = sorted(seeds[:EPISODES])  # their order is that of finishing, which is not the same each time
+    """Plays these levels with the oracle once and at random as often as fits; of more than `EPISODES`, those with the
+    smallest seeds, so that the choice does not depend on the order in which they were finished."""
+    levels = sorted(set(seeds))[:EPISODES]
     often = levels * max(1, EPISODES // max(len(levels), 1))
     return Baseline(
         levels=len(levels),

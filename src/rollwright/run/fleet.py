@@ -2,8 +2,8 @@
 
 Always true: a worker that dies takes nothing with it but its generations in flight, because the store gives its
 rollouts to another when their lease ends. Every life of a worker has an id of its own, which no other run in the same
-store has. Workers that keep dying right after their start end the run with their last words, instead of being started
-for ever.
+store has. Workers that keep dying or being lost right after their start end the run with what is known of the last one,
+instead of being started for ever.
 """
 
 import asyncio
@@ -25,6 +25,9 @@ STOP_SECONDS = 45.0
 SHORT_LIFE = 5.0
 """A worker that dies sooner than this after its start is likely to die again."""
 MOST_SHORT_LIVES = 3
+MOST_LOSSES = 10
+"""Rounds of starts in a row of which every worker was lost without a word. Each round takes some seconds, so this is
+well beyond the time in which a cluster still places workers on a node that is dead."""
 
 
 class Fleet(ABC):
@@ -43,6 +46,7 @@ class Fleet(ABC):
         self._stopping: set[asyncio.Task[None]] = set()
         self._started = 0
         self._short_lives = 0
+        self._losses = 0
 
     async def run(self) -> None:
         """Keeps the right number of workers alive until it is cancelled."""
@@ -90,6 +94,16 @@ class Fleet(ABC):
         if self._short_lives >= MOST_SHORT_LIVES:
             raise RollwrightError(
                 f"{self._short_lives} {self.kind} workers in a row died at their start; the last said: {last_words}"
+            )
+
+    def _count_loss(self, what_happened: str, *, short: bool, new_round: bool) -> None:
+        """A worker ended without a word of its own, as it does with its machine; those of one round count once."""
+        self._activity.dead_workers += 1
+        self._losses = self._losses + new_round if short else 0
+        if self._losses >= MOST_LOSSES:
+            raise RollwrightError(
+                f"{self.kind} workers were lost at their start {self._losses} times in a row; "
+                f"the last time: {what_happened}"
             )
 
     def _let_go(self, name: str) -> None:

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.base import Policy
+from rollwright.policies.base import Capabilities, Policy, Probed
 from rollwright.rollout import Activity, Batch, Gate, Role, RolloutContext, RolloutScheduler
 from rollwright.rollout.capacity import START
 from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.episode import read_episode
-from rollwright.rollout.filters import group_filter
-from rollwright.run.assembly import SettingsTable, build_policy, make_env
+from rollwright.rollout.filters import build_filters
+from rollwright.run.assembly import SettingsTable, make_env
 from rollwright.run.fleet import Fleet
 from rollwright.run.garbage import rare_collections
 from rollwright.run.playbook import CONFIG_KEY
+from rollwright.run.policies import build_policy
 from rollwright.run.process_fleet import ProcessFleet
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
@@ -65,13 +66,17 @@ class LocalRun:
         """
         if policy is not None and (processes is not None or ray is not None):
             raise ConfigError("policy: workers of their own processes make their own, from the configuration")
+        if not config.tags:
+            raise ConfigError("train_env_manager: nothing to play; give this, val_env_manager, or both")
         self.config = config
         self.settings = SettingsTable(config)
         for manager in self._managers():
-            group_filter(manager.group_filter)  # a wrong one shows here, before anything is written
+            build_filters(manager)  # a wrong one shows here, before anything is written
         self.policy = policy or build_policy(config.policy)
         self.activity = Activity()
         self.gate = Gate(config.max_inflight or START)
+        self.capabilities: Capabilities | None = None
+        """What the engine says it can do; `None` before the start, and for a policy that has no engine to ask."""
         self.schedulers: list[RolloutScheduler] = []
         """The training stream, where there is one, then one for each validation so far."""
         self.on_finished = on_finished
@@ -105,6 +110,8 @@ class LocalRun:
     async def _start(self) -> None:
         self._stack.enter_context(rare_collections())
         self._stack.push_async_callback(self.policy.close)
+        if isinstance(self.policy, Probed):
+            self.capabilities = await self.policy.probe()
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)

@@ -8,7 +8,8 @@ from rollwright.errors import ConfigError
 from rollwright.policies.base import Policy
 from rollwright.rollout import AgentFunction, Role
 from rollwright.rollout.episode import read_episode
-from rollwright.run.assembly import SettingsTable, build_policy, function_settings
+from rollwright.run.assembly import SettingsTable, function_settings
+from rollwright.run.policies import build_policy
 from rollwright.store.contract import Store
 from rollwright.store.records import AttemptedRollout
 

@@ -2,7 +2,8 @@
 
 Always true: the store's lease decides who holds a rollout, not Ray. Ray notices a dead node only after a while, and an
 actor it takes for dead may still act: by then others have the rollouts, and what the late one reports is refused.
-Lost actors are replaced for as long as the run lasts; only a failure that an actor reports itself counts as its death.
+Lost actors are replaced for as long as some live longer than a moment; three that fail by their own account right
+after their start end the run sooner.
 Only where the store is and how to work goes through Ray; episodes go through the store.
 """
 
@@ -128,6 +129,8 @@ class RayFleet(Fleet):
     async def _bury_the_dead(self, now: float) -> None:
         for name, life in list(self._lives.items()):
             if not life.work.done():
+                if life.began is not None and now - life.began >= SHORT_LIFE:
+                    self._losses = 0  # the cluster can hold a worker
                 continue
             del self._lives[name]
             ray.kill(life.actor)  # its worker has ended; the process around it may be left
@@ -135,12 +138,13 @@ class RayFleet(Fleet):
             if error is not None and not isinstance(error, RayError):
                 raise error
             words = _last_words(error)
+            short = life.began is None or now - life.began < SHORT_LIFE
             if words is None:
                 logger.warning("%s was lost: %s", name, _last_line(error))
-                self._activity.dead_workers += 1
+                self._count_loss(_last_line(error), short=short, new_round=now >= self._paused_until)
                 self._paused_until = now + PAUSE_SECONDS
             else:
-                self._count_death(words, short=life.began is None or now - life.began < SHORT_LIFE)
+                self._count_death(words, short=short)
 
     async def _stop(self, name: str) -> None:
         """One that was not started yet holds nothing."""

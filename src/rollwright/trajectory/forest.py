@@ -123,7 +123,7 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
         if self.error is not None:
             return f"{self.error.boundary} failure: {self.error.kind}"
         if any(not turn.exact for turn in self.turns):
-            return "the engine returned no token ids, only text"
+            return "the engine returned no exact token ids and log-probabilities"
         if not any(turn.sampled_ids for turn in self.turns):
             return "no token was sampled"
         return None

@@ -37,7 +37,7 @@ def library() -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"the renderers package is needed and cannot be imported ({error}): "
-            "install rollwright with the extra `rendering`"
+            "install rollwright with the extra `engines`"
         ) from error
 
 

@@ -34,7 +34,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         from transformers import AutoTokenizer
     except ImportError:
         raise ConfigError(
-            "a tokenizer needs transformers: install rollwright with the extra `rendering`"
+            "a tokenizer needs transformers: install rollwright with the extra `engines`"
         ) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)

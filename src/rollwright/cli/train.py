@@ -1,0 +1,142 @@
+"""`rollwright train`: trains a model on the episodes that it plays, and leaves everything in one run folder."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from rollwright.cli.console import console
+from rollwright.cli.event_loop import run_async
+from rollwright.cli.run import summary_of
+from rollwright.cli.tables import ledger_table
+from rollwright.cli.training_view import TrainingView, training_table, validation_table
+from rollwright.config import RunConfig, build, load
+from rollwright.errors import ConfigError
+from rollwright.observe.statistics import batch_row
+from rollwright.rollout.episode import level_seed
+from rollwright.run.assembly import SettingsTable
+from rollwright.run.baselines import Baseline, baseline
+from rollwright.run.folder import CONFIG, RunFolder, RunReader
+from rollwright.run.training_run import TrainingRun
+
+
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML file with a `training` part.", show_default=False)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings that win over the file: key.path=value …", show_default=False),
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(
+            help="Train on the batches that this run has recorded, without an engine.", show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with this run folder.", show_default=False)
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = Path("runs"),
+    store: Annotated[
+        str | None, typer.Option(help="Where rollouts are kept. Default: in the run folder.")
+    ] = None,
+    live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
+) -> None:
+    """Train as CONFIG says. Ctrl-C ends cleanly, and a crash costs nothing but time: `--resume RUN` goes on."""
+    changes = list(overrides or [])
+    if config is not None and "=" in str(config) and not config.is_file():
+        changes.insert(0, str(config))  # without a file, the first setting stands in its place
+        config = None
+    if resume is not None:
+        if config is not None or changes or from_run is not None:
+            raise ConfigError("--resume: a run goes on with its own settings; give nothing else to train on")
+        go_on(resume, store=store, live=live)
+        return
+    settings = _settings(config, changes, from_run)
+    TrainingRun.check(settings)  # what is wrong shows before anything is written
+    folder, settings = RunFolder.create(runs, settings)
+    _train(settings, folder, resume=False, store=store, live=live)
+
+
+def go_on(run: Path, *, store: str | None = None, live: bool = True) -> None:
+    """The rest of a training run that stopped anywhere."""
+    settings = RunReader(run).config
+    _train(settings, RunFolder.reopen(run), resume=True, store=store, live=live)
+
+
+def _settings(config: Path | None, changes: list[str], from_run: Path | None) -> RunConfig:
+    if from_run is None:
+        if config is None:
+            raise ConfigError("CONFIG: is needed, unless --from-run or --resume names a run")
+        return load(config, changes)
+    changes = [*changes, f"training.from_run={from_run}"]
+    if config is not None:
+        return load(config, changes)
+    RunReader(from_run)  # says in one line when this is no run folder
+    file = from_run / CONFIG
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return build({**content, "training": content.get("training") or {}}, changes, source=str(file))
+
+
+def _train(settings: RunConfig, folder: RunFolder, *, resume: bool, store: str | None, live: bool) -> None:
+    run = TrainingRun(settings, folder, resume=resume, store=folder.store_address(store), row=batch_row)
+    if run_async(execute(run, console(), live=live))["interrupted"]:
+        raise typer.Exit(130)
+
+
+async def execute(run: TrainingRun, screen: Console, *, live: bool = True) -> dict[str, Any]:
+    """Trains to the end; returns the summary, which is also in the run folder."""
+    started = time.monotonic()
+    interrupted = False
+    failure: Exception | None = None
+    summary: dict[str, Any] = {"name": run.config.name}
+    try:
+        async with TrainingView(run, screen, enabled=live):
+            await run.run()
+    except asyncio.CancelledError:
+        interrupted = True
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+    except Exception as error:
+        failure = error
+        raise
+    finally:
+        seconds = time.monotonic() - started
+        if run.local is not None:
+            summary |= await summary_of(run.local, run.folder, seconds)
+        summary |= {"seconds": round(seconds, 3), "training": run.summary(), "interrupted": interrupted}
+        summary["error"] = str(failure) if failure is not None else None
+        run.folder.finish(summary)
+    _show(run, summary, screen, await _chance_and_perfection(run))
+    return summary
+
+
+def _show(run: TrainingRun, summary: dict[str, Any], screen: Console, beside: dict[str, Baseline]) -> None:
+    if run.validations:
+        screen.print(validation_table(run.validations, beside))
+    screen.print(training_table(summary))
+    if run.local is not None:
+        screen.print(ledger_table(summary))
+    if summary["interrupted"]:
+        screen.print(
+            f"[yellow]interrupted:[/] go on with `rollwright train --resume {run.folder.path}`",
+            highlight=False,
+        )
+    screen.print(f"results: {run.folder.path}", soft_wrap=True, highlight=False)
+
+
+async def _chance_and_perfection(run: TrainingRun) -> dict[str, Baseline]:
+    """What the random and the perfect player reach on the validation levels, by tag."""
+    manager = run.config.val_env_manager
+    if manager is None or not run.validations:
+        return {}
+    levels: dict[str, list[int]] = {}
+    for index, tag in enumerate(manager.slot_tags()):
+        levels.setdefault(tag, []).append(level_seed(run.config.seed, "val", index))
+    table = SettingsTable(run.config)
+    return {tag: await baseline(tag, seeds, run.config.seed, table) for tag, seeds in levels.items()}

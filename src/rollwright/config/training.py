@@ -1,0 +1,107 @@
+"""How a run's batches become new weights."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+
+from rollwright.config.base import Settings
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class AdvantageConfig(Settings):
+    """How much better than expected a turn was. A plain name will do: `advantage: rloo`."""
+
+    name: str = "grpo"
+    """`grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `gigpo`, `agent_wise` or `tree`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that advantage, for example `std: false`."""
+
+
+class LossConfig(Settings):
+    """The clipped policy-gradient loss and what may be added to it."""
+
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """Whether every token weighs the same, every rollout, or a token of every rollout the same (Dr. GRPO)."""
+    constant_length: PositiveInt = 1024
+    """Tokens that a rollout is divided by; for `constant`."""
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """The ratio of probabilities counts down to one minus this."""
+    clip_high: NonNegativeFloat = 0.2
+    """The ratio counts up to one plus this."""
+    ratio: Literal["engine", "proximal"] = "engine"
+    """What the new probability is compared with: what the engine sampled with, or the trainer's own before the step,
+    with the engine's in a weight that is cut at `truncation`."""
+    truncation: Annotated[float, Field(ge=1)] = 2.0
+    """Most that this weight may be; for `proximal`."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """Weight of the divergence from the base model."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Weight of the entropy, which is then driven up."""
+
+
+class LoraConfig(Settings):
+    """Low-rank adapters instead of all weights."""
+
+    rank: PositiveInt = 16
+    """Of the adapters."""
+    alpha: PositiveInt = 32
+    """An adapter's product is scaled by `alpha / rank`."""
+    modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Which layers get one, by the end of their names."""
+
+
+class TrainingConfig(Settings):
+    """`rollwright train`: one step for each batch, `max_steps` of them."""
+
+    model: str | None = None
+    """Folder of the base model, as transformers saves it, or the name of a fetched one. Unset: the policy's own."""
+    from_run: str | None = None
+    """Folder of a recorded run: its batches are trained on, in their order, and nothing is played."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    view: Literal["paths", "turns"] = "paths"
+    """One row for each token sequence, or one for each turn, which costs more tokens and gives the same loss."""
+    loss: LossConfig = LossConfig()
+    lora: LoraConfig | None = None
+    learning_rate: NonNegativeFloat = 1e-5
+    """After the warm-up it stays."""
+    warmup_updates: NonNegativeInt = 0
+    """Optimiser updates over which the learning rate grows from 0."""
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """Of AdamW."""
+    weight_decay: NonNegativeFloat = 0.0
+    """On matrices only."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Longer gradients are cut to it."""
+    epochs: PositiveInt = 1
+    """Passes over each batch."""
+    mini_batches: PositiveInt = 1
+    """Optimiser updates in each pass."""
+    tokens_per_micro_batch: PositiveInt = 2048
+    """Tokens that go through the model at once, padding included; memory grows with it."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of activations."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the trainer computes."""
+    max_logprob_gap: PositiveFloat = 0.5
+    """Mean difference, in nats, between the engine's log-probabilities and the trainer's above which a batch is not
+    trained on."""
+    max_skips_in_a_row: PositiveInt = 3
+    """Steps without an update, for a reason that means trouble, after which training stops."""
+    update_mode: Literal["drain", "abort_and_resume", "restart_turn"] = "abort_and_resume"
+    """What happens to the calls in flight when new weights arrive: they finish first, go on under the new weights, or
+    begin anew."""
+    hand_over: Literal["auto", "tensors", "folder"] = "auto"
+    """How weights reach the policy: in memory, or as a folder with a checksum. `auto`: in memory where it is in this
+    process."""
+    checkpoint_steps: PositiveInt = 10
+    """Steps between checkpoints. A run that is killed does the steps since the last one again, from its record."""
+    keep_checkpoints: PositiveInt = 2
+    """Older ones are removed."""
+    writers: list[Literal["jsonl", "tensorboard", "wandb"]] = Field(default_factory=lambda: ["jsonl"])
+    """Where the figures of each step go, beside the run's own files."""
+
+    @field_validator("advantage", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value

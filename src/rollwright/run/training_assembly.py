@@ -1,0 +1,108 @@
+"""From a configuration to the trainer that it describes. Importing it imports no torch; making a trainer does."""
+
+from typing import TYPE_CHECKING, Any
+
+from rollwright.config import RunConfig, TrainingConfig
+from rollwright.errors import ConfigError
+from rollwright.policies.base import Policy, Updatable
+from rollwright.training.advantages import Advantage, make_advantage
+from rollwright.training.settings import Aggregation, LoraSettings, LossSettings, Ratio, TrainerSettings
+
+if TYPE_CHECKING:
+    from rollwright.training.trainer import Trainer
+
+
+IN_PROCESS = "torch"
+"""The kind of policy whose model is in this process: it has the base model, and takes weights in memory."""
+
+
+def in_process(config: RunConfig) -> bool:
+    kind: str = config.policy.kind
+    return kind == IN_PROCESS
+
+
+def training_of(config: RunConfig) -> TrainingConfig:
+    """The configuration's training part, or one line that says what is missing."""
+    training = config.training
+    if training is None:
+        raise ConfigError("training: is not set; `training: {}` trains with every default")
+    if training.from_run is None and config.train_env_manager is None:
+        raise ConfigError("train_env_manager: is not set, so there is nothing to train on")
+    if config.sampling.top_p != 1:
+        raise ConfigError(
+            f"sampling.top_p: {config.sampling.top_p:g} cuts the distribution that is trained; only 1 is accepted"
+        )
+    return training
+
+
+def model_name(config: RunConfig) -> str:
+    """Which base model is trained."""
+    training = config.training
+    if training is not None and training.model is not None:
+        return training.model
+    if in_process(config):
+        return str(getattr(config.policy, "model", None))
+    raise ConfigError(
+        f"training.model: is needed, because a policy of kind `{config.policy.kind}` has no model in this process"
+    )
+
+
+def make_training_advantage(training: TrainingConfig) -> Advantage:
+    return make_advantage(training.advantage.name, **training.advantage.options)
+
+
+def trainer_settings(config: RunConfig) -> TrainerSettings:
+    training = training_of(config)
+    loss, lora = training.loss, training.lora
+    return TrainerSettings(
+        learning_rate=training.learning_rate,
+        betas=training.betas,
+        weight_decay=training.weight_decay,
+        warmup_updates=training.warmup_updates,
+        max_grad_norm=training.max_grad_norm,
+        tokens_per_micro_batch=training.tokens_per_micro_batch,
+        epochs=training.epochs,
+        mini_batches=training.mini_batches,
+        temperature=config.sampling.temperature,
+        loss=LossSettings(
+            aggregation=Aggregation(loss.aggregation),
+            constant_length=loss.constant_length,
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+            ratio=Ratio(loss.ratio),
+            truncation=loss.truncation,
+            kl_coefficient=loss.kl_coefficient,
+            entropy_coefficient=loss.entropy_coefficient,
+        ),
+        lora=None if lora is None else LoraSettings(lora.rank, lora.alpha, _modules(lora.modules)),
+        dtype=training.dtype,
+        device=training.device,
+        seed=config.seed,
+        max_logprob_gap=training.max_logprob_gap,
+        max_skips_in_a_row=training.max_skips_in_a_row,
+    )
+
+
+def _modules(modules: Any) -> Any:
+    return modules if modules == "all-linear" else tuple(modules)
+
+
+def make_trainer(config: RunConfig) -> "Trainer":
+    """Loads the base model; takes seconds to minutes."""
+    try:
+        from rollwright.training.trainer import Trainer
+    except ImportError as error:
+        raise ConfigError(f"training needs {error.name}; install rollwright[train]") from error
+    from rollwright.models import load_model
+
+    return Trainer(load_model(model_name(config)), trainer_settings(config))
+
+
+def updatable(policy: Policy, kind: str) -> Updatable:
+    """The policy as something that takes weights."""
+    if not isinstance(policy, Updatable):
+        raise ConfigError(
+            f"policy.kind: `{kind}` takes no new weights, so it cannot be trained; "
+            "use `torch`, or an engine that loads weights, such as `vllm`"
+        )
+    return policy

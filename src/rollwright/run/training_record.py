@@ -1,0 +1,100 @@
+"""The record of a training run: which batches were handed over, in which order, with all their trajectories.
+
+Always true: a batch stands in `metrics.jsonl` before it is trained on, and its trajectories are on disk before it
+does. So the record is never behind the trainer, and whatever the trainer did can be done again from it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from rollwright.errors import FormatError
+from rollwright.rollout import Batch
+from rollwright.rollout.filters import Catches, build_filters, judge, judge_group
+from rollwright.run.folder import TRAJECTORIES, RunReader
+from rollwright.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class RecordedBatch:
+    """One batch as it was handed over."""
+
+    row: Mapping[str, Any]
+    """Its line in `metrics.jsonl`."""
+    groups: Sequence[Sequence[Trajectory]]
+    """In the order of the batch, members in theirs."""
+
+
+def plain_row(mode: str, step: int, seconds: float, batch: Batch) -> dict[str, Any]:
+    """What a batch's line must have; whoever keeps more figures may add them."""
+    trajectories = batch.trajectories
+    return {
+        "mode": mode,
+        "step": step,
+        "seconds": round(seconds, 3),
+        "version": batch.version,
+        "trajectories": len(trajectories),
+        "groups": [group.group_id for group in batch.groups],
+        "reward": sum(each.reward for each in trajectories) / len(trajectories) if trajectories else None,
+    }
+
+
+def training_rows(reader: RunReader) -> list[dict[str, Any]]:
+    """The lines of the training batches, in the order they were handed over."""
+    rows = [row for row in reader.metrics() if row["mode"] == "train"]
+    for step, row in enumerate(rows):
+        if row["step"] != step:
+            raise FormatError(f"{reader.path}: its record has step {row['step']} where {step} is expected")
+    return rows
+
+
+def recorded_batches(reader: RunReader, rows: Iterable[Mapping[str, Any]]) -> Iterator[RecordedBatch]:
+    """The batches of these lines. The log of trajectories is read once, as far as each batch needs it.
+
+    It holds every trajectory as it was played; the run's filters, which are pure, make of it what was handed over.
+    """
+    rows = list(rows)
+    manager = reader.config.train_env_manager
+    filters = () if manager is None else build_filters(manager)
+    catches = Catches()
+    wanted = {group for row in rows for group in row["groups"]}
+    found: dict[str, list[Trajectory]] = {}
+    left = reader.trajectories()
+    for row in rows:
+        while sum(len(found.get(group, ())) for group in row["groups"]) < row["trajectories"]:
+            trajectory = next(left, None)
+            if trajectory is None:
+                raise FormatError(
+                    f"{reader.path}: the batch of step {row['step']} names trajectories that {TRAJECTORIES} lacks"
+                )
+            if trajectory.group_id in wanted:
+                judged = judge(filters, trajectory, catches)
+                if judged.dropped is None:
+                    found.setdefault(trajectory.group_id, []).append(judged.trajectory)
+        groups = [sorted(found.pop(group), key=_member) for group in row["groups"]]
+        yield RecordedBatch(row, [judge_group(filters, group, catches)[0] for group in groups])
+
+
+def _member(trajectory: Trajectory) -> int:
+    return int(trajectory.rollout_id.rpartition("-m")[2])
+
+
+def position(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Where in the record a checkpoint stands: what is kept with it, and compared when it is read."""
+    groups = [group for row in rows for group in row["groups"]]
+    return {
+        "step": len(rows),
+        "groups": len(groups),
+        "digest": sha256("\n".join(groups).encode()).hexdigest(),
+    }
+
+
+def check_position(kept: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], where: str) -> int:
+    """The step that a checkpoint stands at; a `FormatError` where the record is not the one it was made with."""
+    step = kept.get("step")
+    if not isinstance(step, int) or dict(kept) != position(rows[:step]):
+        raise FormatError(
+            f"{where}: the batches that this checkpoint was trained on are not those of the record"
+        )
+    return step

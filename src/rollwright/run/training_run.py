@@ -1,0 +1,366 @@
+"""A training run: rollouts, a trainer in a thread of its own, and new weights back to the policy.
+
+Always true: kill it at any moment and start it again, and every batch that was handed over has been trained on
+once, in the same order, to the same weights. The record of the batches (`training_record`) is the truth; a
+checkpoint says how much of it the weights contain, and the rest is done again from recorded trajectories before any
+episode goes on. So no episode is ever continued by older weights than it was begun with.
+"""
+
+import asyncio
+import os
+import shutil
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rollwright.config import RunConfig
+from rollwright.errors import ConfigError
+from rollwright.policies.base import Policy, UpdateMode
+from rollwright.rollout import Batch
+from rollwright.run.folder import METRICS, TRAJECTORIES, RunFolder, RunReader
+from rollwright.run.local import LocalRun
+from rollwright.run.policies import build_policy
+from rollwright.run.training_assembly import (
+    in_process,
+    make_trainer,
+    make_training_advantage,
+    model_name,
+    trainer_settings,
+    training_of,
+    updatable,
+)
+from rollwright.run.training_record import (
+    RecordedBatch,
+    check_position,
+    plain_row,
+    position,
+    recorded_batches,
+    training_rows,
+)
+from rollwright.training.advantages import left_out
+from rollwright.training.metrics import Metrics
+from rollwright.training.pipeline import Cadence, LengthBias, Pipeline, Stages
+from rollwright.training.report import StepReport
+from rollwright.training.rows import build_rows
+from rollwright.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rollwright.training.trainer import Trainer
+
+FIGURES, CHECKPOINTS, WEIGHTS, MODEL = "training", "checkpoints", "weights", "model"
+"""Folders of a run: figures of every step, the trainer's states, weights on their way to an engine, the result."""
+
+KEPT_WEIGHTS = 2
+"""Folders of weights that stay: what the engine has, and what it is being given."""
+
+Row = Callable[[str, int, float, Batch], dict[str, Any]]
+"""Makes a batch's line: `(mode, step, seconds, batch)`."""
+Result = TypeVar("Result")
+
+
+class TrainingRun:
+    """`await TrainingRun(config, folder).run()`; its figures can be looked at meanwhile."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        *,
+        resume: bool = False,
+        policy: Policy | None = None,
+        store: str | None = None,
+        row: Row = plain_row,
+    ) -> None:
+        """`resume`: go on with a folder that was reopened. `store`: where its rollouts are, if not in memory."""
+        self.check(config)
+        self.config = config
+        self.training = training_of(config)
+        self.folder = folder
+        self.local: LocalRun | None = None
+        """The rollouts; `None` before they begin, and when recorded ones are trained on."""
+        self.bias = LengthBias()
+        self.staleness: Counter[int] = Counter()
+        """Trained tokens by how many versions old they were at hand-over."""
+        self.left_out: Counter[str] = Counter()
+        """Trajectories of batches that gave no row, by reason."""
+        self.report: StepReport | None = None
+        """Of the last step."""
+        self.checksum: str | None = None
+        """Of the final weights, once they are there."""
+        self.validations: list[dict[str, Any]] = []
+        """Step, reward and success of each validation so far."""
+        self._advantage = make_training_advantage(self.training)
+        self._source = None if self.training.from_run is None else RunReader(Path(self.training.from_run))
+        self._recorded: Iterator[RecordedBatch] = iter(())
+        """Batches of `from_run` that are left."""
+        self._policy = None if self._source else policy or build_policy(config.policy)
+        if self._policy is not None:
+            updatable(self._policy, config.policy.kind)
+        self._resume = resume
+        self._store = store
+        self._row = row
+        self._rows: list[Mapping[str, Any]] = []
+        """The record so far."""
+        self._trainer: Trainer | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self._metrics: Metrics | None = None
+        self.pipeline: Pipeline[Any] = Pipeline(self._cadence(), self._stages())
+
+    @staticmethod
+    def check(config: RunConfig) -> None:
+        """Raises what is wrong with the settings, before anything is written or loaded."""
+        training = training_of(config)
+        make_training_advantage(training)
+        trainer_settings(config)
+        model_name(config)
+        if training.from_run is not None:
+            RunReader(Path(training.from_run))
+
+    @property
+    def trainer(self) -> "Trainer":
+        if self._trainer is None:
+            raise ConfigError("trainer: is made when the run begins")
+        return self._trainer
+
+    async def run(self) -> None:
+        """Trains until `max_steps`; then `model` in the run's folder is the result."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self._close)
+            stack.push_async_callback(asyncio.to_thread, self._thread.shutdown)
+            validated = await self._prepare()
+            if self._policy is not None:
+                self.local = await stack.enter_async_context(await self._begin_rollouts(self._policy))
+            await self.pipeline.run(validated)
+            self.checksum = (await self._in_thread(self._export_result)).checksum
+
+    def summary(self) -> dict[str, Any]:
+        """What the run came to, so far."""
+        trainer = self._trainer
+        return {
+            "steps": self.pipeline.done,
+            "version": trainer.version if trainer else None,
+            "weights": self.checksum,
+            "skipped": dict(trainer.skipped) if trainer else {},
+            "left_out": dict(self.left_out),
+            "time": self.pipeline.split.row(),
+            "staleness": {str(age): count for age, count in sorted(self.staleness.items())},
+            "length_bias": self.bias.row(),
+            "validations": self.validations,
+        }
+
+    def _cadence(self) -> Cadence:
+        config = self.config
+        return Cadence(
+            steps=config.max_steps
+            if self._source is None
+            else min(config.max_steps, len(self._source_rows())),
+            validation=config.val_env_manager is not None and self._source is None,
+            eval_steps=config.eval_steps,
+            checkpoint_steps=self.training.checkpoint_steps,
+        )
+
+    def _stages(self) -> Stages[Any]:
+        live = self._source is None
+        return Stages(
+            get_batch=self._next_batch if live else self._next_recorded,
+            record=self._record if live else self._record_again,
+            train=lambda step, batch: self._train(step, _groups(batch)),
+            update=self._update,
+            evaluate=self._evaluate,
+            checkpoint=self._checkpoint,
+        )
+
+    # -- before the first new batch
+
+    async def _prepare(self) -> set[int]:
+        """Makes the trainer and brings it to the end of the record; gives the validations that are done."""
+        self._trainer = await self._in_thread(make_trainer, self.config)
+        reader = RunReader(self.folder.path)
+        self._rows = list(training_rows(reader)) if self._resume else []
+        start = await self._in_thread(self._restore) if self._resume else 0
+        self._metrics = Metrics(
+            self.folder.path / FIGURES, self.training.writers, resume_at=start if self._resume else None
+        )
+        played = {row["step"]: row for row in reader.metrics() if row["mode"] == "val"}
+        for done, row in played.items():
+            self._note_validation(done, row, write=done >= start)
+        self._remember_lengths(reader)
+        self.pipeline.done = start
+        for batch in recorded_batches(self._source or reader, self._rows[start:]):
+            await self._train(self.pipeline.done, batch.groups)
+            self.pipeline.done += 1
+            if self.pipeline.cadence.checkpoints(self.pipeline.done):
+                await self._checkpoint(self.pipeline.done)
+        if self._source is not None:
+            self._recorded = recorded_batches(self._source, self._source_rows()[self.pipeline.done :])
+        return set(played)
+
+    def _restore(self) -> int:
+        """The step that the last checkpoint stands at; 0 without one."""
+        saved = _numbered(self.folder.path / CHECKPOINTS)
+        if not saved:
+            return 0
+        extra = self.trainer.restore(saved[-1])
+        return check_position(extra["record"], self._rows, str(saved[-1]))
+
+    def _remember_lengths(self, reader: RunReader) -> None:
+        if self._rows and self._source is None:
+            trained = {group for row in self._rows for group in row["groups"]}
+            for trajectory in reader.trajectories():
+                self._count_generated(trajectory)
+                if trajectory.group_id in trained:
+                    self.bias.add_trained([trajectory.sampled_tokens])
+
+    async def _begin_rollouts(self, policy: Policy) -> LocalRun:
+        """The policy has the trainer's weights before the first token is sampled."""
+        try:
+            await self._give_weights(policy)
+            delivered = [group for row in self._rows for group in row["groups"]] if self._resume else None
+            return LocalRun(
+                self.config,
+                policy=policy,
+                store=self._store,
+                delivered=delivered,
+                on_finished=self._on_finished,
+                on_failed=self.folder.add_failure,
+            )
+        except BaseException:
+            await policy.close()
+            raise
+
+    # -- the stages of the loop
+
+    async def _next_batch(self) -> Batch:
+        assert self.local is not None
+        return await self.local.get_batch()
+
+    async def _next_recorded(self) -> RecordedBatch:
+        return next(self._recorded)
+
+    def _record(self, step: int, batch: Batch, seconds: float) -> None:
+        row = self._row("train", step, seconds, batch)
+        self.folder.add_metrics(row)
+        self._rows.append(row)
+        self.bias.add_trained([each.sampled_tokens for each in batch.trajectories])
+
+    def _record_again(self, step: int, batch: RecordedBatch, seconds: float) -> None:
+        self.folder.add_metrics(batch.row)
+        self._rows.append(batch.row)
+
+    async def _train(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> None:
+        report = await self._in_thread(self._step, groups)
+        self.report = report
+        self.staleness.update(report.staleness)
+        figures = report.figures()
+        figures |= {f"time/{name}": seconds for name, seconds in self.pipeline.split.row().items()}
+        figures |= {f"length/{name}": value for name, value in self.bias.row().items() if value is not None}
+        figures |= {f"left_out/{reason}": count for reason, count in self.left_out.items()}
+        assert self._metrics is not None
+        self._metrics.write(step, figures)
+
+    def _step(self, groups: Sequence[Sequence[Trajectory]]) -> StepReport:
+        self.left_out.update(left_out(groups))
+        return self.trainer.step(build_rows(groups, self._advantage, view=self.training.view))
+
+    async def _update(self) -> None:
+        policy = self._policy
+        if policy is not None and policy.version != self.trainer.version:  # a step may have been skipped
+            await self._give_weights(policy)
+
+    async def _give_weights(self, policy: Policy) -> None:
+        in_memory = self.training.hand_over == "tensors"
+        if self.training.hand_over == "auto":
+            in_memory = in_process(self.config)
+        if in_memory:
+            weights = await self._in_thread(self.trainer.weights)
+        else:
+            place = self.folder.path / WEIGHTS / f"{self.trainer.version:06d}"
+            weights = await self._in_thread(self.trainer.export, place)
+        await updatable(policy, self.config.policy.kind).update_weights(
+            weights, UpdateMode(self.training.update_mode)
+        )
+        _keep_last(self.folder.path / WEIGHTS, KEPT_WEIGHTS)
+
+    async def _evaluate(self, done: int) -> None:
+        assert self.local is not None
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        batch = await self.local.evaluate(done)
+        judged = [each.success for each in batch.trajectories if each.success is not None]
+        row = self._row("val", done, clock() - began, batch)
+        row["success"] = sum(judged) / len(judged) if judged else None
+        self.folder.add_metrics(row)
+        self._note_validation(done, row)
+
+    def _note_validation(self, done: int, row: Mapping[str, Any], *, write: bool = True) -> None:
+        figures = {name: row[name] for name in ("reward", "success") if row.get(name) is not None}
+        self.validations.append({"step": done, **figures})
+        if write and self._metrics is not None:
+            self._metrics.write(done, {f"val/{name}": value for name, value in figures.items()})
+
+    async def _checkpoint(self, done: int) -> None:
+        place = self.folder.path / CHECKPOINTS
+        await self._in_thread(self._save, place / f"{done:06d}", position(self._rows[:done]))
+        _keep_last(place, self.training.keep_checkpoints)
+
+    def _save(self, place: Path, stands_at: Mapping[str, Any]) -> None:
+        for name in (TRAJECTORIES, METRICS):  # the record is on the disk before a checkpoint refers to it
+            _flush_to_disk(self.folder.path / name)
+        self.trainer.save(place, {"record": stands_at})
+
+    # -- what the rollouts and the end leave behind
+
+    def _on_finished(self, rollout_id: str, encoded: bytes) -> None:
+        self.folder.add_trajectory(rollout_id, encoded)
+        self._count_generated(Trajectory.from_bytes(encoded))
+
+    def _count_generated(self, trajectory: Trajectory) -> None:
+        if trajectory.group_id.startswith(f"{self.config.name}.train-"):
+            self.bias.add_generated(trajectory.sampled_tokens)
+
+    def _export_result(self) -> Any:
+        place = self.folder.path / MODEL
+        weights = self.trainer.export(place)
+        base = Path(model_name(self.config))
+        for file in sorted(base.glob("*token*")) if base.is_dir() else ():
+            shutil.copy(file, place)
+        return weights
+
+    def _source_rows(self) -> list[dict[str, Any]]:
+        assert self._source is not None
+        return training_rows(self._source)
+
+    def _in_thread(self, call: Callable[..., Result], *arguments: Any) -> Awaitable[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    def _close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+
+
+def _groups(batch: Batch | RecordedBatch) -> Sequence[Sequence[Trajectory]]:
+    if isinstance(batch, RecordedBatch):
+        return batch.groups
+    return [group.trajectories for group in batch.groups]
+
+
+def _numbered(place: Path) -> list[Path]:
+    """The folders in it that are named by a number, the highest last."""
+    found = [each for each in place.iterdir() if each.name.isdigit()] if place.is_dir() else []
+    return sorted(found, key=lambda each: int(each.name))
+
+
+def _keep_last(place: Path, count: int) -> None:
+    for old in _numbered(place)[:-count]:
+        shutil.rmtree(old)
+
+
+def _flush_to_disk(file: Path) -> None:
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,132 @@
+"""The gradient of a batch's loss, gathered micro-batch by micro-batch.
+
+It does not depend on how the rows are cut into micro-batches: each token's coefficient is fixed for the whole batch
+before the first of them. Nothing here changes a weight.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rollwright.training.losses import TokenLosses, k3, token_coefficients, token_losses
+from rollwright.training.micro_batches import MicroBatch, PackedRow, collate, plan
+from rollwright.training.model import TrainedModel
+from rollwright.training.settings import LossSettings
+
+
+@dataclass(frozen=True)
+class BeforeStep:
+    """Log-probabilities that stay as they are during a step, by row; `None` where they are not needed."""
+
+    proximal: Sequence[Tensor] | None = None
+    """The trainer's own before its first update."""
+    reference: Sequence[Tensor] | None = None
+    """The base model's."""
+
+
+NOTHING_BEFORE = BeforeStep()
+
+
+@dataclass
+class Tally:
+    """Sums over what went through the model."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    """Trained ones."""
+    computed: int = 0
+    """All, without padding."""
+    padded: int = 0
+    """All, with padding."""
+    micro_batches: int = 0
+    ratio_max: float = 0.0
+    gap_max: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    """Over the trained tokens."""
+
+    def mean(self, name: str) -> float:
+        return self.sums.get(name, 0.0) / self.tokens if self.tokens else 0.0
+
+    def add(
+        self, batch: MicroBatch, computed: int, loss: Tensor, terms: TokenLosses, new: Tensor, entropy: Tensor
+    ) -> None:
+        gap = (new.detach() - batch.engine).abs()
+        named = {
+            "entropy": entropy.detach().sum(),
+            "ratio": terms.ratios.sum(),
+            "clipped": terms.clipped.sum(),
+            "gap": gap.sum(),
+            "gap_k3": k3(batch.engine, new.detach()).sum(),
+        }
+        if terms.divergence is not None:
+            named["divergence"] = terms.divergence.sum()
+        peaks = [loss.detach(), terms.ratios.max(), gap.max()]
+        # One transfer from the device for all figures.
+        numbers = torch.stack([each.float() for each in (*peaks, *named.values())]).tolist()
+        self.loss += numbers[0]
+        self.ratio_max = max(self.ratio_max, numbers[1])
+        self.gap_max = max(self.gap_max, numbers[2])
+        for name, number in zip(named, numbers[3:], strict=True):
+            self.sums[name] = self.sums.get(name, 0.0) + number
+        self.tokens += len(batch.targets)
+        self.computed += computed
+        self.padded += batch.tokens
+        self.micro_batches += 1
+
+
+def add_gradients(
+    model: TrainedModel,
+    rows: Sequence[PackedRow],
+    settings: LossSettings,
+    *,
+    tokens_per_micro_batch: int,
+    before: BeforeStep = NOTHING_BEFORE,
+) -> Tally:
+    """Adds the gradient of the loss of `rows` to the model's parameters.
+
+    A row without any advantage is part of what the loss is divided by, and is not computed where it has no gradient.
+    """
+    coefficients = token_coefficients(rows, settings)
+    moving = [place for place, row in enumerate(rows) if not settings.only_advantages or row.advantages.any()]
+    tally = Tally()
+    for chosen in plan([rows[place].length for place in moving], tokens_per_micro_batch):
+        places = [moving[each] for each in chosen]
+        batch = collate(rows, places, model.device)
+        new, entropy = model.logprobs(batch, entropy_gradient=settings.entropy_coefficient > 0)
+        terms = token_losses(
+            new,
+            batch.engine,
+            batch.advantages,
+            settings,
+            proximal=_of(before.proximal, places),
+            reference=_of(before.reference, places),
+            entropy=entropy,
+        )
+        weights = torch.cat([coefficients[place] for place in places]).to(model.device)
+        loss = (weights * terms.losses).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        tally.add(batch, sum(rows[place].length for place in places), loss, terms, new, entropy)
+    return tally
+
+
+def _of(values: Sequence[Tensor] | None, places: Sequence[int]) -> Tensor | None:
+    return None if values is None else torch.cat([values[place] for place in places])
+
+
+def logprobs_of_rows(
+    score: Callable[[MicroBatch], Tensor],
+    rows: Sequence[PackedRow],
+    device: torch.device,
+    tokens_per_micro_batch: int,
+) -> list[Tensor]:
+    """For each row, what `score` gives for its trained tokens, without gradient."""
+    found: list[Tensor] = [torch.empty(0)] * len(rows)
+    with torch.no_grad():
+        for places in plan([row.length for row in rows], tokens_per_micro_batch):
+            scores = score(collate(rows, places, device))
+            sizes = [len(rows[place].targets) for place in places]
+            for place, own in zip(places, torch.split(scores, sizes), strict=True):
+                found[place] = own
+    return found

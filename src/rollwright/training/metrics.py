@@ -1,0 +1,122 @@
+"""Where a run's figures go: a file of JSON lines, TensorBoard, wandb. All take the same flat figures by step."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from rollwright.errors import ConfigError
+
+Figures = Mapping[str, float | str]
+"""Flat: names with `/` for what belongs together."""
+
+
+class MetricWriter(Protocol):
+    def write(self, step: int, figures: Figures) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One line for each step, there for readers when `write` returns. Numbers that are not finite become null."""
+
+    def __init__(self, file: Path, *, resume_at: int | None = None) -> None:
+        """`resume_at`: the next step; whole lines of earlier steps are kept. `None`: the file begins anew."""
+        kept = [] if resume_at is None or not file.exists() else _lines_before(file, resume_at)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f".{file.name}.partial")
+        partial.write_text("".join(kept), encoding="utf-8")
+        partial.replace(file)
+        self._file = file.open("a", encoding="utf-8")
+
+    def write(self, step: int, figures: Figures) -> None:
+        finite = {name: None if _not_finite(value) else value for name, value in figures.items()}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files for TensorBoard; text is left out."""
+
+    def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError("metrics: `tensorboard` needs the package tensorboard") from error
+        # TensorBoard itself leaves out what an earlier process wrote of the steps from `purge_step` on.
+        self._writer: Any = SummaryWriter(str(folder), purge_step=resume_at)
+
+    def write(self, step: int, figures: Figures) -> None:
+        for name, value in figures.items():
+            if not isinstance(value, str):
+                self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """A run of Weights & Biases, as its own environment variables say."""
+
+    def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
+        try:
+            wandb = import_module("wandb")
+        except ImportError as error:
+            raise ConfigError("metrics: `wandb` needs the package wandb") from error
+        self._run: Any = wandb.init(dir=str(folder), resume="never" if resume_at is None else "allow")
+
+    def write(self, step: int, figures: Figures) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Metrics:
+    """Writes to all that were asked for by name, in a run's folder."""
+
+    def __init__(
+        self, folder: Path, names: Sequence[str] = ("jsonl",), *, resume_at: int | None = None
+    ) -> None:
+        for name in names:
+            if name not in WRITERS:
+                raise ConfigError(f"metrics: unknown `{name}`; known: {', '.join(WRITERS)}")
+        self._writers = [WRITERS[name](folder, resume_at) for name in names]
+
+    def write(self, step: int, figures: Figures) -> None:
+        for writer in self._writers:
+            writer.write(step, figures)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+WRITERS: Mapping[str, Callable[[Path, int | None], MetricWriter]] = {
+    "jsonl": lambda folder, resume_at: JsonLines(folder / "metrics.jsonl", resume_at=resume_at),
+    "tensorboard": lambda folder, resume_at: TensorBoard(folder / "tensorboard", resume_at=resume_at),
+    "wandb": lambda folder, resume_at: Wandb(folder, resume_at=resume_at),
+}
+
+
+def _lines_before(file: Path, step: int) -> list[str]:
+    """The file's lines of steps before `step`, up to one that a crash cut off."""
+    kept = []
+    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            own = json.loads(line)["step"] if line.endswith("\n") else step
+        except (ValueError, KeyError, TypeError):
+            break
+        if own < step:
+            kept.append(line)
+    return kept
+
+
+def _not_finite(value: float | str) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,114 @@
+"""Rows as tensors, in micro-batches of similar length.
+
+True of them: padding stands to the right, where a causal model cannot see it, so no attention mask is needed and the
+fast attention kernels serve; what follows a row's last trained token is not computed at all; and only the places
+whose next token is trained reach the model's head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollwright.training.rows import Row
+
+STARTING_COSTS = 64
+"""Padded tokens that cost about as much as starting another micro-batch: on a CPU core, 50 were measured with
+0.8 M parameters and 125 with 0.1 M."""
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """A row as tensors: the ids that go in, and for each trained token what the loss needs."""
+
+    rollout_id: str
+    inputs: Tensor
+    """Up to the one before the last trained token."""
+    places: Tensor
+    """Which inputs predict the trained tokens."""
+    targets: Tensor
+    engine: Tensor
+    """The engine's log-probabilities."""
+    advantages: Tensor
+    weights: Tensor
+    versions: Tensor
+
+    @property
+    def length(self) -> int:
+        return len(self.inputs)
+
+
+def pack(row: Row) -> PackedRow:
+    trained = torch.frombuffer(bytearray(row.mask), dtype=torch.uint8).nonzero().squeeze(1)
+    ids = torch.frombuffer(row.token_ids, dtype=torch.int32).long()
+    return PackedRow(
+        rollout_id=row.rollout_id,
+        inputs=ids[: int(trained[-1])],
+        places=trained - 1,
+        targets=ids[trained],
+        engine=torch.frombuffer(row.logprobs, dtype=torch.float32)[trained],
+        advantages=torch.frombuffer(row.advantages, dtype=torch.float32)[trained],
+        weights=torch.frombuffer(row.weights, dtype=torch.float32)[trained],
+        versions=torch.frombuffer(row.versions, dtype=torch.int32)[trained],
+    )
+
+
+def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Which rows go together, longest first: the cut with the fewest padded tokens, `STARTING_COSTS` included.
+
+    A micro-batch has at most `budget` tokens with padding, except a row that alone is longer. Rows of equal length
+    stay in order, so a plan is always the same.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    costs = [0] * (len(order) + 1)
+    """Of the best cut of all rows from each place on."""
+    ends = [0] * len(order)
+    for start in reversed(range(len(order))):
+        longest = lengths[order[start]]
+        last = min(start + max(budget // longest, 1), len(order))
+        costs[start], ends[start] = min(
+            (longest * (end - start) + STARTING_COSTS + costs[end], end) for end in range(start + 1, last + 1)
+        )
+    found, start = [], 0
+    while start < len(order):
+        found.append(order[start : ends[start]])
+        start = ends[start]
+    return found
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that go through the model together; the trained tokens of all of them, one after the other."""
+
+    rows: Sequence[int]
+    """Which rows of the batch these are."""
+    inputs: Tensor
+    """Rows × longest."""
+    places: Tensor
+    """Of the trained tokens' predecessors, in `inputs` laid flat."""
+    targets: Tensor
+    engine: Tensor
+    advantages: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """With padding."""
+        return self.inputs.numel()
+
+
+def collate(packed: Sequence[PackedRow], rows: Sequence[int], device: torch.device) -> MicroBatch:
+    chosen = [packed[row] for row in rows]
+    width = max(row.length for row in chosen)
+    inputs = torch.zeros(len(chosen), width, dtype=torch.long)
+    for place, row in enumerate(chosen):
+        inputs[place, : row.length] = row.inputs
+    places = [row.places + width * place for place, row in enumerate(chosen)]
+    return MicroBatch(
+        rows=rows,
+        inputs=inputs.to(device),
+        places=torch.cat(places).to(device),
+        targets=torch.cat([row.targets for row in chosen]).to(device),
+        engine=torch.cat([row.engine for row in chosen]).to(device),
+        advantages=torch.cat([row.advantages for row in chosen]).to(device),
+    )

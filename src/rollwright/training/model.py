@@ -1,0 +1,141 @@
+"""The model as the trainer sees it: log-probabilities of chosen tokens, and its weights under their own names."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rollwright.errors import ConfigError
+from rollwright.training.devices import check_bfloat16, pick_device
+from rollwright.training.micro_batches import MicroBatch
+from rollwright.training.settings import LoraSettings, TrainerSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ADAPTER = "default"
+"""peft's name for the one adapter."""
+_WRAPPED = "base_model.model."
+"""What peft puts before the names of a model's weights."""
+
+
+class TrainedModel:
+    """A causal language model on its device, with adapters where they are asked for."""
+
+    def __init__(self, model: "PreTrainedModel", settings: TrainerSettings) -> None:
+        self.device = pick_device(settings.device)
+        self.base = model.to(self.device)  # type: ignore[arg-type]
+        self._temperature = settings.temperature
+        self._bfloat16 = settings.dtype == "bfloat16"
+        if self._bfloat16:
+            check_bfloat16(self.device)
+        self._head = _head(self.base)
+        self._reference: nn.Module | None = None
+        if settings.loss.kl_coefficient and settings.lora is None:
+            self._reference = copy.deepcopy(self.base).requires_grad_(False).eval()
+        self.module: Any = (
+            self.base if settings.lora is None else _with_adapters(self.base, settings.lora, settings.seed)
+        )
+        # Dropout would make ratios measure its noise, so the model is never in training mode.
+        self.module.eval()
+        self._lora = settings.lora is not None
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.base.get_input_embeddings().num_embeddings)
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """By name; weights that are tied appear once."""
+        return {name: each for name, each in self.module.named_parameters() if each.requires_grad}
+
+    def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+        """Log-probability of each trained token, and the entropy where it was sampled; both at the temperature."""
+        return self._score(self.module, self._head, batch, entropy_gradient)
+
+    def reference_logprobs(self, batch: MicroBatch) -> Tensor:
+        """The same under the base model, without gradient."""
+        with torch.no_grad():
+            if self._lora:
+                with self.module.disable_adapter():
+                    return self._score(self.module, self._head, batch, False)[0]
+            assert self._reference is not None
+            return self._score(self._reference, _head(self._reference), batch, False)[0]
+
+    def _score(
+        self, module: Any, head: nn.Module, batch: MicroBatch, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        mixed = torch.autocast(self.device.type, torch.bfloat16) if self._bfloat16 else nullcontext()
+        with mixed, _only_at(head, batch.places):
+            logits = module(input_ids=batch.inputs, use_cache=False).logits[0]
+        logits = logits.float() / self._temperature if self._temperature != 1 else logits.float()
+        norm = torch.logsumexp(logits, dim=-1)
+        chosen = logits.gather(1, batch.targets.unsqueeze(1)).squeeze(1) - norm
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy = norm - (torch.softmax(logits, dim=-1) * logits).sum(dim=-1)
+        return chosen, entropy
+
+    def merged(self) -> dict[str, Tensor]:
+        """Copies of all weights under the plain model's names, with the adapters' part added in.
+
+        Tied weights are one tensor under several names.
+        """
+        deltas = _deltas(self.module) if self._lora else {}
+        copies: dict[int, Tensor] = {}
+        found = {}
+        for wrapped, tensor in self.module.state_dict().items():
+            name = wrapped.removeprefix(_WRAPPED)
+            if "lora_" in name:
+                continue
+            if name in deltas:
+                found[name.replace(".base_layer.", ".")] = tensor.detach() + deltas[name]
+                continue
+            if tensor.data_ptr() not in copies:
+                copies[tensor.data_ptr()] = tensor.detach().clone()
+            found[name.replace(".base_layer.", ".")] = copies[tensor.data_ptr()]
+        return found
+
+
+@contextmanager
+def _only_at(head: nn.Module, places: Tensor) -> Iterator[None]:
+    """The model's head, and whatever the model does behind it, sees only the chosen places, as one sequence."""
+
+    def pick(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (given[0].flatten(0, 1).index_select(0, places).unsqueeze(0),)
+
+    hook = head.register_forward_pre_hook(pick)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _head(model: Any) -> nn.Module:
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Module):
+        raise ConfigError(
+            f"trainer: {type(model).__name__} has no output head; a causal language model is needed"
+        )
+    return head
+
+
+def _with_adapters(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    modules = lora.modules if lora.modules == "all-linear" else list(lora.modules)
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=modules, task_type="CAUSAL_LM")
+    with torch.random.fork_rng():  # adapters begin with draws from torch's global generator
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def _deltas(module: Any) -> dict[str, Tensor]:
+    """What the adapters add, by the name of the weight they add to."""
+    with torch.no_grad():
+        return {
+            f"{name.removeprefix(_WRAPPED)}.base_layer.weight": layer.get_delta_weight(_ADAPTER)
+            for name, layer in module.named_modules()
+            if hasattr(layer, "get_delta_weight")
+        }

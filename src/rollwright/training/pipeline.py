@@ -1,0 +1,153 @@
+"""The training loop, the same for synchronous and asynchronous runs.
+
+Always true:
+- A batch is recorded before it is trained on, and batches are trained in the order of the record. So the weights
+  follow from the base model and the record alone, and the steps since a checkpoint can be done again.
+- The policy has taken new weights before the next batch is asked for. So the age of a token at hand-over is counted
+  from the weights that the batch will change.
+- A validation is played by one version: no weights change while it runs.
+
+Whether rollouts go on while a step is trained is not decided here: `get_batch` belongs to a scheduler that opens
+episodes `async_generation_ratio` batches ahead. With 0 it opens none, and the loop is synchronous.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+BatchT = TypeVar("BatchT")
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """What is due after how many steps. Pure."""
+
+    steps: int
+    """Steps of the whole run."""
+    validation: bool = False
+    """Whether there is anything to validate on."""
+    eval_steps: int | None = None
+    """Steps between validations, from the base model on. `None`: one, of the final model."""
+    checkpoint_steps: int = 1
+    """Steps between checkpoints; there is always one at the end."""
+
+    def validates(self, done: int) -> bool:
+        between = self.eval_steps is not None and done % self.eval_steps == 0
+        return self.validation and (between or done == self.steps)
+
+    def checkpoints(self, done: int) -> bool:
+        return done > 0 and (done % self.checkpoint_steps == 0 or done == self.steps)
+
+
+@dataclass(frozen=True)
+class Stages(Generic[BatchT]):
+    """What the loop calls. `step` counts from 0; `done` is how many steps are."""
+
+    get_batch: Callable[[], Awaitable[BatchT]]
+    """The next complete groups, fresh enough at this moment."""
+    record: Callable[[int, BatchT, float], None]
+    """`(step, batch, seconds waited)`: makes the batch known as handed over, before it is trained on."""
+    train: Callable[[int, BatchT], Awaitable[None]]
+    """`(step, batch)`: one step of the trainer; must not block the event loop."""
+    update: Callable[[], Awaitable[None]]
+    """Gives the trainer's weights to the policy; returns when every new token is theirs."""
+    evaluate: Callable[[int], Awaitable[None]]
+    """`(done)`: one validation."""
+    checkpoint: Callable[[int], Awaitable[None]]
+    """`(done)`: makes the trainer's state durable."""
+
+
+@dataclass
+class TimeSplit:
+    """Seconds that the loop has waited for what."""
+
+    rollout: float = 0.0
+    """For batches. While it is small beside `train`, the engine is fast enough."""
+    train: float = 0.0
+    update: float = 0.0
+    validate: float = 0.0
+    checkpoint: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.rollout + self.train + self.update + self.validate + self.checkpoint
+
+    def row(self) -> dict[str, float]:
+        return {name: round(seconds, 3) for name, seconds in vars(self).items()}
+
+
+@dataclass
+class Pipeline(Generic[BatchT]):
+    """Runs the stages in turn; its figures can be looked at meanwhile."""
+
+    cadence: Cadence
+    stages: Stages[BatchT]
+    split: TimeSplit = field(default_factory=TimeSplit)
+    done: int = 0
+    """Steps that are trained; set it to where an earlier run stopped."""
+    stage: str = "not started"
+    """What the loop waits for now."""
+
+    async def run(self, validated: Collection[int] = ()) -> None:
+        """All steps that are left. `validated`: the validations that an earlier run has finished."""
+        stages = self.stages
+        while True:
+            if self.cadence.validates(self.done) and self.done not in validated:
+                await self._timed("validate", stages.evaluate(self.done))
+            if self.done >= self.cadence.steps:
+                break
+            waited = self.split.rollout
+            batch = await self._timed("rollout", stages.get_batch())
+            stages.record(self.done, batch, self.split.rollout - waited)
+            await self._timed("train", stages.train(self.done, batch))
+            self.done += 1
+            await self._timed("update", stages.update())
+            if self.cadence.checkpoints(self.done):
+                await self._timed("checkpoint", stages.checkpoint(self.done))
+        self.stage = "done"
+
+    async def _timed(self, stage: str, call: Awaitable[Any]) -> Any:
+        clock = asyncio.get_running_loop().time
+        self.stage, began = stage, clock()
+        try:
+            return await call
+        finally:
+            setattr(self.split, stage, getattr(self.split, stage) + clock() - began)
+
+
+@dataclass
+class LengthBias:
+    """Lengths of what was trained beside those of all that was generated.
+
+    Whoever hands out what finishes first trains on short episodes. The bound on staleness and the group filter
+    leave episodes out too. This says how much of that is in the data.
+    """
+
+    generated: int = 0
+    """Episodes that were finished."""
+    generated_tokens: int = 0
+    trained: int = 0
+    trained_tokens: int = 0
+
+    def add_generated(self, tokens: int) -> None:
+        self.generated += 1
+        self.generated_tokens += tokens
+
+    def add_trained(self, lengths: Sequence[int]) -> None:
+        self.trained += len(lengths)
+        self.trained_tokens += sum(lengths)
+
+    @property
+    def ratio(self) -> float | None:
+        """Mean length trained over mean length generated: below 1, the long ones are missing."""
+        if not self.trained or not self.generated_tokens:
+            return None
+        return (self.trained_tokens / self.trained) / (self.generated_tokens / self.generated)
+
+    def row(self) -> dict[str, float | None]:
+        return {
+            "generated": self.generated_tokens / self.generated if self.generated else None,
+            "trained": self.trained_tokens / self.trained if self.trained else None,
+            "ratio": self.ratio,
+        }

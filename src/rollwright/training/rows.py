@@ -1,0 +1,92 @@
+"""Rows: a batch of groups as the trainer eats it, one advantage for each sampled token.
+
+True of them: every sampled token of every trajectory that counts stands with mask 1 in exactly one row, whichever
+view was chosen, so the loss does not depend on the view. Failed episodes, episodes without a token and second
+copies give no row (`advantages.left_out` counts them); ids that no engine sampled are refused.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from rollwright.errors import RollwrightError
+from rollwright.training.advantages.base import Advantage, Groups, admitted
+from rollwright.trajectory import Floats, Sample, TokenIds, Trajectory, floats, samples, turn_samples
+
+View = Literal["paths", "turns"]
+"""`paths`: one row for each token sequence; `turns`: one for each turn, which costs more tokens."""
+
+
+class NotTrainable(RollwrightError):
+    """A trajectory cannot be trained on and never could: the message names it, why, and what to use."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One token sequence; all arrays have the same length."""
+
+    rollout_id: str
+    group_id: str
+    token_ids: TokenIds
+    mask: bytes
+    """1 where the token's loss counts."""
+    logprobs: Floats
+    """As the engine sampled; 0 where nothing was sampled."""
+    versions: TokenIds
+    """Policy version of each token; `NO_VERSION` where nothing was sampled."""
+    weights: Floats
+    """Weight of the token's turn in its tree; 0 where the mask is 0."""
+    advantages: Floats
+    """Of the token's turn; 0 where the mask is 0."""
+    reward: float = 0.0
+    """Of the whole rollout, for the report; rows of one rollout have the same."""
+    success: float | None = None
+    """Share of the rollout's leaves that solved the task; `None` where the environment does not say."""
+
+
+def build_rows(groups: Groups, advantage: Advantage, *, view: View = "paths") -> list[Row]:
+    """The rows of all trajectories that count, in order. Raises `NotTrainable` for ids that no engine sampled."""
+    for group in groups:
+        for trajectory in group:
+            _refuse_text(trajectory)
+    walk = samples if view == "paths" else turn_samples
+    rows = []
+    for group, kept, values in zip(groups, admitted(groups), advantage(groups), strict=True):
+        for trajectory, counts, own in zip(group, kept, values, strict=True):
+            if counts:
+                rows += [_row(trajectory, sample, own) for sample in walk(trajectory) if any(sample.mask)]
+    return rows
+
+
+def _refuse_text(trajectory: Trajectory) -> None:
+    if trajectory.error is None and any(not turn.exact for turn in trajectory.turns):
+        raise NotTrainable(
+            f"rollout {trajectory.rollout_id} is not trainable: {trajectory.not_trainable}; "
+            "use an engine that returns token ids and log-probabilities"
+        )
+
+
+def _row(trajectory: Trajectory, sample: Sample, turn_advantages: Sequence[float]) -> Row:
+    if sample.mask[0]:
+        raise NotTrainable(
+            f"rollout {trajectory.rollout_id} is not trainable: a sequence begins with a sampled token; "
+            "a prompt needs at least one token"
+        )
+    advantages = floats([0.0]) * len(sample.mask)
+    for span in sample.spans:
+        if span.trained:
+            advantages[span.start : span.stop] = floats([turn_advantages[span.turn]]) * (
+                span.stop - span.start
+            )
+    return Row(
+        rollout_id=sample.rollout_id,
+        group_id=sample.group_id,
+        token_ids=sample.token_ids,
+        mask=sample.mask,
+        logprobs=sample.logprobs,
+        versions=sample.versions,
+        weights=sample.weights,
+        advantages=advantages,
+        reward=trajectory.reward,
+        success=trajectory.success_share,
+    )

@@ -1,0 +1,359 @@
+"""The trainer: rows in, new weights out.
+
+True at every moment: `version` is one higher than before exactly if the last step changed a weight, and when it left
+an update out, its report says why. Updates follow from the rows, the settings and the state alone, so a trainer that
+was saved and restored goes on to the same numbers, bit for bit, as one that was not.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rollwright import draws
+from rollwright.errors import ConfigError, FormatError, RollwrightError
+from rollwright.models.checksum import weights_checksum
+from rollwright.policies.base import Weights
+from rollwright.training.checkpoints import (
+    Checkpoint,
+    read_checkpoint,
+    save_tensors,
+    write_checkpoint,
+    write_folder,
+)
+from rollwright.training.gradients import BeforeStep, Tally, add_gradients, logprobs_of_rows
+from rollwright.training.micro_batches import MicroBatch, PackedRow, pack
+from rollwright.training.model import TrainedModel
+from rollwright.training.report import Skip, StepReport, batch_figures
+from rollwright.training.rows import Row
+from rollwright.training.settings import Ratio
+from rollwright.training.settings import TrainerSettings as TrainerSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_T = TypeVar("_T")
+
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+"""What torch's allocators say, in lower case; on a CPU it is a plain RuntimeError."""
+
+
+class TrainingStopped(RollwrightError):
+    """Going on would not help; the message says what happened and what to change. What was trained stays."""
+
+
+class Trainer:
+    def __init__(self, model: "PreTrainedModel", settings: TrainerSettings) -> None:
+        """`model` is the base model, also when a checkpoint is restored afterwards: the divergence is from it."""
+        self.settings = settings
+        self.version = 0
+        """Steps that changed the weights; 0 is the base model."""
+        self.updates = 0
+        """Optimiser updates so far."""
+        self.skipped: Counter[str] = Counter()
+        """Steps that left an update out, by reason."""
+        self._skips_in_a_row = 0
+        self._budget = settings.tokens_per_micro_batch
+        self._halved = False
+        self._model = TrainedModel(model, settings)
+        self._parameters = self._model.trained_parameters()
+        self._optimizer = _optimizer(self._parameters.values(), settings)
+
+    def step(self, rows: Sequence[Row]) -> StepReport:
+        """Trains on one batch. Blocks; raises `TrainingStopped` when the same trouble comes back."""
+        began = time.perf_counter()
+        rollouts, reward, success = batch_figures(rows)
+        packed = [pack(row) for row in rows if any(row.mask)]
+        known = {
+            "rollouts": rollouts,
+            "reward": reward,
+            "success": success,
+            "rows": len(packed),
+            "tokens": sum(len(row.targets) for row in packed),
+            "staleness": _staleness(packed, self.version),
+        }
+        idle = sum(not row.advantages.any() for row in packed) if self.settings.loss.only_advantages else 0
+        if not packed or idle == len(packed):
+            return self._skip(Skip.NO_ADVANTAGE if packed else Skip.EMPTY, known, began)
+        self._check_ids(packed)
+        tallies, norms, why = self._updates(packed)
+        known |= {"rows_without_gradient": idle, "updates": len(norms), **_figures(tallies, norms)}
+        if why is not None:
+            return self._skip(why, known, began)
+        self._skips_in_a_row = 0
+        return self._report(known, began)
+
+    def _updates(self, packed: Sequence[PackedRow]) -> tuple[list[Tally], list[float], Skip | None]:
+        """All updates of a step, up to the first that is left out: figures, gradient norms, and why."""
+        before = self._before(packed)
+        tallies: list[Tally] = []
+        norms: list[float] = []
+        for chosen in list(self._mini_batches(packed)):
+            rows = [packed[place] for place in chosen]
+            own = BeforeStep(_chosen(before.proximal, chosen), _chosen(before.reference, chosen))
+            tally = self._gradients(rows, own)
+            if not tally.micro_batches:
+                continue  # no row of this mini-batch has a gradient
+            tallies.append(tally)
+            norm = float(
+                torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.settings.max_grad_norm)
+            )
+            why = self._trouble(tally, norm, first=not norms)
+            if why is None:
+                self._optimizer_step()
+                self.version += not norms
+                norms.append(norm)
+            self._optimizer.zero_grad(set_to_none=True)
+            if why is not None:
+                return tallies, norms, why
+        return tallies, norms, None
+
+    def _trouble(self, tally: Tally, norm: float, *, first: bool) -> Skip | None:
+        if not math.isfinite(tally.loss) or not math.isfinite(norm):
+            return Skip.NOT_FINITE
+        if first and tally.mean("gap") > self.settings.max_logprob_gap:
+            return Skip.LOGPROB_GAP
+        return None
+
+    def _optimizer_step(self) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate_at(self.updates)
+        self._optimizer.step()
+        self.updates += 1
+
+    def _before(self, packed: Sequence[PackedRow]) -> BeforeStep:
+        """What has to be known before the first update."""
+        loss, model = self.settings.loss, self._model
+
+        def score(scores: Callable[[MicroBatch], Tensor]) -> list[Tensor]:
+            return self._within_memory(
+                packed, lambda budget: logprobs_of_rows(scores, packed, model.device, budget)
+            )
+
+        # With a single update, the trainer's own log-probabilities before it are those it computes anyway.
+        own = loss.ratio is Ratio.PROXIMAL and self.settings.updates_per_step > 1
+        return BeforeStep(
+            proximal=score(lambda batch: model.logprobs(batch)[0]) if own else None,
+            reference=score(model.reference_logprobs) if loss.kl_coefficient else None,
+        )
+
+    def _gradients(self, rows: Sequence[PackedRow], before: BeforeStep) -> Tally:
+        def gather(budget: int) -> Tally:
+            self._optimizer.zero_grad(set_to_none=True)
+            return add_gradients(
+                self._model, rows, self.settings.loss, tokens_per_micro_batch=budget, before=before
+            )
+
+        return self._within_memory(rows, gather)
+
+    def _within_memory(self, rows: Sequence[PackedRow], compute: Callable[[int], _T]) -> _T:
+        """What `compute` gives for the tokens of a micro-batch, which are halved once when memory does not suffice."""
+        try:
+            return compute(self._budget)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            if self._halved:
+                raise self._out_of_memory() from error
+        self._halved = True
+        self._budget = max(min(self._budget, sum(row.length for row in rows)) // 2, 1)
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return self._within_memory(rows, compute)
+
+    def _out_of_memory(self) -> TrainingStopped:
+        self._optimizer.zero_grad(set_to_none=True)
+        return TrainingStopped(
+            f"out of memory after version {self.version}, also with micro-batches of {self._budget} tokens; "
+            "set tokens_per_micro_batch lower, train shorter rows, use LoRA or a smaller model"
+        )
+
+    def _mini_batches(self, packed: Sequence[PackedRow]) -> Iterator[list[int]]:
+        """Which rows each update of a step is made of: all rows of a rollout together, shuffled in every epoch."""
+        count = self.settings.mini_batches
+        for epoch in range(self.settings.epochs):
+            if count == 1:
+                yield list(range(len(packed)))
+                continue
+            rollouts = list(dict.fromkeys(row.rollout_id for row in packed))
+            draws.generator("mini-batches", self.settings.seed, self.version, epoch).shuffle(rollouts)
+            part = {rollout: place % count for place, rollout in enumerate(rollouts)}
+            for number in range(min(count, len(rollouts))):
+                yield [place for place, row in enumerate(packed) if part[row.rollout_id] == number]
+
+    def _check_ids(self, packed: Sequence[PackedRow]) -> None:
+        vocabulary = self._model.vocabulary
+        for row in packed:
+            highest = max(int(row.inputs.max()), int(row.targets.max()))
+            if highest >= vocabulary:
+                raise ConfigError(
+                    f"rollout {row.rollout_id}: token id {highest}, but the model has {vocabulary}; "
+                    "rollouts and trainer need the same model"
+                )
+
+    def _skip(self, why: Skip, known: Mapping[str, Any], began: float) -> StepReport:
+        self.skipped[why] += 1
+        report = self._report(known, began, why)
+        if why in (Skip.NOT_FINITE, Skip.LOGPROB_GAP):
+            self._skips_in_a_row += 1
+            if self._skips_in_a_row >= self.settings.max_skips_in_a_row:
+                raise TrainingStopped(_advice(why, report, self._skips_in_a_row))
+        return report
+
+    def _report(self, known: Mapping[str, Any], began: float, skipped: Skip | None = None) -> StepReport:
+        return StepReport(
+            version=self.version,
+            skipped=skipped,
+            learning_rate=self._optimizer.param_groups[0]["lr"] if known.get("updates") else 0.0,
+            seconds=time.perf_counter() - began,
+            **known,
+        )
+
+    def weights(self) -> Weights:
+        """Copies of all weights for a policy in this process, adapters merged."""
+        return Weights(version=self.version, tensors=self._model.merged())
+
+    def export(self, folder: Path) -> Weights:
+        """The model as transformers saves it, adapters merged, for an engine that loads folders."""
+        tensors = self._model.merged()
+        unique = {id(tensor): name for name, tensor in reversed(tensors.items())}
+
+        def fill(place: Path) -> None:
+            self._model.base.config.save_pretrained(place)
+            save_tensors(place / "model.safetensors", {name: tensors[name] for name in unique.values()})
+
+        write_folder(folder, fill)
+        return Weights(version=self.version, folder=folder, checksum=weights_checksum(folder))
+
+    def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
+        """Everything that a trainer of the same base model and settings needs to go on from here."""
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        moments = {
+            f"{key}.{names[id(parameter)]}": value
+            for parameter, state in self._optimizer.state.items()
+            for key, value in state.items()
+        }
+        state = {
+            "version": self.version,
+            "updates": self.updates,
+            "skipped": dict(self.skipped),
+            "skips_in_a_row": self._skips_in_a_row,
+            "tokens_per_micro_batch": self._budget,
+            "halved": self._halved,
+        }
+        tensors = {"model": self._parameters, "optimizer": moments, "random": _random_states()}
+        write_checkpoint(folder, Checkpoint(tensors, state, extra))
+
+    def restore(self, folder: Path) -> dict[str, Any]:
+        """Goes back to what `save` wrote; returns its `extra`."""
+        checkpoint = read_checkpoint(folder)
+        saved = checkpoint.tensors["model"]
+        expected = {name: tuple(each.shape) for name, each in self._parameters.items()}
+        if {name: tuple(each.shape) for name, each in saved.items()} != expected:
+            raise FormatError(
+                f"checkpoint {folder}: is of another model or other adapters; "
+                "accepted: one that was saved with the same base model and the same `lora`"
+            )
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(saved[name])
+        self._optimizer.state.clear()
+        for entry, value in checkpoint.tensors["optimizer"].items():
+            key, name = entry.split(".", 1)
+            parameter = self._parameters[name]
+            self._optimizer.state[parameter][key] = value.to(parameter.device)
+        _restore_random_states(checkpoint.tensors["random"])
+        state = checkpoint.state
+        self.version, self.updates = state["version"], state["updates"]
+        self.skipped = Counter(state["skipped"])
+        self._skips_in_a_row = state["skips_in_a_row"]
+        self._budget, self._halved = state["tokens_per_micro_batch"], state["halved"]
+        return dict(checkpoint.extra)
+
+
+def _optimizer(parameters: Iterable[nn.Parameter], settings: TrainerSettings) -> torch.optim.AdamW:
+    """AdamW; biases and norms do not decay."""
+    parameters = list(parameters)
+    groups = [
+        {"params": [each for each in parameters if each.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        fused=True,
+    )
+
+
+def _chosen(values: Sequence[Tensor] | None, places: Sequence[int]) -> list[Tensor] | None:
+    return None if values is None else [values[place] for place in places]
+
+
+def _staleness(packed: Sequence[PackedRow], version: int) -> dict[int, int]:
+    if not packed:
+        return {}
+    ages, counts = torch.unique(version - torch.cat([row.versions for row in packed]), return_counts=True)
+    return dict(zip(ages.tolist(), counts.tolist(), strict=True))
+
+
+def _figures(tallies: Sequence[Tally], norms: Sequence[float]) -> dict[str, Any]:
+    """What a report says of the updates."""
+    tokens = sum(tally.tokens for tally in tallies)
+    computed, padded = sum(tally.computed for tally in tallies), sum(tally.padded for tally in tallies)
+
+    def mean(name: str) -> float:
+        return sum(tally.sums.get(name, 0.0) for tally in tallies) / max(tokens, 1)
+
+    first = tallies[0]
+    return {
+        "loss": sum(tally.loss for tally in tallies) / len(tallies),
+        "entropy": mean("entropy"),
+        "ratio": mean("ratio"),
+        "ratio_max": max(tally.ratio_max for tally in tallies),
+        "clip_share": mean("clipped"),
+        "divergence": mean("divergence") if "divergence" in first.sums else None,
+        "gap": first.mean("gap"),
+        "gap_max": first.gap_max,
+        "gap_k3": first.mean("gap_k3"),
+        "grad_norm": sum(norms) / len(norms) if norms else 0.0,
+        "computed_tokens": computed,
+        "padding_share": 1 - computed / padded if padded else 0.0,
+        "micro_batches": sum(tally.micro_batches for tally in tallies),
+    }
+
+
+def _advice(why: Skip, report: StepReport, times: int) -> str:
+    if why is Skip.NOT_FINITE:
+        return (
+            f"{why}, {times} steps in a row, after version {report.version}; "
+            "set learning_rate or max_grad_norm lower, or use float32"
+        )
+    return (
+        f"{why} of {report.gap:.3g} nats, {times} steps in a row, after version {report.version}; "
+        "give engine and trainer the same weights, temperature and tokenizer, top_p 1, or set max_logprob_gap higher"
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+
+
+def _random_states() -> dict[str, Tensor]:
+    """Of torch's global generators, for models with random layers of their own; the trainer draws nothing from them."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda.{place}": state for place, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def _restore_random_states(states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    for place in range(torch.cuda.device_count()):
+        if f"cuda.{place}" in states:
+            torch.cuda.set_rng_state(states[f"cuda.{place}"], place)

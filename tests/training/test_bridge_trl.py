@@ -1,0 +1,160 @@
+"""Real steps of TRL's GRPOTrainer on a CPU, fed by real rollouts of the model that it trains."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollwright.errors import ConfigError, RollwrightError
+from rollwright.policies.base import UpdateMode, Weights
+from rollwright.policies.players import RandomPlayer
+from rollwright.run.local import LocalRun
+from rollwright.training.bridges.trl import TrlRollouts
+from rollwright.trajectory import Trajectory
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import tiny_training
+
+    yield tiny_training
+    sys.modules.pop("tiny_training")
+
+
+@pytest.fixture
+def model(tiny: Any, tmp_path: Path) -> Path:
+    return Path(tiny.save_model(tmp_path / "model"))
+
+
+def byte_tokenizer() -> Any:
+    """What TRL wants beside the model: it only decodes with it, for its own logs."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"<{each}>": each for each in range(261)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<0>")),
+        eos_token="<260>",
+        pad_token="<260>",
+    )
+
+
+def trainer_of(model: Path, rollouts: TrlRollouts, folder: Path, **more: Any) -> Any:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    arguments = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "max_steps": 3,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "learning_rate": 1e-2,
+        "report_to": [],
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        **more,
+    }
+    return GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model),
+        args=GRPOConfig(**arguments),
+        processing_class=byte_tokenizer(),
+        train_dataset=Dataset.from_dict({"prompt": ["episode"] * 64}),
+        reward_funcs=rollouts.reward,
+        rollout_func=rollouts,
+    )
+
+
+class Watched(LocalRun):
+    """Remembers what it handed out."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.handed_out: list[list[Trajectory]] = []
+
+    async def get_batch(self, batch_size: int | None = None) -> Any:
+        batch = await super().get_batch(batch_size)
+        self.handed_out.append(batch.trajectories)
+        return batch
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_trl_takes_real_steps_on_rollouts_of_its_own_current_weights(
+    tiny: Any, model: Path, tmp_path: Path
+) -> None:
+    import torch
+
+    config = tiny.configuration(model, train_env_manager={"num_env_groups": 2, "group_size": 4, "tags": ["OddBytes"]})
+    policy = tiny.policy(model)
+    run = Watched(config, policy=policy)
+    with TrlRollouts(run) as rollouts:
+        trainer = trainer_of(model, rollouts, tmp_path / "trl")
+        before = {name: each.detach().clone() for name, each in trainer.model.state_dict().items()}
+        trainer.train()
+        after = trainer.model.state_dict()
+        rollouts.sync_weights(trainer)
+        served = policy._model.state_dict()
+        assert all(torch.equal(served[name], each) for name, each in after.items())
+    assert any(not torch.equal(before[name], each) for name, each in after.items())
+    versions = [
+        {stamp.version for each in batch for turn in each.turns for stamp in turn.versions}
+        for batch in run.handed_out
+    ]
+    assert versions == [{0}, {1}, {2}], "every batch was played by the weights it was trained into"
+    logged = [row for row in trainer.state.log_history if "reward" in row]
+    earned = [sum(each.score for each in batch) / len(batch) for batch in run.handed_out]
+    assert [row["reward"] for row in logged] == pytest.approx(earned, rel=1e-5)
+    sampled = [sum(each.sampled_tokens for each in batch) / len(batch) for batch in run.handed_out]
+    assert [row["completions/mean_length"] for row in logged] == pytest.approx(sampled), "only sampled tokens count"
+
+
+class Forgetful:
+    """A policy that says it took the weights and did not."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+        self.renderer = policy.renderer
+        self.version = 0
+        self.pressure = 0
+        self.generate = policy.generate
+        self.close = policy.close
+
+    async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("quiet")
+def test_stale_rollouts_do_not_pass_as_on_policy(tiny: Any, model: Path, tmp_path: Path) -> None:
+    config = tiny.configuration(model, train_env_manager={"num_env_groups": 2, "group_size": 4, "tags": ["OddBytes"]})
+    run = LocalRun(config, policy=Forgetful(tiny.policy(model)))
+    with TrlRollouts(run) as rollouts:
+        trainer = trainer_of(model, rollouts, tmp_path / "trl")
+        with pytest.raises(RollwrightError, match="tokens of version 0, but TRL is at 1"):
+            trainer.train()
+    assert trainer.state.global_step == 1
+
+
+@pytest.mark.usefixtures("quiet")
+def test_settings_that_would_deceive_trl_are_refused(tiny: Any, model: Path, tmp_path: Path) -> None:
+    ahead = LocalRun(tiny.configuration(model, async_generation_ratio=1), policy=tiny.policy(model))
+    with pytest.raises(ConfigError, match="only 0 is accepted"):
+        TrlRollouts(ahead)
+    fixed = LocalRun(tiny.configuration(model), policy=RandomPlayer())
+    with pytest.raises(ConfigError, match="takes no new weights"):
+        TrlRollouts(fixed)
+    with TrlRollouts(LocalRun(tiny.configuration(model), policy=tiny.policy(model))) as rollouts:
+        trainer = trainer_of(model, rollouts, tmp_path / "trl", num_generations=2)
+        with pytest.raises(ConfigError, match="num_generations is 2"):
+            trainer.train()

@@ -1,0 +1,86 @@
+"""Kill -9 a training run at any moment: it goes on, no group is trained twice or skipped, and the weights are the same."""
+
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollwright.draws import uniform
+from rollwright.run.folder import RunReader
+
+PATIENCE = 60.0
+"""Seconds after which something that was waited for will not come any more, on however slow a machine."""
+
+STEPS, GROUPS = 14, 4
+PRELOADED = ["torch", "transformers", "rollwright.run.training_run", "rollwright.policies.torch"]
+"""Imported once: a process that is killed and started again should not spend its life importing."""
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import tiny_training
+
+    yield tiny_training
+    sys.modules.pop("tiny_training")
+
+
+def recorded(record: Path) -> int:
+    return record.read_text(encoding="utf-8").count("\n") if record.is_file() else 0
+
+
+def kill_after(tiny: Any, runs: Path, model: Path, more: dict[str, Any], batches: int, seconds: float) -> bool:
+    """Trains in a process that is killed so long after so many more batches; says whether it was still at work."""
+    record = runs / tiny.NAME / "metrics.jsonl"
+    wanted = min(recorded(record) + batches, STEPS)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=tiny.train_in_process, args=(runs, model, more))
+    process.start()
+    give_up = time.monotonic() + PATIENCE
+    while recorded(record) < wanted and process.is_alive():
+        assert time.monotonic() < give_up, "waited in vain for batches"
+        time.sleep(0.005)
+    time.sleep(seconds)
+    alive = process.is_alive()
+    process.kill()
+    process.join()
+    return alive
+
+
+@pytest.mark.parametrize("ratio", [0, 1], ids=["synchronous", "asynchronous"])
+async def test_a_killed_run_goes_on_to_the_same_weights_and_trains_every_group_once(
+    tiny: Any, tmp_path: Path, ratio: int
+) -> None:
+    model = tiny.save_model(tmp_path / "model")
+    more = {"max_steps": STEPS, "async_generation_ratio": ratio}
+    kills = 0
+    for round_, batches in enumerate((2, 4, 1)):
+        pause = 0.15 * uniform("kill", ratio, round_)
+        kills += kill_after(tiny, tmp_path / "runs", model, more, batches, pause)
+    assert kills >= 2, "the run was too fast to be killed"
+    left = recorded(tmp_path / "runs" / tiny.NAME / "metrics.jsonl")
+    assert left > 0
+    run = await tiny.train(tmp_path / "runs", tiny.configuration(model, **more), model)
+
+    rows = RunReader(run.folder.path).metrics()
+    assert [row["step"] for row in rows] == list(range(STEPS))
+    groups = [group for row in rows for group in row["groups"]]
+    assert len(groups) == len(set(groups)) == STEPS * GROUPS
+    lines = (run.folder.path / "training" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(STEPS))
+    assert run.trainer.version == STEPS
+
+    if ratio == 0:
+        whole = await tiny.train(tmp_path / "whole", tiny.configuration(model, **more), model)
+        assert run.checksum == whole.checksum
+        indices = sorted(int(group.rpartition("-g")[2]) for group in groups)
+        assert indices == list(range(STEPS * GROUPS)), "no group of the stream was skipped"
+    again = tiny.configuration(model, f"training.from_run={run.folder.path}", **more)
+    replay = await tiny.train(tmp_path / "again", again, model)
+    assert replay.checksum == run.checksum, "the record alone gives the same weights"

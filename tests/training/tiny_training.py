@@ -1,0 +1,89 @@
+"""The smallest real training run: a random byte-level Llama, a game it can learn, and the whole path between them."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rollwright.config import RunConfig, build
+from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.models import load_model
+from rollwright.models.tiny import tiny_llama
+from rollwright.policies.bytes_renderer import VOCABULARY_SIZE, BytesRenderer
+from rollwright.policies.torch import TorchPolicy
+from rollwright.run.folder import RunFolder, RunReader
+from rollwright.run.training_run import TrainingRun
+
+NAME = "tiny"
+TURNS = 2
+
+
+class OddBytes:
+    """Two turns; each is worth the share of odd characters in the answer. Chance gives a half."""
+
+    prompts = Prompts(system="", opening="{observation}", turn="{observation}")
+    instruction = ""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.level = 0
+
+    async def reset(self, seed: int) -> Reset:
+        self.turns, self.level = 0, seed % 10
+        return Reset(f"{self.level}", {})
+
+    async def step(self, answer: str) -> Step:
+        self.turns += 1
+        reward = sum(ord(each) % 2 for each in answer) / max(len(answer), 1)
+        return Step(f"{self.turns}", reward, self.turns == TURNS, False, {"success": reward > 0.5})
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+
+def save_model(folder: Path) -> Path:
+    tiny_llama(VOCABULARY_SIZE, hidden_size=16, layers=1, heads=2, max_length=64).save_pretrained(folder)
+    return folder
+
+
+def configuration(model: Path, *overrides: str, **more: Any) -> RunConfig:
+    content = {
+        "name": NAME,
+        "max_steps": 6,
+        "limits": {"lease_seconds": 1.0, "heartbeat_interval": 0.2, "max_attempts": 20},
+        "custom_envs": {
+            "OddBytes": {"env_type": "tiny_training:OddBytes", "max_steps": TURNS, "max_tokens_per_step": 4}
+        },
+        "train_env_manager": {"num_env_groups": 4, "group_size": 4, "tags": ["OddBytes"]},
+        "training": {
+            "model": str(model),
+            "learning_rate": 3e-3,
+            "checkpoint_steps": 4,
+            "hand_over": "tensors",
+        },
+        **more,
+    }
+    return build(content, overrides)
+
+
+def policy(model: Path) -> TorchPolicy:
+    return TorchPolicy(load_model(model), BytesRenderer(), batch_invariant=True)
+
+
+async def train(runs: Path, config: RunConfig, model: Path) -> TrainingRun:
+    """A new run, or the rest of the one that is there."""
+    there = runs / config.name
+    if resume := (there / "config.yaml").is_file():
+        config, folder = RunReader(there).config, RunFolder.reopen(there)
+    else:
+        folder, config = RunFolder.create(runs, config)
+    run = TrainingRun(config, folder, resume=resume, policy=policy(model), store=folder.store_address(None))
+    try:
+        await run.run()
+    finally:
+        folder.finish(run.summary())
+    return run
+
+
+def train_in_process(runs: Path, model: Path, more: dict[str, Any]) -> None:
+    """What a process of its own does until it is killed."""
+    asyncio.run(train(runs, configuration(model, **more), model))
