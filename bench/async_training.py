@@ -91,7 +91,7 @@ async def measured(ahead: int, train_seconds: float) -> Arm:
     warm: list[Any] = []
 
     def record(step: int, batch: Batch, seconds: float) -> None:
-        bias.add_trained([each.sampled_tokens for each in batch.trajectories])
+        bias.add_trained(len(batch.trajectories), sum(each.sampled_tokens for each in batch.trajectories))
         for trajectory in batch.trajectories:
             for turn in trajectory.turns:
                 ages.update({batch.version - run.version: run.count for run in turn.versions})

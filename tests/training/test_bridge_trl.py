@@ -96,7 +96,9 @@ def test_trl_takes_real_steps_on_rollouts_of_its_own_current_weights(
 ) -> None:
     import torch
 
-    config = tiny.configuration(model, train_env_manager={"num_env_groups": 2, "group_size": 4, "tags": ["OddBytes"]})
+    config = tiny.configuration(
+        model, train_env_manager={"num_env_groups": 2, "group_size": 4, "tags": ["OddBytes"]}
+    )
     policy = tiny.policy(model)
     run = Watched(config, policy=policy)
     with TrlRollouts(run) as rollouts:
@@ -117,7 +119,9 @@ def test_trl_takes_real_steps_on_rollouts_of_its_own_current_weights(
     earned = [sum(each.score for each in batch) / len(batch) for batch in run.handed_out]
     assert [row["reward"] for row in logged] == pytest.approx(earned, rel=1e-5)
     sampled = [sum(each.sampled_tokens for each in batch) / len(batch) for batch in run.handed_out]
-    assert [row["completions/mean_length"] for row in logged] == pytest.approx(sampled), "only sampled tokens count"
+    assert [row["completions/mean_length"] for row in logged] == pytest.approx(sampled), (
+        "only sampled tokens count"
+    )
 
 
 class Forgetful:
@@ -137,7 +141,9 @@ class Forgetful:
 
 @pytest.mark.usefixtures("quiet")
 def test_stale_rollouts_do_not_pass_as_on_policy(tiny: Any, model: Path, tmp_path: Path) -> None:
-    config = tiny.configuration(model, train_env_manager={"num_env_groups": 2, "group_size": 4, "tags": ["OddBytes"]})
+    config = tiny.configuration(
+        model, train_env_manager={"num_env_groups": 2, "group_size": 4, "tags": ["OddBytes"]}
+    )
     run = LocalRun(config, policy=Forgetful(tiny.policy(model)))
     with TrlRollouts(run) as rollouts:
         trainer = trainer_of(model, rollouts, tmp_path / "trl")

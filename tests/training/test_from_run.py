@@ -59,6 +59,20 @@ async def test_a_recorded_run_trains_to_the_same_weights_without_an_engine(
     assert RunReader(folder.path).metrics() == RunReader(source).metrics()
 
 
+async def test_what_the_filters_left_out_is_left_out_again(tiny: Any, tmp_path: Path) -> None:
+    model = tiny.save_model(tmp_path / "model")
+    config = tiny.configuration(
+        model,
+        "train_env_manager.filters=[{kind: format_error, action: drop}, {kind: accuracy_band, high: 0.8, action: mask}]",
+        max_steps=5,
+    )
+    run = await tiny.train(tmp_path / "runs", config, model)
+    caught = run.local.schedulers[0].ledger.catches.by_filter
+    assert {"format_error", "accuracy_band"} <= set(caught), "the filters have something to do"
+    again = tiny.configuration(model, f"training.from_run={run.folder.path}", max_steps=5)
+    assert (await tiny.train(tmp_path / "again", again, model)).checksum == run.checksum
+
+
 def test_the_command_trains_on_a_run_and_goes_on_where_it_stopped(
     tiny: Any, recorded: TrainingRun, tmp_path: Path
 ) -> None:
@@ -80,11 +94,15 @@ def test_the_command_trains_on_a_run_and_goes_on_where_it_stopped(
     assert second.exit_code == 0, second.output
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["training"]["weights"] == recorded.checksum
-    steps = [json.loads(line)["step"] for line in (folder / "training" / "metrics.jsonl").open(encoding="utf-8")]
+    steps = [
+        json.loads(line)["step"] for line in (folder / "training" / "metrics.jsonl").open(encoding="utf-8")
+    ]
     assert steps == list(range(5))
 
 
-def test_a_record_without_its_trajectories_is_refused(tiny: Any, recorded: TrainingRun, tmp_path: Path) -> None:
+def test_a_record_without_its_trajectories_is_refused(
+    tiny: Any, recorded: TrainingRun, tmp_path: Path
+) -> None:
     log = recorded.folder.path / "trajectories.rwlog"
     log.write_bytes(log.read_bytes()[:2000])
     with pytest.raises(FormatError, match=r"step \d names trajectories that trajectories.rwlog lacks"):
@@ -100,7 +118,9 @@ def test_a_record_without_its_trajectories_is_refused(tiny: Any, recorded: Train
         (["--resume", "nowhere"], "nowhere: is not a run folder"),
     ],
 )
-def test_a_command_without_anything_to_train_on_is_refused_in_one_line(words: list[str], message: str) -> None:
+def test_a_command_without_anything_to_train_on_is_refused_in_one_line(
+    words: list[str], message: str
+) -> None:
     with pytest.raises(RollwrightError, match=message):
         command(*words)
 

@@ -61,7 +61,7 @@ async def test_a_model_learns_what_is_rewarded(tiny: Any, model: Path, tmp_path:
     )
     run = await tiny.train(tmp_path / "runs", config, model)
     rewards = [reward for _, reward, _ in curve(run.folder.path)]
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.3
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
     assert [each["step"] for each in run.validations] == [0, 16]
     validations = [row for row in RunReader(run.folder.path).metrics() if row["mode"] == "val"]
     assert [row["version"] for row in validations] == [0, 16]
@@ -105,7 +105,9 @@ async def test_weights_go_over_as_a_folder_with_a_checksum_where_that_is_asked_f
 async def test_a_finished_run_leaves_a_model_its_figures_and_the_newest_checkpoints(
     tiny: Any, model: Path, tmp_path: Path
 ) -> None:
-    config = tiny.configuration(model, "training.checkpoint_steps=2", "training.writers=[jsonl,tensorboard]", max_steps=6)
+    config = tiny.configuration(
+        model, "training.checkpoint_steps=2", "training.writers=[jsonl,tensorboard]", max_steps=6
+    )
     run = await tiny.train(tmp_path / "runs", config, model)
     folder = run.folder.path
     assert sorted(each.name for each in (folder / "checkpoints").iterdir()) == ["000004", "000006"]
@@ -116,7 +118,9 @@ async def test_a_finished_run_leaves_a_model_its_figures_and_the_newest_checkpoi
     assert run.summary()["weights"] == run.checksum
 
 
-async def test_a_checkpoint_that_is_not_of_this_record_is_refused(tiny: Any, model: Path, tmp_path: Path) -> None:
+async def test_a_checkpoint_that_is_not_of_this_record_is_refused(
+    tiny: Any, model: Path, tmp_path: Path
+) -> None:
     config = tiny.configuration(model, max_steps=4)
     run = await tiny.train(tmp_path / "runs", config, model)
     file = run.folder.path / "metrics.jsonl"

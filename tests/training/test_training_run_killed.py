@@ -34,7 +34,9 @@ def recorded(record: Path) -> int:
     return record.read_text(encoding="utf-8").count("\n") if record.is_file() else 0
 
 
-def kill_after(tiny: Any, runs: Path, model: Path, more: dict[str, Any], batches: int, seconds: float) -> bool:
+def kill_after(
+    tiny: Any, runs: Path, model: Path, more: dict[str, Any], batches: int, seconds: float
+) -> bool:
     """Trains in a process that is killed so long after so many more batches; says whether it was still at work."""
     record = runs / tiny.NAME / "metrics.jsonl"
     wanted = min(recorded(record) + batches, STEPS)
@@ -48,6 +50,7 @@ def kill_after(tiny: Any, runs: Path, model: Path, more: dict[str, Any], batches
         time.sleep(0.005)
     time.sleep(seconds)
     alive = process.is_alive()
+    assert alive or process.exitcode == 0, "it ended by itself before it was killed"
     process.kill()
     process.join()
     return alive

@@ -34,7 +34,10 @@ class OddBytes:
     async def step(self, answer: str) -> Step:
         self.turns += 1
         reward = sum(ord(each) % 2 for each in answer) / max(len(answer), 1)
-        return Step(f"{self.turns}", reward, self.turns == TURNS, False, {"success": reward > 0.5})
+        valid = sum(map(ord, answer)) % 8 > 0
+        return Step(
+            f"{self.turns}", reward, self.turns == TURNS, False, {"success": reward > 0.5, "valid": valid}
+        )
 
     async def close(self) -> None:
         """Holds nothing."""

@@ -21,6 +21,7 @@ from rollwright.rollout.episode import level_seed
 from rollwright.run.assembly import SettingsTable
 from rollwright.run.baselines import Baseline, baseline
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
+from rollwright.run.training_assembly import make_policy
 from rollwright.run.training_run import TrainingRun
 
 
@@ -58,15 +59,19 @@ def train(
         go_on(resume, store=store, live=live)
         return
     settings = _settings(config, changes, from_run)
-    TrainingRun.check(settings)  # what is wrong shows before anything is written
+    policy = make_policy(settings)  # what is wrong shows before anything is written
     folder, settings = RunFolder.create(runs, settings)
-    _train(settings, folder, resume=False, store=store, live=live)
+    run = TrainingRun(settings, folder, policy=policy, store=folder.store_address(store), row=batch_row)
+    _train(run, live=live)
 
 
 def go_on(run: Path, *, store: str | None = None, live: bool = True) -> None:
     """The rest of a training run that stopped anywhere."""
     settings = RunReader(run).config
-    _train(settings, RunFolder.reopen(run), resume=True, store=store, live=live)
+    policy = make_policy(settings)
+    folder = RunFolder.reopen(run)
+    address = folder.store_address(store)
+    _train(TrainingRun(settings, folder, resume=True, policy=policy, store=address, row=batch_row), live=live)
 
 
 def _settings(config: Path | None, changes: list[str], from_run: Path | None) -> RunConfig:
@@ -83,8 +88,7 @@ def _settings(config: Path | None, changes: list[str], from_run: Path | None) ->
     return build({**content, "training": content.get("training") or {}}, changes, source=str(file))
 
 
-def _train(settings: RunConfig, folder: RunFolder, *, resume: bool, store: str | None, live: bool) -> None:
-    run = TrainingRun(settings, folder, resume=resume, store=folder.store_address(store), row=batch_row)
+def _train(run: TrainingRun, *, live: bool) -> None:
     if run_async(execute(run, console(), live=live))["interrupted"]:
         raise typer.Exit(130)
 

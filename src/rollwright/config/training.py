@@ -2,18 +2,35 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from rollwright.config.base import Settings
 
+Writer = Literal["jsonl", "tensorboard", "wandb"]
+HISTORY_KEYS = ("history", "history_length", "window", "max_prompt_length", "truncation_length")
+"""What one might try to cut the history with in training alone; refused with the reason instead of a hint at a key."""
+
 Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _jsonl() -> list[Writer]:
+    return ["jsonl"]
 
 
 class AdvantageConfig(Settings):
     """How much better than expected a turn was. A plain name will do: `advantage: rloo`."""
 
     name: str = "grpo"
-    """`grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `gigpo`, `agent_wise` or `tree`."""
+    """`grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `gigpo`, `agent_wise`; of trees `tree`, and for comparison
+    `path_grpo`, `tree_grpo` or `segment_value`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of that advantage, for example `std: false`."""
 
@@ -67,8 +84,10 @@ class TrainingConfig(Settings):
     """After the warm-up it stays."""
     warmup_updates: NonNegativeInt = 0
     """Optimiser updates over which the learning rate grows from 0."""
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """Of AdamW."""
+    beta1: Beta = 0.9
+    """AdamW's memory of gradients."""
+    beta2: Beta = 0.95
+    """AdamW's memory of their squares."""
     weight_decay: NonNegativeFloat = 0.0
     """On matrices only."""
     max_grad_norm: PositiveFloat = 1.0
@@ -98,8 +117,19 @@ class TrainingConfig(Settings):
     """Steps between checkpoints. A run that is killed does the steps since the last one again, from its record."""
     keep_checkpoints: PositiveInt = 2
     """Older ones are removed."""
-    writers: list[Literal["jsonl", "tensorboard", "wandb"]] = Field(default_factory=lambda: ["jsonl"])
+    writers: list[Writer] = Field(default_factory=_jsonl)
     """Where the figures of each step go, beside the run's own files."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_played(cls, value: Any) -> Any:
+        for key in HISTORY_KEYS if isinstance(value, dict) else ():
+            if key in value:
+                raise ValueError(
+                    f"{key}: training reads the prompts as the model saw them; a history that is cut only here would "
+                    "be trained off-policy. Cut it while playing, with `agent.history`"
+                )
+        return value
 
     @field_validator("advantage", mode="before")
     @classmethod

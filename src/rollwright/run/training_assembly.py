@@ -1,16 +1,24 @@
 """From a configuration to the trainer that it describes. Importing it imports no torch; making a trainer does."""
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollwright.config import RunConfig, TrainingConfig
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Policy, Updatable
+from rollwright.run.assembly import SettingsTable
+from rollwright.run.folder import RunReader
+from rollwright.run.policies import build_policy
 from rollwright.training.advantages import Advantage, make_advantage
 from rollwright.training.settings import Aggregation, LoraSettings, LossSettings, Ratio, TrainerSettings
 
 if TYPE_CHECKING:
     from rollwright.training.trainer import Trainer
 
+
+BESIDE_WEIGHTS = (".json", ".jinja", ".txt", ".model")
+"""What tokenizers and chat templates are kept in."""
 
 IN_PROCESS = "torch"
 """The kind of policy whose model is in this process: it has the base model, and takes weights in memory."""
@@ -47,6 +55,48 @@ def model_name(config: RunConfig) -> str:
     )
 
 
+def check(config: RunConfig) -> None:
+    """Raises what is wrong with the settings, before anything is written or loaded."""
+    training = training_of(config)
+    make_training_advantage(training)
+    trainer_settings(config)
+    model_name(config)
+    if training.from_run is not None:
+        _check_history(config, RunReader(Path(training.from_run)).config)
+    else:
+        SettingsTable(config)
+
+
+def _check_history(config: RunConfig, played: RunConfig) -> None:
+    """What is trained on are the prompts that the model saw; another history cannot be had afterwards."""
+    wanted, had = config.agent.history, played.agent.history
+    if wanted != had:
+        raise ConfigError(
+            f"agent.history: the recorded run was played with `{had.mode}`, length {had.length}; a history that is cut "
+            f"only for training would be trained off-policy. Play with `{wanted.mode}`, or leave it as it was"
+        )
+
+
+def make_policy(config: RunConfig) -> Policy | None:
+    """The policy that is trained; `None` where a recorded run is trained on. A model in this process is loaded."""
+    check(config)
+    if training_of(config).from_run is not None:
+        return None
+    policy = build_policy(config.policy)
+    updatable(policy, config.policy.kind)
+    return policy
+
+
+def copy_tokenizer(config: RunConfig, place: Path) -> None:
+    """Puts whatever lies beside the base model's weights, such as its tokenizer, beside the trained ones."""
+    from rollwright.models.loading import resolve
+
+    base = Path(resolve(model_name(config)))
+    for file in sorted(base.iterdir()) if base.is_dir() else ():
+        if file.suffix in BESIDE_WEIGHTS and not (place / file.name).exists() and ".index." not in file.name:
+            shutil.copy(file, place)
+
+
 def make_training_advantage(training: TrainingConfig) -> Advantage:
     return make_advantage(training.advantage.name, **training.advantage.options)
 
@@ -56,7 +106,7 @@ def trainer_settings(config: RunConfig) -> TrainerSettings:
     loss, lora = training.loss, training.lora
     return TrainerSettings(
         learning_rate=training.learning_rate,
-        betas=training.betas,
+        betas=(training.beta1, training.beta2),
         weight_decay=training.weight_decay,
         warmup_updates=training.warmup_updates,
         max_grad_norm=training.max_grad_norm,

@@ -7,6 +7,7 @@ does. So the record is never behind the trainer, and whatever the trainer did ca
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from rollwright.errors import FormatError
@@ -14,6 +15,14 @@ from rollwright.rollout import Batch
 from rollwright.rollout.filters import Catches, build_filters, judge, judge_group
 from rollwright.run.folder import TRAJECTORIES, RunReader
 from rollwright.trajectory import Trajectory
+
+FIGURES = "training"
+"""Folder of a run with the figures of every step; it is there as soon as a run trains."""
+
+
+def is_training(run: Path) -> bool:
+    """Whether this run folder belongs to a training run, which must not be gone on with without a trainer."""
+    return (run / FIGURES).is_dir()
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,18 @@ from rollwright.policies.base import Policy, UpdateMode
 from rollwright.rollout import Batch
 from rollwright.run.folder import METRICS, TRAJECTORIES, RunFolder, RunReader
 from rollwright.run.local import LocalRun
-from rollwright.run.policies import build_policy
 from rollwright.run.training_assembly import (
+    check,
+    copy_tokenizer,
     in_process,
+    make_policy,
     make_trainer,
     make_training_advantage,
-    model_name,
-    trainer_settings,
     training_of,
     updatable,
 )
 from rollwright.run.training_record import (
+    FIGURES,
     RecordedBatch,
     check_position,
     plain_row,
@@ -50,8 +51,8 @@ from rollwright.trajectory import Trajectory
 if TYPE_CHECKING:
     from rollwright.training.trainer import Trainer
 
-FIGURES, CHECKPOINTS, WEIGHTS, MODEL = "training", "checkpoints", "weights", "model"
-"""Folders of a run: figures of every step, the trainer's states, weights on their way to an engine, the result."""
+CHECKPOINTS, WEIGHTS, MODEL = "checkpoints", "weights", "model"
+"""Folders of a run: the trainer's states, weights on their way to an engine, the result."""
 
 KEPT_WEIGHTS = 2
 """Folders of weights that stay: what the engine has, and what it is being given."""
@@ -74,8 +75,9 @@ class TrainingRun:
         store: str | None = None,
         row: Row = plain_row,
     ) -> None:
-        """`resume`: go on with a folder that was reopened. `store`: where its rollouts are, if not in memory."""
-        self.check(config)
+        """`resume`: go on with a folder that was reopened. `policy`: instead of the one that the settings name.
+        `store`: where its rollouts are, if not in memory."""
+        check(config)
         self.config = config
         self.training = training_of(config)
         self.folder = folder
@@ -96,7 +98,7 @@ class TrainingRun:
         self._source = None if self.training.from_run is None else RunReader(Path(self.training.from_run))
         self._recorded: Iterator[RecordedBatch] = iter(())
         """Batches of `from_run` that are left."""
-        self._policy = None if self._source else policy or build_policy(config.policy)
+        self._policy = None if self._source else policy or make_policy(config)
         if self._policy is not None:
             updatable(self._policy, config.policy.kind)
         self._resume = resume
@@ -104,20 +106,12 @@ class TrainingRun:
         self._row = row
         self._rows: list[Mapping[str, Any]] = []
         """The record so far."""
+        self._counted: set[str] = set()
+        """Rollouts whose lengths are in `bias`; after a restart some are told of again."""
         self._trainer: Trainer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._metrics: Metrics | None = None
         self.pipeline: Pipeline[Any] = Pipeline(self._cadence(), self._stages())
-
-    @staticmethod
-    def check(config: RunConfig) -> None:
-        """Raises what is wrong with the settings, before anything is written or loaded."""
-        training = training_of(config)
-        make_training_advantage(training)
-        trainer_settings(config)
-        model_name(config)
-        if training.from_run is not None:
-            RunReader(Path(training.from_run))
 
     @property
     def trainer(self) -> "Trainer":
@@ -127,12 +121,13 @@ class TrainingRun:
 
     async def run(self) -> None:
         """Trains until `max_steps`; then `model` in the run's folder is the result."""
+        (self.folder.path / FIGURES).mkdir(exist_ok=True)
         async with AsyncExitStack() as stack:
             stack.callback(self._close)
             stack.push_async_callback(asyncio.to_thread, self._thread.shutdown)
-            validated = await self._prepare()
-            if self._policy is not None:
-                self.local = await stack.enter_async_context(await self._begin_rollouts(self._policy))
+            validated = await self._begin()
+            if self.local is not None:
+                await stack.enter_async_context(self.local)
             await self.pipeline.run(validated)
             self.checksum = (await self._in_thread(self._export_result)).checksum
 
@@ -173,7 +168,29 @@ class TrainingRun:
             checkpoint=self._checkpoint,
         )
 
-    # -- before the first new batch
+    async def _begin(self) -> set[int]:
+        """The policy has the trainer's weights before the first token is sampled; gives the validations that are done."""
+        policy = self._policy
+        try:
+            validated = await self._prepare()
+            if policy is not None:
+                await self._give_weights(policy)
+                self.local = self._rollouts(policy)
+        except BaseException:
+            if policy is not None:
+                await policy.close()
+            raise
+        return validated
+
+    def _rollouts(self, policy: Policy) -> LocalRun:
+        return LocalRun(
+            self.config,
+            policy=policy,
+            store=self._store,
+            delivered=[group for row in self._rows for group in row["groups"]] if self._resume else None,
+            on_finished=self._on_finished,
+            on_failed=self.folder.add_failure,
+        )
 
     async def _prepare(self) -> set[int]:
         """Makes the trainer and brings it to the end of the record; gives the validations that are done."""
@@ -204,34 +221,17 @@ class TrainingRun:
         if not saved:
             return 0
         extra = self.trainer.restore(saved[-1])
-        return check_position(extra["record"], self._rows, str(saved[-1]))
+        step = check_position(extra["record"], self._rows, str(saved[-1]))
+        self.staleness.update({int(age): count for age, count in extra["staleness"].items()})
+        self.left_out.update(extra["left_out"])
+        return step
 
     def _remember_lengths(self, reader: RunReader) -> None:
-        if self._rows and self._source is None:
-            trained = {group for row in self._rows for group in row["groups"]}
+        if self._resume and self._source is None:
+            for row in self._rows:
+                self.bias.add_trained(row["trajectories"], row["tokens"])
             for trajectory in reader.trajectories():
                 self._count_generated(trajectory)
-                if trajectory.group_id in trained:
-                    self.bias.add_trained([trajectory.sampled_tokens])
-
-    async def _begin_rollouts(self, policy: Policy) -> LocalRun:
-        """The policy has the trainer's weights before the first token is sampled."""
-        try:
-            await self._give_weights(policy)
-            delivered = [group for row in self._rows for group in row["groups"]] if self._resume else None
-            return LocalRun(
-                self.config,
-                policy=policy,
-                store=self._store,
-                delivered=delivered,
-                on_finished=self._on_finished,
-                on_failed=self.folder.add_failure,
-            )
-        except BaseException:
-            await policy.close()
-            raise
-
-    # -- the stages of the loop
 
     async def _next_batch(self) -> Batch:
         assert self.local is not None
@@ -241,10 +241,11 @@ class TrainingRun:
         return next(self._recorded)
 
     def _record(self, step: int, batch: Batch, seconds: float) -> None:
-        row = self._row("train", step, seconds, batch)
+        tokens = sum(each.sampled_tokens for each in batch.trajectories)
+        row = {**self._row("train", step, seconds, batch), "tokens": tokens}
         self.folder.add_metrics(row)
         self._rows.append(row)
-        self.bias.add_trained([each.sampled_tokens for each in batch.trajectories])
+        self.bias.add_trained(row["trajectories"], tokens)
 
     def _record_again(self, step: int, batch: RecordedBatch, seconds: float) -> None:
         self.folder.add_metrics(batch.row)
@@ -309,24 +310,23 @@ class TrainingRun:
     def _save(self, place: Path, stands_at: Mapping[str, Any]) -> None:
         for name in (TRAJECTORIES, METRICS):  # the record is on the disk before a checkpoint refers to it
             _flush_to_disk(self.folder.path / name)
-        self.trainer.save(place, {"record": stands_at})
-
-    # -- what the rollouts and the end leave behind
+        figures = {"staleness": dict(self.staleness), "left_out": dict(self.left_out)}
+        self.trainer.save(place, {"record": stands_at, **figures})
 
     def _on_finished(self, rollout_id: str, encoded: bytes) -> None:
         self.folder.add_trajectory(rollout_id, encoded)
         self._count_generated(Trajectory.from_bytes(encoded))
 
     def _count_generated(self, trajectory: Trajectory) -> None:
-        if trajectory.group_id.startswith(f"{self.config.name}.train-"):
+        own = trajectory.group_id.startswith(f"{self.config.name}.train-")
+        if own and trajectory.rollout_id not in self._counted:
+            self._counted.add(trajectory.rollout_id)
             self.bias.add_generated(trajectory.sampled_tokens)
 
     def _export_result(self) -> Any:
         place = self.folder.path / MODEL
         weights = self.trainer.export(place)
-        base = Path(model_name(self.config))
-        for file in sorted(base.glob("*token*")) if base.is_dir() else ():
-            shutil.copy(file, place)
+        copy_tokenizer(self.config, place)
         return weights
 
     def _source_rows(self) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ episodes `async_generation_ratio` batches ahead. With 0 it opens none, and the l
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -134,9 +134,9 @@ class LengthBias:
         self.generated += 1
         self.generated_tokens += tokens
 
-    def add_trained(self, lengths: Sequence[int]) -> None:
-        self.trained += len(lengths)
-        self.trained_tokens += sum(lengths)
+    def add_trained(self, episodes: int, tokens: int) -> None:
+        self.trained += episodes
+        self.trained_tokens += tokens
 
     @property
     def ratio(self) -> float | None:

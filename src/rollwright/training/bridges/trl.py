@@ -125,7 +125,9 @@ class TrlRollouts:
             return
         model = trainer.accelerator.unwrap_model(trainer.model)
         if hasattr(model, "peft_config"):
-            raise ConfigError("peft: TRL's adapters are not handed to the policy; train all weights, or use rollwright")
+            raise ConfigError(
+                "peft: TRL's adapters are not handed to the policy; train all weights, or use rollwright"
+            )
         tensors = {name: each.detach().clone() for name, each in model.state_dict().items()}
         weights = Weights(version=step, tensors=tensors)
         self._wait_for(self._policy.update_weights(weights, UpdateMode.DRAIN))
