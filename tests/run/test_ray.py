@@ -17,6 +17,7 @@ from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.policies.players import RandomPlayer
 from rollwright.rollout import Activity, Batch
+from rollwright.run import fleet as fleet_module
 from rollwright.run.fleet import MOST_SHORT_LIVES
 from rollwright.run.folder import RunReader
 from rollwright.run.local import LocalRun
@@ -24,7 +25,7 @@ from rollwright.store.contract import Store
 from rollwright.store.history import complaints
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import open_store
-from rollwright.store.records import Attempt, AttemptStatus
+from rollwright.store.records import Attempt, AttemptStatus, EnqueueRequest
 from rollwright.workers.autoscale import ScaleRules
 
 ray = pytest.importorskip("ray", reason="needs rollwright[ray]")
@@ -236,6 +237,26 @@ async def test_actors_that_die_at_their_start_end_the_run_with_their_last_words(
             RollwrightError, match=f"{MOST_SHORT_LIVES} ray workers in a row .*unknown scheme 'ftp'"
         ):
             await asyncio.wait_for(fleet.run(), PATIENCE)
+    await store.close()
+
+
+async def test_actors_that_are_lost_at_their_start_end_the_run_with_what_ray_says(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Doomed(ray_fleet.WorkerActor):  # type: ignore[misc, name-defined]
+        async def work(self, *how: Any) -> None:
+            os._exit(1)
+
+    monkeypatch.setattr(ray_fleet, "WorkerActor", Doomed)
+    monkeypatch.setattr(ray_fleet, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(fleet_module, "MOST_LOSSES", 3)
+    store, activity = MemoryStore(), Activity()
+    await store.enqueue_many_rollouts([EnqueueRequest(None) for _ in range(2)])
+    async with ray_cluster.RayCluster(cluster.address):
+        fleet = ray_fleet.RayFleet(store, "memory", ScaleRules(1, maximum=2), activity)
+        with pytest.raises(RollwrightError, match="lost at their start 3 times in a row; the last time: "):
+            await asyncio.wait_for(fleet.run(), PATIENCE)
+    assert activity.dead_workers >= 3
     await store.close()
 
 

@@ -24,8 +24,8 @@ class TagStatistics:
     turns: int = 0
     tokens: int = 0
     stops: Counter[str] = field(default_factory=Counter)
-    levels: dict[int, None] = field(default_factory=dict)
-    """Seeds of the levels, in the order they were first seen; no more than a baseline needs."""
+    levels: set[int] = field(default_factory=set)
+    """Seeds of the levels; of very many, at least the smallest, which are those that a baseline plays."""
 
     def add(self, trajectory: Trajectory) -> None:
         self.episodes += 1
@@ -37,8 +37,9 @@ class TagStatistics:
         self.turns += len(trajectory.turns)
         self.tokens += trajectory.sampled_tokens
         self.stops[str(trajectory.stop)] += 1
-        if len(self.levels) < EPISODES:
-            self.levels[trajectory.seed] = None
+        self.levels.add(trajectory.seed)
+        if len(self.levels) > 2 * EPISODES:
+            self.levels = set(sorted(self.levels)[:EPISODES])
 
     @property
     def success(self) -> float | None:
@@ -123,6 +124,7 @@ def activity_row(activity: Activity) -> dict[str, Any]:
         "prompt_tokens": activity.prompt_tokens,
         "episodes": activity.finished,
         "withdrawn": activity.withdrawn,
+        "commit_seconds": round(activity.commit_seconds, 3),
         "replayed_turns": activity.replayed_turns,
         "replays_differed": activity.replays_differed,
         "stale": activity.stale,

@@ -14,9 +14,10 @@ from rollwright.config import (
 from rollwright.envs.base import Env, Prompts
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Sampling
-from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits
+from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits, Strategy
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.function import AgentFunction
+from rollwright.run.orchestras import build_teams
 from rollwright.run.strategies import build_strategy
 
 
@@ -25,12 +26,16 @@ class SettingsTable:
 
     def __init__(self, config: RunConfig) -> None:
         self._settings: dict[tuple[str, str], EpisodeSettings] = {}
+        teams = build_teams(config)
         for tag in config.tags:
             train = _settings(config, tag)
+            single: Strategy = CHAIN
+            if (team := teams.get(tag)) is not None:
+                train, single = replace(train, strategy=team), team.greedy()
             greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
             self._settings["train", tag] = replace(train, filters=stopping)
-            self._settings["val", tag] = replace(train, sampling=greedy, max_staleness=None, strategy=CHAIN)
+            self._settings["val", tag] = replace(train, sampling=greedy, max_staleness=None, strategy=single)
 
     def __call__(self, episode: Episode) -> EpisodeSettings:
         try:

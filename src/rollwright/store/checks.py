@@ -5,8 +5,9 @@ over HTTP. Plain data travels as msgpack, so that what a store keeps is never sh
 """
 
 import math
+import os
 import re
-import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
@@ -32,13 +33,14 @@ ROLLOUT_SORTS = ("start_time", "end_time", "rollout_id", "status", "mode", "prio
 
 _ID = re.compile(ID_PATTERN.replace("$", r"\Z"))
 _ID_BYTES = 8
-"""64 random bits: a collision among a million rollouts has odds below 1 in ten million."""
+"""64 random bits: a collision among a million rollouts of the same millisecond has odds below 1 in ten million."""
 
 Status = TypeVar("Status", bound=StrEnum)
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}-{secrets.token_hex(_ID_BYTES)}"
+    """Begins with the time, in milliseconds: ids made one after another lie side by side in an index."""
+    return f"{prefix}-{time.time_ns() // 1_000_000:011x}{os.urandom(_ID_BYTES).hex()}"
 
 
 def check_id(value: str, what: str) -> str:

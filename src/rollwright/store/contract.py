@@ -15,7 +15,7 @@ Always true, of every implementation:
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rollwright.errors import RollwrightError
 from rollwright.store.records import (
@@ -57,6 +57,10 @@ class ImpossibleChange(StoreError):
 
 class Store(ABC):
     """See the module's docstring for what always holds. Unknown ids raise `NotFound` unless stated."""
+
+    instant: ClassVar[bool] = False
+    """Whether calls that are not told to wait are done at once, so that making several of them side by side gains
+    nothing over one after the other."""
 
     # -- asking for episodes ------------------------------------------------------------------------
 

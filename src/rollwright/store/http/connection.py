@@ -20,6 +20,7 @@ from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.http.messages import Refusal
 from rollwright.store.http.refusals import error_of
 from rollwright.store.http.retry import RetryRule
+from rollwright.store.opening import TOKEN_VARIABLE
 
 CONNECT_SECONDS = 10.0
 """A host that does not answer a connection attempt for so long is not busy but gone."""
@@ -98,6 +99,10 @@ class Connection:
         raise self._refused(response.status, raw)
 
     def _refused(self, status: int, raw: bytes) -> Exception:
+        if status == 401:
+            return StoreError(
+                f"{self.url}: the token is missing or wrong: {TOKEN_VARIABLE} must hold the one of the server"
+            )
         try:
             return error_of(_refusal.decode(raw))
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from rollwright.store.contract import Store
+from rollwright.store.contract import Store, StoreError
 from rollwright.store.records import Page
 
 MAX_WAIT_SECONDS = 30.0
@@ -47,8 +47,8 @@ class Call(
     """The type that the answer is decoded into."""
 
     async def make(self, store: Store) -> Answer:
-        """Makes the call."""
-        raise NotImplementedError
+        """Makes the call. Only those that the server answers out of what it remembers have no way to."""
+        raise StoreError(f"{self.name}: is no call of a store")
 
     def waits(self) -> bool:
         wait: float = getattr(self, "timeout", 0.0)

@@ -58,6 +58,8 @@ class MemoryStore(LookingStore):
     loop's own clock, so that neither a jump of the system's time nor a simulated loop confuses the leases.
     `record_events` keeps the history of everything that happened, about 200 bytes an event."""
 
+    instant = True
+
     def __init__(self, *, clock: Callable[[], float] | None = None, record_events: bool = True) -> None:
         super().__init__(clock=clock, record_events=record_events)
         self._claimants: deque[_Claimant] = deque()

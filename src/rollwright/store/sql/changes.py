@@ -6,6 +6,7 @@ changes a rollout has locked its row when it read it.
 
 from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, bindparam, case, delete, null, select, update
 
 from rollwright.store.checks import EMPTY
@@ -30,8 +31,9 @@ def noted(
     append_id: str | None = None,
 ) -> RolloutRow:
     """The rollout after a sign of life of the attempt that holds it; `None` leaves a field as it is."""
-    return row._replace(
-        status=row.status if status is None else status,
+    return replace(
+        row,
+        status=row.status if status is None else status.value,
         worker_id=worker_id if row.worker_id is None else row.worker_id,
         last_heartbeat_time=now,
         attempt_metadata=row.attempt_metadata if metadata is None else metadata,
@@ -43,9 +45,9 @@ def heard(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[Rollou
     """Extends the lease of the attempt that holds the rollout, and writes down what else it reports."""
     assert row.attempt_start is not None
     lease = lease_end(row.config, row.attempt_start, tx.now)
-    after = noted(row, tx.now, **reported)._replace(lease_expires=lease)
+    after = replace(noted(row, tx.now, **reported), lease_expires=lease)
     if after.status != row.status:
-        check_rollout_change(row.rollout_id, RolloutStatus(row.status), RolloutStatus(after.status))
+        check_rollout_change(row.rollout_id, row.rollout_status, after.rollout_status)
     yield HEARD(
         at_place=after.place,
         new_status=after.status,
@@ -56,10 +58,7 @@ def heard(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[Rollou
         new_append=after.last_append_id,
     )
     tx.leased(lease)
-    if row.worker_id is None:
-        tx.stamps.heard(after.worker_id, tx.now, last_busy_time=tx.now)
-    else:
-        tx.stamps.heard(after.worker_id, tx.now)
+    tx.stamps.heard(after.worker_id, tx.now, busy=row.worker_id is None)
     return after
 
 
@@ -81,10 +80,10 @@ def end(
     tries = row.tries - (status is AttemptStatus.CANCELLED)
     after = becomes or rollout_after(status, row.config, tries)
     waits = after is RolloutStatus.REQUEUING
-    check_rollout_change(row.rollout_id, RolloutStatus(row.status), after)
+    check_rollout_change(row.rollout_id, row.rollout_status, after)
     yield RELEASE(
         at_place=row.place,
-        new_status=after,
+        new_status=after.value,
         new_waiting=int(waits),
         new_end=None if waits else tx.now,
         new_tries=tries,
@@ -95,7 +94,7 @@ def end(
             row.place,
             row.attempts,
             row.attempt_id,
-            status,
+            status.value,
             row.attempt_start,
             tx.now,
             row.worker_id,
@@ -109,7 +108,15 @@ def end(
     tx.stamps.released(row.worker_id, tx.now)
     tx.changes.taken |= taken
     tx.changes.waiting |= waits
-    tx.event(EventKind.ENDED, row.rollout_id, row.attempt_id, row.worker_id, status, row.lease_expires, after)
+    tx.event(
+        EventKind.ENDED,
+        row.rollout_id,
+        row.attempt_id,
+        row.worker_id,
+        status.value,
+        row.lease_expires,
+        after.value,
+    )
     if not waits:
         if trajectory is not None:
             tx.later(INSERT_TRAJECTORY, (row.place, trajectory))
@@ -124,10 +131,12 @@ def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: st
     if row.attempt_id is not None:
         yield from end(tx, row, AttemptStatus.CANCELLED, reason, becomes=status, taken=True)
         return
-    check_rollout_change(row.rollout_id, RolloutStatus(row.status), status)
-    yield RELEASE(at_place=row.place, new_status=status, new_waiting=0, new_end=tx.now, new_tries=row.tries)
+    check_rollout_change(row.rollout_id, row.rollout_status, status)
+    yield RELEASE(
+        at_place=row.place, new_status=status.value, new_waiting=0, new_end=tx.now, new_tries=row.tries
+    )
     yield CLEAR_JOURNAL(at_place=row.place)
-    tx.event(EventKind.ENDED, row.rollout_id, becomes=status)
+    tx.event(EventKind.ENDED, row.rollout_id, becomes=status.value)
     tx.complete(row.place, row.rollout_id, None, status, reason)
 
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 
 from rollwright.errors import RollwrightError
 from rollwright.store.records import AttemptedRollout
+from rollwright.store.sql.queueing import Ask
 from rollwright.store.waiting import resolve, wait_until
-
-Ask = tuple[int, str | None, str | None]
-"""How many at most, for which worker, under which claim id."""
 
 
 @dataclass(eq=False, slots=True)

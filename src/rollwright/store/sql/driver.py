@@ -1,13 +1,22 @@
-"""What a SQL store needs of a database: two ways to run operations, and word of changes."""
+"""What a SQL store needs of a database: two ways to run operations, and word of changes.
+
+Calls that share a transaction run in the order in which they came. Neighbours of one kind that are never refused
+(`Together`) are run as one operation, with a statement for all of them instead of one for each.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
+from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
+
+from rollwright.store.contract import StoreError
 from rollwright.store.sql.statements import Operation
 from rollwright.store.sql.transaction import Changes, Stamps, Transaction
 
 Result = TypeVar("Result")
+Argument = TypeVar("Argument")
 Write = Callable[[Transaction], Operation[Result]]
 """Makes the operation anew each time it is called: a transaction that failed is run again."""
 Read = Callable[[], Operation[Result]]
@@ -17,13 +26,45 @@ Outcome = tuple[Any, BaseException | None]
 """A result, or what went wrong instead."""
 
 
-class Job(NamedTuple, Generic[Result]):
+class Together(msgspec.Struct, Generic[Argument, Result], frozen=True):
+    """A call that can be run with others of its kind, and is never refused."""
+
+    run: Callable[[Transaction, Sequence[Argument]], Operation[list[Result]]]
+    """Gives a result for each argument."""
+    argument: Argument
+
+    def __call__(self, tx: Transaction) -> Operation[Result]:
+        return (yield from self.run(tx, [self.argument]))[0]
+
+
+class Job(msgspec.Struct, Generic[Result], frozen=True):
     """A call that waits to be run."""
 
     make: Callable[..., Operation[Result]]
     future: "asyncio.Future[Result]"
     lasting: bool = False
     orphaned: Callable[[Result], None] | None = None
+
+
+def _kind(job: Job[Any]) -> Callable[..., Operation[list[Any]]] | None:
+    return job.make.run if type(job.make) is Together else None
+
+
+def run_all(tx: Transaction, batch: Sequence[Job[Any]]) -> Operation[list[Outcome]]:
+    """All calls of a transaction, and what it has gathered at its end."""
+    outcomes: list[Outcome] = []
+    for run, jobs in groupby(batch, _kind):
+        if run is not None:
+            results = yield from run(tx, [job.make.argument for job in jobs])  # type: ignore[attr-defined]
+            outcomes += [(result, None) for result in results]
+            continue
+        for job in jobs:
+            try:
+                outcomes.append(((yield from job.make(tx)), None))
+            except StoreError as refusal:
+                outcomes.append((None, refusal))
+    yield from tx.flush()
+    return outcomes
 
 
 def answer(jobs: Sequence[Job[Any]], outcomes: Sequence[Outcome]) -> None:
@@ -43,19 +84,19 @@ class Driver(Protocol):
     stamps: Stamps
     """Of its workers, not yet written."""
 
-    async def write(
+    def write(
         self, make: Write[Result], *, lasting: bool, orphaned: Callable[[Result], None] | None = None
-    ) -> Result:
+    ) -> "asyncio.Future[Result]":
         """Runs the operation in a transaction, alone or with others, and returns when it is committed.
 
         `lasting`: it must survive a power cut, not only the death of every process. What is not, such as a claim
         or a heartbeat, is as if it had never happened if the power fails: the rollout is given out again.
-        `orphaned` gets the result if the caller was cancelled while it waited. Every transaction first ends the
-        attempts whose lease is over.
+        `orphaned` gets the result if the caller was cancelled while it waited. A transaction first ends the
+        attempts whose lease is over, if it is time to look for them.
         """
         ...
 
-    async def read(self, make: Read[Result]) -> Result:
+    def read(self, make: Read[Result]) -> Awaitable[Result]:
         """Runs an operation that changes nothing."""
         ...
 
@@ -69,8 +110,3 @@ class Driver(Protocol):
     async def close(self) -> None:
         """Does what was asked for before, unless the database is away, and lets go of it."""
         ...
-
-
-def nothing(tx: Transaction) -> Operation[None]:
-    """A transaction that only ends the leases that are over."""
-    yield from ()

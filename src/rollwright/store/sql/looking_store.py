@@ -1,5 +1,6 @@
 """The half of `SqlStore` that looks: queries, pages, counts, and resources."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -17,7 +18,8 @@ from rollwright.store.records import (
     WorkerStatus,
 )
 from rollwright.store.sql import looking
-from rollwright.store.sql.driver import Driver, Write, nothing
+from rollwright.store.sql.changes import expire
+from rollwright.store.sql.driver import Driver, Write
 from rollwright.store.sql.reporting import write_stamps
 from rollwright.store.sql.resources import (
     add_resources,
@@ -39,16 +41,16 @@ class LookingStore(Store):
         self._driver = driver
         self._closed = False
 
-    async def _write(
+    def _write(
         self,
         make: Write[Result],
         *,
         lasting: bool = True,
         orphaned: Callable[[Result], None] | None = None,
-    ) -> Result:
+    ) -> "asyncio.Future[Result]":
         if self._closed:
             raise StoreError("the store is closed")
-        return await self._driver.write(make, lasting=lasting, orphaned=orphaned)
+        return self._driver.write(make, lasting=lasting, orphaned=orphaned)
 
     async def _read(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
         """Never shows an attempt whose lease is over as alive: it is ended first."""
@@ -58,7 +60,7 @@ class LookingStore(Store):
             found = await self._driver.read(partial(_unless_lapsed, make, arguments))
             if found is not None:
                 return found[0]
-            await self._driver.write(nothing, lasting=False)
+            await self._driver.write(expire, lasting=False)
 
     async def _show_stamps(self) -> None:
         """Workers were heard of in this process that the database does not know of yet."""

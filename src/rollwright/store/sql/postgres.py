@@ -22,7 +22,7 @@ from sqlalchemy import func, select
 
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.sql.changes import expire
-from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer
+from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer, run_all
 from rollwright.store.sql.migrate import READ_VERSION, VERSION_TABLE, missing_steps
 from rollwright.store.sql.schema import HELD, rollouts
 from rollwright.store.sql.statements import NOW, Dialect, Operation, Row, Statement
@@ -74,17 +74,17 @@ Result = TypeVar("Result")
 async def drive(connection: "asyncpg.Connection", operation: Operation[Result]) -> Result:
     """Runs an operation to its end."""
     try:
-        call = next(operation)
+        statement, values = next(operation)
         while True:
-            sql, arguments, returns_rows = call.statement.postgresql
+            sql, arguments, returns_rows = statement.postgresql
             rows: list[Row] = []
-            if len(call.values) == 1:
-                rows = await connection.fetch(sql, *arguments(call.values[0]))
+            if len(values) == 1:
+                rows = await connection.fetch(sql, *arguments(values[0]))
             elif returns_rows:
-                rows = await connection.fetchmany(sql, [arguments(each) for each in call.values])
+                rows = await connection.fetchmany(sql, [arguments(each) for each in values])
             else:
-                await connection.executemany(sql, [arguments(each) for each in call.values])
-            call = operation.send(rows)
+                await connection.executemany(sql, [arguments(each) for each in values])
+            statement, values = operation.send(rows)
     except StopIteration as stop:
         result: Result = stop.value
         return result
@@ -148,14 +148,14 @@ class PostgresDriver:
 
     # -- running operations -------------------------------------------------------------------------
 
-    async def write(
+    def write(
         self, make: Write[Result], *, lasting: bool, orphaned: Callable[[Result], None] | None = None
-    ) -> Result:
+    ) -> "asyncio.Future[Result]":
         if self._closing:
             raise StoreError("the store is closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queues[lasting].put(Job(make, future, lasting, orphaned))
-        return await future
+        return future
 
     async def read(self, make: Read[Result]) -> Result:
         link = await self._idle_readers.get()
@@ -198,13 +198,7 @@ class PostgresDriver:
             tx = Transaction(now, self.stamps, repeated)
             if lapsed(lease, now):
                 await drive(connection, expire(tx))
-            outcomes: list[Outcome] = []
-            for job in batch:
-                try:
-                    outcomes.append((await drive(connection, job.make(tx)), None))
-                except StoreError as refusal:
-                    outcomes.append((None, refusal))
-            await drive(connection, tx.flush())
+            outcomes = await drive(connection, run_all(tx, batch))
             if news := _news(tx.changes):
                 await connection.execute("SELECT pg_notify($1, $2)", self._schema, news)
         return outcomes, tx.changes

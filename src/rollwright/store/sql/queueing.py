@@ -5,13 +5,21 @@ savepoints: a refused one leaves nothing for the others to commit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import ColumnElement, Double, String, bindparam, cast, null, select, update
 
 from rollwright.store.checks import NewRollout, RolloutChange, config_to_bytes, merged, new_id, unpack
 from rollwright.store.contract import ImpossibleChange, NotFound
-from rollwright.store.records import AttemptedRollout, EventKind, Rollout, RolloutStatus
+from rollwright.store.records import (
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    EventKind,
+    Rollout,
+    RolloutStatus,
+)
 from rollwright.store.sql.changes import lease_from, withdraw
 from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow
 from rollwright.store.sql.schema import CLAIMED as IS_CLAIMED
@@ -19,10 +27,14 @@ from rollwright.store.sql.schema import WAITING as IS_WAITING
 from rollwright.store.sql.schema import resources, rollouts
 from rollwright.store.sql.statements import Operation, Row, Statement, any_of, constant, insert_into
 from rollwright.store.sql.transaction import Transaction
-from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, unchanged
+from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, lease_end, unchanged
+
+Ask = tuple[int, str | None, str | None]
+"""How many at most, for which worker, under which claim id."""
 
 
 def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> Operation[list[Rollout]]:
+    """One caller's; an id that is there already gives that rollout."""
     yield from _require_resources(each.resources_id for each in new)
     inserted = {row[0] for row in (yield INSERT_ROLLOUT.many([_values(each, tx.now) for each in new]))}
     records: dict[str, Rollout] = {}
@@ -36,6 +48,21 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> Operation[list[Rollou
         rows = yield ROLLOUTS(ids=there)
         records.update((row[1], RolloutRow(*row).record()) for row in rows)
     return [records[each.rollout_id] for each in new]
+
+
+def enqueue_new(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Operation[list[list[Rollout]]]:
+    """Several callers': under ids that were made for these calls, and without resources."""
+    if tx.repeated:  # they may be there already
+        again = []
+        for new in calls:
+            again.append((yield from enqueue(tx, new)))
+        return again
+    yield INSERT_NEW.many([_values(each, tx.now) for new in calls for each in new])
+    for new in calls:
+        for each in new:
+            tx.event(EventKind.ENQUEUED, each.rollout_id)
+    tx.changes.waiting |= any(calls)
+    return [[_record(each, tx.now) for each in new] for new in calls]
 
 
 def _values(new: NewRollout, now: float) -> dict[str, Any]:
@@ -75,15 +102,61 @@ def claim(
         held = yield CLAIMED(claim_id=claim_id)
         if held:
             return [RolloutRow(*row).attempted() for row in held]
-    tx.stamps.heard(worker_id, tx.now, last_dequeue_time=tx.now)
+    tx.stamps.heard(worker_id, tx.now, asks=True)
     attempt = _attempt(tx, worker_id, claim_id)
     rows = yield (CLAIM_NEXT(**attempt) if limit == 1 else CLAIM(**attempt, count=limit))
     return _given(tx, rows)
 
 
-def claim_for_each(
-    tx: Transaction, claimants: Sequence[tuple[int, str | None, str | None]]
-) -> Operation[list[list[AttemptedRollout]]]:
+def claim_new(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
+    """Several callers': under claim ids that were made for these calls."""
+    given: list[list[AttemptedRollout]] = []
+    if tx.repeated or len(asks) == 1:
+        for ask in asks:
+            given.append((yield from claim(tx, *ask, new=True)))
+        return given
+    rows = [RolloutRow(*row) for row in (yield NEXT(count=sum(limit for limit, _, _ in asks)))]
+    next_row, taken, name = iter(rows), [], new_id("at")
+    for limit, worker_id, claim_id in asks:
+        tx.stamps.heard(worker_id, tx.now, asks=True)
+        given.append([_begin(tx, row, worker_id, name) for row in islice(next_row, limit)])
+        taken += [(each.attempt, claim_id) for each in given[-1]]
+    if rows:
+        yield TAKE.many(
+            [
+                {
+                    "at_place": row.place,
+                    "new_tries": row.tries + 1,
+                    "new_attempts": attempt.sequence_id,
+                    "new_attempt": attempt.attempt_id,
+                    "new_worker": attempt.worker_id,
+                    "new_claim": claim_id,
+                    "now": tx.now,
+                    "new_lease": attempt.lease_expires,
+                }
+                for row, (attempt, claim_id) in zip(rows, taken, strict=True)
+            ]
+        )
+    return given
+
+
+def _begin(tx: Transaction, row: RolloutRow, worker_id: str | None, name: str) -> AttemptedRollout:
+    """The rollout with its new attempt, which is still to be written down. `name`: of this round of claims."""
+    attempt = Attempt(
+        row.rollout_id,
+        f"{name}.{row.place}",
+        row.attempts + 1,
+        AttemptStatus.PREPARING,
+        tx.now,
+        worker_id=worker_id,
+        last_heartbeat_time=tx.now,
+        lease_expires=lease_end(row.config, tx.now, tx.now),
+    )
+    _note_claim(tx, attempt)
+    return row.attempted(attempt)
+
+
+def claim_for_each(tx: Transaction, claimants: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
     """Serves waiting claimants in their order, until the queue is empty."""
     served = []
     for limit, worker_id, claim_id in claimants:
@@ -120,17 +193,17 @@ def _attempt(tx: Transaction, worker_id: str | None, claim_id: str | None) -> di
 
 def _given(tx: Transaction, rows: Sequence[Row]) -> list[AttemptedRollout]:
     given = sorted((RolloutRow(*row) for row in rows), key=lambda row: (-row.priority, row.place))
-    for row in given:
-        tx.stamps.heard(row.worker_id, tx.now, last_busy_time=tx.now)
-        tx.leased(row.lease_expires)
-        tx.event(
-            EventKind.CLAIMED,
-            row.rollout_id,
-            row.attempt_id,
-            row.worker_id,
-            lease_expires=row.lease_expires,
-        )
-    return [row.attempted() for row in given]
+    claimed = [row.attempted() for row in given]
+    for each in claimed:
+        _note_claim(tx, each.attempt)
+    return claimed
+
+
+def _note_claim(tx: Transaction, attempt: Attempt) -> None:
+    worker_id, lease = attempt.worker_id, attempt.lease_expires
+    tx.stamps.heard(worker_id, tx.now, busy=True)
+    tx.leased(lease)
+    tx.event(EventKind.CLAIMED, attempt.rollout_id, attempt.attempt_id, worker_id, None, lease)
 
 
 def update_rollout(
@@ -192,20 +265,16 @@ def _require_resources(names: Iterable[str | None]) -> Operation[None]:
             raise NotFound(f"no resources {name!r}")
 
 
+_insert = insert_into(rollouts, "place", *(column.name for column in rollouts.c if column.nullable)).values(
+    status=constant(RolloutStatus.QUEUING.value),
+    waiting=constant(1),
+    tries=constant(0),
+    attempts=constant(0),
+    **{name: bindparam(name) for name in ("mode", "resources_id", "timeout_seconds", "unresponsive_seconds")},
+)
+INSERT_NEW = Statement(_insert)
 INSERT_ROLLOUT = Statement(
-    insert_into(rollouts, "place", *(column.name for column in rollouts.c if column.nullable))
-    .values(
-        status=constant(RolloutStatus.QUEUING.value),
-        waiting=constant(1),
-        tries=constant(0),
-        attempts=constant(0),
-        **{
-            name: bindparam(name)
-            for name in ("mode", "resources_id", "timeout_seconds", "unresponsive_seconds")
-        },
-    )
-    .on_conflict_do_nothing(index_elements=["rollout_id"])
-    .returning(rollouts.c.rollout_id)
+    _insert.on_conflict_do_nothing(index_elements=["rollout_id"]).returning(rollouts.c.rollout_id)
 )
 ROLLOUTS = Statement(select(*ROLLOUT_COLUMNS).where(any_of(rollouts.c.rollout_id, "ids")))
 LOCK = Statement(
@@ -240,6 +309,24 @@ _next = (
     .with_for_update(skip_locked=True)
 )
 _several = _next.limit(bindparam("count")).cte("several")
+NEXT = Statement(_next.with_only_columns(*ROLLOUT_COLUMNS).limit(bindparam("count")))
+TAKE = Statement(
+    update(rollouts)
+    .where(rollouts.c.place == bindparam("at_place"))
+    .values(
+        status=constant(RolloutStatus.PREPARING.value),
+        waiting=constant(0),
+        tries=bindparam("new_tries"),
+        attempts=bindparam("new_attempts"),
+        attempt_id=bindparam("new_attempt"),
+        worker_id=bindparam("new_worker"),
+        claim_id=bindparam("new_claim"),
+        attempt_start=_now,
+        last_heartbeat_time=_now,
+        lease_expires=bindparam("new_lease"),
+        attempt_metadata=null(),
+    )
+)
 CLAIM = Statement(_claim.where(rollouts.c.place.in_(select(_several.c.place))))
 CLAIM_NEXT = Statement(_claim.where(rollouts.c.place == _next.limit(constant(1)).scalar_subquery()))
 CLAIM_ONE = Statement(_claim.where(rollouts.c.place == bindparam("at_place")))

@@ -4,11 +4,11 @@ As in `queueing`, a call that is refused has written nothing but that fact.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from sqlalchemy import ColumnElement, Double, bindparam, delete, or_, select, update
 
-from rollwright.store.checks import EMPTY, LATEST, merged, pack_mapping
+from rollwright.store.checks import EMPTY, LATEST, config_from_bytes, merged
 from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound
 from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind
 from rollwright.store.sql.changes import CLEAR_JOURNAL, end, heard, lease_from, noted
@@ -23,9 +23,16 @@ from rollwright.store.sql.schema import (
     rollouts,
     trajectories,
 )
-from rollwright.store.sql.statements import Operation, Statement, any_of, insert_into
+from rollwright.store.sql.statements import Operation, Row, Statement, Values, any_of, insert_into
 from rollwright.store.sql.transaction import Transaction
-from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, check_attempt_change, lapsed
+from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, check_attempt_change, lapsed, lease_end
+
+Pair = tuple[str, str]
+"""A rollout and an attempt."""
+Held = tuple[str, Pair]
+"""A worker, and what it plays."""
+Beat = tuple[str, bytes | None, Sequence[Pair] | None]
+"""A worker's sign of life: its figures, packed, and the attempts that it plays; `None`: all that it holds."""
 
 EVENTS_AT_ONCE = 100_000
 """Events forgotten with one call, three for each rollout that one call of `delete_finished` forgets and some more."""
@@ -50,7 +57,7 @@ def report(
         _refuse_ended(tx, ended, status)
     _require_held(tx, row, worker_id, status)
     if status is not None and status != row.status:
-        check_attempt_change(attempt_id, AttemptStatus(row.status), status)
+        check_attempt_change(attempt_id, row.attempt_status, status)
     packed = merged(row.attempt_metadata or EMPTY, metadata, "metadata")
     if status is not None and status in FINAL_ATTEMPT:
         last = noted(row, tx.now, worker_id=worker_id, metadata=packed)
@@ -68,15 +75,49 @@ def give_back(tx: Transaction, claimed: Sequence[AttemptedRollout], reason: str)
             yield from end(tx, row, AttemptStatus.CANCELLED, reason)
 
 
+def heartbeats(tx: Transaction, beats: Sequence[Beat]) -> Operation[list[list[Pair]]]:
+    """Several callers'; each learns what it does not hold any more."""
+    kept: set[Held] = set()
+    if len(beats) > 1:
+        kept = yield from _extend_each(
+            tx, [(worker, pairs[0]) for worker, _, pairs in beats if _is_one(pairs)]
+        )
+    lost: list[list[Pair]] = []
+    for worker_id, stats, pairs in beats:
+        if _is_one(pairs) and (worker_id, pairs[0]) in kept:
+            tx.stamps.heard(worker_id, tx.now, stats=stats)
+            lost.append([])
+        else:
+            lost.append((yield from heartbeat(tx, worker_id, stats, pairs)))
+    return lost
+
+
+def _is_one(pairs: Sequence[Pair] | None) -> TypeGuard[Sequence[Pair]]:
+    return pairs is not None and len(pairs) == 1
+
+
+def _extend_each(tx: Transaction, asked: Sequence[Held]) -> Operation[set[Held]]:
+    """One attempt of each worker; returns those that are alive and that worker's."""
+    if not asked:
+        return set()
+    values = [
+        {"worker": worker_id, "now": tx.now, "rollout_id": rollout_id, "attempt_id": attempt_id}
+        for worker_id, (rollout_id, attempt_id) in asked
+    ]
+    kept: dict[Held, Values] = {}
+    for worker_id, rollout_id, attempt_id, place, start, config in (yield ALIVE.many(values)):
+        lease = lease_end(config_from_bytes(config), start, tx.now)
+        kept[worker_id, (rollout_id, attempt_id)] = {"at_place": place, "now": tx.now, "new_lease": lease}
+        tx.leased(lease)
+    if kept:
+        yield KEEP.many(list(kept.values()))
+    return set(kept)
+
+
 def heartbeat(
-    tx: Transaction,
-    worker_id: str,
-    stats: Mapping[str, Any] | None,
-    pairs: Sequence[tuple[str, str]] | None,
-) -> Operation[list[tuple[str, str]]]:
-    packed: dict[str, Any] = {}
-    if stats is not None:
-        packed["heartbeat_stats"] = pack_mapping(stats, "heartbeat_stats")
+    tx: Transaction, worker_id: str, stats: bytes | None, pairs: Sequence[Pair] | None
+) -> Operation[list[Pair]]:
+    adopted: list[Row] = []
     if pairs is None:
         rows = yield EXTEND_ALL(worker=worker_id, now=tx.now)
     elif len(pairs) == 1:
@@ -88,20 +129,18 @@ def heartbeat(
     missing = [pair for pair in pairs or () if pair not in kept]
     if missing:
         adopted = yield ADOPT(worker=worker_id, now=tx.now, **_by_column(missing))
-        if adopted:
-            packed["last_busy_time"] = tx.now
         rows = [*rows, *adopted]
         kept |= {(row[0], row[1]) for row in adopted}
         kept |= {
             (row[0], row[1]) for row in (yield HELD_OF(worker=worker_id, now=tx.now, **_by_column(missing)))
         }
-    tx.stamps.heard(worker_id, tx.now, **packed)
+    tx.stamps.heard(worker_id, tx.now, busy=bool(adopted), stats=stats)
     for _, _, lease in rows:
         tx.leased(lease)
     return [pair for pair in missing if pair not in kept]
 
 
-def _by_column(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+def _by_column(pairs: Sequence[Pair]) -> dict[str, list[str]]:
     return {
         "ids": [rollout_id for rollout_id, _ in pairs],
         "attempts": [attempt_id for _, attempt_id in pairs],
@@ -225,7 +264,7 @@ def _refuse(tx: Transaction, attempt: Attempt, status: AttemptStatus | None, why
         attempt.rollout_id,
         attempt.attempt_id,
         attempt.worker_id,
-        status,
+        None if status is None else status.value,
         attempt.lease_expires,
     )
     raise AttemptRefused(f"attempt {attempt.attempt_id} of rollout {attempt.rollout_id}: {why}")
@@ -259,6 +298,23 @@ def _extend(*conditions: Any, one: bool = False, **also: Any) -> Statement:
     )
 
 
+ALIVE = Statement(
+    select(
+        rollouts.c.worker_id,
+        rollouts.c.rollout_id,
+        rollouts.c.attempt_id,
+        rollouts.c.place,
+        rollouts.c.attempt_start,
+        rollouts.c.config,
+    )
+    .where(*_alive, _own, *_one)
+    .with_for_update(skip_locked=True)
+)
+KEEP = Statement(
+    update(rollouts)
+    .where(rollouts.c.place == bindparam("at_place"))
+    .values(last_heartbeat_time=_now, lease_expires=bindparam("new_lease"))
+)
 EXTEND_ALL = _extend(_own)
 EXTEND = _extend(_own, *_many)
 EXTEND_ONE = _extend(_own, *_one, one=True)

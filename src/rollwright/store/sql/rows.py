@@ -3,8 +3,9 @@
 The order of a row's fields is the order of the columns that are selected for it.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 from sqlalchemy import ColumnElement
 
 from rollwright.store.checks import EMPTY, config_from_bytes, unpack
@@ -23,7 +24,7 @@ _ATTEMPT_STATUS = {status.value: status for status in AttemptStatus}
 """Quicker than calling the enums, and these are looked up for every row."""
 
 
-class RolloutRow(NamedTuple):
+class RolloutRow(msgspec.Struct, frozen=True, gc=False):
     """A rollout with the attempt that holds it, if one does."""
 
     place: int
@@ -51,6 +52,15 @@ class RolloutRow(NamedTuple):
     @property
     def config(self) -> RolloutConfig:
         return config_from_bytes(self.config_data)
+
+    @property
+    def rollout_status(self) -> RolloutStatus:
+        return _ROLLOUT_STATUS[self.status]
+
+    @property
+    def attempt_status(self) -> AttemptStatus:
+        """Of the attempt that holds it: the two are always the same."""
+        return _ATTEMPT_STATUS[self.status]
 
     def record(self) -> Rollout:
         return Rollout(
@@ -86,11 +96,13 @@ class RolloutRow(NamedTuple):
             unpack(self.attempt_metadata or EMPTY),
         )
 
-    def attempted(self) -> AttemptedRollout:
+    def attempted(self, attempt: Attempt | None = None) -> AttemptedRollout:
+        """With the attempt that holds it, or with one that begins to."""
+        attempt = attempt or self.attempt()
         return AttemptedRollout(
             self.rollout_id,
             unpack(self.input),
-            _ROLLOUT_STATUS[self.status],
+            _ROLLOUT_STATUS[attempt.status],
             self.start_time,
             self.end_time,
             self.mode,
@@ -98,11 +110,11 @@ class RolloutRow(NamedTuple):
             self.config,
             unpack(self.metadata),
             self.priority,
-            attempt=self.attempt(),
+            attempt=attempt,
         )
 
 
-class AttemptRow(NamedTuple):
+class AttemptRow(msgspec.Struct, frozen=True, gc=False):
     """An attempt that has ended."""
 
     attempt_id: str
@@ -133,8 +145,8 @@ class AttemptRow(NamedTuple):
 
 
 ROLLOUT_COLUMNS: list[ColumnElement[Any]] = [
-    rollouts.c["config" if name == "config_data" else name] for name in RolloutRow._fields
+    rollouts.c["config" if name == "config_data" else name] for name in RolloutRow.__struct_fields__
 ]
 RULE_COLUMNS = ROLLOUT_COLUMNS[:-1]
 """Without the input."""
-ATTEMPT_COLUMNS: list[ColumnElement[Any]] = [attempts.c[name] for name in AttemptRow._fields]
+ATTEMPT_COLUMNS: list[ColumnElement[Any]] = [attempts.c[name] for name in AttemptRow.__struct_fields__]

@@ -25,7 +25,7 @@ from sqlalchemy import text
 
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.sql.changes import expire
-from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer
+from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer, run_all
 from rollwright.store.sql.looking import progress
 from rollwright.store.sql.sqlite_file import BUSY_SECONDS, open_file
 from rollwright.store.sql.statements import Operation, Statement
@@ -43,7 +43,7 @@ _COURTESY_SECONDS = 0.0005
 _CONTENTION_SECONDS = 1.0
 """For how long after it was last seen writing another process is treated as present."""
 _LOOK_SECONDS = 0.01
-"""How often to look whether another process writes."""
+"""How often to look whether another process writes, or let a lease run out."""
 
 POLL_SECONDS = 0.02
 """How often to look for other processes' changes while somebody waits for one."""
@@ -55,18 +55,18 @@ Result = TypeVar("Result")
 def drive(connection: sqlite3.Connection, operation: Operation[Result]) -> Result:
     """Runs an operation to its end."""
     try:
-        call = next(operation)
+        statement, values = next(operation)
         while True:
-            sql, arguments, returns_rows = call.statement.sqlite
+            sql, arguments, returns_rows = statement.sqlite
             rows: list[Any] = []
-            if returns_rows:
-                for values in call.values:
-                    rows += connection.execute(sql, arguments(values)).fetchall()
-            elif len(call.values) == 1:
-                connection.execute(sql, arguments(call.values[0]))
+            if len(values) == 1:
+                rows = connection.execute(sql, arguments(values[0])).fetchall()
+            elif returns_rows:
+                for each in values:
+                    rows += connection.execute(sql, arguments(each)).fetchall()
             else:
-                connection.executemany(sql, map(arguments, call.values))
-            call = operation.send(rows)
+                connection.executemany(sql, map(arguments, values))
+            statement, values = operation.send(rows)
     except StopIteration as stop:
         result: Result = stop.value
         return result
@@ -97,16 +97,18 @@ class SqliteDriver:
         self._lasting = True
         """Whether commits are flushed to disk now, in the writer's connection."""
         self._next_look = 0.0
+        self._next_lapse = 0.0
+        """When, by the store's clock, to look for leases that are over."""
         self._seen_version = 0
         self._contended_until = 0.0
 
-    async def write(
+    def write(
         self, make: Write[Result], *, lasting: bool, orphaned: Callable[[Result], None] | None = None
-    ) -> Result:
-        return await self._submit(self._writer, make, lasting, orphaned)
+    ) -> "asyncio.Future[Result]":
+        return self._submit(self._writer, make, lasting, orphaned)
 
-    async def read(self, make: Read[Result]) -> Result:
-        return await self._submit(self._reader, make)
+    def read(self, make: Read[Result]) -> "asyncio.Future[Result]":
+        return self._submit(self._reader, make)
 
     def watch(self, on_change: Callable[[Changes], None], waited_for: Callable[[], bool]) -> None:
         self._on_change = on_change
@@ -140,9 +142,11 @@ class SqliteDriver:
         try:
             self._begin(connection, lasting=any(job.lasting for job in batch))
             tx = Transaction(self._clock(), self.stamps)
-            outcomes = self._run_all(connection, tx, batch)
+            self._end_leases(connection, tx)
+            outcomes = drive(connection, run_all(tx, batch))
             connection.execute("COMMIT")
             changes = tx.changes
+            self._next_lapse = min(self._next_lapse, changes.lease)
         except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -180,18 +184,11 @@ class SqliteDriver:
                 self._contended_until = time.monotonic() + _CONTENTION_SECONDS if self._seen_version else 0.0
                 self._seen_version = version
 
-    def _run_all(
-        self, connection: sqlite3.Connection, tx: Transaction, batch: Sequence[Job[Any]]
-    ) -> list[Outcome]:
-        drive(connection, expire(tx))
-        outcomes: list[Outcome] = []
-        for job in batch:
-            try:
-                outcomes.append((drive(connection, job.make(tx)), None))
-            except StoreError as refusal:
-                outcomes.append((None, refusal))
-        drive(connection, tx.flush())
-        return outcomes
+    def _end_leases(self, connection: sqlite3.Connection, tx: Transaction) -> None:
+        """Those that this process gave end on time; those of others are looked for now and then."""
+        if tx.now >= self._next_lapse:
+            drive(connection, expire(tx))
+            self._next_lapse = tx.now + _LOOK_SECONDS
 
     def _read_each(self, connection: sqlite3.Connection, batch: Sequence[Job[Any]]) -> None:
         outcomes: list[Outcome] = []

@@ -86,12 +86,8 @@ Row = Sequence[Any]
 Result = TypeVar("Result")
 
 
-class Call(NamedTuple):
-    """One statement, to be run once for each set of values."""
-
-    statement: "Statement"
-    values: Sequence[Values]
-
+Call = tuple["Statement", Sequence[Values]]
+"""One statement, to be run once for each set of values."""
 
 Operation = Generator[Call, list[Row], Result]
 
@@ -136,7 +132,7 @@ class Statement:
         return Compiled(str(made), arguments, not changes or bool(made.effective_returning))
 
     def __call__(self, **values: Any) -> Call:
-        return Call(self, (values,))
+        return self, (values,)
 
     def many(self, values: Sequence[Values]) -> Call:
-        return Call(self, values)
+        return self, values

@@ -20,6 +20,7 @@ from rollwright.store.checks import (
     check_request,
     clean_reason,
     new_id,
+    pack_mapping,
 )
 from rollwright.store.contract import NotFound
 from rollwright.store.records import (
@@ -33,8 +34,9 @@ from rollwright.store.records import (
     RolloutStatus,
 )
 from rollwright.store.sql import looking, queueing, reporting
-from rollwright.store.sql.claimants import Ask, Claimants
-from rollwright.store.sql.driver import Driver, nothing
+from rollwright.store.sql.changes import expire
+from rollwright.store.sql.claimants import Claimants
+from rollwright.store.sql.driver import Driver, Together
 from rollwright.store.sql.looking_store import LookingStore
 from rollwright.store.sql.transaction import Changes
 from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, lapsed
@@ -76,6 +78,8 @@ class SqlStore(LookingStore):
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRequest]) -> list[Rollout]:
         checked = [check_request(request) for request in requests]
+        if all(request.rollout_id is None and request.resources_id is None for request in requests):
+            return await self._write(Together(queueing.enqueue_new, checked))
         return await self._write(lambda tx: queueing.enqueue(tx, checked))
 
     async def update_rollout(
@@ -115,7 +119,9 @@ class SqlStore(LookingStore):
             claimed = []  # whoever came earlier is served first
         else:
             claimed = await self._write(
-                lambda tx: queueing.claim(tx, *ask, new=claim_id is None),
+                Together(queueing.claim_new, ask)
+                if claim_id is None
+                else lambda tx: queueing.claim(tx, *ask),
                 lasting=False,
                 orphaned=self._abandoned,
             )
@@ -133,7 +139,7 @@ class SqlStore(LookingStore):
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _claim_for_each(self, asked: Sequence[Ask]) -> list[list[AttemptedRollout]]:
+    async def _claim_for_each(self, asked: Sequence[queueing.Ask]) -> list[list[AttemptedRollout]]:
         return await self._write(lambda tx: queueing.claim_for_each(tx, asked), lasting=False)
 
     async def _give_back(self, claimed: Sequence[AttemptedRollout]) -> None:
@@ -188,10 +194,9 @@ class SqlStore(LookingStore):
         attempts: Iterable[tuple[str, str]] | None = None,
     ) -> list[tuple[str, str]]:
         check_id(worker_id, "worker_id")
-        pairs = None if attempts is None else list(attempts)
-        return await self._write(
-            lambda tx: reporting.heartbeat(tx, worker_id, heartbeat_stats, pairs), lasting=False
-        )
+        stats = None if heartbeat_stats is None else pack_mapping(heartbeat_stats, "heartbeat_stats")
+        beat = (worker_id, stats, None if attempts is None else list(attempts))
+        return await self._write(Together(reporting.heartbeats, beat), lasting=False)
 
     async def wait_for_cancellations(self, worker_id: str, *, timeout: float) -> list[tuple[str, str]]:
         check_id(worker_id, "worker_id")
@@ -304,7 +309,7 @@ class SqlStore(LookingStore):
             try:
                 lease, now = await self._driver.read(looking.first_lease)
                 if lapsed(lease, now) or self._driver.stamps:
-                    await self._driver.write(nothing, lasting=False)
+                    await self._driver.write(expire, lasting=False)
                 if lapsed(lease, now):
                     continue
             except Exception as error:  # noqa: BLE001 - whoever calls is told; the watch goes on

@@ -5,7 +5,7 @@ written last, always in this order, and the counter of the completion log after 
 that both wait for such rows therefore wait in the same order and cannot block each other.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
@@ -38,26 +38,51 @@ class Changes:
     """The earliest end of a lease that was given or extended."""
 
 
+@dataclass(slots=True)
+class _Stamp:
+    """What is new of a worker, in the order of the columns; `None`: nothing."""
+
+    worker_id: str
+    heartbeat_stats: bytes | None = None
+    last_heartbeat_time: float = 0.0
+    last_dequeue_time: float | None = None
+    last_busy_time: float | None = None
+
+
 class Stamps:
     """Signs of life of workers that are still to be written; one for each store, over all its transactions."""
 
     def __init__(self) -> None:
-        self._stamps: dict[str, dict[str, Any]] = {}
+        self._stamps: dict[str, _Stamp] = {}
         self._released: dict[str, float] = {}
         self._since = inf
 
     def __bool__(self) -> bool:
         return self._since < inf
 
-    def heard(self, worker_id: str | None, now: float, **stamps: Any) -> None:
-        """A sign of life, with what else is to be written of the worker."""
-        if worker_id is not None:
-            stamp = self._stamps.get(worker_id)
-            if stamp is None:
-                stamp = self._stamps[worker_id] = {"worker_id": worker_id, **_NO_STAMPS}
-                self._since = min(self._since, now)
-            stamp["last_heartbeat_time"] = now
-            stamp.update(stamps)
+    def heard(
+        self,
+        worker_id: str | None,
+        now: float,
+        *,
+        asks: bool = False,
+        busy: bool = False,
+        stats: bytes | None = None,
+    ) -> None:
+        """A sign of life: it asks for rollouts, was given one, told its figures."""
+        if worker_id is None:
+            return
+        stamp = self._stamps.get(worker_id)
+        if stamp is None:
+            stamp = self._stamps[worker_id] = _Stamp(worker_id)
+            self._since = min(self._since, now)
+        stamp.last_heartbeat_time = now
+        if asks:
+            stamp.last_dequeue_time = now
+        if busy:
+            stamp.last_busy_time = now
+        if stats is not None:
+            stamp.heartbeat_stats = stats
 
     def released(self, worker_id: str | None, now: float) -> None:
         """It holds one attempt less; written down if it is idle when this is written."""
@@ -71,7 +96,7 @@ class Stamps:
         stamps, released = self._stamps, self._released
         self._stamps, self._released, self._since = {}, {}, inf
         if stamps:
-            yield UPSERT_WORKER.many([stamps[name] for name in sorted(stamps)])
+            yield UPSERT_WORKER.many([asdict(stamps[name]) for name in sorted(stamps)])
         if released:
             yield IDLE_WORKER.many([{"worker": name, "now": released[name]} for name in sorted(released)])
 
@@ -99,14 +124,15 @@ class Transaction:
         lease_expires: float | None = None,
         becomes: str | None = None,
     ) -> None:
+        """The statuses as plain text: an enum is bound more slowly."""
         self._events.append(
-            (self.now, kind, rollout_id, attempt_id, worker_id, status, lease_expires, becomes)
+            (self.now, kind.value, rollout_id, attempt_id, worker_id, status, lease_expires, becomes)
         )
 
     def complete(
         self, place: int, rollout_id: str, attempt_id: str | None, status: RolloutStatus, reason: str | None
     ) -> None:
-        self._completions.append((place, rollout_id, attempt_id, status, reason, self.now))
+        self._completions.append((place, rollout_id, attempt_id, status.value, reason, self.now))
         self.changes.completed = True
 
     def later(self, insert: Statement, values: Values) -> None:
@@ -135,8 +161,6 @@ class Transaction:
             )
         self._events, self._completions = [], []
 
-
-_NO_STAMPS = {"heartbeat_stats": None, "last_dequeue_time": None, "last_busy_time": None}
 
 _stats = bindparam("heartbeat_stats", type_=workers.c.heartbeat_stats.type)
 _new = insert_into(workers).values(

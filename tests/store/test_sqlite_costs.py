@@ -1,0 +1,129 @@
+"""What SQLite is asked to do, counted: the same however many rollouts there are, and less for callers together."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rollwright.store.checks import check_request
+from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
+from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting
+from rollwright.store.sql.sqlite import SqliteDriver, drive
+from rollwright.store.sql.sqlite_file import connect, prepare
+from rollwright.store.sql.statements import Operation
+from rollwright.store.sql.transaction import Stamps, Transaction
+
+CONFIG = RolloutConfig(unresponsive_seconds=3600)
+
+
+def filled(path: Path, held: int) -> sqlite3.Connection:
+    """A store with so many rollouts held by others and as many waiting."""
+    prepare(path)
+    connection = connect(path, time.time)
+    requests = [check_request(EnqueueRequest(None, config=CONFIG)) for _ in range(2 * held)]
+    run(connection, lambda tx: queueing.enqueue_new(tx, [requests]))
+    run(connection, lambda tx: queueing.claim(tx, held, "background", None))
+    return connection
+
+
+def run(connection: sqlite3.Connection, make: Callable[[Transaction], Operation[Any]]) -> Any:
+    connection.execute("BEGIN IMMEDIATE")
+    tx = Transaction(time.time(), Stamps())
+    result = drive(connection, make(tx))
+    drive(connection, tx.flush())
+    connection.execute("COMMIT")
+    return result
+
+
+def steps(connection: sqlite3.Connection, make: Callable[[Transaction], Operation[Any]]) -> tuple[int, Any]:
+    """How many instructions SQLite's virtual machine runs for it."""
+    count = 0
+
+    def step() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    connection.set_progress_handler(step, 1)
+    result = run(connection, make)
+    connection.set_progress_handler(None, 1)
+    return count, result
+
+
+def test_the_health_check_and_every_call_of_a_worker_cost_the_same_among_many_rollouts(
+    tmp_path: Path,
+) -> None:
+    costs = []
+    for held in (50, 5000):
+        connection = filled(tmp_path / f"{held}.db", held)
+        cost: dict[str, int] = {}
+        cost["health check"], _ = steps(connection, changes.expire)
+        cost["next lease"], _ = steps(connection, lambda tx: looking.first_lease())
+        cost["claim"], [mine] = steps(connection, lambda tx: queueing.claim(tx, 1, "w", None))
+        cost["claims"], _ = steps(connection, lambda tx: queueing.claim_new(tx, [(1, "w", None)] * 2))
+        pair = (mine.rollout_id, mine.attempt.attempt_id)
+        cost["heartbeat"], _ = steps(
+            connection, lambda tx, pair=pair: reporting.heartbeat(tx, "w", None, [pair])
+        )
+        cost["report"], _ = steps(
+            connection,
+            lambda tx, pair=pair: reporting.report(
+                tx,
+                *pair,
+                status=AttemptStatus.SUCCEEDED,
+                worker_id=None,
+                trajectory=b"t",
+                reason=None,
+                metadata=None,
+            ),
+        )
+        connection.close()
+        costs.append(cost)
+    few, many = costs
+    assert few["health check"] > 0
+    assert few == many
+
+
+async def test_callers_together_need_fewer_statements_than_one_after_the_other(tmp_path: Path) -> None:
+    said: list[str] = []
+    driver = await SqliteDriver.open(tmp_path / "store.db")
+    driver._writer._connection.set_trace_callback(said.append)
+    store = SqlStore(driver)
+
+    async def statements(*calls: Any) -> int:
+        said.clear()
+        await asyncio.gather(*calls)
+        return len([each for each in said if not each.startswith("--")])
+
+    await store.enqueue_many_rollouts([EnqueueRequest(n) for n in range(20)])
+    one = await statements(store.dequeue_rollout("worker-0"))
+    four = await statements(*(store.dequeue_rollout(f"worker-{n}") for n in range(4)))
+    assert four < 4 * one
+    commits = [each for each in said if each == "COMMIT"]
+    assert len(commits) == 1, "they share a transaction, and with it a flush to disk"
+    await store.close()
+
+
+def test_a_transaction_that_is_run_again_enqueues_and_claims_nothing_twice(tmp_path: Path) -> None:
+    """As on PostgreSQL, when a connection broke and nobody knows whether its commit came through."""
+    connection = filled(tmp_path / "store.db", 2)
+    requests = [[check_request(EnqueueRequest(n))] for n in range(2)]
+    asks = [(1, f"w{n}", f"claim-{n}") for n in range(2)]
+
+    def work(tx: Transaction) -> Operation[Any]:
+        enqueued = yield from queueing.enqueue_new(tx, requests)
+        claimed = yield from queueing.claim_new(tx, asks)
+        return enqueued, claimed
+
+    def again(tx: Transaction) -> Operation[Any]:
+        tx.repeated = True
+        return (yield from work(tx))
+
+    (enqueued, claimed), (enqueued_again, claimed_again) = run(connection, work), run(connection, again)
+    assert [each.rollout_id for [each] in enqueued] == [each.rollout_id for [each] in enqueued_again]
+    assert [each.attempt for [each] in claimed] == [each.attempt for [each] in claimed_again]
+    assert connection.execute("SELECT count(*) FROM rollouts").fetchone() == (6,)
+    assert connection.execute("SELECT sum(attempts) FROM rollouts").fetchone() == (4,)
+    connection.close()
