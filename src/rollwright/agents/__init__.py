@@ -11,7 +11,9 @@ from rollwright.agents.boundary import (
 )
 from rollwright.agents.chat import ChatAgent, History, HistoryMode
 from rollwright.agents.journal import Interrupted, Journal, JournalEntry, ReplayDiffers, Superseded, entries
-from rollwright.agents.session import OutOfRoom, Phase, Session
+from rollwright.agents.session import OutOfRoom, Session
+from rollwright.agents.stopwatch import Stopwatch
+from rollwright.trajectory import Phase
 
 __all__ = [
     "TIMEOUT",
@@ -26,6 +28,7 @@ __all__ = [
     "Phase",
     "ReplayDiffers",
     "Session",
+    "Stopwatch",
     "Superseded",
     "TimeLimit",
     "bounded",

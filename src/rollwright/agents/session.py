@@ -8,7 +8,6 @@ that name no turn to come after stand in the order in which they were asked for,
 """
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from rollwright.agents.boundary import bounded, together
 from rollwright.agents.journal import Journal, JournalEntry, name_of, replay
 from rollwright.agents.places import Place, PlaceTree
+from rollwright.agents.stopwatch import Stopwatch, Waiting
 from rollwright.draws import KeyPart
 from rollwright.envs.base import Step
 from rollwright.policies.base import Parsed, Playable, Policy, Prompt, Sampling, ToolSpec
@@ -23,6 +23,7 @@ from rollwright.trajectory import (
     Boundary,
     Message,
     Outcome,
+    Phase,
     TokenIds,
     Trajectory,
     Turn,
@@ -34,14 +35,6 @@ from rollwright.trajectory import (
 
 RESTARTED = "sequences_restarted"
 """Metric: prompts that could not continue the sequence they belong to, and started a new one."""
-
-
-class Phase(StrEnum):
-    """What an episode is waiting for at this moment."""
-
-    ENGINE = "engine"
-    ENVIRONMENT = "environment"
-    STORE = "store"
 
 
 class OutOfRoom(Exception):
@@ -75,10 +68,14 @@ class Session:
         env: Playable | None = None,
         journal: Journal | None = None,
         on_turn: Callable[[Turn], None] | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.trajectory = trajectory
-        self.phase = Phase.ENVIRONMENT
+        self.stopwatch = stopwatch or Stopwatch()
+        """Notes what the attempt waits for, from its claim on where one was given."""
         self._policy = policy
+        self._of_agent: Callable[[str], Policy] | None = getattr(policy, "of_agent", None)
+        """Where agents have policies of their own (`PerAgent`)."""
         self._sampling = sampling
         self.key = key
         """What every draw of this rollout is keyed by."""
@@ -97,6 +94,27 @@ class Session:
     @property
     def last(self) -> Turn | None:
         return self.trajectory.turns[-1] if self.trajectory.turns else None
+
+    @property
+    def phase(self) -> Phase:
+        """What the episode is waiting for at this moment."""
+        return self.stopwatch.phase
+
+    def waiting(self, phase: Phase, name: str = "", *, agent: str = "") -> Waiting:
+        """`with session.waiting(Phase.TOOL, "search", agent="solver"):` puts the time in it down to that phase.
+
+        Waits may overlap, also with generations, which are noted already.
+        """
+        return self.stopwatch.waiting(phase, name, agent)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How calls sample that do not say otherwise."""
+        return self._sampling
+
+    def policy_of(self, agent: str) -> Policy:
+        """Who answers this agent's calls."""
+        return self._policy if self._of_agent is None else self._of_agent(agent)
 
     def depth(self, turn: Turn) -> int:
         """How many decisions led to this turn, its own included."""
@@ -127,6 +145,20 @@ class Session:
             return self._commit(place, turn, question)
         finally:
             self._tree.settle(place)
+
+    async def generate_aside(
+        self,
+        messages: Sequence[Message],
+        number: int,
+        *,
+        continues: Turn | None = None,
+        agent: str = "agent",
+        sampling: Sampling | None = None,
+    ) -> Turn:
+        """Samples a completion that is no part of the episode, the `number`-th of its kind: it is neither recorded
+        nor journalled, and no draw of the episode depends on it."""
+        question = Question(messages, continues, agent, (), sampling or self._sampling, self._env)
+        return await self._sampled(Place(None, -1 - number, number), question)
 
     async def generate_siblings(
         self,
@@ -164,18 +196,28 @@ class Session:
         if journal is None:
             turn = await self._sampled(place, question)
         else:
-            before = None if place.parent is None else self.trajectory.turns[place.parent].outcome
+            before = self._answered_before(place)
             asked = name_of(question.messages)
             if (recorded := replay(journal, place.name, asked, before)) is not None:
                 self.replayed_turns += 1
                 return recorded
             turn = await self._sampled(place, question)
-            self.phase = Phase.STORE
-            await journal.append(JournalEntry(place.name, turn, asked, before))
+            with self.stopwatch.waiting(Phase.STORE, "journal", question.agent):
+                await journal.append(JournalEntry(place.name, turn, asked, before))
         if self._on_turn is not None:
             self._on_turn(turn)
-        self.phase = Phase.ENVIRONMENT
         return turn
+
+    def _answered_before(self, place: Place) -> Outcome | None:
+        """What the environment last answered before this call. A call that runs beside this one has no answer yet,
+        so it does not matter which of them is recorded first."""
+        turn_id = place.parent
+        while turn_id is not None:
+            turn = self.trajectory.turns[turn_id]
+            if turn.outcome is not None:
+                return turn.outcome
+            turn_id = turn.after
+        return None
 
     def _commit(self, place: Place, turn: Turn, question: Question) -> Turn:
         """Gives the turn its number and its links."""
@@ -203,10 +245,14 @@ class Session:
             attempt=self._attempt,
         )
         fitted = self._fit(question, prompt_ids)
-        self.phase = Phase.ENGINE
-        made = await bounded(
-            self._policy.generate(prompt, fitted), self._generate_timeout, Boundary.ENGINE, turn_id
-        )
+        with self.stopwatch.waiting(Phase.ENGINE, "", question.agent) as waiting:
+            made = await bounded(
+                self.policy_of(question.agent).generate(prompt, fitted),
+                self._generate_timeout,
+                Boundary.ENGINE,
+                turn_id,
+            )
+            waiting.tokens, waiting.served = made.completion_tokens, made.served
         return Turn(
             id=turn_id,
             after=place.parent,
@@ -225,11 +271,19 @@ class Session:
 
     def parse(self, turn: Turn) -> Parsed:
         """Takes a turn's completion apart, by the model's own format."""
-        renderer = self._policy.renderer
+        renderer = self.policy_of(turn.agent).renderer
         if renderer is None:
             return Parsed(turn.text)
         prompt = full_prompt(self.trajectory.turns, turn.id)
         return renderer.parse(prompt, turn.sampled_ids, self._asked[turn.id].tools)
+
+    def recorded_outcome(self, turn: Turn) -> Outcome | None:
+        """What followed a turn in an earlier attempt, by the journal; `None`: no attempt came to the call behind it."""
+        if self._journal is None:
+            return None
+        place = self._tree.of(turn)
+        behind = self._journal.recorded.get(Place(place, place.children, 0).name)
+        return None if behind is None else behind.before
 
     def observe(self, turn: Turn, step: Step) -> Turn:
         """Records what the environment answered to a turn."""
@@ -261,11 +315,12 @@ class Session:
             trajectory.turns = renumbered(trajectory.turns, order)
             ends = {_solved(trajectory.turns[leaf]) for leaf in leaves(trajectory.turns)}
             trajectory.success = ends.pop() if len(ends) == 1 else None
+        trajectory.timing = self.stopwatch.read()
         return trajectory
 
     def _render(self, question: Question) -> tuple[TokenIds | None, TokenIds | None, int | None]:
         """The ids that this prompt adds, the whole prompt, and what it extends; nothing for a policy that speaks text."""
-        renderer = self._policy.renderer
+        renderer = self.policy_of(question.agent).renderer
         if renderer is None:
             return None, None, None
         messages, continues, tools = question.messages, question.continues, question.tools

@@ -92,6 +92,9 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     """Whether `sampled_ids` are the ids the engine sampled; a text-only engine gives none."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    served: float | None = None
+    """Seconds that the engine says it took, its line included; the rest of the call was the way. `None`: it does not
+    say."""
 
 
 class Parsed(msgspec.Struct, frozen=True):
@@ -157,6 +160,15 @@ class Policy(Protocol):
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class PerAgent(Protocol):
+    """A policy that is several: the agents of a team may each have their own."""
+
+    def of_agent(self, agent: str) -> Policy:
+        """Who answers this agent's calls."""
+        ...
 
 
 class UpdateMode(StrEnum):

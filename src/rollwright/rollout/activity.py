@@ -34,6 +34,8 @@ class Activity:
     """Episodes stopped because nobody needed them any more."""
     refused: int = 0
     """Results that came too late: the attempt did not hold its rollout any more."""
+    commit_seconds: float = 0.0
+    """Spent on telling the store how attempts ended, summed over them; a trajectory cannot tell it of itself."""
     overdue: int = 0
     """Generations that were not answered in time."""
     failures: Counter[str] = field(default_factory=Counter)

@@ -17,6 +17,7 @@ from rollwright.agents import (
     Phase,
     ReplayDiffers,
     Session,
+    Stopwatch,
     Superseded,
     bounded,
     entries,
@@ -157,17 +158,19 @@ class EnvManager:
     async def _attempt(self, claimed: AttemptedRollout) -> Result | ErrorRecord:
         """Plays from the journal, if there is one; anew, if the journal turns out to be of no use."""
         context = self._context
+        stopwatch = Stopwatch(self._worker_id)
         journal = StoreJournal(context.store, claimed.rollout_id, claimed.attempt.attempt_id)
         try:
-            role = await context.playbook(claimed)
-            if claimed.attempt.sequence_id > 1:
-                journal.recorded = entries(await context.store.read_journal(claimed.rollout_id))
+            with stopwatch.waiting(Phase.STORE, "settings"):
+                role = await context.playbook(claimed)
+                if claimed.attempt.sequence_id > 1:
+                    journal.recorded = entries(await context.store.read_journal(claimed.rollout_id))
             try:
-                trajectory = await self._play(claimed, role, journal)
+                trajectory = await self._play(claimed, role, journal, stopwatch)
             except ReplayDiffers:
                 context.activity.replays_differed += 1
                 await journal.clear()
-                trajectory = await self._play(claimed, role, journal)
+                trajectory = await self._play(claimed, role, journal, stopwatch)
             return Result(trajectory, check(trajectory).to_bytes())
         except (AttemptRefused, NotFound, Superseded):
             raise
@@ -178,7 +181,9 @@ class EnvManager:
             await self._discard_env()
             return failed(Boundary.SYSTEM, error, 0).record
 
-    async def _play(self, claimed: AttemptedRollout, role: Role, journal: StoreJournal) -> Trajectory:
+    async def _play(
+        self, claimed: AttemptedRollout, role: Role, journal: StoreJournal, stopwatch: Stopwatch
+    ) -> Trajectory:
         activity = self._context.activity
         session: Session
         playing: Awaitable[Trajectory]
@@ -187,10 +192,11 @@ class EnvManager:
             session = played = function_session(
                 claimed, role.policy, role.settings, journal, activity.count, gateway
             )
+            played.stopwatch = stopwatch
             playing = play_function(played, role.function, claimed.input, role.settings)
         else:
             episode = read_episode(claimed.input)
-            env = await self._fitting_env(role.settings)
+            env = await self._fitting_env(role.settings, stopwatch)
             session = new_session(
                 episode,
                 role.policy,
@@ -201,6 +207,7 @@ class EnvManager:
                 attempt=claimed.attempt.sequence_id,
                 journal=journal,
                 on_turn=activity.count,
+                stopwatch=stopwatch,
             )
             make_env = partial(self._context.make_env, role.settings)
             playing = play(session, env, role.settings, role.policy, make_env)
@@ -216,12 +223,16 @@ class EnvManager:
             activity.replayed_turns += session.replayed_turns
 
     async def _report(self, claimed: AttemptedRollout, end: Result | ErrorRecord) -> None:
+        session: Session | None = self._context.activity.sessions.get(claimed.rollout_id)
+        stopwatch = session.stopwatch if session is not None else Stopwatch()
+        with stopwatch.waiting(Phase.STORE, "commit"):
+            await self._tell(claimed, end)
+        self._context.activity.commit_seconds += stopwatch.waits[-1].seconds
+
+    async def _tell(self, claimed: AttemptedRollout, end: Result | ErrorRecord) -> None:
         activity = self._context.activity
         store = self._context.store
         held = claimed.rollout_id, claimed.attempt.attempt_id
-        session: Session | None = activity.sessions.get(claimed.rollout_id)
-        if session is not None:
-            session.phase = Phase.STORE
         if isinstance(end, ErrorRecord):
             activity.fail(end)
             status = AttemptStatus.TIMEOUT if end.kind == TIMEOUT else AttemptStatus.FAILED
@@ -233,13 +244,14 @@ class EnvManager:
             await store.update_attempt(*held, status=AttemptStatus.SUCCEEDED, trajectory=end.encoded)
             activity.finish(end.trajectory)
 
-    async def _fitting_env(self, settings: EpisodeSettings) -> Env:
+    async def _fitting_env(self, settings: EpisodeSettings, stopwatch: Stopwatch) -> Env:
         if self._env is None or self._env_of is not settings:
-            await self._discard_env()
-            try:
-                self._env = self._context.make_env(settings)
-            except Exception as error:
-                raise failed(Boundary.ENVIRONMENT, error, 0) from error
+            with stopwatch.waiting(Phase.ENVIRONMENT, "make"):
+                await self._discard_env()
+                try:
+                    self._env = self._context.make_env(settings)
+                except Exception as error:
+                    raise failed(Boundary.ENVIRONMENT, error, 0) from error
             self._env_of = settings
         return self._env
 

@@ -19,7 +19,9 @@ from rollwright.agents import (
     Interrupted,
     Journal,
     OutOfRoom,
+    Phase,
     Session,
+    Stopwatch,
     TimeLimit,
     bounded,
     failed,
@@ -107,7 +109,10 @@ class Chain:
                 turn = await settings.agent.act(session, env, turn)
             except OutOfRoom:
                 return StopReason.MAX_LENGTH
-            step = await bounded(env.step(turn.text), settings.limits.step, Boundary.ENVIRONMENT, turn.id + 1)
+            with session.waiting(Phase.ENVIRONMENT, "step", agent=turn.agent):
+                step = await bounded(
+                    env.step(turn.text), settings.limits.step, Boundary.ENVIRONMENT, turn.id + 1
+                )
             turn = session.observe(turn, step)
             if step.terminated:
                 return StopReason.TERMINATED
@@ -149,7 +154,10 @@ async def play(
     limit = TimeLimit(settings.limits.episode)
     try:
         with limit:
-            first = await bounded(env.reset(trajectory.seed), settings.limits.step, Boundary.ENVIRONMENT, 0)
+            with session.waiting(Phase.ENVIRONMENT, "reset"):
+                first = await bounded(
+                    env.reset(trajectory.seed), settings.limits.step, Boundary.ENVIRONMENT, 0
+                )
             trajectory.observation = first.observation
             trajectory.opening = settings.agent.opening(env, first.observation)
             trajectory.stop = await settings.strategy.play(session, env, settings, policy, make_env)
@@ -176,6 +184,7 @@ def new_session(
     attempt: int = 1,
     journal: Journal | None = None,
     on_turn: Callable[[Turn], None] | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> Session:
     """A session with an empty trajectory for this episode."""
     trajectory = Trajectory(
@@ -196,6 +205,7 @@ def new_session(
         env=env if playable(type(env)) else None,  # type: ignore[arg-type]
         journal=journal,
         on_turn=on_turn,
+        stopwatch=stopwatch,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rollwright.agents import OutOfRoom, Session, bounded, together
+from rollwright.agents import OutOfRoom, Phase, Session, bounded, together
 from rollwright.envs.base import Env
 from rollwright.policies.base import Policy
 from rollwright.rollout.branching import TRUNK, Branching, Node
@@ -105,7 +105,8 @@ class _Growth:
         session, settings = self.session, self.settings
         trajectory, last = session.trajectory, branch.turn
         played = [] if last is None else path(trajectory.turns, last.id)
-        envs = await self.copies.copies(branch.env, trajectory, played, len(labels))
+        with session.waiting(Phase.ENVIRONMENT, "copy"):
+            envs = await self.copies.copies(branch.env, trajectory, played, len(labels))
         try:
             messages, continues = settings.agent.ask(session, branch.env, last)
             turns = await session.generate_siblings(
@@ -125,7 +126,8 @@ class _Growth:
 
     async def _step(self, turn: Turn, env: Env, label: int) -> Branch:
         limit = self.settings.limits.step
-        step = await bounded(env.step(turn.text), limit, Boundary.ENVIRONMENT, turn.id + 1)
+        with self.session.waiting(Phase.ENVIRONMENT, "step", agent=turn.agent):
+            step = await bounded(env.step(turn.text), limit, Boundary.ENVIRONMENT, turn.id + 1)
         end = None
         if step.terminated:
             end = StopReason.TERMINATED

@@ -16,6 +16,7 @@ from rollwright.trajectory.forest import (
     turn_weights,
 )
 from rollwright.trajectory.samples import NO_VERSION, Sample, Span, samples, turn_samples
+from rollwright.trajectory.timing import Phase, Timing, Wait
 from rollwright.trajectory.tokens import Floats, TokenIds, floats, token_ids
 from rollwright.trajectory.turn import (
     Boundary,
@@ -36,14 +37,17 @@ __all__ = [
     "Floats",
     "Message",
     "Outcome",
+    "Phase",
     "Sample",
     "Span",
     "StopReason",
+    "Timing",
     "TokenIds",
     "ToolCall",
     "Trajectory",
     "Turn",
     "VersionRun",
+    "Wait",
     "check",
     "children",
     "expand_versions",

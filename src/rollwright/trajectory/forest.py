@@ -11,6 +11,7 @@ import msgspec
 
 from rollwright.errors import FormatError
 from rollwright.trajectory.codec import Codec
+from rollwright.trajectory.timing import Timing
 from rollwright.trajectory.tokens import TokenIds, token_ids
 from rollwright.trajectory.turn import ErrorRecord, StopReason, Turn
 
@@ -73,6 +74,8 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     error: ErrorRecord | None = None
     duration: float = 0.0
     """Seconds from the first `reset` to the end."""
+    timing: Timing | None = None
+    """What the attempt waited for; `None` where nobody measured."""
 
     @property
     def reward(self) -> float:
@@ -122,7 +125,7 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
         """Why nothing here may be trained on; `None` when it may."""
         if self.error is not None:
             return f"{self.error.boundary} failure: {self.error.kind}"
-        if any(not turn.exact for turn in self.turns):
+        if any(not turn.exact for turn in self.turns if turn.filtered is None):
             return "the engine returned no exact token ids and log-probabilities"
         if not any(turn.sampled_ids for turn in self.turns):
             return "no token was sampled"
@@ -130,8 +133,10 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest policy version among the sampled tokens; `None` when no token was sampled."""
-        return min((turn.oldest_version for turn in self.turns if turn.versions), default=None)
+        """The oldest policy version among the sampled tokens of turns that are in the loss; `None`: there are none."""
+        return min(
+            (turn.oldest_version for turn in self.turns if turn.versions and turn.filtered is None), default=None
+        )
 
     def to_bytes(self) -> bytes:
         return _CODEC.encode(self)

@@ -45,6 +45,8 @@ class Piece(msgspec.Struct, frozen=True):
     """Which weights made it, where the engine says so in its answer."""
     text: str | None = None
     """Only where the ids are missing: the completion is then not exact."""
+    served: float | None = None
+    """Seconds that the engine says it took; `None`: it does not say."""
 
 
 def checked(

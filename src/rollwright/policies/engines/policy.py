@@ -82,8 +82,12 @@ class _Progress:
     logprobs: Floats = field(default_factory=floats)
     versions: list[VersionRun] = field(default_factory=list)
     pieces: int = 0
+    served: float | None = None
+    """Seconds that the engine says it took for them; `None`: it does not say."""
 
     def add(self, piece: Piece, version: int) -> None:
+        if piece.served is not None:
+            self.served = (self.served or 0.0) + piece.served
         self.ids += piece.ids
         self.logprobs += piece.logprobs
         count = len(piece.ids)
@@ -322,6 +326,7 @@ class EnginePolicy:
             exact=exact,
             prompt_tokens=len(prompt.ids or ()),
             completion_tokens=len(sampled),
+            served=progress.served,
         )
 
     async def _settle(self, place: int) -> None:

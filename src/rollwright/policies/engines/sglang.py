@@ -29,6 +29,8 @@ class _Meta(msgspec.Struct):
     """Log-probability, id and perhaps text of each token."""
     prompt_tokens: int | None = None
     weight_version: str | None = None
+    e2e_latency: float | None = None
+    """Seconds from the request's arrival to its last token."""
 
 
 class _Answer(msgspec.Struct):
@@ -85,7 +87,8 @@ class SglangDialect:
         if answer.output_ids is not None and ids is not None and answer.output_ids != ids:
             raise FormatError("output_ids and output_token_logprobs name different tokens")
         logprobs = None if made is None else [each[0] for each in made]
-        return checked(ask, ids, logprobs, finish, label=meta.weight_version)
+        piece = checked(ask, ids, logprobs, finish, label=meta.weight_version)
+        return msgspec.structs.replace(piece, served=meta.e2e_latency)
 
     def faithful(self, sampling: Sampling, processed: bool) -> bool:
         return sampling.top_p == 1 or sampling.temperature == 0

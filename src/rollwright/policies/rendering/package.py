@@ -5,10 +5,11 @@ given only the end of the prompt, from its last end-of-turn id on: it looks at n
 a turn follows what is new in it, not how long the episode is.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -52,10 +53,18 @@ class PackageRenderer:
         self._tokenizer = tokenizer
         self._family = family
         try:
-            self._renderer = library().create_renderer(tokenizer, _config(family, options))
+            self._settings = _config(family, options)
+            self._renderer = library().create_renderer(tokenizer, self._settings)
         except REFUSALS as error:
             raise ConfigError(f"renderer {family!r}: {_one_line(error)}") from error
         self._stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+
+    def with_tokenizer(self, wrap: Callable[[Tokenizer], Tokenizer]) -> Self:
+        """The same renderer with something around its tokenizer that gives the same ids."""
+        other = copy.copy(self)
+        other._tokenizer = wrap(self._tokenizer)
+        other._renderer = library().create_renderer(other._tokenizer, self._settings)
+        return other
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

@@ -6,9 +6,10 @@ what is new in it, and nothing that was sampled is ever encoded. Where the templ
 answers `None`, and `restarts` says why.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -55,6 +56,12 @@ class TemplateRenderer:
         self._mark = self._end_mark()
         self._stop_ids = self._stops(stop_tokens)
         self._parser = _parser(tokenizer, tool_parser, reasoning_parser)
+
+    def with_tokenizer(self, wrap: Callable[[Tokenizer], Tokenizer]) -> Self:
+        """The same renderer with something around its tokenizer that gives the same ids."""
+        other = copy.copy(self)
+        other._tokenizer = wrap(self._tokenizer)
+        return other
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

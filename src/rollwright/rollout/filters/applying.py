@@ -4,7 +4,7 @@ Always true: applying the same filters again changes nothing. Masks and counts d
 filters; where two filters catch the same thing and one drops it, it is dropped, and every filter has counted it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +19,7 @@ from rollwright.rollout.filters.base import (
     TrajectoryTest,
     TurnTest,
 )
-from rollwright.trajectory import Trajectory, Turn, leaves
+from rollwright.trajectory import Trajectory, Turn, leaves, path, turn_weights
 
 
 class Judged(NamedTuple):
@@ -55,7 +55,8 @@ def judge_group(
         if isinstance(each.test, MemberTest):
             for place in each.test.caught_members(group):
                 catches.add(each.name, members[place].rollout_id)
-                members[place] = _masked(each, members[place], None)
+                if each.action is Action.MASK:
+                    members[place] = _masked(each, members[place], None)
         elif isinstance(each.test, GroupTest) and each.test.catches_group(group):
             catches.add(each.name, group[0].group_id)
             if each.action is Action.DROP:
@@ -84,9 +85,9 @@ def _carried_out(each: Filter, trajectory: Trajectory, caught: list[int] | None)
         case Action.MASK:
             return _masked(each, trajectory, caught)
         case Action.STOP:
-            return _masked(each, trajectory, None)
+            return _masked(each, trajectory, _given_up(trajectory.turns, caught or ()))
         case Action.PENALISE if isinstance(each.test, Penalty):
-            return _penalised(each, trajectory, each.test.penalty(trajectory))
+            return _penalised(each, trajectory, each.test.penalties(trajectory))
         case _:
             return trajectory
 
@@ -105,15 +106,24 @@ def _masked(each: Filter, trajectory: Trajectory, caught: list[int] | None) -> T
     return msgspec.structs.replace(trajectory, turns=turns)
 
 
-def _penalised(each: Filter, trajectory: Trajectory, penalty: float) -> Trajectory:
-    """With the penalty on the last turn of every path; once, however often it is applied."""
+def _given_up(turns: Sequence[Turn], caught: Sequence[int]) -> list[int] | None:
+    """The turns that lead nowhere but through one that was caught; `None`: all of them do, as in a chain."""
+    ways = ([turn.id for turn in path(turns, leaf)] for leaf in leaves(turns))
+    played_on = {turn for way in ways if not set(way) & set(caught) for turn in way}
+    return [turn.id for turn in turns if turn.id not in played_on] if played_on else None
+
+
+def _penalised(each: Filter, trajectory: Trajectory, penalties: Mapping[int, float]) -> Trajectory:
+    """With each path's penalty on its last turn; once, however often it is applied."""
     if each.name in trajectory.penalties:
         return trajectory
     turns = list(trajectory.turns)
-    for leaf in leaves(turns):
+    for leaf, penalty in penalties.items():
         if (outcome := turns[leaf].outcome) is not None:
             added = msgspec.structs.replace(outcome, penalty=outcome.penalty + penalty)
             turns[leaf] = msgspec.structs.replace(turns[leaf], outcome=added)
+    weights = turn_weights(turns)
+    total = sum(weights[leaf] * penalty for leaf, penalty in penalties.items())
     return msgspec.structs.replace(
-        trajectory, turns=turns, penalties={**trajectory.penalties, each.name: penalty}
+        trajectory, turns=turns, penalties={**trajectory.penalties, each.name: total}
     )

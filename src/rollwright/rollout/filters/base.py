@@ -4,7 +4,7 @@ Always true: a filter looks at one turn, one trajectory or one complete group an
 always judged the same. What a filter catches is counted under its name, whatever the action.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -22,7 +22,8 @@ class Action(StrEnum):
     DROP = "drop"
     """It is left out: a trajectory gets a replacement, a group is refilled by another."""
     STOP = "stop"
-    """The episode ends with the turn that was caught, and all its tokens stay out of the loss."""
+    """The episode ends with the turn that was caught, and all its tokens stay out of the loss. In a tree that goes for
+    the path: turns that other paths share go on counting."""
     PENALISE = "penalise"
     """It costs the penalty that the filter works out, kept apart from the reward."""
 
@@ -71,8 +72,8 @@ class MemberTest(Protocol):
 class Penalty(Protocol):
     """Works out what a caught trajectory costs."""
 
-    def penalty(self, trajectory: Trajectory) -> float:
-        """Zero or negative."""
+    def penalties(self, trajectory: Trajectory) -> Mapping[int, float]:
+        """Below zero, for each path that costs something, by its last turn."""
         ...
 
 

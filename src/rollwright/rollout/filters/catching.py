@@ -51,8 +51,8 @@ class Repetition:
 class Overlong:
     """A trajectory that was cut off: it ran out of room, or its last turn out of tokens.
 
-    As a penalty: with `limit` tokens in a path and `slack` before it, the share of the slack that the longest path
-    uses, times `cost`.
+    With `limit` tokens in a path and `slack` before it: a trajectory with a path that uses some of the slack. Its
+    penalty is the share of the slack that each path uses, times `cost`.
     """
 
     limit: int | None = None
@@ -62,19 +62,20 @@ class Overlong:
 
     def catches(self, trajectory: Trajectory) -> bool:
         if self.limit is not None:
-            return self.penalty(trajectory) < 0
+            return bool(self.penalties(trajectory))
         cut = any(trajectory.turns[leaf].finish is FinishReason.LENGTH for leaf in leaves(trajectory.turns))
         return cut or trajectory.stop is StopReason.MAX_LENGTH
 
-    def penalty(self, trajectory: Trajectory) -> float:
+    def penalties(self, trajectory: Trajectory) -> dict[int, float]:
         if self.limit is None:
-            return 0.0
-        turns = trajectory.turns
-        longest = max(
-            (sum(turn.completion_tokens for turn in path(turns, leaf)) for leaf in leaves(turns)), default=0
-        )
-        over = longest - (self.limit - self.slack)
-        return -self.cost * min(1.0, max(0.0, over / max(self.slack, 1)))
+            return {}
+        found = {}
+        for leaf in leaves(trajectory.turns):
+            tokens = sum(turn.completion_tokens for turn in path(trajectory.turns, leaf))
+            over = (tokens - (self.limit - self.slack)) / max(self.slack, 1)
+            if over > 0:
+                found[leaf] = -self.cost * min(1.0, over)
+        return found
 
 
 @dataclass(frozen=True)
@@ -106,28 +107,29 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class ZeroVariance:
-    """A group whose members all have the same score: relative to the group, none is better. Groups of one, and trees
-    whose leaves differ, are kept."""
+    """A group whose members all have the same score: relative to the group, none is better. Only members in the baseline
+    are looked at. Groups of one, and trees whose leaves differ, are kept."""
 
     tolerance: float = 0.0
     """Scores this close together count as the same."""
     name = "zero_variance"
 
     def catches_group(self, group: Sequence[Trajectory]) -> bool:
-        scores = [score for trajectory in group for score in leaf_scores(trajectory)]
+        scores = [score for each in group if each.in_baseline for score in leaf_scores(each)]
         return len(scores) > 1 and max(scores) - min(scores) <= self.tolerance
 
 
 @dataclass(frozen=True)
 class AccuracyBand:
-    """A group whose mean success is outside of `low` to `high`: too hard or too easy to learn from."""
+    """A group whose mean success is outside of `low` to `high`: too hard or too easy to learn from. Only members in the
+    baseline are looked at."""
 
     low: float = 0.0
     high: float = 1.0
     name = "accuracy_band"
 
     def catches_group(self, group: Sequence[Trajectory]) -> bool:
-        shares = [share for trajectory in group if (share := trajectory.success_share) is not None]
+        shares = [share for each in group if each.in_baseline and (share := each.success_share) is not None]
         if not shares:
             return False
         return not self.low <= sum(shares) / len(shares) <= self.high

@@ -1,0 +1,103 @@
+"""The stopwatch of one attempt: notes what it waits for.
+
+Always true: a wait is noted whichever way it ends; several may be under way at once. Each costs about a microsecond,
+because each turn of each episode pays for three.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from rollwright.policies.virtual_clock import VirtualClockLoop
+from rollwright.trajectory import Phase, Timing, Wait
+
+_PRECEDENCE = {phase: place for place, phase in enumerate(Phase)}
+
+
+class Waiting(msgspec.Struct, gc=False, eq=False):
+    """`with stopwatch.waiting(…) as waiting:` around one wait."""
+
+    watch: "Stopwatch"
+    phase: Phase
+    name: str
+    agent: str
+    tokens: int = 0
+    """Sampled in it; for whoever knows to say."""
+    served: float | None = None
+    """Of a generation: seconds that the engine says it took. `None`: it does not say."""
+    start: float = 0.0
+    """By the stopwatch's clock."""
+
+    def __enter__(self) -> Self:
+        watch = self.watch
+        watch.open.add(self)
+        self.start = watch.clock()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        watch, start = self.watch, self.start
+        now = watch.clock()
+        watch.open.discard(self)
+        if self.served is not None:
+            start = watch.note_way(self, now)
+        watch.waits.append(
+            Wait(self.phase, start - watch.started, now - start, self.agent, self.name, self.tokens)
+        )
+
+
+class Stopwatch:
+    """Starts when it is made."""
+
+    def __init__(self, worker: str = "") -> None:
+        self._worker = worker
+        self.open: set[Waiting] = set()
+        """Under way."""
+        self.waits: list[Wait] = []
+        """In the order in which they ended."""
+        self.clock = _clock()
+        self._epoch = time.time() if self.clock is time.monotonic else self.clock()
+        self.started = self.clock()
+
+    @property
+    def phase(self) -> Phase:
+        """What is waited for now."""
+        phases = [waiting.phase for waiting in tuple(self.open)]
+        return min(phases, key=_PRECEDENCE.__getitem__, default=Phase.AGENT)
+
+    def waiting(self, phase: Phase, name: str = "", agent: str = "") -> Waiting:
+        return Waiting(self, phase, name, agent)
+
+    def note_way(self, waiting: Waiting, now: float) -> float:
+        """Where the engine says what it took, the rest was the way, put before it; gives where its own part starts."""
+        start = waiting.start
+        way = now - start - max(waiting.served or 0.0, 0.0)
+        if way <= 0:
+            return start
+        self.waits.append(Wait(Phase.TRANSPORT, start - self.started, way, waiting.agent, waiting.name))
+        return start + way
+
+    def read(self) -> Timing:
+        """All that was noted so far; what is still under way, such as a call that was given up, ends now."""
+        for waiting in tuple(self.open):
+            waiting.__exit__(None, None, None)
+        wall = self.clock() - self.started
+        return Timing(self._epoch, wall, self._worker, os.getpid(), tuple(self.waits))
+
+
+def _clock() -> Callable[[], float]:
+    """The machine's, except in virtual time.
+
+    Not that of any other event loop: uvloop's stands still while a callback runs, and counts milliseconds.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # made before its loop runs
+        return time.monotonic
+    return loop.time if isinstance(loop, VirtualClockLoop) else time.monotonic

@@ -1,0 +1,159 @@
+"""The agent that uses tools: generate, run the calls of the turn side by side, tell the results, and again.
+
+It ends when the model answers without a call, when a tool ends the episode, or at a limit. What the model got wrong is
+told to it; a tool that cannot be run at all ends the attempt (`Boundary.TOOL`). What the rollout's tools hold is given
+back on every way out.
+
+In a resumed attempt, a call whose result the journal knows is not made again: the recorded result is told. The calls of
+stateful tools are made again, to build up their state; if one comes out differently, the attempt starts anew
+(`ReplayDiffers`). Only the calls of the last recorded turn may have been made before without anybody knowing.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import msgspec
+
+from rollwright.agents.boundary import failed
+from rollwright.agents.journal import ReplayDiffers
+from rollwright.agents.session import OutOfRoom, Session
+from rollwright.envs.base import Step
+from rollwright.policies.base import Parsed, Sampling
+from rollwright.tools import Toolbox, ToolContext, ToolFailure, ToolResult
+from rollwright.trajectory import Boundary, Message, Outcome, Phase, StopReason, ToolCall, Turn
+
+TOOL_CALLS, TOOL_PROBLEMS, TOOL_SECONDS = "tool_calls", "tool_problems", "tool_seconds"
+"""Metrics of a trajectory: calls, those among them that gave no result, and the time that calls took."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """How an episode with tools ended."""
+
+    answer: str
+    """The model's last words, or the result of the tool that ended the episode; empty at a limit."""
+    stop: StopReason
+    turn: Turn | None
+    """The last one; `None`: there was no room for any."""
+    ended_by: ToolResult | None = None
+    """The tool that ended the episode; `None`: none did."""
+
+
+@dataclass(frozen=True)
+class ToolAgent:
+    """Solves a task with tools; holds no state of an episode."""
+
+    toolbox: Toolbox
+    system: str = ""
+    """The system prompt; empty: none. The tools are told beside it, in the model's own format."""
+    max_turns: int = 10
+    name: str = "agent"
+    sampling: Sampling | None = None
+    """`None`: the session's."""
+
+    async def solve(
+        self, session: Session, task: str | Sequence[Message], *, context: ToolContext | None = None
+    ) -> Solution:
+        """Plays the whole episode; `task` is the first user message, or all messages before the first turn.
+
+        With a `context`, what tools hold is kept in it, and whoever made it closes it.
+        """
+        opening = self.opening(task) if isinstance(task, str) else tuple(task)
+        if not session.trajectory.opening:
+            session.trajectory.opening = opening
+        if context is not None:
+            return await self._solve(session, opening, context)
+        async with ToolContext(session.trajectory.rollout_id) as own:
+            return await self._solve(session, opening, own)
+
+    def opening(self, task: str) -> tuple[Message, ...]:
+        system = (Message("system", self.system),) if self.system else ()
+        return (*system, Message("user", task))
+
+    async def _solve(self, session: Session, opening: Sequence[Message], context: ToolContext) -> Solution:
+        messages, turn = opening, None
+        for _ in range(self.max_turns):
+            try:
+                turn = await session.generate(
+                    messages,
+                    continues=turn,
+                    agent=self.name,
+                    tools=self.toolbox.specs,
+                    sampling=self.sampling,
+                )
+            except OutOfRoom:
+                return Solution("", StopReason.MAX_LENGTH, turn)
+            parsed = session.parse(turn)
+            if not parsed.tool_calls and not parsed.malformed:
+                turn = session.observe(turn, Step("", 0.0, True, False, {"action": parsed.content}))
+                return Solution(parsed.content, StopReason.TERMINATED, turn)
+            turn, results = await self._use_tools(session, turn, parsed, context)
+            ending = next((each for each in results if each.ends_episode), None)
+            if ending is not None:
+                return Solution(ending.content, StopReason.TERMINATED, turn, ending)
+            messages = [*(each.message() for each in results), *self._unread(parsed)]
+        return Solution("", StopReason.MAX_STEPS, turn)
+
+    async def _use_tools(
+        self, session: Session, turn: Turn, parsed: Parsed, context: ToolContext
+    ) -> tuple[Turn, list[ToolResult]]:
+        """Runs the calls of a turn and records what they came to."""
+        recorded = session.recorded_outcome(turn)
+        try:
+            results = await self._results(session, parsed.tool_calls, recorded, context)
+        except ToolFailure as error:
+            raise failed(Boundary.TOOL, error, turn.id + 1) from error
+        unread = self._unread(parsed)
+        problems = sum(each.problem is not None for each in results) + len(unread)
+        step = Step(
+            observation=_joined([*(each.content for each in results), *(each.content for each in unread)]),
+            reward=0.0,
+            terminated=any(each.ends_episode for each in results),
+            truncated=False,
+            info={
+                "action": ", ".join(call.name for call in parsed.tool_calls) or None,
+                "valid": recorded.valid if recorded is not None else not problems,
+                "metrics": {
+                    TOOL_CALLS: len(results),
+                    TOOL_PROBLEMS: problems,
+                    TOOL_SECONDS: sum(each.seconds for each in results),
+                },
+            },
+        )
+        return session.observe(turn, step), results
+
+    async def _results(
+        self, session: Session, calls: Sequence[ToolCall], recorded: Outcome | None, context: ToolContext
+    ) -> list[ToolResult]:
+        def around(call: ToolCall) -> AbstractContextManager[object]:
+            name = call.name if call.name in self.toolbox else "unknown"
+            return session.waiting(Phase.TOOL, name, agent=self.name)
+
+        if recorded is None:
+            return await self.toolbox.run(calls, context, around)
+        told = _taken_apart(recorded.observation, at_least=len(calls))
+        again = [call for call in calls if call.name in self.toolbox and self.toolbox[call.name].stateful]
+        ran = {each.call.id: each for each in await self.toolbox.run(again, context, around)}
+        return [
+            ran.get(call.id, ToolResult(call, content)) for call, content in zip(calls, told, strict=False)
+        ]
+
+    def _unread(self, parsed: Parsed) -> list[Message]:
+        """A call that cannot be read has no id, so what is said of it comes from the user."""
+        return [Message("user", self.toolbox.unreadable(each)) for each in parsed.malformed]
+
+
+def _joined(contents: list[str]) -> str:
+    """One text that can be taken apart again: a list in JSON."""
+    return msgspec.json.encode(contents).decode()
+
+
+def _taken_apart(observation: str, at_least: int) -> list[str]:
+    try:
+        told = msgspec.json.decode(observation, type=list[str])
+    except msgspec.MsgspecError as error:
+        raise ReplayDiffers(f"the recorded results of tools cannot be read: {error}") from error
+    if len(told) < at_least:
+        raise ReplayDiffers(f"{at_least} calls, and {len(told)} recorded results")
+    return told

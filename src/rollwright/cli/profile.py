@@ -1,0 +1,164 @@
+"""`rollwright profile`: where a run's time went, a timeline to look at, and what would make it faster."""
+
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rollwright.cli.console import console
+from rollwright.config import RunConfig
+from rollwright.errors import RollwrightError
+from rollwright.observe.profile import Profile, Tally
+from rollwright.observe.timeline import Played, chrome_trace
+from rollwright.observe.verdict import Figures, Verdict, judge
+from rollwright.run.folder import RunReader
+from rollwright.trajectory import Phase, Timing, Trajectory
+
+TIMELINE = "timeline.json"
+
+DRAWN = 2000
+"""Rollouts in a timeline, unless told otherwise: at some 150 bytes a wait, a file that viewers still open at once."""
+
+RECENT = 1000
+"""Rollouts that a running run's profile is made of: enough for a 95th percentile, and made in a tenth of a second."""
+
+
+def profile(
+    run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Calls that the engine serves at once, if RUN's settings do not say.",
+            show_default=False,
+        ),
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help=f"Where to write the timeline. Default: {TIMELINE} in RUN.", show_default=False),
+    ] = None,
+    rollouts: Annotated[int, typer.Option(min=0, help="Rollouts in the timeline, the last ones.")] = DRAWN,
+) -> None:
+    """Show what RUN's rollouts waited for, write a timeline, and say what would make it faster."""
+    reader = RunReader(run)
+    found = Profile()
+    drawn: deque[Played] = deque(maxlen=rollouts)
+    for trajectory in reader.trajectories():
+        found.add(trajectory.tag, trajectory.timing)
+        if (played := Played.of(trajectory)) is not None:
+            drawn.append(played)
+    if not found.rollouts:
+        raise RollwrightError(f"{run}: no finished rollout has timings, so there is nothing to profile")
+    target = timeline or run / TIMELINE
+    with target.open("w", encoding="utf-8") as file:
+        file.writelines(chrome_trace(drawn))
+    screen = console()
+    screen.print(report(found, slots or slots_of(reader.config, found), run.name))
+    if (summary := reader.summary()) is not None:
+        spent = summary.get("activity", {}).get("commit_seconds", 0.0)
+        screen.print(f"beside that, {spent:,.2f} s went into telling the store how attempts ended")
+    screen.print(f"timeline of {len(drawn):,} rollouts: {target}", soft_wrap=True, highlight=False)
+    if reader.cut_off:
+        screen.print("[yellow]the last record of the trajectory log is incomplete and was left out[/]")
+
+
+class RecentProfile:
+    """What the last rollouts of a run under way waited for."""
+
+    def __init__(self, screen: Console, config: RunConfig) -> None:
+        self._screen = screen
+        self._config = config
+        self._timings: deque[tuple[str, Timing | None]] = deque(maxlen=RECENT)
+
+    def add(self, steps: int, trajectories: Iterable[Trajectory]) -> None:
+        """A batch, the `steps`-th; prints the profile when one is due."""
+        self._timings.extend((each.tag, each.timing) for each in trajectories)
+        if steps % self._config.profile_steps == 0 and steps < self._config.max_steps:
+            self.print()
+
+    def print(self) -> None:
+        found = Profile()
+        for tag, timing in self._timings:
+            found.add(tag, timing)
+        if found.rollouts:
+            name = f"the last {found.rollouts:,} rollouts"
+            self._screen.print(report(found, slots_of(self._config, found), name))
+
+
+def slots_of(config: RunConfig, found: Profile) -> int | None:
+    """Calls that the policy serves at once, as far as the settings say: an engine in each process that played."""
+    own = getattr(config.policy, "slots", None) or getattr(config.policy, "max_batch", None)
+    return None if own is None else own * len(found.processes)
+
+
+def report(found: Profile, slots: int | None, name: str) -> RenderableType:
+    parts: list[RenderableType] = [_agents(found, name), _things(found), _sum(found)]
+    if found.untimed:
+        parts.append(Text(f"{found.untimed:,} rollouts have no timings and are left out", style="yellow"))
+    return Group(*parts, _told(judge(Figures.of(found, slots))))
+
+
+def _agents(found: Profile, name: str) -> Table:
+    """Calls of each agent, and the seconds that it waited for each phase alone."""
+    table = Table(title=f"profile of {name}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    phases = [phase for phase in Phase if phase is not Phase.AGENT and found.seconds(phase) > 0]
+    table.add_column("agent", no_wrap=True)
+    for column in ("calls", "tokens", "mean", "p50", "p95", *(f"{phase} s" for phase in phases)):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in found.agents():
+        calls = row.calls
+        made = (f"{calls.count:,}", f"{calls.tokens:,}", *_lengths(calls)) if calls.count else ("",) * 5
+        table.add_row(row.agent, *made, *(f"{row.waited[phase]:,.2f}" for phase in phases))
+    return table
+
+
+def _things(found: Profile) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for column in ("waited for", "which"):
+        table.add_column(column, no_wrap=True)
+    for column in ("count", "mean", "p50", "p95", "alone s", "of wall"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in found.things():
+        tally = row.tally
+        table.add_row(
+            row.phase,
+            row.name,
+            f"{tally.count:,}",
+            *_lengths(tally),
+            f"{tally.alone:,.2f}",
+            f"{tally.alone / found.wall if found.wall else 0.0:.1%}",
+        )
+    return table
+
+
+def _sum(found: Profile) -> Text:
+    """The account: what the phases sum to."""
+    parts = [(phase, found.seconds(phase)) for phase in Phase if found.seconds(phase) > 0]
+    told = " + ".join(f"{phase} {seconds:,.2f} ({found.share(phase):.0%})" for phase, seconds in parts)
+    return Text(f"{found.rollouts:,} rollouts took {found.wall:,.2f} s together = {told}")
+
+
+def _told(verdict: Verdict) -> RenderableType:
+    parts: list[RenderableType] = [Text.assemble("\nverdict: ", (str(verdict), "bold"))]
+    for finding in verdict.findings:
+        parts.append(Padding(Text(f"{finding.cause}: {finding.because}"), (0, 0, 0, 2)))
+        parts.append(Padding(Text(f"→ {finding.advice}", style="dim"), (0, 0, 0, 4)))
+    return Group(*parts)
+
+
+def _lengths(tally: Tally) -> tuple[str, ...]:
+    """Mean, median and 95th percentile."""
+    return tuple(map(_duration, (tally.mean, tally.percentile(0.5), tally.percentile(0.95))))
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
