@@ -67,8 +67,8 @@ def test_options_of_the_template_reach_it() -> None:
 def test_a_tokenizer_folder_renders_as_the_tokenizer_that_was_saved(tmp_path: Path) -> None:
     made = tokenizer()
     made.save_pretrained(tmp_path)
-    settings = RendererConfig(tokenizer=tmp_path, name="qwen3", options={"enable_thinking": False})
-    renderer = make_renderer(load_tokenizer(settings.tokenizer), settings.name, **settings.options)
+    settings = RendererConfig(tokenizer=str(tmp_path), name="qwen3", options={"enable_thinking": False})
+    renderer = make_renderer(load_tokenizer(Path(settings.tokenizer)), settings.name, **settings.options)
     asked = [Message("user", "go left")]
     assert renderer.open(asked) == make_renderer(made, "qwen3", enable_thinking=False).open(asked)
 
@@ -81,11 +81,11 @@ def test_a_folder_without_a_tokenizer_is_refused_in_one_line(tmp_path: Path) -> 
 
 
 def test_the_settings_need_a_tokenizer_and_know_no_other_keys(tmp_path: Path) -> None:
-    assert RendererConfig(tokenizer=tmp_path).name == "auto"
+    assert RendererConfig(tokenizer=str(tmp_path)).name == "auto"
     with pytest.raises(ValidationError, match="tokenizer"):
         RendererConfig.model_validate({})
     with pytest.raises(ValidationError, match="family"):
-        RendererConfig.model_validate({"tokenizer": tmp_path, "family": "qwen3"})
+        RendererConfig.model_validate({"tokenizer": str(tmp_path), "family": "qwen3"})
 
 
 def test_importing_the_rendering_package_imports_nothing_heavy() -> None:

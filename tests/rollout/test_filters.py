@@ -120,7 +120,25 @@ def test_overlong_is_what_was_cut_off() -> None:
 @pytest.mark.parametrize(("tokens", "penalty"), [(60, 0.0), (80, 0.0), (90, -1.0), (100, -2.0), (150, -2.0)])
 def test_a_soft_penalty_grows_over_the_slack(tokens: int, penalty: float) -> None:
     long = chain(turn(0, ids=[1] * tokens))
-    assert Overlong(limit=100, slack=20, cost=2.0).penalty(long) == pytest.approx(penalty)
+    found = Overlong(limit=100, slack=20, cost=2.0).penalties(long)
+    assert found == ({0: pytest.approx(penalty)} if penalty else {})
+
+
+def test_in_a_tree_only_the_long_paths_cost() -> None:
+    each = Filter(Overlong(limit=4, slack=2, cost=1.0), Action.PENALISE)
+    tree = chain(turn(0, ids=[1]), turn(1, ids=[1]), turn(2, ids=[1, 2, 3]))
+    tree.turns[2] = msgspec.structs.replace(tree.turns[2], after=0, extends=0)
+    judged = judge([each], tree, Catches()).trajectory
+    assert [each.outcome.penalty for each in judged.turns if each.outcome] == [0.0, 0.0, -1.0]
+    assert judged.penalty == judged.penalties["overlong"] == -0.5
+
+
+def test_in_a_tree_a_stop_takes_out_the_path_and_not_what_others_share() -> None:
+    tree = chain(turn(0), turn(1), turn(2, action=None))
+    tree.turns[2] = msgspec.structs.replace(tree.turns[2], after=0, extends=0)
+    judged = judge([Filter(VoidTurn(), Action.STOP)], tree, Catches()).trajectory
+    assert judged.filtered is None
+    assert [each.filtered for each in judged.turns] == [None, None, "void_turn"]
 
 
 def test_a_soft_penalty_is_kept_apart_from_the_reward_and_taken_once() -> None:
@@ -174,6 +192,26 @@ def test_the_second_of_two_equal_members_is_masked() -> None:
     assert dropped is None
     assert [each.filtered for each in members] == [None, None, "duplicate"]
     assert [each.in_baseline for each in members] == [True, True, False]
+
+
+def test_counting_members_changes_none() -> None:
+    group = [chain(turn(0), member=m) for m in range(3)]
+    catches = Catches()
+    assert judge_group([Filter(Duplicate(), Action.COUNT)], group, catches) == (group, None)
+    assert catches.by_filter["duplicate"].count == 2
+
+
+def test_group_filters_look_at_the_members_in_the_baseline() -> None:
+    group = [
+        chain(turn(0, reward=1.0), success=True),
+        chain(turn(0, reward=1.0), member=1, success=True),
+        chain(turn(0), member=2, success=False, filtered="overlong", in_baseline=False),
+    ]
+    assert ZeroVariance().catches_group(group)
+    assert AccuracyBand(0.0, 0.9).catches_group(group)
+    group[2].in_baseline = True
+    assert not ZeroVariance().catches_group(group)
+    assert not AccuracyBand(0.0, 0.9).catches_group(group)
 
 
 @pytest.mark.parametrize(

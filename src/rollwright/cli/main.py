@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rollwright import __version__
-from rollwright.cli import envs, export, gateway, model, play, queue, run, show, train, workers
+from rollwright.cli import envs, export, gateway, model, play, plot, profile, queue, run, show, train, workers
 from rollwright.errors import RollwrightError
 
 app = typer.Typer(
@@ -54,6 +54,8 @@ app.add_typer(model.app, name="model")
 app.command("envs")(envs.envs)
 app.command("play")(play.play)
 app.command("show")(show.show)
+app.command("profile")(profile.profile)
+app.command("plot")(plot.plot)
 app.command("export")(export.export)
 
 

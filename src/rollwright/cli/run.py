@@ -13,13 +13,16 @@ from rich.console import Console
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.live import LiveView
+from rollwright.cli.profile import RecentProfile
 from rollwright.cli.tables import capability_line, ledger_table, result_table
 from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
+from rollwright.observe.views import ViewSizes
 from rollwright.rollout.filters import Catches
 from rollwright.run.baselines import baseline
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
+from rollwright.run.training_record import is_training
 
 RayOption = Annotated[
     str | None,
@@ -65,6 +68,12 @@ def resume(
 ) -> None:
     """Go on with RUN where it stopped: nothing that was finished is played again, no recorded token is paid twice."""
     reader = RunReader(run)
+    if is_training(run):
+        # imported here, because training is told in terms of a run
+        from rollwright.cli.train import go_on
+
+        go_on(run, store=store, live=live)
+        return
     _play(reader.config, RunFolder.reopen(run), Progress.of(reader), store, workers, ray=ray, live=live)
 
 
@@ -134,6 +143,7 @@ async def execute(
         on_finished=folder.add_trajectory,
         on_failed=folder.add_failure,
     )
+    recent = RecentProfile(screen, config)
     started = time.monotonic()
     interrupted = False
     failure: Exception | None = None
@@ -142,7 +152,7 @@ async def execute(
             if running.capabilities is not None:
                 screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
             async with LiveView(running, screen, enabled=live):
-                await _collect(running, folder, progress)
+                await _collect(running, folder, progress, recent)
     except asyncio.CancelledError:
         interrupted = True
         if (task := asyncio.current_task()) is not None:
@@ -157,13 +167,14 @@ async def execute(
         folder.finish(summary)
     screen.print(result_table(summary))
     screen.print(ledger_table(summary))
+    recent.print()
     if interrupted:
         screen.print(f"[yellow]interrupted:[/] go on with `rollwright resume {folder.path}`", highlight=False)
     screen.print(f"results: {folder.path}", soft_wrap=True, highlight=False)
     return summary
 
 
-async def _collect(running: LocalRun, folder: RunFolder, progress: Progress) -> None:
+async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, recent: RecentProfile) -> None:
     """All batches that are left, with validation where it is due, alongside the rollouts."""
     config = running.config
     validations: list[asyncio.Task[None]] = []
@@ -185,6 +196,7 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress) -> 
             batch = await running.get_batch()
             row = batch_row("train", step, time.monotonic() - began, batch)
             folder.add_metrics(row)
+            recent.add(step + 1, batch.trajectories)
             if config.eval_steps is not None and (step + 1) % config.eval_steps == 0 and step + 1 < steps:
                 validate_beside(step + 1)
         validate_beside(steps)
@@ -197,12 +209,15 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress) -> 
 
 async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str, Any]:
     """What a run came to: results by mode and tag with chance and perfect play, and where every rollout went."""
-    statistics = RunStatistics()
+    statistics, views = RunStatistics(), ViewSizes()
     batches = RunReader(folder.path).metrics()
     modes = {group: row["mode"] for row in batches for group in row["groups"]}
     for trajectory in folder.trajectories():
-        if trajectory.group_id in modes:
-            statistics.add(modes[trajectory.group_id], [trajectory])
+        mode = modes.get(trajectory.group_id)
+        if mode is not None:
+            statistics.add(mode, [trajectory])
+        if mode == "train":
+            views.add(trajectory)
     baselines = {
         (mode, tag): await baseline(tag, list(played.levels), run.config.seed, run.settings)
         for (mode, tag), played in statistics.tags.items()
@@ -224,6 +239,7 @@ async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[s
         "ledger": {"opened": sum(places.values()), **places},
         "reasons": reasons,
         "filters": {name: asdict(catch) for name, catch in catches.by_filter.items()},
+        "views": views.row(),
         "activity": activity_row(run.activity),
         "engine": None if run.capabilities is None else msgspec.to_builtins(run.capabilities),
     }

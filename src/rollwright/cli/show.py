@@ -1,6 +1,9 @@
-"""`rollwright show`: a run at a glance, or one trajectory turn by turn."""
+"""`rollwright show`: a run at a glance, one group, or one trajectory turn by turn.
 
-from collections.abc import Iterable
+The log of a run holds play as it was; what filters made of it is worked out again here, with the run's own filters.
+"""
+
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +15,12 @@ from rich.text import Text
 
 from rollwright.cli.console import console
 from rollwright.cli.tables import ledger_table, result_table
-from rollwright.errors import RollwrightError
+from rollwright.cli.tree_view import leaf_count, tree_view
+from rollwright.errors import ConfigError, RollwrightError
+from rollwright.rollout.filters import Catches, Filter, build_filters, judge, judge_group
 from rollwright.run.folder import RunReader
+from rollwright.run.training_assembly import make_training_advantage
+from rollwright.training.advantages import Tree as TreeCredit
 from rollwright.trajectory import Trajectory, Turn
 
 LISTED = 20
@@ -23,28 +30,31 @@ LISTED = 20
 def show(
     run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
     rollout: Annotated[
-        str | None, typer.Argument(help="Rollout id, or the end of one, such as g3-m0.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Rollout id, or the end of one, such as g3-m0; or a group's, such as g3.", show_default=False
+        ),
     ] = None,
     prompts: Annotated[bool, typer.Option(help="Show the opening messages too.")] = False,
+    turns: Annotated[bool, typer.Option(help="Show a tree's turns one by one too.")] = False,
 ) -> None:
-    """Show RUN's results, or ROLLOUT's trajectory with the rewards of each turn."""
+    """Show RUN's results, a group, or ROLLOUT's trajectory with the rewards of each turn; a tree as a tree."""
     reader = RunReader(run)
     screen = console()
     if rollout is None:
         _overview(reader, screen)
+    elif group := find_group(reader, rollout):
+        screen.print(_list(group, title=f"group {group[0].group_id}"))
+        screen.print(_caught(_filters(reader, group[0], screen), group))
     else:
-        screen.print(render(find(reader, rollout), prompts=prompts))
+        _trajectory(reader, find(reader, rollout), screen, prompts=prompts, turns=turns)
     if reader.cut_off:
         screen.print("[yellow]the last record of the trajectory log is incomplete and was left out[/]")
 
 
 def find(reader: RunReader, wanted: str) -> Trajectory:
     """The trajectory with this rollout id, or the only one whose id ends so."""
-    matches = [
-        each
-        for each in reader.trajectories()
-        if each.rollout_id == wanted or each.rollout_id.endswith(("." + wanted, "-" + wanted))
-    ]
+    matches = [each for each in reader.trajectories() if _is(each.rollout_id, wanted)]
     exact = [each for each in matches if each.rollout_id == wanted]
     if len(exact or matches) == 1:
         return (exact or matches)[0]
@@ -61,7 +71,89 @@ def find(reader: RunReader, wanted: str) -> Trajectory:
     )
 
 
-def render(trajectory: Trajectory, *, prompts: bool = False) -> RenderableType:
+def find_group(reader: RunReader, wanted: str) -> list[Trajectory]:
+    """The trajectories of the group with this id, or of the only one whose id ends so; empty: it is no group's."""
+    matches: dict[str, list[Trajectory]] = {}
+    for each in reader.trajectories():
+        if _is(each.group_id, wanted):
+            matches.setdefault(each.group_id, []).append(each)
+    found = {wanted: matches[wanted]} if wanted in matches else matches
+    if len(found) > 1:
+        raise RollwrightError(f"{wanted}: {len(found)} groups of {reader.path} end so: {', '.join(found)}")
+    return next(iter(found.values()), [])
+
+
+def _is(found: str, wanted: str) -> bool:
+    return found == wanted or found.endswith(("." + wanted, "-" + wanted))
+
+
+def _filters(reader: RunReader, trajectory: Trajectory, screen: Console) -> tuple[Filter, ...]:
+    """Those that the trajectory went through: only training has any."""
+    config = reader.config
+    if config.train_env_manager is None or not trajectory.group_id.startswith(f"{config.name}.train-"):
+        return ()
+    try:
+        return build_filters(config.train_env_manager)
+    except ConfigError as error:  # one's own filter, which is not to be found from here
+        screen.print(f"[yellow]shown without filters:[/] {error}", highlight=False)
+        return ()
+
+
+def _caught(filters: Sequence[Filter], group: Sequence[Trajectory]) -> RenderableType:
+    catches = Catches()
+    judged = [judge(filters, each, catches) for each in group]
+    kept = [each.trajectory for each in judged if each.dropped is None]
+    _, dropped = judge_group(filters, kept, catches)
+    lines = [
+        f"{each.trajectory.rollout_id}: replaced, because of filter {each.dropped}"
+        for each in judged
+        if each.dropped
+    ]
+    lines += [
+        f"filter {name}: {catch.count}, for example {catch.example}"
+        for name, catch in catches.by_filter.items()
+    ]
+    if dropped is not None:
+        lines.append(f"the whole group is left out, because of filter {dropped}")
+    return Text("\n".join(lines), style="yellow")
+
+
+def _trajectory(
+    reader: RunReader, trajectory: Trajectory, screen: Console, *, prompts: bool, turns: bool
+) -> None:
+    filters = _filters(reader, trajectory, screen)
+    catches = Catches()
+    judged, dropped = judge(filters, trajectory, catches)
+    is_tree = leaf_count(trajectory) > 1
+    screen.print(render(judged, prompts=prompts, turns=turns or not is_tree))
+    if is_tree:
+        name, advantages = _advantages(reader, filters, judged)
+        screen.print(tree_view(judged, advantages))
+        screen.print(f"advantages: {name}, among the rollouts of {judged.group_id}", highlight=False)
+    for caught, catch in catches.by_filter.items():
+        screen.print(f"[yellow]caught by filter {caught}[/], {catch.count} times", highlight=False)
+    if dropped is not None:
+        screen.print(f"[yellow]replaced by another rollout, because of filter {dropped}[/]", highlight=False)
+
+
+def _advantages(
+    reader: RunReader, filters: Sequence[Filter], trajectory: Trajectory
+) -> tuple[str, list[float]]:
+    """As the run's training works them out, or by `tree` where it does not train; and the name of that."""
+    group = [each for each in reader.trajectories() if each.group_id == trajectory.group_id]
+    judged = [judge(filters, each, Catches()) for each in group]
+    members, _ = judge_group(filters, [each.trajectory for each in judged if not each.dropped], Catches())
+    others = [each for each in members if each.rollout_id != trajectory.rollout_id]
+    training = reader.config.training
+    name, advantage = (
+        ("tree", TreeCredit())
+        if training is None
+        else (training.advantage.name, make_training_advantage(training))
+    )
+    return name, advantage([[trajectory, *others]])[0][0]
+
+
+def render(trajectory: Trajectory, *, prompts: bool = False, turns: bool = True) -> RenderableType:
     parts: list[RenderableType] = [_headline(trajectory)]
     if prompts:
         parts += [
@@ -69,12 +161,14 @@ def render(trajectory: Trajectory, *, prompts: bool = False) -> RenderableType:
             for message in trajectory.opening
         ]
     parts.append(Panel(Text(trajectory.observation), title="start", title_align="left", expand=False))
-    parts += [_turn(turn) for turn in trajectory.turns]
+    parts += [_turn(turn) for turn in trajectory.turns if turns]
     return Group(*parts)
 
 
 def _headline(trajectory: Trajectory) -> Text:
     solved = {True: "solved", False: "not solved", None: "not judged"}[trajectory.success]
+    if trajectory.success is None and (share := trajectory.success_share) is not None:
+        solved = f"{100 * share:.0f} % solved"
     text = Text(trajectory.rollout_id, style="bold")
     text.append(
         f"  {trajectory.tag}, level {trajectory.seed}: {solved}, reward {trajectory.reward:g}"
@@ -84,6 +178,9 @@ def _headline(trajectory: Trajectory) -> Text:
     )
     if (why := trajectory.not_trainable) is not None:
         text.append(f"\nnot trainable: {why}", style="yellow")
+    if trajectory.filtered is not None:
+        beside = "" if trajectory.in_baseline else ", and out of the baseline"
+        text.append(f"\nout of the loss{beside}: {trajectory.filtered}", style="yellow")
     return text
 
 
@@ -98,6 +195,8 @@ def _turn(turn: Turn) -> RenderableType:
         parts.append(Text(outcome.observation))
         title += f" · {outcome.action or 'no action'} · reward {outcome.reward:+g}"
         title += f" · format penalty {outcome.penalty:+g}" if outcome.penalty else ""
+    if turn.filtered is not None:
+        title += f" · out of the loss: {turn.filtered}"
     return Panel(Group(*parts), title=title, title_align="left", expand=False)
 
 
@@ -114,19 +213,27 @@ def _overview(reader: RunReader, console: Console) -> None:
         console.print(f"[red]failed[/] {row['rollout_id']}: {row['reason']}", highlight=False)
 
 
-def _list(trajectories: Iterable[Trajectory]) -> Table:
-    table = Table(title="trajectories", title_justify="left")
+def _list(trajectories: Iterable[Trajectory], *, title: str = "trajectories") -> Table:
+    table = Table(title=title, title_justify="left")
     for name in ("rollout", "environment", "solved", "ended by"):
         table.add_column(name)
-    for name in ("turns", "reward", "tokens"):
+    for name in ("turns", "leaves", "reward", "tokens"):
         table.add_column(name, justify="right")
     left = 0
     for number, each in enumerate(trajectories):
         if number >= LISTED:
             left += 1
             continue
-        solved = {True: "[green]yes[/]", False: "no", None: "–"}[each.success]
-        figures = (str(len(each.turns)), f"{each.reward:g}", str(each.sampled_tokens))
+        share = each.success_share
+        solved = "–" if share is None else "no" if share == 0 else f"[green]{100 * share:.0f} %[/]"
+        if each.success:
+            solved = "[green]yes[/]"
+        figures = (
+            str(len(each.turns)),
+            str(leaf_count(each)),
+            f"{each.reward:g}",
+            str(each.sampled_tokens),
+        )
         table.add_row(each.rollout_id, each.tag, solved, str(each.stop), *figures)
     if left:
         table.caption = f"and {left:,} more"

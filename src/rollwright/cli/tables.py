@@ -58,6 +58,13 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
     activity = summary["activity"]
     for cause, count in sorted(activity["failed_attempts"].items()):
         table.add_row(f"  failed attempt, {cause}", f"{count:,}", style="yellow")
+    table.add_section()
+    for view, size in summary.get("views", {}).items():
+        if size["rows"]:
+            rows, tokens, longest = size["rows"], size["tokens"], size["longest"]
+            table.add_row(
+                f"rows as {view}: rows, tokens, longest row", f"{rows:,} · {tokens:,} · {longest:,}"
+            )
     seconds = max(summary["seconds"], 1e-9)
     table.add_section()
     table.add_row("seconds", f"{seconds:.1f}")

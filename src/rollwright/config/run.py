@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 
 from rollwright.config.base import Settings
 from rollwright.config.env_managers import CustomEnvConfig, TrainEnvManagerConfig, ValEnvManagerConfig
+from rollwright.config.orchestra import OrchestraConfig, PerformanceConfig
 from rollwright.config.policies import PolicyConfig, SimulatedPolicyConfig
 from rollwright.config.strategy import ChainStrategyConfig, StrategyConfig
 from rollwright.config.training import TrainingConfig
@@ -25,9 +26,9 @@ class SamplingConfig(Settings):
 class HistoryConfig(Settings):
     """What of the episode so far the model sees. Anything but `whole` starts a new token sequence each turn."""
 
-    mode: Literal["whole", "window", "actions"] = "whole"
+    mode: Literal["whole", "window", "actions", "current"] = "whole"
     """`whole`: everything. `window`: the last `length` turns. `actions`: of earlier turns only the actions and
-    observations, without the reasoning around them."""
+    observations, without the reasoning around them. `current`: nothing but the state now, in the opening's words."""
     length: PositiveInt | None = None
     """Earlier turns that are kept; needed for `window`, optional for `actions`."""
 
@@ -35,8 +36,8 @@ class HistoryConfig(Settings):
     def _fits(self) -> "HistoryConfig":
         if self.mode == "window" and self.length is None:
             raise ValueError("length: a window needs the number of earlier turns to keep")
-        if self.mode == "whole" and self.length is not None:
-            raise ValueError("length: a whole history has none; use mode `window` to limit it")
+        if self.mode in ("whole", "current") and self.length is not None:
+            raise ValueError(f"length: history `{self.mode}` has none; use mode `window` to limit it")
         return self
 
 
@@ -44,6 +45,7 @@ class AgentConfig(Settings):
     """How the agent writes prompts."""
 
     history: HistoryConfig = HistoryConfig()
+    performance: PerformanceConfig = PerformanceConfig()
 
 
 class LimitsConfig(Settings):
@@ -90,16 +92,22 @@ class RunConfig(Settings):
     is at most this, rounded up, in policy versions."""
     eval_steps: PositiveInt | None = None
     """Batches between validations. Unset: one validation at the end, where there is a `val_env_manager`."""
+    profile_steps: PositiveInt = 100
+    """Batches between prints of what the last rollouts waited for; one comes at the end in any case."""
     sequence_length: PositiveInt = 8192
     """Longest token sequence, prompt and completion together."""
     max_inflight: PositiveInt | None = None
     """Most episodes at the same time. Unset: found while running, from the engine's throughput."""
     policy: PolicyConfig = SimulatedPolicyConfig()
     """Who plays."""
+    policies: dict[str, PolicyConfig] = Field(default_factory=dict)
+    """Further policies by name, for agents of teams that do not play with the run's own."""
     sampling: SamplingConfig = SamplingConfig()
     agent: AgentConfig = AgentConfig()
     strategy: StrategyConfig = ChainStrategyConfig()
     """How training episodes are played."""
+    orchestras: dict[str, OrchestraConfig] = Field(default_factory=dict)
+    """Teams of agents, by the tag of the environment that each plays. Other tags are played by one agent."""
     limits: LimitsConfig = LimitsConfig()
     training: TrainingConfig | None = None
     train_env_manager: TrainEnvManagerConfig | None = None

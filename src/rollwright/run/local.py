@@ -25,8 +25,8 @@ from rollwright.rollout.filters import build_filters
 from rollwright.run.assembly import SettingsTable, make_env
 from rollwright.run.fleet import Fleet
 from rollwright.run.garbage import rare_collections
+from rollwright.run.orchestras import build_run_policy
 from rollwright.run.playbook import CONFIG_KEY
-from rollwright.run.policies import build_policy
 from rollwright.run.process_fleet import ProcessFleet
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
@@ -72,7 +72,7 @@ class LocalRun:
         self.settings = SettingsTable(config)
         for manager in self._managers():
             build_filters(manager)  # a wrong one shows here, before anything is written
-        self.policy = policy or build_policy(config.policy)
+        self.policy = build_run_policy(config, policy)
         self.activity = Activity()
         self.gate = Gate(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
@@ -167,7 +167,8 @@ class LocalRun:
         from rollwright.store.http.server import StoreServer
 
         await self._stack.enter_async_context(cluster)
-        passed_on = {TOKEN_VARIABLE, getattr(self.config.policy, "api_key_env", None)}
+        policies = [self.config.policy, *self.config.policies.values()]
+        passed_on = {TOKEN_VARIABLE, *(getattr(each, "api_key_env", None) for each in policies)}
         environment = {name: value for name, value in os.environ.items() if name in passed_on}
         given = self._given_store
         if isinstance(given, str) and given.startswith(("postgres", "http://", "https://")):

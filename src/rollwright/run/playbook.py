@@ -9,7 +9,7 @@ from rollwright.policies.base import Policy
 from rollwright.rollout import AgentFunction, Role
 from rollwright.rollout.episode import read_episode
 from rollwright.run.assembly import SettingsTable, function_settings
-from rollwright.run.policies import build_policy
+from rollwright.run.orchestras import build_run_policy
 from rollwright.store.contract import Store
 from rollwright.store.records import AttemptedRollout
 
@@ -49,7 +49,7 @@ class StorePlaybook:
                 raise ConfigError(f"the store has no settings under {resources_id!r}")
             if resources_id not in self._runs:  # another episode may have asked in the meantime
                 config = build(found.resources[CONFIG_KEY], source=f"settings of {resources_id}")
-                self._runs[resources_id] = config, SettingsTable(config), build_policy(config.policy)
+                self._runs[resources_id] = config, SettingsTable(config), build_run_policy(config)
         return self._runs[resources_id]
 
 

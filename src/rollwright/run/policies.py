@@ -34,16 +34,7 @@ def build_policy(config: PolicyConfig) -> Policy:
         case OraclePolicyConfig():
             return OraclePlayer()
         case SimulatedPolicyConfig():
-            return SimulatedEngine(
-                slots=config.slots,
-                tokens_per_second=config.tokens_per_second,
-                lengths=LogNormalLength(config.mean_tokens, config.spread),
-                player=SkilledPlayer(config.skill),
-                failure_rate=config.failure_rate,
-                hang_rate=config.hang_rate,
-                max_queue=config.max_queue,
-                track_episodes=False,
-            )
+            return build_simulated(config, SkilledPlayer(config.skill))
         case OpenAIPolicyConfig():
             return OpenAIPolicy(
                 base_url=config.base_url,
@@ -59,6 +50,19 @@ def build_policy(config: PolicyConfig) -> Policy:
             return _engine(config)
         case TorchPolicyConfig():
             return _in_process(config)
+
+
+def build_simulated(config: SimulatedPolicyConfig, player: SkilledPlayer) -> SimulatedEngine:
+    return SimulatedEngine(
+        slots=config.slots,
+        tokens_per_second=config.tokens_per_second,
+        lengths=LogNormalLength(config.mean_tokens, config.spread),
+        player=player,
+        failure_rate=config.failure_rate,
+        hang_rate=config.hang_rate,
+        max_queue=config.max_queue,
+        track_episodes=False,
+    )
 
 
 def _engine(config: VllmPolicyConfig | SglangPolicyConfig | LlamaCppPolicyConfig) -> Policy:

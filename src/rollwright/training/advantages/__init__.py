@@ -4,8 +4,9 @@ from rollwright.training.advantages.agents import AgentWise
 from rollwright.training.advantages.base import Advantage, Groups, TurnAdvantages, admitted, left_out
 from rollwright.training.advantages.episodes import GRPO, RLOO, DrGRPO, ReinforcePlusPlus
 from rollwright.training.advantages.names import ADVANTAGES, make_advantage
+from rollwright.training.advantages.paths import PathGRPO, TreeGRPO
 from rollwright.training.advantages.steps import GAE, GiGPO
-from rollwright.training.advantages.tree import Tree
+from rollwright.training.advantages.tree import SegmentValue, Tree
 
 __all__ = [
     "ADVANTAGES",
@@ -17,8 +18,11 @@ __all__ = [
     "DrGRPO",
     "GiGPO",
     "Groups",
+    "PathGRPO",
     "ReinforcePlusPlus",
+    "SegmentValue",
     "Tree",
+    "TreeGRPO",
     "TurnAdvantages",
     "admitted",
     "left_out",

@@ -78,15 +78,18 @@ def turn_rewards(trajectory: Trajectory) -> list[float]:
     return rewards
 
 
-def centred(values: Sequence[float], *, std: bool) -> list[float]:
-    """Minus the mean, and with `std` over the sample standard deviation; zeros where nothing differs."""
-    if len(values) < 2 or min(values) == max(values):
+def centred(values: Sequence[float], counts: Sequence[int] | None = None, *, std: bool) -> list[float]:
+    """Minus the mean, and with `std` over the sample standard deviation; zeros where nothing differs. `counts`: how
+    many equal ones each stands for."""
+    counts = [1] * len(values) if counts is None else counts
+    if sum(counts) < 2 or min(values) == max(values):
         return [0.0] * len(values)
-    mean = math.fsum(values) / len(values)
+    mean = math.fsum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
     differences = [value - mean for value in values]
     if not std:
         return differences
-    spread = math.sqrt(math.fsum(each * each for each in differences) / (len(values) - 1)) + STD_FLOOR
+    squares = math.fsum(each * each * count for each, count in zip(differences, counts, strict=True))
+    spread = math.sqrt(squares / (sum(counts) - 1)) + STD_FLOOR
     return [each / spread for each in differences]
 
 

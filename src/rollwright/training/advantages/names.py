@@ -8,8 +8,9 @@ from rollwright.errors import ConfigError
 from rollwright.training.advantages.agents import AgentWise
 from rollwright.training.advantages.base import Advantage
 from rollwright.training.advantages.episodes import GRPO, RLOO, DrGRPO, ReinforcePlusPlus
+from rollwright.training.advantages.paths import PathGRPO, TreeGRPO
 from rollwright.training.advantages.steps import GiGPO
-from rollwright.training.advantages.tree import Tree
+from rollwright.training.advantages.tree import SegmentValue, Tree
 
 ADVANTAGES: Mapping[str, Callable[..., Advantage]] = {
     "grpo": GRPO,
@@ -19,6 +20,9 @@ ADVANTAGES: Mapping[str, Callable[..., Advantage]] = {
     "gigpo": GiGPO,
     "agent_wise": AgentWise,
     "tree": Tree,
+    "path_grpo": PathGRPO,
+    "tree_grpo": TreeGRPO,
+    "segment_value": SegmentValue,
 }
 """GAE is not among them: it needs a function that estimates values, which no configuration file can name."""
 

@@ -1,0 +1,70 @@
+"""A tree of decisions, drawn for people: branches, what each is worth, and what sharing saved."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+from rich.tree import Tree
+
+from rollwright.training.advantages.tree import turn_values
+from rollwright.trajectory import Trajectory, Turn, children, leaves, path, turn_weights
+
+MOST_ACTIONS = 4
+"""Actions written out where turns follow each other without a branch; of more, the number is given."""
+
+
+def leaf_count(trajectory: Trajectory) -> int:
+    return len(leaves(trajectory.turns))
+
+
+def tokens_saved(trajectory: Trajectory) -> int:
+    """Sampled tokens that separate episodes would have cost on top: those that paths share, for each further path."""
+    turns = trajectory.turns
+    along = sum(turn.completion_tokens for leaf in leaves(turns) for turn in path(turns, leaf))
+    return along - trajectory.sampled_tokens
+
+
+def tree_view(trajectory: Trajectory, advantages: Sequence[float]) -> Tree:
+    """One line for each stretch without a branch: actions, share of the tree, value V and advantage A."""
+    saved, sampled = tokens_saved(trajectory), trajectory.sampled_tokens
+    share = f" ({100 * saved / (saved + sampled):.0f} %)" if saved else ""
+    head = Text.assemble(
+        ("start", "bold"),
+        f"  {leaf_count(trajectory)} leaves, {len(trajectory.turns)} turns, {sampled:,} tokens sampled, "
+        f"{saved:,} saved by sharing{share}",
+    )
+    drawn = Tree(head, guide_style="dim")
+    below = children(trajectory.turns)
+    values, weights = turn_values(trajectory), turn_weights(trajectory.turns)
+    todo = [(drawn, turn) for turn in reversed(below.get(None, []))]
+    while todo:
+        under, first = todo.pop()
+        turns = [trajectory.turns[first]]
+        next_turns = below.get(first, [])
+        while sum(trajectory.turns[each].count for each in next_turns) == 1:
+            turns.append(trajectory.turns[next_turns[0]])
+            next_turns = below.get(next_turns[0], [])
+        line = _line(turns, weights[first], values[first], advantages[first], ends=not next_turns)
+        node = under.add(line)
+        todo += [(node, turn) for turn in reversed(next_turns)]
+    return drawn
+
+
+def _line(turns: Sequence[Turn], weight: float, value: float, advantage: float, *, ends: bool) -> Text:
+    first, last = turns[0], turns[-1]
+    actions = [(turn.outcome.action if turn.outcome else None) or "no action" for turn in turns]
+    if len(actions) > MOST_ACTIONS:
+        actions = [*actions[: MOST_ACTIONS - 1], f"… {len(actions) - MOST_ACTIONS} …", actions[-1]]
+    text = Text(" → ".join(actions), style="bold" if ends else "")
+    if first.count > 1:
+        text.append(f" ×{first.count}", style="magenta")
+    if ends and last.outcome is not None and last.outcome.success is not None:
+        text.append(" solved" if last.outcome.success else " not solved", style="italic")
+    text.append(f"  V {value:.3g}", style="cyan")
+    text.append(
+        f"  A {advantage:+.3g}", style="green" if advantage > 0 else "red" if advantage < 0 else "dim"
+    )
+    text.append(f"  weight {weight:.3g}, {sum(turn.completion_tokens for turn in turns)} tokens", style="dim")
+    if any(turn.filtered for turn in turns):
+        caught = ", ".join(sorted({turn.filtered for turn in turns if turn.filtered}))
+        text.append(f"  out of the loss: {caught}", style="yellow")
+    return text

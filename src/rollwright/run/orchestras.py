@@ -1,0 +1,206 @@
+"""From a configuration to the teams that play, and to who answers for which agent."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from inspect import iscoroutinefunction
+from pkgutil import resolve_name
+from typing import Any
+
+from rollwright.config import OpenAIPolicyConfig, PolicyConfig, RunConfig, SimulatedPolicyConfig
+from rollwright.config.engines import VllmPolicyConfig
+from rollwright.config.orchestra import (
+    CriticTeamConfig,
+    LoopTeamConfig,
+    MathTeamConfig,
+    OrchestraConfig,
+    OwnTeamConfig,
+    RouteTeamConfig,
+    SearchTeamConfig,
+    TeamAgentConfig,
+)
+from rollwright.config.strategy import ChainStrategyConfig
+from rollwright.errors import ConfigError
+from rollwright.orchestra import (
+    CriticLoop,
+    Flow,
+    Performance,
+    ReadingRule,
+    Rehearsal,
+    Route,
+    SamplingChanges,
+    Team,
+    TeamAgent,
+    TeamPolicies,
+    Verdict,
+    VerdictRule,
+    When,
+    critic_team,
+    math_team,
+    search_team,
+    stages,
+)
+from rollwright.policies.base import Policy
+from rollwright.run.policies import build_policy, build_simulated
+
+SERVES_ADAPTERS = ("vllm", "openai")
+"""Kinds of policies whose engines take an adapter's name in place of the model's."""
+
+
+def build_teams(config: RunConfig) -> dict[str, Team]:
+    """The teams of a run, by the tag that each plays. Wrong settings show here."""
+    teams = {tag: build_team(each, config, f"orchestras.{tag}") for tag, each in config.orchestras.items()}
+    if teams and not isinstance(config.strategy, ChainStrategyConfig):
+        raise ConfigError(
+            f"strategy.kind: a team plays along one path; got {config.strategy.kind}, accepted: chain"
+        )
+    names: dict[str, str] = {}
+    for tag, team in teams.items():
+        if tag not in config.tags:
+            raise ConfigError(f"orchestras.{tag}: no such tag is played; there are: {', '.join(config.tags)}")
+        if (other := names.setdefault(team.name, tag)) != tag:
+            raise ConfigError(
+                f"orchestras.{tag}.name: {team.name!r} is the team of {other} already; give another"
+            )
+    return teams
+
+
+def build_team(config: OrchestraConfig, run: RunConfig, where: str) -> Team:
+    performance = Performance(**run.agent.performance.model_dump())
+    shipped: Team | None = None
+    match config:
+        case MathTeamConfig():
+            shipped = math_team(max_loops=config.max_loops)
+        case SearchTeamConfig():
+            shipped = search_team()
+        case CriticTeamConfig():
+            shipped = critic_team(max_loops=config.max_loops)
+    if shipped is not None:
+        for name in config.agents:
+            if name not in shipped.agents:
+                raise ConfigError(f"{where}.agents.{name}: unknown; there are: {', '.join(shipped.agents)}")
+    known = {} if shipped is None else dict(shipped.agents)
+    agents = {
+        name: known.get(name) for name in [*known, *(each for each in config.agents if each not in known)]
+    }
+    built = {
+        name: _agent(config.agents.get(name, TeamAgentConfig()), base, f"{where}.agents.{name}")
+        for name, base in agents.items()
+    }
+    flow = shipped.flow if shipped is not None else _flow(config, built, where)
+    return Team(config.name or config.kind, built, flow, performance)
+
+
+def _agent(config: TeamAgentConfig, base: TeamAgent | None, where: str) -> TeamAgent:
+    """The shipped agent with what is set put over it, or one made of what is set alone."""
+    given: dict[str, Any] = {
+        name: value
+        for name in ("system", "prompt", "again", "shares", "trainable", "invalid_penalty")
+        if (value := getattr(config, name)) is not None
+    }
+    if config.reading is not None:
+        given["reading"] = ReadingRule(
+            tuple(config.reading.tags), config.reading.think, config.reading.pattern
+        )
+    if (verdict := config.verdict) is not None:
+        given["verdict"] = VerdictRule(
+            Verdict(verdict.malformed), verdict.tag, verdict.approve, verdict.reject
+        )
+    sampling = config.sampling
+    stop = None if sampling.stop is None else tuple(sampling.stop)
+    given["sampling"] = SamplingChanges(sampling.temperature, sampling.top_p, sampling.max_tokens, stop)
+    if base is None and "prompt" not in given:
+        raise ConfigError(f"{where}.prompt: is needed and has no default")
+    agent = TeamAgent(**{"system": "", **given}) if base is None else replace(base, **given)
+    agent.check(where)
+    return agent
+
+
+def _flow(config: OrchestraConfig, agents: Mapping[str, TeamAgent], where: str) -> Flow:
+    match config:
+        case LoopTeamConfig():
+            in_loop = {name: each for name, each in config.agents.items() if name != config.critic}
+            _judges(config.critic, agents, f"{where}.critic")
+            return CriticLoop(
+                stages({name: each.after for name, each in in_loop.items()}, f"{where}.agents"),
+                config.acts,
+                config.critic,
+                config.max_loops,
+                {name: When(each.from_step, each.first_round) for name, each in in_loop.items()},
+            )
+        case RouteTeamConfig():
+            _judges(config.router, agents, f"{where}.router")
+            return Route(config.router, config.approved, config.rejected)
+        case OwnTeamConfig():
+            return _own_flow(config.function, f"{where}.function")
+        case _:
+            raise AssertionError(f"{config.kind} comes with a flow")
+
+
+def _own_flow(path: str, where: str) -> Flow:
+    try:
+        flow: Any = resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: {path!r} cannot be imported: {error}; expected module:function"
+        ) from error
+    if not iscoroutinefunction(flow) and not iscoroutinefunction(type(flow).__call__):
+        raise ConfigError(f"{where}: {path!r} is no async function")
+    return flow  # type: ignore[no-any-return]
+
+
+def _judges(name: str | None, agents: Mapping[str, TeamAgent], where: str) -> None:
+    if name is None:
+        return
+    if name not in agents:
+        raise ConfigError(f"{where}: has no agent {name!r}; there are: {', '.join(agents)}")
+    if agents[name].verdict is None:
+        raise ConfigError(f"{where}: {name!r} gives no verdict; set its `verdict`")
+
+
+def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
+    """Who plays a run: `own`, or the run's policy; with teams, also the policies that agents have for themselves."""
+    if not config.orchestras:
+        return own or build_policy(config.policy)
+    teams = build_teams(config)
+    by_agent: dict[str, Policy] = {}
+    made: dict[tuple[str | None, str | None], Policy] = {}
+    for tag, team in teams.items():
+        for name, agent in config.orchestras[tag].agents.items():
+            where = f"orchestras.{tag}.agents.{name}"
+            wanted = agent.policy, agent.adapter
+            if wanted == (None, None):
+                continue
+            if wanted not in made:
+                made[wanted] = _build(_named(config, *wanted, where), teams)
+            by_agent[team.agent_id(name)] = made[wanted]
+            if config.training is not None and team.agents[name].trainable:
+                raise ConfigError(
+                    f"{where}: plays with a policy that this run does not train; set trainable: false, or leave "
+                    "policy and adapter unset"
+                )
+    cached = config.agent.performance.enable_preprocessing_cache
+    run_policy = own or _build(config.policy, teams)
+    return TeamPolicies(run_policy, by_agent, segment_cache=cached) if by_agent or cached else run_policy
+
+
+def _named(config: RunConfig, name: str | None, adapter: str | None, where: str) -> PolicyConfig:
+    if name is not None and name not in config.policies:
+        known = ", ".join(config.policies) or "none"
+        raise ConfigError(f"{where}.policy: no {name!r} in `policies`; there are: {known}")
+    found = config.policy if name is None else config.policies[name]
+    if adapter is None:
+        return found
+    if not isinstance(found, VllmPolicyConfig | OpenAIPolicyConfig):
+        raise ConfigError(
+            f"{where}.adapter: policy kind {found.kind} serves no adapters; accepted: {', '.join(SERVES_ADAPTERS)}"
+        )
+    return found.model_copy(update={"model": adapter})
+
+
+def _build(config: PolicyConfig, teams: Mapping[str, Team]) -> Policy:
+    """A simulated engine answers for every agent in that agent's own form."""
+    if isinstance(config, SimulatedPolicyConfig):
+        return build_simulated(
+            config, Rehearsal.of(*teams.values(), skill=config.skill, approval=config.skill)
+        )
+    return build_policy(config)
