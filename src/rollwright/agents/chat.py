@@ -28,6 +28,8 @@ class HistoryMode(StrEnum):
     """The last turns, as they were."""
     ACTIONS = "actions"
     """Of earlier turns only actions and observations; the reasoning around an action is left out."""
+    CURRENT = "current"
+    """Nothing: each turn asks with the opening's words and the state as it is now."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,10 @@ class ChatAgent:
             return session.trajectory.opening, None
         if self.history.mode is HistoryMode.WHOLE:
             return [self._question(env, last, session.depth(last))], last
+        if self.history.mode is HistoryMode.CURRENT:
+            depth, observation = session.depth(last), last.outcome.observation if last.outcome else ""
+            question = self._fill(self.prompts.opening, env, observation, depth)
+            return (session.trajectory.opening[0], Message("user", question)), None
         return self._cut(session, env, last), None
 
     def _cut(self, session: Session, env: Env, last: Turn) -> list[Message]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Policy, UpdateMode
+from rollwright.policies.base import Policy, Probed, UpdateMode
 from rollwright.rollout import Batch
 from rollwright.run.folder import METRICS, TRAJECTORIES, RunFolder, RunReader
 from rollwright.run.local import LocalRun
@@ -174,6 +174,7 @@ class TrainingRun:
         try:
             validated = await self._prepare()
             if policy is not None:
+                await _refuse_text(policy)
                 await self._give_weights(policy)
                 self.local = self._rollouts(policy)
         except BaseException:
@@ -339,6 +340,12 @@ class TrainingRun:
     def _close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
+
+
+async def _refuse_text(policy: Policy) -> None:
+    """An engine that cannot give ids and log-probabilities is refused before anything is played."""
+    if isinstance(policy, Probed) and not (can := await policy.probe()).trainable:
+        raise ConfigError(f"policy: {can.engine} is not trainable: {can.missing}")
 
 
 def _groups(batch: Batch | RecordedBatch) -> Sequence[Sequence[Trajectory]]:

@@ -59,7 +59,9 @@ def build_rows(groups: Groups, advantage: Advantage, *, view: View = "paths") ->
 
 
 def _refuse_text(trajectory: Trajectory) -> None:
-    if trajectory.error is None and any(not turn.exact and turn.filtered is None for turn in trajectory.turns):
+    if trajectory.error is None and any(
+        not turn.exact and turn.filtered is None for turn in trajectory.turns
+    ):
         raise NotTrainable(
             f"rollout {trajectory.rollout_id} is not trainable: {trajectory.not_trainable}; "
             "use an engine that returns token ids and log-probabilities"

@@ -135,7 +135,8 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     def oldest_version(self) -> int | None:
         """The oldest policy version among the sampled tokens of turns that are in the loss; `None`: there are none."""
         return min(
-            (turn.oldest_version for turn in self.turns if turn.versions and turn.filtered is None), default=None
+            (turn.oldest_version for turn in self.turns if turn.versions and turn.filtered is None),
+            default=None,
         )
 
     def to_bytes(self) -> bytes:

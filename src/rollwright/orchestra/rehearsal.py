@@ -1,0 +1,74 @@
+"""A player for teams without a model: every agent answers in its own form, by keyed draws.
+
+Like every player's, its draws depend on the prompt's key alone. So a team that is played by it says the same whatever
+runs beside it, whichever way its calls are scheduled.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rollwright.errors import ConfigError
+from rollwright.orchestra.agent import TeamAgent
+from rollwright.orchestra.team import Team
+from rollwright.orchestra.verdict import Verdict
+from rollwright.policies.base import Prompt, Sampling
+from rollwright.policies.lengths import Lengths, filler_text
+from rollwright.policies.luck import draw_key, luck
+from rollwright.policies.players import Choice, SkilledPlayer
+
+UNKNOWN = "unknown"
+"""What an unskilled agent writes into its tag."""
+
+
+@dataclass(frozen=True)
+class Rehearsal(SkilledPlayer):
+    """Agents that judge say yes as often as `approval` says; the others do the best thing as often as `skill` says."""
+
+    agents: Mapping[str, TeamAgent] = field(default_factory=dict)
+    """By id."""
+    approval: float = 0.5
+    lengths: Mapping[str, Lengths] = field(default_factory=dict)
+    """How much an agent writes before its answer, by id; nothing where it is not named."""
+    name: ClassVar[str] = "rehearsal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.approval <= 1:
+            raise ConfigError(f"approval: {self.approval} is not a probability; accepted: 0 to 1")
+
+    @classmethod
+    def of(
+        cls,
+        *teams: Team,
+        skill: float = 0.5,
+        approval: float = 0.5,
+        lengths: Mapping[str, Lengths] | None = None,
+    ) -> "Rehearsal":
+        agents = {team.agent_id(name): agent for team in teams for name, agent in team.agents.items()}
+        return cls(skill, agents, approval, lengths or {})
+
+    def choose(self, prompt: Prompt, sampling: Sampling) -> Choice:
+        who = str(prompt.key[-2])  # a session puts the agent there
+        agent = self.agents.get(who)
+        answer = super().choose(prompt, sampling) if agent is None else self._answer(agent, prompt, sampling)
+        if who not in self.lengths:
+            return answer
+        length = self.lengths[who].quantile(luck(*draw_key(prompt, sampling), "length").share)
+        return Choice(filler_text(max(0, length - len(answer.text))) + answer.text, answer.logprob)
+
+    def _answer(self, agent: TeamAgent, prompt: Prompt, sampling: Sampling) -> Choice:
+        share = luck(*draw_key(prompt, sampling), "player").share
+        if agent.verdict is not None:
+            return Choice(
+                agent.verdict.write(Verdict.APPROVE if share < self.approval else Verdict.REJECT), 0.0
+            )
+        if not agent.reading.tags:
+            return super().choose(prompt, sampling)
+        env = prompt.env
+        best = env.best_action() if env is not None and share < self.skill else None
+        if env is None or best is None:
+            return Choice(agent.reading.write(UNKNOWN), 0.0)
+        written = env.answer(best)
+        fits = agent.reading.write(written, tagged=True)
+        return Choice(fits if agent.reading.read(fits).valid else agent.reading.write(best), 0.0)
