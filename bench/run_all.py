@@ -12,7 +12,22 @@ from rich.rule import Rule
 from rollwright.cli.console import console
 
 HERE = Path(__file__).resolve().parent
-BENCHMARKS = ("overhead", "no_barrier", "scale", "envs", "store", "recovery", "ray_workers")
+BENCHMARKS = (
+    "overhead",
+    "no_barrier",
+    "scale",
+    "envs",
+    "store",
+    "recovery",
+    "ray_workers",
+    "rendering",
+    "gateway",
+    "trainer",
+    "async_training",
+    "tree",
+    "orchestra",
+    "tools",
+)
 
 
 def main() -> int:

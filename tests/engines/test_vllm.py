@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engines
 
 PRECISION = 1e-3
-"""Of vLLM in float32 against a forward pass of transformers; seen are 1e-4 and less."""
+"""Of vLLM in float32 against a forward pass of transformers."""
 
 VOCABULARY = 49152
 Scorer = Callable[[Sequence[int], Sequence[int], float], list[float]]

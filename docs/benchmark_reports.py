@@ -1,0 +1,260 @@
+"""How the figures of each benchmark of rollouts and stores are shown: its text, and its tables."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from markdown_tables import promise_table, table
+
+Figures = Mapping[str, Any]
+"""What a benchmark has left in its file."""
+
+OVERHEAD = """How much CPU a turn costs beside the engine. Every arm is a client process that plays the same four-turn rollouts
+against the same simulated server, which answers at once. *Bare aiohttp* posts the conversation and keeps nothing: it
+is the limit. *rollwright* is the whole pipeline, from the store to `get_batch()`. The peers are `verifiers` from PyPI
+in its present and its 0.1 line. *rollwright, SQLite* is the same with every turn durable before it is acted on. Arms take turns; medians over the repeats. One event loop in one process each, so
+rollouts per second are those of one core."""
+
+NO_BARRIER = """Whether anything waits that need not. 1,024 FrozenLake environments share a simulated engine of 64 slots whose
+completions have heavy-tailed lengths. All arms play the same episodes with the same draws on a virtual clock, so the
+figures are exact and the same on every machine. The bound is max(total work / slots, longest episode): no scheduler
+can be faster. In the *batch-synchronous* arm all environments wait for the slowest answer of each turn."""
+
+SCALE = """Whether an episode costs more when there are many. Real clock, one process for each size, all episodes in flight at
+once on a simulated engine with a slot for each, whose speed is set so that about the same number of turns comes due
+each second. Lag is how late the event loop is for a timer."""
+
+ENVS = """How fast the environments are, in steps and resets for each second of CPU (`reasoning_gym`: by the clock, because its
+work is done in another process). `gym_sokoban` from PyPI draws a picture at every step; the second figure is with the
+drawing taken out."""
+
+STORE = """How fast the stores are: enqueue, claim, heartbeat, finish, with four workers that each do one thing at a time, next
+to the stores of `agentlightning` from PyPI in the same run. Every change in SQLite and PostgreSQL is on disk before it
+is answered."""
+
+RECOVERY = """How long it takes until the episodes of a dead worker are played elsewhere, 256 of them in flight, and what is paid for
+twice. A killed worker is noticed when its leases end; one that is told to stop hands its episodes back."""
+
+RAY_WORKERS = """Ray actors next to the same number of worker processes, in one run: episodes for each second, at the limit of the
+workers and the store."""
+
+RENDERING = """What the next prompt costs at turn 128 of an episode of 60,000 tokens, in CPU time: what a session does (the ids of
+the turns, joined, and those of the new message), and rendering the whole history again. One pass over the ids is the
+limit. The tokenizer is trained on the spot on this documentation."""
+
+TREE = """What a tree gives for the same tokens: groups of eight leaves, as chains or as trees, until the budget is sampled,
+with a player that takes the best action with a given probability. Mixed groups have both successes and failures; a
+sample is a row with an advantage that is not zero, for each 1,000 sampled tokens. On a virtual clock with keyed draws,
+so the figures are exact."""
+
+MOST_GROWTH = 1.3
+"""What still counts as flat, from the smallest size to the largest."""
+
+LEAST_OCCUPANCY = 0.95
+MOST_OVER_BOUND = 1.05
+LEAST_TIMES_FASTER = 30
+"""A Sokoban step against that of gym_sokoban."""
+
+
+def _overhead(figures: Figures) -> list[str]:
+    cells = figures["figures"]
+    rows = [
+        (
+            f"{each['concurrent']:,}",
+            each["arm"],
+            f"{each['cpu_ms_per_turn']:.2f}",
+            f"{each['rollouts_per_second']:,.0f}",
+        )
+        for each in cells
+    ]
+    libraries = ", ".join(dict.fromkeys(each["library"] for each in cells))
+    kept = [(each["promise"], each["measured"], each["met"]) for each in figures["targets"]]
+    return [
+        table(("concurrent", "arm", "CPU ms per turn", "rollouts per second"), rows),
+        "",
+        f"Versions: {libraries}.",
+        "",
+        promise_table(kept),
+    ]
+
+
+def _no_barrier(figures: Figures) -> list[str]:
+    arms = figures["arms"]
+    rows = [
+        (each["arm"], f"{each['makespan']:.0f}", f"{each['over_bound']:.3f}", f"{each['occupancy']:.3f}")
+        for each in arms
+    ]
+    ours = [each for each in arms if each["arm"].startswith("rollwright")]
+    occupancy, over = min(each["occupancy"] for each in ours), max(each["over_bound"] for each in ours)
+    kept = [
+        (f"slots in use, at least {LEAST_OCCUPANCY}", f"{occupancy:.3f}", occupancy >= LEAST_OCCUPANCY),
+        (f"makespan, at most {MOST_OVER_BOUND}× the bound", f"{over:.3f}×", over <= MOST_OVER_BOUND),
+        ("the same transcripts in all arms", "", figures["transcripts_equal"]),
+    ]
+    return [
+        table(("arm", "makespan, virtual s", "times the bound", "slots in use, steady state"), rows),
+        "",
+        f"{figures['speedup_over_batch_synchronous']:.2f} times as fast as the batch-synchronous loop.",
+        "",
+        promise_table(kept),
+    ]
+
+
+def _scale(figures: Figures) -> list[str]:
+    rows = [
+        (
+            f"{each['episodes']:,}",
+            f"{each['kib_per_episode']:.1f}",
+            f"{each['cpu_ms_per_turn']:.2f}",
+            f"{each['turns_per_second']:,.0f}",
+            f"{each['lag_p99_ms']:,.0f}",
+        )
+        for each in figures["sizes"]
+    ]
+    growth = figures["growth"]
+    kept = [
+        (f"{what} flat: at most {MOST_GROWTH}×", f"{growth[key]:.2f}×", growth[key] <= MOST_GROWTH)
+        for what, key in (("memory per episode", "kib_per_episode"), ("CPU per turn", "cpu_ms_per_turn"))
+    ]
+    heads = ("episodes at once", "KiB per episode", "CPU ms per turn", "turns per second", "lag p99, ms")
+    return [table(heads, rows), "", promise_table(kept)]
+
+
+def _envs(figures: Figures) -> list[str]:
+    rows = [
+        (f"`{tag}`", f"{each['steps_per_second']:,.0f}", f"{each['resets_per_second']:,.0f}")
+        for tag, each in figures["rollwright"].items()
+    ]
+    against = [
+        (f"`{tag}`", f"{each['step']:.0f}×", f"{each['step_without_pictures']:.1f}×", f"{each['reset']:.0f}×")
+        for tag, each in figures["times_faster"].items()
+    ]
+    slowest = min(each["step"] for each in figures["times_faster"].values())
+    promise = f"a Sokoban step, at least {LEAST_TIMES_FASTER}× as fast"
+    return [
+        table(("environment", "steps per second", "resets per second"), rows),
+        "",
+        "Against gym_sokoban:",
+        "",
+        table(("environment", "step", "step without pictures", "reset"), against),
+        "",
+        promise_table([(promise, f"{slowest:.0f}×", slowest >= LEAST_TIMES_FASTER)]),
+    ]
+
+
+def _store(figures: Figures) -> list[str]:
+    speed = figures["speed"]
+    theirs = {name: speed[f"agentlightning {name}"]["rollouts_per_second"] for name in ("memory", "http")}
+    rows = [
+        (name, f"{each['rollouts_per_second']:,.0f}", f"{each['client_cpu_us_per_rollout']:,.0f}")
+        for name, each in speed.items()
+    ]
+    kept = []
+    for ours, peer, least in (("memory", "memory", 10), ("sqlite", "memory", 2), ("http", "http", 10)):
+        ratio = speed[ours]["rollouts_per_second"] / theirs[peer]
+        kept.append((f"{ours}, at least {least}× the peer's {peer} store", f"{ratio:.1f}×", ratio >= least))
+    for name, each in figures["scale"].items():
+        promise = f"{name}: an operation among 100,000 rollouts, at most {MOST_GROWTH}× one among 2,000"
+        kept.append((promise, f"{each['ratio']:.2f}×", each["ratio"] <= MOST_GROWTH))
+    heads = ("store", "rollouts per second", "CPU of the client, µs per rollout")
+    return [table(heads, rows), "", promise_table(kept)]
+
+
+def _recovery(figures: Figures) -> list[str]:
+    rows = [
+        (
+            each["how"],
+            f"{each['claimed_seconds']:.2f}",
+            f"{each['asking_seconds']:.2f}",
+            str(each["lost_generations"]),
+            "–" if each["recorded_generated_again"] is None else str(each["recorded_generated_again"]),
+        )
+        for each in figures["cases"]
+    ]
+    heads = (
+        "how the worker goes",
+        "all claimed, s",
+        "all running, s",
+        "generations lost",
+        "recorded turns paid again",
+    )
+    again = sum(each["recorded_generated_again"] or 0 for each in figures["cases"])
+    return [
+        table(heads, rows),
+        "",
+        promise_table([("recorded turns generated again: 0", str(again), again == 0)]),
+    ]
+
+
+def _ray_workers(figures: Figures) -> list[str]:
+    rows = [
+        (
+            str(each["workers"]),
+            f"{each['processes']['episodes_per_second']:,.0f}",
+            f"{each['actors']['episodes_per_second']:,.0f}",
+            f"{each['ratio']:.2f}",
+        )
+        for each in figures["workers"]
+    ]
+    return [table(("workers", "processes, episodes/s", "Ray actors, episodes/s", "ratio"), rows)]
+
+
+def _rendering(figures: Figures) -> list[str]:
+    rows, kept = [], []
+    for name, each in figures["formats"].items():
+        ours = each["cpu_ms"]["rollwright"]
+        rows += [(name, arm, f"{spent:.2f}", f"{spent / ours:.2f}×") for arm, spent in each["cpu_ms"].items()]
+        wanted, faster, growth = figures["wanted_ratio"], each["times_faster"], each["growth"]
+        kept += [
+            (
+                f"{name}: at least {wanted:.0f}× as fast as the whole history",
+                f"{faster:.0f}×",
+                faster >= wanted,
+            ),
+            (f"{name}: what is added costs no more than early on", f"{growth:.2f}×", growth <= MOST_GROWTH),
+        ]
+    heads = ("format", "the next prompt by", "CPU ms", "times rollwright's")
+    return [table(heads, rows), "", promise_table(kept)]
+
+
+def _tree(figures: Figures) -> list[str]:
+    rows = [
+        (
+            f"`{each['tag']}`, {each['skill']}",
+            each["arm"],
+            f"{each['leaves_per_group']:.1f}",
+            f"{each['tokens_per_leaf']:.0f}",
+            f"{each['tokens_to_chain']:.2f}×",
+            f"{each['turns_per_leaf']:.2f}",
+            f"{each['arithmetic']:.2f}",
+            f"{100 * each['mixed']:.0f} %",
+            f"{each['samples_per_1000']:.2f}",
+            f"{each['samples_to_chain']:.2f}×",
+        )
+        for each in figures["arms"]
+    ]
+    heads = (
+        "game, skill",
+        "arm",
+        "leaves",
+        "tokens per leaf",
+        "to chain",
+        "turns per leaf",
+        "by arithmetic",
+        "mixed groups",
+        "samples per 1,000 tokens",
+        "to chain",
+    )
+    return [table(heads, rows)]
+
+
+REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
+    "overhead": (OVERHEAD, _overhead),
+    "no_barrier": (NO_BARRIER, _no_barrier),
+    "scale": (SCALE, _scale),
+    "envs": (ENVS, _envs),
+    "store": (STORE, _store),
+    "recovery": (RECOVERY, _recovery),
+    "ray_workers": (RAY_WORKERS, _ray_workers),
+    "rendering": (RENDERING, _rendering),
+    "tree": (TREE, _tree),
+}

@@ -1,0 +1,231 @@
+"""How the figures of the benchmarks of engines, training, tools and teams are shown."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from markdown_tables import promise_table, table
+
+Figures = Mapping[str, Any]
+
+SATURATION = """How busy episodes keep a real engine: SmolLM2 on vLLM (CPU build, float32), four-turn episodes against a bare load
+generator that sends the same requests at the same concurrency. The arms take turns."""
+
+GATEWAY = """What recording an agent at the API costs: four-turn rollouts of 64 agents through the gateway, against the same calls
+straight to the engine, which answers at once. The peers' figures are from their own published measurements on such a
+machine, for their whole engine; they were not measured in this run."""
+
+TRAINER = """Tokens for each CPU second of a training step on the same rows: ours, a plain loop that pads to the longest row, TRL's
+`GRPOTrainer`, and the limit (forward and backward passes over perfectly packed rows, nothing else)."""
+
+ASYNC_TRAINING = """Asynchronous over synchronous training: the real loop on a virtual clock with the simulated engine and a simulated
+training step, heavy-tailed episodes, equal work. The limit is (rollout with its barrier + training) / max(rollout with
+the engine always full, training). *Ahead* is `async_generation_ratio`."""
+
+ORCHESTRA = """A team for each sample against the same team played batch by batch, on a virtual clock with a simulated engine of 64
+slots; the transcripts of both are the same. The limit is max(total work / slots, longest sample). Medians over the
+seeds."""
+
+TOOLS = """Eight calls of one turn side by side and one after the other (each waits 20 ms), handing a pooled resource from one
+rollout to the next, and running a line of Python in the sandbox: a new one for each, one that keeps its state, and a
+plain process without any confinement."""
+
+SWARM_SHARING = """What sharing costs: each of the nodes announces its groups and pulls four of 25 KB, against an all-gather over
+hivemind's own nodes in the same run."""
+
+LEAST_SHARE = 0.95
+
+
+def _saturation(figures: Figures) -> list[str]:
+    rows = [
+        (
+            each["name"],
+            f"{each['tokens_per_second']:.1f}",
+            f"{each['requests']}",
+            f"{100 * each['cache_hit_rate']:.0f} %",
+        )
+        for each in figures["arms"]
+    ]
+    share, least = figures["share"], figures["target"]
+    return [
+        table(("arm", "tokens per second", "requests", "prefix-cache hits"), rows),
+        "",
+        promise_table(
+            [(f"share of the load generator's speed, at least {least}", f"{share:.3f}", share >= least)]
+        ),
+    ]
+
+
+def _gateway(figures: Figures) -> list[str]:
+    rows = [
+        (name, f"{each['latency_ms']:.2f}", f"{each['added_cpu_ms']:.2f}", f"{each['cpu_of_all_ms']:.2f}")
+        for name, each in figures["arms"].items()
+    ]
+    rows += [(name, "–", "–", f"{cpu:.1f}") for name, cpu in figures["peers_cpu_of_all_ms"].items()]
+    most = max(each["added_cpu_ms"] for each in figures["arms"].values())
+    wanted = figures["wanted_cpu_ms"]
+    heads = (
+        "arm",
+        "latency of one agent alone, ms",
+        "CPU added, ms per call",
+        "CPU of all processes, ms per call",
+    )
+    return [
+        table(heads, rows),
+        "",
+        promise_table([(f"CPU added, at most {wanted:g} ms per call", f"{most:.2f} ms", most <= wanted)]),
+    ]
+
+
+def _trainer(figures: Figures) -> list[str]:
+    rows = [
+        (
+            f"{each['parameters']:,}",
+            f"{each['rollwright_tokens_per_second']:,.0f}",
+            f"{each['plain_tokens_per_second']:,.0f}",
+            f"{each['trl_tokens_per_second']:,.0f}",
+            f"{each['limit_tokens_per_second']:,.0f}",
+            f"{each['over_plain']:.2f}×",
+            f"{each['over_trl']:.2f}×",
+            f"{100 * each['padding_share']:.0f} % ({100 * each['plain_padding_share']:.0f} %)",
+        )
+        for each in figures["models"].values()
+    ]
+    heads = (
+        "parameters",
+        "rollwright",
+        "plain loop",
+        "TRL",
+        "limit",
+        "to plain",
+        "to TRL",
+        "padding (plain)",
+    )
+    return [table(heads, rows)]
+
+
+def _async_training(figures: Figures) -> list[str]:
+    rows = [
+        (
+            f"{each['ratio']:g}",
+            f"{each['ahead']}",
+            f"{each['speedup']:.2f}×",
+            f"{each['limit']:.2f}×",
+            f"{each['share']:.3f}",
+            f"{each['oldest']}",
+            f"{each['length_ratio']:.3f}",
+        )
+        for each in figures["arms"]
+    ]
+    best = {each["ratio"]: 0.0 for each in figures["arms"]}
+    for each in figures["arms"]:
+        best[each["ratio"]] = max(best[each["ratio"]], each["share"])
+    heads = (
+        "training / rollout",
+        "ahead",
+        "faster than sync",
+        "limit",
+        "share of the limit",
+        "oldest token",
+        "length trained / generated",
+    )
+    kept = [
+        (
+            f"share of the limit at {ratio:g}, at least {LEAST_SHARE}, with the best `ahead`",
+            f"{share:.3f}",
+            share >= LEAST_SHARE,
+        )
+        for ratio, share in best.items()
+    ]
+    kept.append(("no token older than the bound", "", figures["bound_kept"]))
+    return [table(heads, rows), "", promise_table(kept)]
+
+
+def _orchestra(figures: Figures) -> list[str]:
+    rows, kept = [], []
+    for each in figures["cells"]:
+        rows.append(
+            (
+                f"{each['team']}, {each['batch']}, {each['approval']:g}",
+                f"{each['ratio']:.2f}× ± {each['ratio_spread']:.2f}",
+                f"{each['limit_ratio']:.2f}×",
+                f"{each['p50']:.0f} / {each['p95']:.0f}",
+                f"{each['barrier_p50']:.0f} / {each['barrier_p95']:.0f}",
+                f"{each['occupancy']:.2f} / {each['barrier_occupancy']:.2f}",
+                f"{each['cpu_ms_per_sample']:.2f}",
+            )
+        )
+        name = f"{each['team']}, batch {each['batch']}, approval {each['approval']:g}: at least {each['target']:g}×"
+        kept.append((name, f"{each['ratio']:.2f}×", each["ratio"] >= each["target"]))
+    kept.append(
+        (
+            f"own work, less than {100 * figures['overhead_target']:g} % of the time",
+            f"{100 * figures['overhead']:.2f} %",
+            figures["overhead"] < figures["overhead_target"],
+        )
+    )
+    heads = (
+        "team, batch, approval",
+        "to batch by batch",
+        "limit",
+        "latency p50 / p95, s",
+        "batch by batch",
+        "slots in use, both",
+        "CPU ms per sample",
+    )
+    return [table(heads, rows), "", promise_table(kept)]
+
+
+def _tools(figures: Figures) -> list[str]:
+    waits = [
+        (
+            what,
+            f"{figures[key]['ours']:.1f}",
+            f"{figures[key]['baseline']:.1f}",
+            f"{figures[key]['limit']:.1f}",
+        )
+        for what, key in (
+            ("async functions", "wait_async"),
+            ("plain functions, in threads", "wait_in_thread"),
+        )
+    ]
+    done = figures["executions"]
+    runs = [
+        ("a new sandbox", f"{done['fresh']:.0f}"),
+        ("new ones, side by side", f"{done['fresh_side_by_side']:.0f}"),
+        ("a sandbox that keeps its state", f"{done['persistent']:,.0f}"),
+        ("a plain process", f"{done['plain_process']:.0f}"),
+    ]
+    hand_over = figures["hand_over"]
+    return [
+        table(("eight calls of 20 ms", "side by side, ms", "one after the other, ms", "limit, ms"), waits),
+        "",
+        f"A resource is handed over in {hand_over['ours']:.0f} µs; through a bare queue in {hand_over['baseline']:.0f} µs.",
+        "",
+        table(("Python", "executions per second"), runs),
+    ]
+
+
+def _swarm_sharing(figures: Figures) -> list[str]:
+    rows = [
+        (
+            count,
+            f"{each['announce_and_pull']['median_ms']:.0f}",
+            f"{each['announce_and_pull']['received_kb']:.0f}",
+            f"{each['all_gather']['median_ms']:.0f}",
+            f"{each['all_gather']['received_kb']:.0f}",
+        )
+        for count, each in figures["nodes"].items()
+    ]
+    heads = ("nodes", "announce and pull, ms", "received, KB", "all-gather, ms", "received, KB")
+    return [table(heads, rows)]
+
+
+REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
+    "saturation": (SATURATION, _saturation),
+    "gateway": (GATEWAY, _gateway),
+    "trainer": (TRAINER, _trainer),
+    "async_training": (ASYNC_TRAINING, _async_training),
+    "orchestra": (ORCHESTRA, _orchestra),
+    "tools": (TOOLS, _tools),
+    "swarm_sharing": (SWARM_SHARING, _swarm_sharing),
+}
