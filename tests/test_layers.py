@@ -44,6 +44,7 @@ MAY_KNOW = {
         "gateway",
         "training",
     },
+    "swarm": {"trajectory", "envs", "policies", "agents", "rollout"},
     "observe": {"trajectory", "rollout", "run"},
     "cli": {
         "trajectory",

@@ -4,10 +4,15 @@ Start and goal stand anywhere, and the goal can be reached in `max_steps` action
 slip. On slippery ice every action's slip is drawn from (seed, number of the action) alone, so an episode is
 still a function of its seed and its answers, and a fork slips exactly as the original would.
 
+Lakes are parted once and for all into those to train on and those held out, by their holes and goal: a lake that is
+turned, mirrored or started from another cell is in the same part. So a level of one part shares no state of the
+game with a level of the other, whatever the seeds.
+
 Levels are drawn here and not with Gymnasium's generator: that one always starts in one corner and ends in
 the opposite one, and takes its numbers from a stream that may change with the version of numpy.
 """
 
+from enum import StrEnum
 from random import Random
 from types import MappingProxyType
 from typing import NamedTuple
@@ -26,12 +31,29 @@ _MAX_TRIES = 10_000
 """Far beyond what any option that allows a level needs (the default takes 1.1 on average)."""
 
 
+_HELD_OUT = 10
+"""One lake in so many is held out: enough to evaluate on, and most are left to train on."""
+
+
+class Part(StrEnum):
+    """Which lakes may be drawn."""
+
+    ALL = "all"
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+
+
 class Lake(NamedTuple):
     """A level. Cells are numbered row by row."""
 
     start: int
     goal: int
     holes: frozenset[int]
+
+    def part(self, size: int) -> Part:
+        """`HELD_OUT` or `TRAIN`, by holes and goal alone and the same in all eight views of the square."""
+        views = (_view(self, size, turned, mirrored) for turned in range(4) for mirrored in (False, True))
+        return Part.TRAIN if draws.digest("frozen lake part", min(views)) % _HELD_OUT else Part.HELD_OUT
 
 
 class FrozenLake(GridGame):
@@ -58,14 +80,15 @@ class FrozenLake(GridGame):
         p: float = 0.8,
         is_slippery: bool = False,
         min_distance: int = 1,
+        part: str = "all",
         board: str | None = None,
         max_steps: int = DEFAULT_MAX_STEPS,
         format_penalty: float = FORMAT_PENALTY,
         action_pattern: str = ANSWER_PATTERN,
         answer_template: str | None = None,
     ) -> None:
-        """`p` is the share of ice, `min_distance` the fewest actions from start to goal in any level, and
-        `board` a fixed level drawn in the symbols of a state."""
+        """`p` is the share of ice, `min_distance` the fewest actions from start to goal in any level, `part` which
+        lakes are drawn (`all`, `train` or `held_out`), and `board` a fixed level drawn in the symbols of a state."""
         super().__init__(max_steps, format_penalty, action_pattern, answer_template)
         if size < 2:
             raise ConfigError(f"size must be 2 or more, got {size}")
@@ -73,6 +96,9 @@ class FrozenLake(GridGame):
             raise ConfigError(f"p must be above 0 and at most 1, got {p}")
         if not 1 <= min_distance <= max_steps:
             raise ConfigError(f"min_distance must be from 1 to max_steps ({max_steps}), got {min_distance}")
+        if part not in list(Part):
+            raise ConfigError(f"part must be one of {', '.join(Part)}, got {part!r}")
+        self._part = Part(part)
         self._fixed = None if board is None else read_lake(board)
         self._size = size if board is None else len(board.split())
         self._p = p
@@ -109,7 +135,9 @@ class FrozenLake(GridGame):
             start = ice.pop(int(rng.random() * len(ice)))
             lake = Lake(start, ice[int(rng.random() * len(ice))], holes)
             way = self._way(lake, start, self._max_steps)
-            if way is not None and len(way) >= self._min_distance:
+            if way is None or len(way) < self._min_distance:
+                continue
+            if self._part in (Part.ALL, lake.part(self._size)):
                 return lake
         raise ConfigError(
             f"FrozenLake: found no level with size={self._size}, p={self._p}, "
@@ -178,6 +206,18 @@ def _neighbours(cell: int, size: int) -> tuple[int, int, int, int]:
         cell + 1 if column < size - 1 else cell,
         cell - size if row > 0 else cell,
     )
+
+
+def _view(lake: Lake, size: int, turned: int, mirrored: bool) -> str:
+    """Goal and holes as they stand after so many quarter turns and, if so, a mirror; the start is left out."""
+
+    def moved(cell: int) -> int:
+        row, column = divmod(cell, size)
+        for _ in range(turned):
+            row, column = column, size - 1 - row
+        return row * size + (size - 1 - column if mirrored else column)
+
+    return " ".join(map(str, (size, moved(lake.goal), *sorted(map(moved, lake.holes)))))
 
 
 def read_lake(board: str) -> Lake:

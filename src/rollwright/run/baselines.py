@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
+
 from rollwright.agents import EpisodeFailure
 from rollwright.policies.base import Playable, Policy
 from rollwright.policies.players import OraclePlayer, RandomPlayer
@@ -44,6 +46,9 @@ async def _success(
             tag=tag, seed=seed, mode="train", group_id="baseline", group=0, member=member, run_seed=run_seed
         )
         settings = replace(table(episode), strategy=CHAIN)
+        # A player writes bytes: a limit that is meant for a model's tokens would cut its answers.
+        whole = msgspec.structs.replace(settings.sampling, max_tokens=settings.sequence_length)
+        settings = replace(settings, sampling=whole)
         env = make_env(settings)
         try:
             if not isinstance(env, Playable):

@@ -1,13 +1,9 @@
-"""Plain data: what the scoring process is asked and what it answers, in frames of length and msgpack."""
+"""Plain data: what the scoring process is asked and what it answers."""
 
-import struct
 from enum import StrEnum
-from typing import IO, Any
+from typing import Any
 
 import msgspec
-
-LENGTH = struct.Struct(">I")
-"""What stands before each frame: its length in bytes."""
 
 
 class Ask(StrEnum):
@@ -75,19 +71,3 @@ class Hello(msgspec.Struct, frozen=True):
     error: str | None = None
     is_sealed: bool = False
     """Whether a trial showed that an answer's code can neither make a file nor start a process."""
-
-
-def write_frame(to: IO[bytes], message: msgspec.Struct) -> None:
-    body = msgspec.msgpack.encode(message)
-    to.write(LENGTH.pack(len(body)) + body)
-    to.flush()
-
-
-def read_frame(source: IO[bytes]) -> bytes | None:
-    """`None` at the end of the stream."""
-    head = source.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    body = source.read(length)
-    return body if len(body) == length else None

@@ -23,16 +23,8 @@ from typing import IO, NoReturn
 import msgspec
 
 from rollwright.envs.scoring.confinement import confine, leave_network
-from rollwright.envs.scoring.messages import (
-    LENGTH,
-    Hello,
-    Refusal,
-    Reply,
-    Request,
-    Result,
-    Score,
-    write_frame,
-)
+from rollwright.envs.scoring.messages import Hello, Refusal, Reply, Request, Result, Score
+from rollwright.sandbox.frames import LENGTH, write_frame
 
 IDLE_SECONDS = 120.0
 """After so long without a request it ends, which gives about 110 MB back."""

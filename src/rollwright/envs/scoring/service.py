@@ -33,10 +33,9 @@ from rollwright.envs.scoring.messages import (
     Request,
     Result,
     Score,
-    read_frame,
-    write_frame,
 )
 from rollwright.errors import ConfigError
+from rollwright.sandbox.frames import read_frame, write_frame
 
 SCORE_SECONDS = 5.0
 """For scoring one answer; an honest one takes milliseconds."""

@@ -1,0 +1,237 @@
+"""Sandboxes as seen from here.
+
+True of them: a sandbox is held by a socket, so it ends when it is closed, dropped, or when this process ends, however
+that happens; one execution runs at a time; an execution that does not come back in time, or that was given up, ends
+its sandbox, because nobody could tell its late answer from the next one's.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from rollwright.errors import ConfigError, RollwrightError
+from rollwright.sandbox.frames import LENGTH, frame
+from rollwright.sandbox.limits import SandboxLimits
+from rollwright.sandbox.messages import Ended, Ran, Ready, Reply, Run, Start
+
+_START_SECONDS = 60.0
+"""For the first sandbox, whose nursery has to start (a third of a second on an idle machine)."""
+
+_GRACE_SECONDS = 1.0
+"""Between interrupting code and ending its sandbox."""
+
+_MAX_REPLY = 1 << 22
+"""Bytes: a sandbox that says more at once is not what it was."""
+
+_log = logging.getLogger(__name__)
+
+
+class SandboxError(RollwrightError):
+    """A sandbox cannot be had, for a reason that is not its code's doing."""
+
+
+class Sandbox:
+    """One locked-in Python process; names live from one execution to the next."""
+
+    def __init__(self, line: socket.socket, limits: SandboxLimits) -> None:
+        self._line = line
+        self._limits = limits
+        self._turn = asyncio.Lock()
+        self.has_ended = False
+
+    async def run(self, code: str, seconds: float | None = None) -> Ran:
+        """Executes `code`; what it raises, and its end, are part of the answer."""
+        async with self._turn:
+            if self.has_ended:
+                raise SandboxError("the sandbox has ended")
+            limit = self._limits.seconds if seconds is None else seconds
+            try:
+                async with asyncio.timeout(limit + _GRACE_SECONDS):
+                    reply = await self._asked(Run(code.encode(errors="replace").decode(), limit))
+            except TimeoutError:
+                self._end()
+                return Ran("", f"TimeoutError: ended after {limit:g} s", is_late=True, has_ended=True)
+            except BaseException:
+                self._end()
+                raise
+            if isinstance(reply, Ran):
+                return reply
+            self._end()
+            return Ran("", self._why(reply), has_ended=True)
+
+    async def wait_until_ready(self) -> str:
+        """What the machine cannot give; empty: the sandbox is ready."""
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                reply = await self._reply()
+        except TimeoutError:
+            reply = None
+        except BaseException:
+            self._end()
+            raise
+        if isinstance(reply, Ready) and not reply.missing:
+            return ""
+        self._end()
+        if isinstance(reply, Ready):
+            return reply.missing
+        raise SandboxError("a sandbox did not start, or ended before it was ready")
+
+    def close(self) -> None:
+        """At once; code that runs is killed."""
+        self.has_ended = True
+        with suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)  # also wakes whoever waits for an answer
+        if not self._turn.locked():
+            self._line.close()
+
+    def _end(self) -> None:
+        self.has_ended = True
+        self._line.close()
+
+    async def _asked(self, request: Run) -> Reply | None:
+        with suppress(ConnectionError):  # it has ended; its last word may still be there
+            await asyncio.get_running_loop().sock_sendall(self._line, frame(request))
+        return await self._reply()
+
+    async def _reply(self) -> Reply | None:
+        """`None`: the line is dead, or what came makes no sense."""
+        head = await self._read(LENGTH.size)
+        if head is None or (length := LENGTH.unpack(head)[0]) > _MAX_REPLY:
+            return None
+        body = await self._read(length)
+        try:
+            return None if body is None else msgspec.msgpack.decode(body, type=Reply)
+        except msgspec.MsgspecError:
+            return None
+
+    async def _read(self, count: int) -> bytes | None:
+        data = bytearray()
+        loop = asyncio.get_running_loop()
+        while len(data) < count:
+            try:
+                more = await loop.sock_recv(self._line, count - len(data))
+            except ConnectionError:
+                return None
+            if not more:
+                return None
+            data += more
+        return bytes(data)
+
+    def _why(self, reply: Reply | None) -> str:
+        if isinstance(reply, Ended) and reply.signal:
+            used = f"more than {self._limits.cpu_seconds} s of processor time were used, or it crashed"
+            return f"SystemError: the process was ended by signal {reply.signal}: {used}"
+        return "SystemError: the process ended"
+
+
+class Nursery:
+    """Where sandboxes come from: one process, started when first needed and again after it ended."""
+
+    def __init__(
+        self,
+        limits: SandboxLimits | None = None,
+        *,
+        folders: Sequence[Path | str] = (),
+        allow_unconfined: bool = False,
+    ) -> None:
+        """`folders` are what code may read and import from beside the standard library. `allow_unconfined`: where the
+        machine cannot give namespaces, a filter and an unprivileged user, limits alone have to do."""
+        self.limits = limits or SandboxLimits()
+        resolved = [Path(each).resolve() for each in folders]
+        for each in resolved:
+            if not each.is_dir() or each == Path("/"):
+                raise ConfigError(
+                    f"sandbox folders: {each} is not a folder that can be shown; give existing ones"
+                )
+        self._folders = tuple(map(str, resolved))
+        self._allow_unconfined = allow_unconfined
+        self._is_confined = True
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    async def open(self) -> Sandbox:
+        """A new sandbox, ready to run code."""
+        if sys.platform != "linux":
+            raise SandboxError(f"the Python sandbox needs Linux, and this is {sys.platform}")
+        sandbox = self._started()
+        missing = await sandbox.wait_until_ready()
+        if not missing:
+            return sandbox
+        if not self._allow_unconfined:
+            raise SandboxError(
+                f"the Python sandbox cannot lock code in on this machine; missing is {missing}; "
+                "allow_unconfined=True would run it with limits only"
+            )
+        _log.warning("code runs with limits only; missing is %s", missing)
+        self._is_confined = False
+        sandbox = self._started()
+        await sandbox.wait_until_ready()
+        return sandbox
+
+    def close(self) -> None:
+        """Ends the process and all its sandboxes; a later `open` starts a new one."""
+        process, control = self._process, self._control
+        self._process = self._control = None
+        if control is not None:
+            control.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _started(self) -> Sandbox:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            start = Start(self.limits, self._folders, self._is_confined)
+            try:
+                self._send(start, theirs)
+            except OSError:  # it has died since
+                self.close()
+                try:
+                    self._send(start, theirs)
+                except OSError as error:
+                    ours.close()
+                    raise SandboxError(f"the sandboxes' process cannot be reached: {error}") from error
+        return Sandbox(ours, self.limits)
+
+    def _send(self, start: Start, line: socket.socket) -> None:
+        if self._control is None or self._process is None or self._process.poll() is not None:
+            self.close()
+            self._control, self._process = _spawned()
+        socket.send_fds(self._control, [msgspec.msgpack.encode(start)], [line.fileno()])
+
+
+def _spawned() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-s", "-P", "-m", "rollwright.sandbox.nursery"],
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            cwd="/",
+            start_new_session=True,
+        )
+    return ours, process
+
+
+def _environment() -> dict[str, str]:
+    """All that sandboxes get to know of this process's environment: where modules are."""
+    return {
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path if place),
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUTF8": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",  # each would take 64 MB of a sandbox's address space
+    }

@@ -1,0 +1,119 @@
+"""Runs code, inside a sandbox. What is here runs next to hostile code and is trusted by nobody outside.
+
+Names live from one execution to the next, as at an interactive prompt; the value of a last expression is shown. A time
+limit interrupts the code and keeps the state. Random numbers begin the same in every sandbox, so that the same code
+gives the same output when an episode is played again.
+"""
+
+import ast
+import builtins
+import io
+import linecache
+import os
+import random
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any, NoReturn
+
+import msgspec
+
+from rollwright.sandbox.frames import read_frame, write_frame
+from rollwright.sandbox.messages import Ran, Run
+
+_REPEAT_SECONDS = 0.1
+"""Code that catches the interruption is interrupted again after this."""
+
+_FILE = "<code {}>"
+
+
+class TimeIsUp(BaseException):
+    """Raised in the code when its time is up; not an `Exception`, so that code seldom catches it."""
+
+
+class _Output(io.TextIOBase):
+    """Keeps the first characters and counts the others."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._parts: list[str] = []
+        self._dropped = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        kept = text[: self._room]
+        self._room -= len(kept)
+        self._parts.append(kept)
+        self._dropped += len(text) - len(kept)
+        return len(text)
+
+    def text(self) -> str:
+        cut = f"\n[{self._dropped} more characters]" if self._dropped else ""
+        return "".join(self._parts) + cut
+
+
+class Worker:
+    """Executes one piece of code after the other."""
+
+    def __init__(self, output: int) -> None:
+        self._output = output
+        self._names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+        self._count = 0
+
+    def run(self, request: Run) -> Ran:
+        self._count += 1
+        output = _Output(self._output)
+        sys.stdout = sys.stderr = output
+        error, is_late = "", False
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, request.seconds, _REPEAT_SECONDS)
+                self._execute(request.code, output)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except TimeIsUp:
+            error, is_late = f"TimeoutError: stopped after {request.seconds:g} s", True
+        except SystemExit:
+            pass  # ending itself is how a program may end
+        except BaseException as raised:  # noqa: BLE001 - the code's own, told to whoever wrote it
+            error = _told(raised, self._output)
+        return Ran(output.text(), error, is_late)
+
+    def _execute(self, code: str, output: _Output) -> None:
+        file = _FILE.format(self._count)
+        linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+        tree = ast.parse(code, file)
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
+        exec(compile(tree, file, "exec"), self._names)  # noqa: S102 - what a sandbox is for
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), file, "eval"), self._names)  # noqa: S307 - the same
+            if value is not None:
+                output.write(f"{value!r}\n")
+
+
+def _told(error: BaseException, longest: int) -> str:
+    """The traceback from the code's own first frame on."""
+    told = traceback.TracebackException.from_exception(error, limit=-50)
+    start = _FILE.partition("{")[0]
+    own = [at for at, frame in enumerate(told.stack) if frame.filename.startswith(start)]
+    del told.stack[: own[0] if own else len(told.stack)]
+    return "".join(told.format()).strip()[-longest:]
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise TimeIsUp
+
+
+def serve(connection: int, output: int) -> None:
+    """Until the other side hangs up."""
+    random.seed(0)
+    signal.signal(signal.SIGALRM, _interrupt)
+    worker = Worker(output)
+    with os.fdopen(connection, "rb") as requests, os.fdopen(os.dup(connection), "wb") as replies:
+        while (body := read_frame(requests)) is not None:
+            write_frame(replies, worker.run(msgspec.msgpack.decode(body, type=Run)))

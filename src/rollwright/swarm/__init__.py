@@ -1,0 +1,1 @@
+"""Machines that do not trust each other train together by sharing rollouts."""

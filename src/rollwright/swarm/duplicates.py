@@ -1,0 +1,100 @@
+"""Tells whether a group was seen before: the same bytes, the same task, or nearly the same answers.
+
+Long answers are compared by a sketch (the smallest hashes of their runs of words), so a changed word or another order of
+members hides nothing; short ones only together with their task, because honest answers of a few words repeat. It
+remembers a bounded number of groups, the newest.
+"""
+
+from collections import Counter, OrderedDict
+from hashlib import blake2b
+
+from rollwright.swarm.content import SharedGroup
+from rollwright.swarm.refusals import Refusal, Refused
+
+REMEMBERED = 4096
+"""Groups; some 8 sketches of 16 numbers each, about 60 MB when full."""
+
+SKETCH = 16
+"""Hashes that stand for an answer."""
+
+RUN = 4
+"""Words that are hashed together: fewer would find honest answers alike, more would miss changed ones."""
+
+LONG = 24
+"""Words from which on an answer is compared by itself."""
+
+NEAR = 0.75
+"""Share of a sketch that has to be that of one earlier answer."""
+
+
+class SeenGroups:
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._remembered = remembered
+        self._groups: OrderedDict[str, tuple[tuple[str, str, int], list[int]]] = OrderedDict()
+        """By digest: the task of whom, and the hashes of its answers."""
+        self._tasks: set[tuple[str, str, int]] = set()
+        self._owners: dict[int, str] = {}
+        """For each hash, the newest group that has it."""
+
+    def check(self, digest: str, group: SharedGroup) -> None:
+        """Raises `Refused` for a group that brings nothing new."""
+        if digest in self._groups:
+            raise Refused(Refusal.DUPLICATE, f"content {digest[:12]} again")
+        if _task(group) in self._tasks:
+            raise Refused(Refusal.DUPLICATE_TASK, f"task {group.recipe.index} of {group.recipe.env} again")
+        sketches = _sketches(group)
+        near = sum(self._is_near(sketch) for sketch in sketches)
+        if 2 * near > len(sketches):
+            raise Refused(Refusal.NEAR_DUPLICATE, f"{near} of {len(sketches)} answers were seen before")
+
+    def add(self, digest: str, group: SharedGroup) -> None:
+        """Remembers a group; own ones too, so that they are not taken back from somebody who copied them."""
+        if digest in self._groups:
+            return
+        hashes = [each for sketch in _sketches(group) for each in sketch]
+        self._groups[digest] = (_task(group), hashes)
+        self._tasks.add(_task(group))
+        self._owners.update(dict.fromkeys(hashes, digest))
+        while len(self._groups) > self._remembered:
+            gone, (task, old) = self._groups.popitem(last=False)
+            self._tasks.discard(task)
+            for each in old:
+                if self._owners.get(each) == gone:
+                    del self._owners[each]
+
+    def snapshot(self) -> list[tuple[str, tuple[str, str, int]]]:
+        """What must not be forgotten over a restart; sketches are left out, because they are large and only help."""
+        return [(digest, task) for digest, (task, _) in self._groups.items()]
+
+    def restore(self, seen: list[tuple[str, tuple[str, str, int]]]) -> None:
+        self._groups = OrderedDict((digest, (task, [])) for digest, task in seen[-self._remembered :])
+        self._tasks = {task for task, _ in self._groups.values()}
+        self._owners = {}
+
+    def _is_near(self, sketch: frozenset[int]) -> bool:
+        owners = Counter(owner for each in sketch if (owner := self._owners.get(each)) is not None)
+        return bool(owners) and max(owners.values()) >= NEAR * len(sketch)
+
+
+def _task(group: SharedGroup) -> tuple[str, str, int]:
+    return group.peer, group.recipe.env, group.recipe.index
+
+
+def _sketches(group: SharedGroup) -> list[frozenset[int]]:
+    """One for each member."""
+    return [
+        _sketch("\n".join(each.text for each in member.actions), group.recipe.task)
+        for member in group.members
+    ]
+
+
+def _sketch(text: str, task: str) -> frozenset[int]:
+    words = text.casefold().split()
+    if len(words) < LONG:
+        return frozenset([_hash(f"{task} {' '.join(words)}")])
+    runs = {" ".join(words[place : place + RUN]) for place in range(len(words) - RUN + 1)}
+    return frozenset(sorted(map(_hash, runs))[:SKETCH])
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=8).digest(), "big")

@@ -1,0 +1,331 @@
+"""One node's dealings with its swarm: shares own groups, and gathers foreign ones that hold up.
+
+True of it: nothing of a peer reaches the trainer that did not pass, in this order, the gate (signature, swarm, sequence,
+round, clock, quota), the choice, the digest, the schema, the duplicate check and the replay; whatever a peer does ends at
+most that one group, is counted under one reason, and what no honest node signs puts the peer into quarantine with its own
+signed bytes as evidence. Without peers, or with an unreachable network, both calls return in time, with nothing.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from rollwright.agents.boundary import together
+from rollwright.errors import FormatError, RollwrightError
+from rollwright.swarm import content, envelope
+from rollwright.swarm.duplicates import SeenGroups
+from rollwright.swarm.identity import SEQUENCE_FILE, Identity, SequenceFile, short_name
+from rollwright.swarm.manifests import Candidates, Freshness, Gate
+from rollwright.swarm.quarantine import Quarantine
+from rollwright.swarm.recipes import TaskBook, task_digest, task_seed
+from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.selection import choose, fair_share, is_flat
+from rollwright.swarm.transport import FetchFailed, Peer, Transport, digest_of
+from rollwright.swarm.verification import (
+    SCORER_KILLED,
+    VERIFY_SECONDS,
+    Scorer,
+    Verified,
+    check_claims,
+    verify,
+)
+from rollwright.trajectory import Trajectory
+
+ACCEPTED, SHARED, NOT_SHARED, MISSED = "accepted", "shared", "not_shared", "missed"
+"""Counters beside the reasons of `Refusal`: groups taken, groups announced, groups that could not be, manifests that
+came too fast to be read."""
+
+SEEN_FILE = "seen"
+QUARANTINE_FOLDER = "quarantine"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExchangeLimits:
+    """What dealing with peers may cost."""
+
+    freshness: Freshness = field(default_factory=Freshness)
+    per_peer: int | None = None
+    """Groups that one peer may give to a round; `None`: twice its even share."""
+    beam_size: int = 4
+    """Groups that are fetched and verified at the same time."""
+    fetch_seconds: float = 10.0
+    verify_seconds: float = VERIFY_SECONDS
+    gather_seconds: float = 60.0
+    """For all of it, in one round."""
+    max_group_bytes: int = 1 << 20
+    """Of content; groups that say they are larger are not fetched."""
+    max_group_size: int = envelope.MAX_GROUP
+    """Members of a foreign group: one that is larger than own ones would weigh more than they do."""
+    min_mean_logprob: float | None = None
+    """Under this node's own policy, over the tokens of each member: below it a group is text that this policy would
+    hardly ever say, whatever it earned. `None`: no limit."""
+
+
+class ForeignGroup(msgspec.Struct, frozen=True):
+    """A peer's group that held up: its trajectories train like own ones."""
+
+    peer: str
+    digest: str
+    round: int
+    """Of the peer, when it made the group."""
+    trajectories: list[Trajectory]
+    off_policy: bool
+    """Whether its token ids were made here, because the peer has another tokenizer."""
+
+
+class _Memory(msgspec.Struct, frozen=True, array_like=True):
+    """What must outlive a restart, so that nothing is trained on twice."""
+
+    gate: bytes
+    groups: list[tuple[str, tuple[str, str, int]]]
+
+
+Verifier = Callable[[content.SharedGroup, str, TaskBook, Scorer, float], Awaitable[Verified]]
+"""As `verification.verify`."""
+
+
+class Exchange:
+    def __init__(
+        self,
+        identity: Identity,
+        swarm: str,
+        transport: Transport,
+        book: TaskBook,
+        folder: Path,
+        *,
+        limits: ExchangeLimits | None = None,
+        verifier: Verifier = verify,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`folder` keeps what must outlive a restart: the sequence, what was seen, the quarantine. `verifier` is there
+        for benchmarks that show what happens without one."""
+        self.counts: Counter[str] = Counter()
+        self.quarantine = Quarantine(folder / QUARANTINE_FOLDER)
+        self._identity = identity
+        self._swarm = swarm
+        self._transport = transport
+        self._book = book
+        self._limits = limits or ExchangeLimits()
+        self._verifier = verifier
+        self._clock = clock
+        self._sequence = SequenceFile(folder / SEQUENCE_FILE)
+        self._seen_file = folder / SEEN_FILE
+        self._gate = Gate(swarm, identity.peer, self._limits.freshness, self.quarantine.__contains__)
+        self._candidates = Candidates()
+        self._groups = SeenGroups()
+        self._cursor = 0
+        self._secret = int.from_bytes(
+            sha256(identity.sign(b"rollwright swarm selection\x00")).digest()[:8], "big"
+        )
+        """What the draw is keyed by; the same after a restart, and known to nobody else."""
+        if self._seen_file.exists():
+            self.restore(self._seen_file.read_bytes())
+
+    async def share(
+        self, round: int, index: int, tag: str, trajectories: Sequence[Trajectory], tokenizer: str
+    ) -> str | None:
+        """Announces an own group, the `index`-th of this node's stream; its digest, or `None` when there is nothing to
+        learn from it, or it cannot be shared (counted)."""
+        if is_flat([each.reward for each in trajectories]):
+            return None
+        try:
+            if any(each.metrics.get(SCORER_KILLED) for each in trajectories):
+                raise RollwrightError("a scorer was stopped: another machine may find another reward")
+            group = self._shared(index, tag, trajectories, tokenizer)
+            data = content.encode(group)
+            content.decode(data)  # what no peer would take is not announced
+            manifest = self._manifest(round, group, data)
+            self._groups.add(manifest.digest, group)
+            await self._transport.publish(manifest.digest, data)
+            await self._transport.announce(envelope.seal(manifest, self._identity))
+        except RollwrightError as error:
+            self.counts[NOT_SHARED] += 1
+            _log.warning("group %d of round %d was not shared: %s", index, round, error)
+            return None
+        self.counts[SHARED] += 1
+        return manifest.digest
+
+    async def gather(self, round: int, count: int, scorer: Scorer) -> list[ForeignGroup]:
+        """Up to `count` foreign groups for this round, by the rule of `selection`; fewer when there are no more."""
+        taken: list[ForeignGroup] = []
+        try:
+            async with asyncio.timeout(self._limits.gather_seconds) as limit:
+                await self._listen(round)
+                await self._fill(round, count, scorer, taken)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            _log.warning("round %d: gathering took too long; going on with %d groups", round, len(taken))
+        self._keep()
+        return [each for each in taken if each.peer not in self.quarantine]
+
+    def peers(self) -> Sequence[Peer]:
+        return self._transport.peers()
+
+    def rounds(self) -> dict[str, int]:
+        """The last round that each peer told of."""
+        return self._gate.rounds()
+
+    def snapshot(self) -> bytes:
+        """What was seen already; kept in the folder after every round."""
+        return msgspec.msgpack.encode(_Memory(self._gate.snapshot(), self._groups.snapshot()))
+
+    def restore(self, data: bytes) -> None:
+        try:
+            memory = msgspec.msgpack.decode(data, type=_Memory)
+        except msgspec.MsgspecError as error:
+            raise FormatError(f"{self._seen_file}: not what a node has seen: {error}; remove it") from error
+        self._gate.restore(memory.gate)
+        self._groups.restore(memory.groups)
+
+    async def close(self) -> None:
+        self._keep()
+        self._sequence.close()
+        await self._transport.close()
+
+    def _shared(
+        self, index: int, tag: str, trajectories: Sequence[Trajectory], tokenizer: str
+    ) -> content.SharedGroup:
+        recipe = content.Recipe(
+            env=tag,
+            env_version=self._book.version(tag),
+            seed=task_seed(self._swarm, self._identity.peer),
+            index=index,
+            task=task_digest(trajectories[0].observation),
+        )
+        members = tuple(content.shared_member(each) for each in trajectories)
+        return content.SharedGroup(envelope.PROTOCOL, self._identity.peer, recipe, tokenizer, members)
+
+    def _manifest(self, round: int, group: content.SharedGroup, data: bytes) -> envelope.Manifest:
+        return envelope.Manifest(
+            swarm=self._swarm,
+            peer=self._identity.peer,
+            round=round,
+            sequence=self._sequence.next(),
+            created=self._clock(),
+            env=group.recipe.env,
+            env_version=group.recipe.env_version,
+            index=group.recipe.index,
+            digest=digest_of(data),
+            size=len(data),
+            rewards=group.rewards,
+        )
+
+    async def _listen(self, round: int) -> None:
+        """Lets in what was announced."""
+        try:
+            announced = await self._transport.manifests(self._cursor)
+        except RollwrightError as error:
+            _log.warning("round %d: nothing heard: %s", round, error)
+            return
+        self._cursor = announced.cursor
+        if announced.missed:
+            self.counts[MISSED] += announced.missed
+        for data in announced.manifests:
+            try:
+                manifest = self._gate.admit(data, round=round, now=self._clock())
+                self._check_size(manifest)
+                self._book.check(manifest.env, manifest.env_version)
+                self._candidates.add(manifest, data)
+            except Refused as refused:
+                self._refuse(refused, data)
+
+    def _check_size(self, manifest: envelope.Manifest) -> None:
+        size, members = manifest.size, len(manifest.rewards)
+        if size > self._limits.max_group_bytes or members > self._limits.max_group_size:
+            raise Refused(Refusal.TOO_LARGE, f"{members} members, {size} bytes of content")
+
+    async def _fill(self, round: int, count: int, scorer: Scorer, taken: list[ForeignGroup]) -> None:
+        """Chooses, fetches and verifies until there are `count` groups, or no more to choose from."""
+        fresh = self._candidates.fresh(lambda each: self._gate.is_fresh(each, round))
+        per_peer = self._limits.per_peer or fair_share(count, len({each.peer for each in fresh}))
+        beam = asyncio.Semaphore(self._limits.beam_size)
+        while len(taken) < count:
+            chosen = choose(
+                [each for each in fresh if each.peer not in self.quarantine],
+                count - len(taken),
+                per_peer=per_peer,
+                key=(self._secret, round),
+                taken=Counter(each.peer for each in taken),
+            )
+            if not chosen:
+                return
+            fresh = [each for each in fresh if each not in chosen]
+            await together(self._take(manifest, scorer, beam, taken) for manifest in chosen)
+
+    async def _take(
+        self, manifest: envelope.Manifest, scorer: Scorer, beam: asyncio.Semaphore, taken: list[ForeignGroup]
+    ) -> None:
+        async with beam:
+            data = b""
+            signed = self._candidates.take(manifest)
+            try:
+                data = await self._fetched(manifest)
+                verified = await self._verified(manifest, data, scorer)
+            except Refused as refused:
+                self._refuse(refused, signed, data, manifest.peer)
+                return
+            self.counts[ACCEPTED] += 1
+            self.quarantine.trust_again(manifest.peer)
+            taken.append(
+                ForeignGroup(
+                    manifest.peer, manifest.digest, manifest.round, verified.trajectories, verified.off_policy
+                )
+            )
+
+    async def _fetched(self, manifest: envelope.Manifest) -> bytes:
+        try:
+            data = await self._transport.fetch(
+                manifest.peer, manifest.digest, manifest.size, self._limits.fetch_seconds
+            )
+        except FetchFailed as failed:
+            raise Refused(Refusal.NOT_FETCHED, str(failed)) from failed
+        if len(data) != manifest.size:
+            raise Refused(Refusal.CONTENT_DIFFERS, f"{len(data)} bytes, not {manifest.size}")
+        return data
+
+    async def _verified(self, manifest: envelope.Manifest, data: bytes, scorer: Scorer) -> Verified:
+        group = content.decode(data)
+        check_claims(group, manifest, self._swarm)
+        self._groups.check(manifest.digest, group)
+        verified = await self._verifier(
+            group, manifest.digest, self._book, scorer, self._limits.verify_seconds
+        )
+        self._check_likely(verified)
+        self._groups.check(manifest.digest, group)  # a copy may have been verified meanwhile
+        self._groups.add(manifest.digest, group)
+        return verified
+
+    def _check_likely(self, verified: Verified) -> None:
+        least = self._limits.min_mean_logprob
+        if least is None:
+            return
+        for trajectory in verified.trajectories:
+            logprobs = [each for turn in trajectory.turns for each in turn.logprobs]
+            if logprobs and sum(logprobs) / len(logprobs) < least:
+                raise Refused(
+                    Refusal.UNLIKELY, f"{trajectory.rollout_id}: mean log-probability below {least:g}"
+                )
+
+    def _refuse(self, refused: Refused, signed: bytes, data: bytes = b"", peer: str | None = None) -> None:
+        self.counts[str(refused.reason)] += 1
+        if peer is None and refused.reason is Refusal.EQUIVOCATION:
+            peer = envelope.unseal(signed).peer
+        if peer is None or peer in self.quarantine:
+            return
+        if self.quarantine.judge(peer, refused, now=self._clock(), manifest=signed, content=data):
+            _log.warning("peer %s (%s) is in quarantine: %s", short_name(peer), peer[:16], refused)
+
+    def _keep(self) -> None:
+        partial = self._seen_file.with_name(f"{SEEN_FILE}.partial")
+        partial.write_bytes(self.snapshot())
+        partial.replace(self._seen_file)

@@ -1,0 +1,98 @@
+"""A swarm within one process: for tests, benchmarks and trying things out.
+
+Behaves like a network without delays: late joiners get the last manifests of everybody, a peer whose link is cut
+neither hears nor is heard until it is healed, and then has missed what was announced meanwhile.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from rollwright.swarm.transport import (
+    CALL_SECONDS,
+    Announced,
+    FetchFailed,
+    FetchProblem,
+    Peer,
+    checked_content,
+    checked_manifest,
+)
+from rollwright.swarm.transport_inbox import MAX_PER_PEER, Held, Inbox
+
+
+class MemorySwarm:
+    """The network that its transports share."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
+        self.members: dict[str, MemoryTransport] = {}
+        self._cut: set[str] = set()
+
+    def join(self, peer: str) -> "MemoryTransport":
+        """A node's access; a node that left may join again."""
+        joined = MemoryTransport(self, peer)
+        for other in self.reachable(peer):
+            for manifest in other.recent:
+                joined.inbox.add(manifest)
+        self.members[peer] = joined
+        return joined
+
+    def cut(self, peer: str) -> None:
+        """Takes a node's link away."""
+        self._cut.add(peer)
+
+    def heal(self, peer: str) -> None:
+        self._cut.discard(peer)
+
+    def reachable(self, peer: str) -> list["MemoryTransport"]:
+        """The others, as `peer` can reach them now."""
+        if peer in self._cut:
+            return []
+        return [each for name, each in sorted(self.members.items()) if name != peer and name not in self._cut]
+
+
+class MemoryTransport:
+    def __init__(self, swarm: MemorySwarm, peer: str) -> None:
+        self._swarm = swarm
+        self._peer = peer
+        self.inbox = Inbox(peer)
+        self.held = Held()
+        self.recent: deque[bytes] = deque(maxlen=MAX_PER_PEER)
+        """What a node that joins now is told of this one."""
+        self._seen: dict[str, float] = {}
+
+    async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
+        self.recent.append(checked_manifest(manifest))
+        for other in self._swarm.reachable(self._peer):
+            other.inbox.add(manifest)
+
+    async def manifests(self, since: int = 0, deadline: float = CALL_SECONDS) -> Announced:
+        return self.inbox.read(since)
+
+    async def publish(self, digest: str, content: bytes) -> None:
+        self.held.add(digest, content)
+
+    async def fetch(self, peer: str, digest: str, max_bytes: int, deadline: float = CALL_SECONDS) -> bytes:
+        holder = {each.peer: each for each in self._swarm.reachable(self._peer)}.get(peer)
+        if holder is None:
+            raise FetchFailed(
+                FetchProblem.DEADLINE, digest
+            )  # a network would take the whole deadline to say so
+        content = holder.held.get(digest)
+        if content is None:
+            raise FetchFailed(FetchProblem.ABSENT, digest)
+        return checked_content(content, digest, max_bytes)
+
+    @property
+    def peer(self) -> str:
+        return self._peer
+
+    def peers(self) -> Sequence[Peer]:
+        alive = {each.peer for each in self._swarm.reachable(self._peer)}
+        now = self._swarm.clock()
+        self._seen.update(dict.fromkeys(alive, now))
+        return [Peer(each, each in alive, seen) for each, seen in sorted(self._seen.items())]
+
+    async def close(self) -> None:
+        if self._swarm.members.get(self._peer) is self:
+            del self._swarm.members[self._peer]

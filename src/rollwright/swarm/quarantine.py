@@ -1,0 +1,140 @@
+"""Peers that were caught, and what they were caught with.
+
+True of it: a verdict is on disk before it counts, and holds over restarts until somebody takes it back; the evidence is
+what the peer itself signed, so anybody can check it; a folder cannot be filled, because the evidence of one peer and of
+all has a limit, beyond which a verdict is kept without it.
+
+Layout: one folder for each peer, with `verdict.json` and, as far as there is room, `manifest.bin` and `content.bin`.
+"""
+
+import json
+import re
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollwright.errors import FormatError
+from rollwright.swarm.identity import short_name
+from rollwright.swarm.refusals import BLAMED, SUSPECT, Refusal, Refused
+
+STRIKES = 5
+"""Times in a row that what may happen to an honest peer now and then leads to quarantine."""
+
+MAX_EVIDENCE_BYTES = 256 << 20
+"""Of all peers together."""
+
+MAX_VERDICTS = 10_000
+"""The oldest go: a peer can make a new key whenever it likes, so old keys protect from little."""
+
+_MAX_SUSPECTS = 4096
+_PEER = re.compile(r"[0-9a-f]{64}\Z")
+
+
+class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why a peer is in quarantine."""
+
+    peer: str
+    name: str
+    """For people."""
+    reason: Refusal
+    detail: str
+    time: float
+    """Seconds since 1970."""
+    has_evidence: bool
+
+
+class Quarantine:
+    def __init__(
+        self, folder: Path, *, strikes: int = STRIKES, max_evidence_bytes: int = MAX_EVIDENCE_BYTES
+    ) -> None:
+        self._folder = folder
+        self._strikes = strikes
+        self._max_evidence_bytes = max_evidence_bytes
+        self._suspects: OrderedDict[str, int] = OrderedDict()
+        """Times in a row, by peer."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._verdicts = OrderedDict(
+            (each.peer, each) for each in sorted(self._read(), key=lambda each: each.time)
+        )
+        self._evidence_bytes = sum(
+            file.stat().st_size for file in folder.glob("*/*.bin") if not file.is_symlink()
+        )
+
+    def __contains__(self, peer: str) -> bool:
+        return peer in self._verdicts
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The oldest first."""
+        return list(self._verdicts.values())
+
+    def judge(
+        self, peer: str, refused: Refused, *, now: float, manifest: bytes, content: bytes = b""
+    ) -> bool:
+        """Whether the peer is in quarantine after this refusal."""
+        if peer in self._verdicts:
+            return True
+        if refused.reason in SUSPECT:
+            strikes = self._suspects.pop(peer, 0) + 1
+            self._suspects[peer] = strikes
+            if len(self._suspects) > _MAX_SUSPECTS:
+                self._suspects.popitem(last=False)
+            if strikes < self._strikes:
+                return False
+        elif refused.reason not in BLAMED:
+            return False
+        self._condemn(peer, refused, now, manifest, content)
+        return True
+
+    def trust_again(self, peer: str) -> None:
+        """A group of the peer held up: what came before was no habit."""
+        self._suspects.pop(peer, None)
+
+    def release(self, peer: str) -> bool:
+        """Takes a verdict back; whether there was one."""
+        verdict = self._verdicts.pop(peer, None)
+        self._suspects.pop(peer, None)
+        if verdict is not None:
+            self._clear(peer)
+        return verdict is not None
+
+    def _condemn(self, peer: str, refused: Refused, now: float, manifest: bytes, content: bytes) -> None:
+        evidence = {"manifest.bin": manifest, "content.bin": content}
+        size = sum(map(len, evidence.values()))
+        has_room = self._evidence_bytes + size <= self._max_evidence_bytes
+        detail = refused.detail[:500]
+        verdict = Verdict(peer, short_name(peer), refused.reason, detail, now, has_evidence=has_room)
+        place = self._folder / peer
+        place.mkdir(exist_ok=True)
+        if has_room:
+            for name, data in evidence.items():
+                (place / name).write_bytes(data)
+            self._evidence_bytes += size
+        partial = place / "verdict.json.partial"
+        partial.write_text(json.dumps(msgspec.to_builtins(verdict), indent=2) + "\n", encoding="utf-8")
+        partial.replace(place / "verdict.json")
+        self._verdicts[peer] = verdict
+        while len(self._verdicts) > MAX_VERDICTS:
+            self._clear(self._verdicts.popitem(last=False)[0])
+
+    def _clear(self, peer: str) -> None:
+        place = self._folder / peer
+        self._evidence_bytes -= sum(file.stat().st_size for file in place.glob("*.bin"))
+        shutil.rmtree(place, ignore_errors=True)
+
+    def _read(self) -> list[Verdict]:
+        found = []
+        for file in self._folder.glob("*/verdict.json"):
+            if not _PEER.match(file.parent.name):
+                continue
+            try:
+                plain: Any = json.loads(file.read_text(encoding="utf-8"))
+                found.append(msgspec.convert(plain, Verdict))
+            except (ValueError, msgspec.ValidationError) as error:
+                raise FormatError(
+                    f"{file}: not a verdict: {error}; remove its folder to release the peer"
+                ) from error
+        return found

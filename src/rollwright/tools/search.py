@@ -1,0 +1,136 @@
+"""Search in texts: over an index in this process (BM25), or over HTTP.
+
+Both give the same tool: the best passages, numbered, with their titles. The server's side of the HTTP search is one
+address that takes `{"query": ..., "count": ...}` and answers `{"results": [{"title", "text", "score"}, ...]}`.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+
+from rollwright.errors import ConfigError
+from rollwright.tools.result import ToolFailure
+from rollwright.tools.tool import FunctionTool, Tool
+
+DEFAULT_COUNT = 3
+"""Passages, unless more are asked for."""
+MAX_COUNT = 20
+_PASSAGE = 2000
+"""Characters of one passage that the model sees."""
+
+_TRIES = 3
+_FIRST_WAIT = 0.5
+"""Seconds before the second try; doubled for each further one."""
+_RETRIED = (429, 500, 502, 503, 504)
+"""Answers that mean: not now."""
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """One found text."""
+
+    text: str
+    title: str = ""
+    score: float = 0.0
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What an HTTP search answers."""
+
+    results: tuple[Passage, ...]
+
+
+class Searcher(Protocol):
+    async def search(self, query: str, count: int) -> Sequence[Passage]:
+        """The best `count` passages, best first."""
+        ...
+
+
+class Bm25Index:
+    """All texts in memory. The same query gives the same passages in any process."""
+
+    def __init__(self, passages: Iterable[Passage | str]) -> None:
+        import bm25s  # type: ignore[import-untyped]
+
+        self.passages = [each if isinstance(each, Passage) else Passage(each) for each in passages]
+        if not self.passages:
+            raise ConfigError("a search index needs at least one passage")
+        self._tokenizer: Any = bm25s.tokenization.Tokenizer(stopwords="en")
+        self._index: Any = bm25s.BM25()
+        texts = [f"{each.title}\n{each.text}" for each in self.passages]
+        self._index.index(self._tokenizer.tokenize(texts, show_progress=False), show_progress=False)
+
+    async def search(self, query: str, count: int) -> Sequence[Passage]:
+        return await asyncio.to_thread(self.find, query, count)
+
+    def find(self, query: str, count: int) -> list[Passage]:
+        """Passages that share no word with the query are not among them."""
+        words = self._tokenizer.tokenize([query], update_vocab=False, show_progress=False)
+        if not words[0]:
+            return []
+        found, scores = self._index.retrieve(words, k=min(count, len(self.passages)), show_progress=False)
+        pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
+        return [msgspec.structs.replace(self.passages[at], score=score) for at, score in pairs if score > 0]
+
+
+class HttpSearch:
+    """A search server elsewhere. One that refuses load is asked again; one that cannot be reached is a failure of the
+    attempt, because an empty answer would teach the model something false."""
+
+    def __init__(self, url: str, *, headers: dict[str, str] | None = None, timeout: float = 30.0) -> None:
+        self._url = url
+        self._headers = headers or {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._client: aiohttp.ClientSession | None = None
+
+    async def search(self, query: str, count: int) -> Sequence[Passage]:
+        wait = _FIRST_WAIT
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return await self._ask(query, count)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                final = isinstance(error, aiohttp.ClientResponseError) and error.status not in _RETRIED
+                if final or not tries_left:
+                    raise ToolFailure(f"search at {self._url}: {type(error).__name__}: {error}") from error
+            await asyncio.sleep(wait)
+            wait *= 2
+        raise AssertionError("every try returns or raises")
+
+    async def _ask(self, query: str, count: int) -> Sequence[Passage]:
+        if self._client is None:
+            self._client = aiohttp.ClientSession(
+                headers=self._headers, timeout=self._timeout, raise_for_status=True
+            )
+        async with self._client.post(self._url, json={"query": query, "count": count}) as answer:
+            body = await answer.read()
+        try:
+            return msgspec.json.decode(body, type=Answer).results[:count]
+        except msgspec.MsgspecError as error:
+            raise ToolFailure(f"search at {self._url}: not an answer: {error}") from error
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+def search_tool(searcher: Searcher, name: str = "search", *, concurrency: int | None = None) -> Tool:
+    """The tool for a toolbox."""
+
+    async def search(query: str, count: int = DEFAULT_COUNT) -> str:
+        """Searches for passages of text.
+
+        Args:
+            query: What to look for, in a few words.
+            count: How many passages to return.
+        """
+        found = await searcher.search(query, min(max(count, 1), MAX_COUNT))
+        return "\n\n".join(_shown(at, each) for at, each in enumerate(found, start=1)) or "Nothing was found."
+
+    return FunctionTool(search, name, None, concurrency=concurrency)
+
+
+def _shown(at: int, passage: Passage) -> str:
+    title = f" {passage.title}\n" if passage.title else " "
+    return f"[{at}]{title}{passage.text[:_PASSAGE]}"

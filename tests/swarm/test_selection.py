@@ -1,0 +1,148 @@
+"""The choice: nothing flat, everybody alike, nobody too often; and what was seen before is told apart."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollwright.swarm.content import Action, Member, Recipe, SharedGroup
+from rollwright.swarm.duplicates import SeenGroups
+from rollwright.swarm.envelope import Manifest
+from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.selection import choose, fair_share, is_flat
+from rollwright.trajectory import FinishReason
+
+
+def manifest(peer: int, number: int, rewards=(0.0, 1.0)) -> Manifest:
+    return Manifest(
+        "s",
+        f"{peer:064x}",
+        1,
+        number + 1,
+        0.0,
+        "e",
+        "v",
+        number,
+        f"{peer * 1000 + number:064x}",
+        1,
+        tuple(rewards),
+    )
+
+
+pools = st.lists(
+    st.builds(
+        manifest,
+        st.integers(0, 5),
+        st.integers(0, 99),
+        st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4),
+    ),
+    max_size=40,
+    unique_by=lambda each: each.digest,
+)
+
+
+@given(pools, st.integers(0, 10), st.integers(1, 4), st.integers(), st.randoms())
+def test_the_choice_keeps_its_rules_whatever_the_order(pool, count, per_peer, key, shuffled) -> None:
+    chosen = choose(pool, count, per_peer=per_peer, key=(key,))
+    assert len(chosen) <= count
+    assert len({each.digest for each in chosen}) == len(chosen)
+    assert not any(is_flat(each.rewards) for each in chosen)
+    assert all(given <= per_peer for given in Counter(each.peer for each in chosen).values())
+    available = Counter(each.peer for each in pool if not is_flat(each.rewards))
+    assert len(chosen) == min(count, sum(min(per_peer, number) for number in available.values()))
+    mixed = list(pool)
+    shuffled.shuffle(mixed)
+    assert choose(mixed, count, per_peer=per_peer, key=(key,)) == chosen
+
+
+def test_flat_groups_are_left_out_before_the_draw() -> None:
+    pool = [manifest(1, number, (1.0, 1.0)) for number in range(50)] + [manifest(2, 0), manifest(3, 0)]
+    for key in range(20):
+        assert {each.peer for each in choose(pool, 2, per_peer=2, key=(key,))} == {f"{2:064x}", f"{3:064x}"}
+
+
+def test_the_draw_is_uniform() -> None:
+    pool = [manifest(peer, 0) for peer in range(8)]
+    drawn = Counter(each.peer for key in range(2000) for each in choose(pool, 2, per_peer=1, key=(key,)))
+    assert len(drawn) == 8
+    assert all(400 < times < 600 for times in drawn.values())
+
+
+def test_what_was_taken_before_counts() -> None:
+    pool = [manifest(1, number) for number in range(5)]
+    assert choose(pool, 4, per_peer=2, key=(1,), taken={f"{1:064x}": 2}) == []
+    assert len(choose(pool, 4, per_peer=2, key=(1,), taken={f"{1:064x}": 1})) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "peers", "share"), [(4, 0, 8), (4, 1, 8), (4, 2, 4), (4, 7, 2), (4, 100, 1)]
+)
+def test_a_fair_share_leaves_room_for_the_others(count: int, peers: int, share: int) -> None:
+    assert fair_share(count, peers) == share
+
+
+LONG = "the box stands left of its target so I walk around it and push it right twice then " * 3
+
+
+def group(*texts: str, peer: int = 1, index: int = 0, task: str = "ab" * 32) -> SharedGroup:
+    members = tuple(Member((Action(text, b"", FinishReason.STOP),), 0.0) for text in texts)
+    return SharedGroup(1, f"{peer:064x}", Recipe("e", "v", 1, index, task), "t", members)
+
+
+def reason(seen: SeenGroups, digest: str, shared: SharedGroup) -> Refusal | None:
+    try:
+        seen.check(digest, shared)
+    except Refused as refused:
+        return refused.reason
+    return None
+
+
+def varied(number: int) -> str:
+    return " ".join(f"word{number * 100 + place}" for place in range(60))
+
+
+def test_the_same_bytes_and_the_same_task_are_told_apart() -> None:
+    seen = SeenGroups()
+    first = group(varied(1), varied(2))
+    assert reason(seen, "d1", first) is None
+    seen.add("d1", first)
+    assert reason(seen, "d1", first) is Refusal.DUPLICATE
+    assert reason(seen, "d2", group(varied(3), varied(4))) is Refusal.DUPLICATE_TASK
+    assert reason(seen, "d2", group(varied(3), varied(4), peer=2)) is None
+
+
+def test_a_copy_with_changed_words_in_another_order_under_another_name_is_found() -> None:
+    seen = SeenGroups()
+    seen.add("d1", group(varied(1), varied(2), varied(3)))
+    copied = [varied(number).replace(f"word{number}30", "another") for number in (3, 1, 2)]
+    assert reason(seen, "d2", group(*copied, peer=2, index=9, task="cd" * 32)) is Refusal.NEAR_DUPLICATE
+
+
+def test_groups_that_share_few_answers_are_different() -> None:
+    seen = SeenGroups()
+    seen.add("d1", group(varied(1), varied(2), varied(3)))
+    assert reason(seen, "d2", group(varied(1), varied(5), varied(6), peer=2)) is None
+
+
+def test_short_answers_may_repeat_in_other_tasks() -> None:
+    seen = SeenGroups()
+    seen.add("d1", group("<answer>5</answer>", "<answer>7</answer>"))
+    other = group("<answer>5</answer>", "<answer>7</answer>", peer=2, task="cd" * 32)
+    assert reason(seen, "d2", other) is None
+    same = msgspec.structs.replace(other, recipe=msgspec.structs.replace(other.recipe, task="ab" * 32))
+    assert reason(seen, "d2", same) is Refusal.NEAR_DUPLICATE
+
+
+def test_what_is_remembered_is_bounded_and_survives_a_restart() -> None:
+    seen = SeenGroups(remembered=3)
+    for number in range(10):
+        seen.add(f"d{number}", group(varied(number), varied(number + 50), index=number))
+    assert [digest for digest, _ in seen.snapshot()] == ["d7", "d8", "d9"]
+    assert len(seen._owners) <= 3 * 2 * 16
+    assert reason(seen, "d0", group(varied(0), varied(50), index=0)) is None
+    again = SeenGroups(remembered=3)
+    again.restore(seen.snapshot())
+    assert reason(again, "d9", group(varied(90), varied(91), index=90)) is Refusal.DUPLICATE
+    assert reason(again, "d99", group(varied(90), varied(91), index=9)) is Refusal.DUPLICATE_TASK
