@@ -29,7 +29,7 @@ typecheck: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2
 
 test-engines: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/vllm_server.py
