@@ -9,12 +9,13 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
 
-FOUNDATION = {"errors", "draws"}
+FOUNDATION = {"errors", "draws", "listening"}
 """Modules that know nobody and that everybody may use."""
 
 MAY_KNOW = {
     "errors": set(),
     "draws": set(),
+    "listening": set(),
     "trajectory": set(),
     "config": set(),
     "sandbox": set(),

@@ -13,7 +13,7 @@ from rollwright.gateway.endpoint import MAX_BODY, Administration, GatewayApp
 from rollwright.gateway.registry import Registry
 
 if TYPE_CHECKING:
-    from rollwright.gateway.listener import Listener
+    from rollwright.listening import Listener
 
 
 class Access(NamedTuple):
@@ -53,7 +53,7 @@ class Gateway:
         """Starts to serve, if it does not yet."""
         if self._serving is not None:
             return
-        from rollwright.gateway.listener import (
+        from rollwright.listening import (
             Listener,
             listening_socket,
         )  # only who listens needs a web server

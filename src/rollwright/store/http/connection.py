@@ -26,7 +26,7 @@ CONNECT_SECONDS = 10.0
 """A host that does not answer a connection attempt for so long is not busy but gone."""
 
 KEEP_ALIVE_SECONDS = 60.0
-"""Shorter than the server keeps an idle connection: see `server.KEEP_ALIVE_SECONDS`."""
+"""Shorter than the server keeps an idle connection: see `rollwright.listening`."""
 
 MEDIA_TYPE = "application/msgpack"
 

@@ -9,13 +9,10 @@ import asyncio
 import ipaddress
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,20 +21,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from rollwright.errors import ConfigError
+from rollwright.listening import BACKLOG, Listener, listening_socket
 from rollwright.store.contract import Store
 from rollwright.store.http import openapi
 from rollwright.store.http.endpoint import MAX_BODY, CallEndpoint
 
-KEEP_ALIVE_SECONDS = 75
-"""Longer than the client keeps an idle connection, so that it never sends into one that is being closed."""
-
-_DRAIN_SECONDS = 10
-"""How long calls under way may take when the server stops."""
-
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-_BACKLOG = 2048
-"""Connections that wait to be accepted: all workers of a run may come at once."""
 
 _SOCKET_MODE = 0o600
 """Only the user who runs the server may connect."""
@@ -113,11 +102,11 @@ class StoreServer:
         self._path = None if path is None else Path(path).absolute()
         if self._path is not None:
             self._socket = _unix_socket(self._path)
+            self._socket.listen(BACKLOG)
             self.url = f"http+unix://{self._path}"
         else:
             self._socket = _port_socket(host, port, token)
             self.url = _url(host, self._socket.getsockname()[1])
-        self._socket.listen(_BACKLOG)
         self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -168,38 +157,10 @@ async def serve(
     await server.run()
 
 
-class _Server(uvicorn.Server):
-    """Stops when it is told to: signals are left to the program that it runs in."""
-
+class _Server(Listener):
     def __init__(self, app: StoreApp) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                ws="none",
-                proxy_headers=False,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_DRAIN_SECONDS,
-            )
-        )
+        super().__init__(app)
         self._endpoint = app.endpoint
-        self._told = asyncio.Event()
-
-    def stop(self) -> None:
-        self._told.set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)
-        await self._told.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._endpoint.stop_waiting()
@@ -211,21 +172,7 @@ def _port_socket(host: str, port: int, token: str | None) -> socket.socket:
         raise ConfigError(
             f"host: {host!r} can be reached from other machines; give a token, or listen on 127.0.0.1"
         )
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-    bound.setblocking(False)
-    return bound
+    return listening_socket(host, port)
 
 
 def _unix_socket(path: Path) -> socket.socket:

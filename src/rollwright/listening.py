@@ -1,29 +1,30 @@
-"""The web server under the gateway."""
+"""The web server under the store's and the gateway's endpoints."""
 
 import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
 from rollwright.errors import ConfigError
-from rollwright.gateway.endpoint import GatewayApp
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than SDKs keep an idle connection, so that they never send into one that is being closed."""
+"""Longer than clients keep an idle connection, so that they never send into one that is being closed."""
 
 _DRAIN_SECONDS = 10
-"""How long calls under way may take when the gateway stops."""
+"""How long calls under way may take when the server stops."""
 
-_BACKLOG = 2048
-"""Connections that wait to be accepted: all agents of a worker may come at once."""
+BACKLOG = 2048
+"""Connections that wait to be accepted: all agents of a worker, or all workers of a cluster, may come at once."""
 
 
 class Listener(uvicorn.Server):
     """Stops when it is told to: signals are left to the program that it runs in."""
 
-    def __init__(self, app: GatewayApp) -> None:
+    def __init__(self, app: Any) -> None:
+        """`app`: as ASGI has it."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -34,7 +35,7 @@ class Listener(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 date_header=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_DRAIN_SECONDS,
             )
@@ -64,7 +65,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-        bound.listen(_BACKLOG)
+        bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
