@@ -12,7 +12,21 @@ from rich.console import Console
 from rich.text import Text
 
 from rollwright import __version__
-from rollwright.cli import envs, export, gateway, model, play, plot, profile, queue, run, show, train, workers
+from rollwright.cli import (
+    envs,
+    export,
+    gateway,
+    model,
+    play,
+    plot,
+    profile,
+    queue,
+    run,
+    show,
+    swarm,
+    train,
+    workers,
+)
 from rollwright.errors import RollwrightError
 
 app = typer.Typer(
@@ -57,6 +71,7 @@ app.command("show")(show.show)
 app.command("profile")(profile.profile)
 app.command("plot")(plot.plot)
 app.command("export")(export.export)
+app.add_typer(swarm.swarm_app, name="swarm")
 
 
 def main() -> None:

@@ -1,0 +1,165 @@
+"""What a node lets others see of it: a heartbeat that moves when work does, and its status after each round.
+
+True of both files: they are whole or the ones before, whenever the node dies. The heartbeat counts progress, not life:
+it moves when a phase begins and whenever something in it got done, so a node that hangs stops beating though its process
+lives. Whoever watches compares `beat` over its own clock, and need not trust the node's.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+HEARTBEAT, STATUS = "heartbeat.json", "status.json"
+
+LEAST_SECONDS = 0.2
+"""Between two writes of the heartbeat inside a phase: nobody reads it more often, and rollouts may end much faster."""
+
+
+class Phase(StrEnum):
+    """What a node is at."""
+
+    START = "start"
+    """Loading the model, joining the swarm, going back to the last checkpoint."""
+    GENERATE = "generate"
+    """Playing its own groups."""
+    SHARE = "share"
+    """Announcing those with something to learn from."""
+    SAMPLE = "sample"
+    """Choosing, fetching and checking groups of peers."""
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    CHECKPOINT = "checkpoint"
+    STOPPED = "stopped"
+    """Ended by itself, or when it was asked to."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """`heartbeat.json`."""
+
+    pid: int
+    beat: int
+    """One more with every bit of progress, from 1 in each process."""
+    time: float
+    """Seconds since 1970, by the node's clock."""
+    round: int
+    phase: Phase
+    rounds_done: int
+    """Over all restarts."""
+
+
+class PeerStatus(msgspec.Struct, frozen=True):
+    """A peer, as this node sees it."""
+
+    name: str
+    """For people; made of the key."""
+    peer: str
+    alive: bool
+    round: int | None
+    """The last that it told of."""
+
+
+class RoundStatus(msgspec.Struct, frozen=True):
+    """One round's result."""
+
+    round: int
+    reward: float | None
+    """Mean over the own rollouts; `None` when all of them failed."""
+    own_groups: int
+    """Trained on."""
+    foreign_groups: int
+    """Trained on."""
+    evaluation: float | None = None
+    """Mean reward of the validation after it; `None`: there was none."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """`status.json`."""
+
+    name: str
+    peer: str
+    swarm: str
+    time: float
+    """When it was written, by the node's clock."""
+    version: int
+    """Of the weights: updates made so far."""
+    rounds_done: int
+    rounds: list[RoundStatus]
+    """The last ones, the newest at the end."""
+    peers: list[PeerStatus]
+    accepted: int
+    """Foreign groups that held up, since the process started."""
+    shared: int
+    """Own groups announced."""
+    refused: dict[str, int]
+    """By reason."""
+    quarantined: list[str]
+    """Names of the peers."""
+
+
+class Pulse:
+    """Writes a node's heartbeat; any thread may beat it."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._file = folder / HEARTBEAT
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._beat = 0
+        self._round = 0
+        self._phase = Phase.START
+        self._rounds_done = 0
+        self._written = float("-inf")
+
+    def enter(self, phase: Phase, round: int, rounds_done: int) -> None:
+        """A phase begins."""
+        with self._lock:
+            self._phase, self._round, self._rounds_done = phase, round, rounds_done
+            self._write()
+
+    def progress(self) -> None:
+        """Something in the phase got done."""
+        with self._lock:
+            self._beat += 1
+            if time.monotonic() - self._written >= LEAST_SECONDS:
+                self._write()
+
+    def _write(self) -> None:
+        self._beat += 1
+        self._written = time.monotonic()
+        now = Heartbeat(os.getpid(), self._beat, self._clock(), self._round, self._phase, self._rounds_done)
+        _replace(self._file, now)
+
+
+def write_status(folder: Path, status: NodeStatus) -> None:
+    _replace(folder / STATUS, status)
+
+
+def read_heartbeat(folder: Path) -> Heartbeat | None:
+    """`None`: there is none, or it is not one."""
+    return _read(folder / HEARTBEAT, Heartbeat)
+
+
+def read_status(folder: Path) -> NodeStatus | None:
+    """`None`: there is none, or it is not one."""
+    return _read(folder / STATUS, NodeStatus)
+
+
+Record = TypeVar("Record")
+
+
+def _replace(file: Path, record: msgspec.Struct) -> None:
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    partial.replace(file)
+
+
+def _read(file: Path, record: type[Record]) -> Record | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=record)
+    except (OSError, msgspec.MsgspecError):
+        return None
