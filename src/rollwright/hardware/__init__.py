@@ -1,0 +1,1 @@
+"""What this machine has, and how much of it may be used: cores, memory, devices."""

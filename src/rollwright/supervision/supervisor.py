@@ -1,0 +1,282 @@
+"""Keeps a node at work: starts it, watches its progress, starts it again, and gives up when that does not help.
+
+True of it: at most one process of the node lives at a time, and nothing of an earlier life is left when the next one
+starts; every death is in both logs and in `supervisor.json` with its reason; being told to stop reaches the node first,
+which then has `stop_seconds` to write its checkpoint. The supervisor knows nothing of what the node does but its
+heartbeat. It is meant to have a process of its own, because it adopts and ends the node's orphans.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from rollwright.supervision.decisions import (
+    Ending,
+    History,
+    Life,
+    Restart,
+    RestartRules,
+    Stop,
+    decide,
+    ending_of,
+)
+from rollwright.supervision.logs import NodeLogs
+from rollwright.supervision.processes import Brood, adopt_orphans, end_life, memory_kills
+from rollwright.supervision.record import (
+    Restarted,
+    SupervisorRecord,
+    SupervisorState,
+    hold,
+    read_record,
+    write_record,
+)
+from rollwright.supervision.watching import Seen, Watch, WatchRules
+from rollwright.swarm.heartbeat import Heartbeat, Phase, read_heartbeat
+
+LOGS = "logs"
+"""Folder of the logs, in the node's."""
+
+LOOK_SECONDS = 0.5
+"""Between two looks at the node: soon enough that a death costs little, seldom enough that looking costs nothing."""
+
+REMEMBERED = 50
+"""Deaths that `supervisor.json` tells of one by one."""
+
+STOP_SECONDS = 60.0
+"""For a node to finish what it is at and to write a checkpoint."""
+
+_LAST_OUTPUT_SECONDS = 2.0
+"""For the last lines of a dead process to arrive."""
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """What is kept at work, and how."""
+
+    command: Sequence[str]
+    home: Path
+    """The node's folder: its heartbeat is read there, logs and `supervisor.json` are written there."""
+    concessions: Sequence[Sequence[str]] = ()
+    """What is added to the command after the first, second, … death for want of memory; each replaces the one before."""
+    restarts: RestartRules = field(default_factory=RestartRules)
+    watching: WatchRules = field(default_factory=WatchRules)
+    stop_seconds: float = STOP_SECONDS
+    look_seconds: float = LOOK_SECONDS
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+
+
+class Supervisor:
+    def __init__(self, supervision: Supervision, logs: NodeLogs | None = None) -> None:
+        self._what = supervision
+        self._logs = logs or NodeLogs(supervision.home / LOGS)
+        self._history = History()
+        self._told: int | None = None
+        """The signal that asked to stop."""
+        self._impatient = False
+        """Asked twice: the node is not waited for."""
+        self._wake = threading.Event()
+        self._last_words = ""
+        self._rounds = self._rounds_done()
+        """Most rounds that the heartbeat ever told of: one that is still starting may not know them yet."""
+        self._record = SupervisorRecord(
+            pid=os.getpid(),
+            state=SupervisorState.WAITING,
+            started=time.time(),
+            command=list(supervision.command),
+            node_pid=None,
+            life=None,
+            starts=0,
+            endings={},
+            last=[],
+            concessions=[],
+            reason="starting",
+        )
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Ends the node, then the supervisor; a second time, at once."""
+        self._impatient = self._told is not None
+        self._told = self._told or number
+        self._wake.set()
+
+    def run(self) -> int:
+        """Until the node has ended for good; returns the code to end with."""
+        with hold(self._what.home):
+            self._end_leftovers()
+            adopt_orphans()
+            before = {each: signal.signal(each, self._on_signal) for each in (signal.SIGTERM, signal.SIGINT)}
+            try:
+                return self._keep_at_work()
+            finally:
+                for each, handler in before.items():
+                    signal.signal(each, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop(number)
+
+    def _end_leftovers(self) -> None:
+        """What a supervisor that was killed has left running would hold the node's identity and ports."""
+        earlier = read_record(self._what.home)
+        if earlier is not None and earlier.life is not None and (ended := end_life(earlier.life)):
+            self._logs.event(
+                "leftovers", f"ended {ended} processes of an earlier supervisor's node", processes=ended
+            )
+
+    def _keep_at_work(self) -> int:
+        while True:
+            life = self._live()
+            self._count(life)
+            if self._told is not None and life.ending is not Ending.DONE:
+                return self._end(128 + self._told, f"asked to stop by signal {self._told}")
+            self._history, decision = decide(
+                self._history,
+                life,
+                time.monotonic(),
+                self._what.restarts,
+                concessions=len(self._what.concessions),
+            )
+            match decision:
+                case Stop(code, reason):
+                    return self._end(code, reason)
+                case Restart(delay, reason):
+                    if self._wait(delay, reason):
+                        return self._end(128 + (self._told or 0), f"asked to stop by signal {self._told}")
+
+    def _live(self) -> Life:
+        """One process of the node, from its start to its end, and nothing of it left behind."""
+        words = [*self._what.command, *self._smaller()]
+        kills_before = memory_kills()
+        began = time.monotonic()
+        self._last_words = ""
+        brood = Brood(words, self._what.environment)
+        listening = threading.Thread(target=self._listen, args=(brood,), daemon=True)
+        listening.start()
+        self._note(
+            state=SupervisorState.RUNNING,
+            node_pid=brood.pid,
+            life=brood.life,
+            starts=self._record.starts + 1,
+            concessions=list(self._smaller()),
+            reason="the node runs",
+            next_start=None,
+        )
+        self._logs.event("start", f"started process {brood.pid}: {' '.join(words)}", pid=brood.pid)
+        try:
+            judged = self._watch(brood, began)
+        finally:
+            code = brood.process.poll()
+            orphans = brood.end()
+            listening.join(_LAST_OUTPUT_SECONDS)
+        if code is not None and orphans:
+            self._logs.event(
+                "orphans", f"ended {orphans} processes that the node left behind", processes=orphans
+            )
+        rounds = max(0, self._rounds_done() - self._rounds)
+        self._rounds += rounds
+        if judged is None:
+            kills = memory_kills()
+            by_kernel = kills is None or kills_before is None or kills > kills_before
+            judged = ending_of(brood.process.returncode, rounds, killed_for_memory=by_kernel)
+            code = brood.process.returncode
+        return Life(judged, code, time.monotonic() - began, rounds, self._last_words)
+
+    def _watch(self, brood: Brood, began: float) -> Ending | None:
+        """Until the process ends (`None`) or is to be ended."""
+        watch = Watch(self._what.watching, began)
+        while brood.process.poll() is None:
+            if self._told is not None:
+                return self._ask_to_end(brood)
+            beat = self._heartbeat(brood)
+            seen = Seen(
+                time.monotonic(),
+                None if beat is None else beat.beat,
+                brood.suspended,
+                starting=beat is not None and beat.phase is Phase.START,
+            )
+            if (judged := watch.look(seen)) is not None:
+                self._logs.event(str(judged), f"process {brood.pid} is {judged}; it is ended", pid=brood.pid)
+                return judged
+            brood.reap()
+            self._wake.wait(self._what.look_seconds)
+        return None
+
+    def _ask_to_end(self, brood: Brood) -> Ending | None:
+        """A node that ends by itself in time has done all it should; `None` then leaves its own code to tell."""
+        self._logs.event("stop", f"asked process {brood.pid} to stop", pid=brood.pid)
+        brood.ask_to_end()
+        deadline = time.monotonic() + self._what.stop_seconds
+        while brood.process.poll() is None:
+            self._wake.clear()
+            if self._impatient or time.monotonic() > deadline:
+                self._logs.event("kill", f"process {brood.pid} did not stop in time; it is killed")
+                break
+            self._wake.wait(self._what.look_seconds)
+        return Ending.ASKED
+
+    def _wait(self, delay: float, reason: str) -> bool:
+        """Whether it was told to stop meanwhile."""
+        self._logs.event("restart", f"{reason}; next start in {delay:.0f} s", delay=delay)
+        self._note(
+            state=SupervisorState.WAITING,
+            node_pid=None,
+            life=None,
+            reason=reason,
+            next_start=time.time() + delay,
+        )
+        until = time.monotonic() + delay
+        while self._told is None and (left := until - time.monotonic()) > 0:
+            self._wake.wait(min(left, self._what.look_seconds))
+        return self._told is not None
+
+    def _listen(self, brood: Brood) -> None:
+        assert brood.process.stdout is not None
+        for line in brood.process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self._last_words = text[:500]
+                self._logs.said(text)
+
+    def _heartbeat(self, brood: Brood) -> Heartbeat | None:
+        """Of this process: one that an earlier life has left says nothing."""
+        found = read_heartbeat(self._what.home)
+        return found if found is not None and found.pid == brood.pid else None
+
+    def _rounds_done(self) -> int:
+        found = read_heartbeat(self._what.home)
+        return 0 if found is None else found.rounds_done
+
+    def _smaller(self) -> Sequence[str]:
+        taken = self._history.concessions
+        return self._what.concessions[taken - 1] if taken else ()
+
+    def _count(self, life: Life) -> None:
+        self._logs.event(
+            "end",
+            f"the node {life}",
+            ending=str(life.ending),
+            code=life.code,
+            seconds=round(life.seconds, 1),
+            rounds=life.rounds,
+        )
+        ending = str(life.ending)
+        self._note(
+            node_pid=None,
+            life=None,
+            endings={**self._record.endings, ending: self._record.endings.get(ending, 0) + 1},
+            last=[*self._record.last, Restarted(time.time(), ending, f"the node {life}")][-REMEMBERED:],
+        )
+
+    def _end(self, code: int, reason: str) -> int:
+        self._logs.event("give_up" if code == 1 else "ended", reason, code=code)
+        self._note(state=SupervisorState.ENDED, node_pid=None, life=None, reason=reason, next_start=None)
+        return code
+
+    def _note(self, **changed: object) -> None:
+        self._record = msgspec.structs.replace(self._record, **changed)
+        write_record(self._what.home, self._record)
