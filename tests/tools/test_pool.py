@@ -256,6 +256,79 @@ def test_calls_of_one_rollout_that_ask_at_the_same_time_share_one_lease() -> Non
     run_virtual(main())
 
 
+def test_a_call_that_asked_together_with_others_never_gets_a_new_resource_because_one_gave_theirs_back() -> (
+    None
+):
+    """Whatever the loop runs first: at every delay between the lease and its end, all have one resource, or are told
+    that it is gone."""
+
+    async def main(passes: int) -> None:
+        workshop = Workshop(5, renews=False)
+        async with ToolContext("r") as context:
+
+            async def use() -> Thing:
+                thing = await context.lease(workshop.pool)
+                for _ in range(passes):
+                    await asyncio.sleep(0)
+                context.give_back(workshop.pool)
+                return thing
+
+            first, *others = await asyncio.gather(*(use() for _ in range(4)), return_exceptions=True)
+            assert isinstance(first, Thing)
+            assert all(other is first or "the lease is over" in str(other) for other in others)
+            assert passes == 0 or others == [first] * 3
+            assert workshop.pool.made == 1
+            assert await context.lease(workshop.pool) is not first
+        await asyncio.sleep(1)
+        assert workshop.alive == 0
+
+    for passes in range(8):
+        run_virtual(main(passes))
+
+
+@pytest.mark.parametrize("leaves", [(0,), (1,), (0, 1), (0, 1, 2)])
+def test_a_call_that_is_cancelled_while_it_waits_leaves_the_others_theirs(leaves: tuple[int, ...]) -> None:
+    async def main() -> None:
+        workshop = Workshop(1, renews=False)
+        other = await workshop.pool.acquire()
+        async with ToolContext("r") as context:
+            calls = [asyncio.create_task(context.lease(workshop.pool)) for _ in range(3)]
+            await asyncio.sleep(1)
+            for place in leaves:
+                calls[place].cancel()
+            await asyncio.sleep(1)
+            assert workshop.pool.waiting == (len(leaves) < len(calls))
+            other.release()
+            things = await asyncio.gather(*calls, return_exceptions=True)
+            stayed = [thing for place, thing in enumerate(things) if place not in leaves]
+            assert len(set(map(id, stayed))) <= 1
+            assert all(isinstance(things[place], asyncio.CancelledError) for place in leaves)
+            late = await context.lease(workshop.pool)
+            assert all(thing is late for thing in stayed)
+        assert workshop.pool.leased == 0
+
+    run_virtual(main())
+
+
+def test_closing_a_context_ends_what_its_calls_wait_for() -> None:
+    async def main() -> None:
+        workshop = Workshop(1, renews=False)
+        other = await workshop.pool.acquire()
+        context = ToolContext("r")
+        calls = [asyncio.create_task(context.lease(workshop.pool)) for _ in range(2)]
+        await asyncio.sleep(1)
+        context.close()
+        for end in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(end, RollwrightError)
+            assert "its tools are closed" in str(end)
+        assert workshop.pool.waiting == 0
+        other.release()
+        await asyncio.sleep(1)
+        assert workshop.alive == workshop.pool.leased == 0
+
+    run_virtual(main())
+
+
 def test_a_closed_pool_turns_waiters_away_and_closes_what_comes_back() -> None:
     async def main() -> None:
         workshop = Workshop(1)

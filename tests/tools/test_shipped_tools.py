@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
+from rollwright.policies.virtual_clock import run_virtual
 from rollwright.sandbox.limits import SandboxLimits
+from rollwright.sandbox.messages import Ran
 from rollwright.tools import Problem, Toolbox, ToolContext, ToolFailure
 from rollwright.tools.calculator import calculate, calculator
 from rollwright.tools.python import PythonSandbox
@@ -207,6 +209,35 @@ async def test_calls_of_one_turn_share_the_sandbox_and_one_that_ends_it_does_not
         assert "another call of the same turn ended the interpreter" in third.content
         assert (await call(box, "python", context, code="print('new')")).content == "new"
     await python.close()
+
+
+def test_a_call_whose_sandbox_ended_before_it_could_begin_is_told_so() -> None:
+    """Answers that are there at once: the second call ends the sandbox before the third has run at all."""
+    opened: list[str] = []
+
+    class Quick:
+        async def run(self, code: str) -> Ran:
+            return Ran("", "", has_ended=code == "end")
+
+        def close(self) -> None:
+            opened.append("closed")
+
+    async def make(key: Any) -> Quick:
+        await asyncio.sleep(1)
+        opened.append("opened")
+        return Quick()
+
+    async def main() -> list[str]:
+        python = PythonSandbox(size=4)
+        python.pool._make = make  # type: ignore[assignment]
+        calls = [ToolCall(code, "python", json.dumps({"code": code})) for code in ("x", "end", "y")]
+        async with ToolContext("r") as context:
+            return [result.content for result in await Toolbox([python.tool()]).run(calls, context)]
+
+    first, second, third = run_virtual(main())
+    assert (first, opened) == ("[no output]", ["opened", "closed"])
+    assert "was restarted" in second
+    assert "another call of the same turn ended the interpreter" in third
 
 
 @linux_only

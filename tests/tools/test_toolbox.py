@@ -3,6 +3,8 @@
 import asyncio
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -176,6 +178,44 @@ def test_waiting_in_line_for_a_resource_does_not_count_against_the_time_limit() 
         several = await asyncio.gather(*(run(("use", arguments), box=box) for arguments in asked))
         assert [result.problem for (result,) in several] == [None, None, None, Problem.TIMEOUT]
         assert asyncio.get_running_loop().time() == pytest.approx(14)
+
+    run_virtual(main())
+
+
+def test_calls_of_one_turn_stand_in_line_together() -> None:
+    """Also the one that asked second has all its time left when the resource comes."""
+
+    async def make(key: Any) -> str:
+        await asyncio.sleep(1)
+        return "thing"
+
+    async def main() -> None:
+        pool = Pool(make, size=1)
+        lines: list[tuple[str, float]] = []
+        clock = asyncio.get_running_loop().time
+
+        class Noted:
+            @contextmanager
+            def in_line(self) -> Iterator[None]:
+                began = clock()
+                yield
+                lines.append(("line", clock() - began))
+
+        @tool(time_limit=5)
+        async def use(context: ToolContext) -> str:
+            thing = await context.lease(pool)
+            await asyncio.sleep(3)
+            return thing
+
+        box = Toolbox([use])
+        other = await pool.acquire()
+        asyncio.get_running_loop().call_later(20, other.release)
+        async with ToolContext("r") as context:
+            calls = [ToolCall(str(number), "use", "{}") for number in range(3)]
+            results = await box.run(calls, context, lambda call: nullcontext(Noted()))
+        assert [result.problem for result in results] == [None] * 3
+        assert clock() == pytest.approx(1 + 20 + 1 + 3)
+        assert [line for line in lines if line[1]] == [("line", pytest.approx(20))] * 3
 
     run_virtual(main())
 

@@ -28,6 +28,10 @@ _CLOSE_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
+class LeaseOver(RollwrightError):
+    """A lease that was given back, or was taken away, is used."""
+
+
 class _Holding(Generic[Resource]):
     """A resource that is out."""
 
@@ -57,7 +61,7 @@ class Lease(Generic[Resource]):
     @property
     def resource(self) -> Resource:
         if self._holding.is_over:
-            raise RollwrightError("the lease is over: it was given back, or lasted too long")
+            raise LeaseOver("the lease is over: it was given back, or lasted too long")
         return self._holding.resource
 
     def release(self) -> None:

@@ -12,7 +12,7 @@ from rollwright.sandbox.client import Nursery, Sandbox, SandboxError
 from rollwright.sandbox.limits import SandboxLimits
 from rollwright.sandbox.messages import Ran
 from rollwright.tools.context import ToolContext
-from rollwright.tools.pool import Key, Pool
+from rollwright.tools.pool import Key, LeaseOver, Pool
 from rollwright.tools.result import ToolFailure
 from rollwright.tools.tool import FunctionTool, Tool
 
@@ -54,10 +54,10 @@ class PythonSandbox:
             Args:
                 code: The program.
             """
-            sandbox = await context.lease(self.pool)
             try:
+                sandbox = await context.lease(self.pool)
                 ran = await sandbox.run(code)
-            except SandboxError:
+            except (SandboxError, LeaseOver):
                 return told(_ENDED_BEFORE)
             if ran.has_ended:
                 context.give_back(self.pool)

@@ -16,6 +16,7 @@ from rollwright.policies.base import ToolSpec
 from rollwright.tools.context import ToolContext
 from rollwright.tools.result import EndEpisode, Problem, ToolError, ToolFailure, ToolResult, as_text
 from rollwright.tools.schema import BadArguments
+from rollwright.tools.time_limit import CallTime, NotesLines, in_line, timed
 from rollwright.tools.tool import TookTooLong, Tool
 from rollwright.trajectory import ToolCall
 
@@ -49,10 +50,11 @@ class Toolbox:
         context: ToolContext,
         around: Callable[[ToolCall], AbstractContextManager[Any]] = nullcontext,
     ) -> list[ToolResult]:
-        """The results of one turn's calls, in their order; each is made inside what `around` gives for it."""
+        """The results of one turn's calls, in their order; each is made inside what `around` gives for it, which is told
+        when the call is in line, where it wants to know (`NotesLines`)."""
 
         async def one(call: ToolCall) -> ToolResult:
-            with around(call):
+            with around(call) as noted, timed(CallTime(noted if isinstance(noted, NotesLines) else None)):
                 return await self.run_one(call, context)
 
         if len(calls) == 1:
@@ -94,7 +96,8 @@ class Toolbox:
 async def _ran(tool: Tool, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
     clock = asyncio.get_running_loop().time
     asked = clock()
-    await tool.enter()
+    with in_line():
+        await tool.enter()
     began = clock()
 
     def result(
