@@ -14,7 +14,6 @@ from rollwright.agents import JournalEntry, Phase, Session
 from rollwright.config import RunConfig
 from rollwright.envs.base import Step
 from rollwright.envs.frozen_lake import FrozenLake
-from rollwright.envs.registry import EnvSpec, register
 from rollwright.gateway.no_board import NO_BOARD
 from rollwright.observe.exclusive import exclusive
 from rollwright.observe.profile import Profile
@@ -44,7 +43,7 @@ class SlowLake(FrozenLake):
         return await super().step(answer)
 
 
-register(EnvSpec("ProfiledSlowLake", "a lake on which every step takes seconds", SlowLake))
+SLOW_LAKE = f"{__name__}:SlowLake"
 
 
 class SlowStore(MemoryStore):
@@ -106,7 +105,7 @@ def test_too_few_slots_are_engine_bound_whether_the_slots_are_known_or_not() -> 
 
 
 def test_a_slow_environment_is_environment_bound() -> None:
-    assert verdict(played(config("ProfiledSlowLake"), engine(slots=16)), 16).causes == (Cause.ENVIRONMENT,)
+    assert verdict(played(config(SLOW_LAKE), engine(slots=16)), 16).causes == (Cause.ENVIRONMENT,)
 
 
 def test_fewer_rollouts_than_slots_are_too_small_a_batch() -> None:
@@ -114,7 +113,7 @@ def test_fewer_rollouts_than_slots_are_too_small_a_batch() -> None:
 
 
 def test_a_slow_environment_and_few_rollouts_are_named_together() -> None:
-    found = verdict(played(config("ProfiledSlowLake", groups=1), engine(slots=64)), 64)
+    found = verdict(played(config(SLOW_LAKE, groups=1), engine(slots=64)), 64)
     assert found.causes == (Cause.ENVIRONMENT, Cause.BATCH)
 
 
@@ -151,7 +150,7 @@ def test_what_episodes_wait_for_now_and_what_their_commits_took_can_be_read_from
             return await super().update_attempt(*held, **more)
 
     async def play() -> tuple[Counter[Phase], float]:
-        settings = config("ProfiledSlowLake", groups=1)
+        settings = config(SLOW_LAKE, groups=1)
         async with LocalRun(settings, policy=engine(slots=64), store=SlowCommits()) as run:
             batch = asyncio.create_task(run.get_batch())
             await asyncio.sleep(RESET_SECONDS / 2)
@@ -165,7 +164,7 @@ def test_what_episodes_wait_for_now_and_what_their_commits_took_can_be_read_from
 
 
 def test_a_rollouts_intervals_say_what_each_wait_took() -> None:
-    for trajectory in played(config("ProfiledSlowLake", groups=2), engine(slots=64)):
+    for trajectory in played(config(SLOW_LAKE, groups=2), engine(slots=64)):
         timing = trajectory.timing
         assert timing is not None
         seconds = dict.fromkeys(Phase, 0.0)
@@ -179,7 +178,7 @@ def test_a_rollouts_intervals_say_what_each_wait_took() -> None:
 
 def test_a_trees_calls_at_the_same_time_still_sum_to_its_wall_time() -> None:
     tree = {"kind": "tree", "fork": "replay", "width": 3}
-    settings = config("ProfiledSlowLake", groups=1, strategy=tree)
+    settings = config(SLOW_LAKE, groups=1, strategy=tree)
     trajectories = played(settings, engine(slots=64))
     waited = [sum(wait.seconds for wait in each.timing.waits) for each in trajectories if each.timing]
     assert sum(waited) > 1.1 * sum(each.duration for each in trajectories)

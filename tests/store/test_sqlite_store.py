@@ -38,6 +38,8 @@ async def test_the_writer_flushes_what_must_last_and_only_that(tmp_path: Path) -
 
     original, driver._begin = driver._begin, begin  # type: ignore[method-assign]
     store = SqlStore(driver)
+    store._watch.cancel()  # it writes too, whenever the machine gets to it
+    await asyncio.gather(store._watch, return_exceptions=True)
     for _ in range(2):
         flushed.clear()
         rollout = await store.enqueue_rollout(None)
