@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from rollwright.config.base import Settings
+from rollwright.config.hardware import Device, Threads
 
 
 class TorchPolicyConfig(Settings):
@@ -18,10 +19,11 @@ class TorchPolicyConfig(Settings):
     """What turns chats into ids: a family of the `renderers` package, `template` (the model's own), or `auto`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """What it computes in. A trainer's log-probabilities agree to 1e-4 with those of `float32` alone."""
-    device: str = "cpu"
-    """As torch names it: `cpu`, `cuda`, `cuda:1`."""
-    threads: PositiveInt = 1
-    """Of torch, in the whole process; `OMP_NUM_THREADS` comes first. More than 1 only if nothing else runs."""
+    device: Device = "auto"
+    """`cpu`, `mps`, `cuda`, `cuda:1` …, or `auto`: the best that is there. The variable `CPU_ONLY` comes first."""
+    threads: Threads = "auto"
+    """Of torch, in the whole process; `OMP_NUM_THREADS` and `MKL_NUM_THREADS` come first. `auto`: the cores that this
+    process may use, shared out over its workers."""
     max_batch: PositiveInt = 256
     """Calls that are served at the same time; more wait in line."""
     batch_invariant: bool = False

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from rollwright.config.base import Settings
+from rollwright.config.hardware import Device
 
 Writer = Literal["jsonl", "tensorboard", "wandb"]
 HISTORY_KEYS = ("history", "history_length", "window", "max_prompt_length", "truncation_length")
@@ -100,8 +101,8 @@ class TrainingConfig(Settings):
     """Tokens that go through the model at once, padding included; memory grows with it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of activations."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where the trainer computes."""
+    device: Device = "auto"
+    """Where the trainer computes: `cpu`, `mps`, `cuda`, `cuda:1` … or `auto`. The variable `CPU_ONLY` comes first."""
     max_logprob_gap: PositiveFloat = 0.5
     """Mean difference, in nats, between the engine's log-probabilities and the trainer's above which a batch is not
     trained on."""

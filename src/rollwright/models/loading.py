@@ -3,21 +3,19 @@
 Code that lies beside a model's weights is never run.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollwright.errors import ConfigError
+from rollwright.hardware.devices import device_name
+from rollwright.hardware.threads import Threads, claim_threads
 from rollwright.models.cache import is_fetched, model_folder
 from rollwright.models.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-THREADS = 1
-"""Two threads on two cores collapse as soon as anything else runs there: they wait for each other by spinning."""
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -38,20 +36,22 @@ def resolve(model: str | Path) -> str:
 
 
 def load_model(
-    model: str | Path, *, dtype: str = "float32", device: str = "cpu", threads: int = THREADS
+    model: str | Path, *, dtype: str = "float32", device: str = "cpu", threads: Threads = "auto"
 ) -> "PreTrainedModel":
-    """In evaluation mode. `threads` are torch's for the whole process, unless `OMP_NUM_THREADS` says how many."""
+    """In evaluation mode. `threads` are torch's for the whole process, unless `OMP_NUM_THREADS` or `MKL_NUM_THREADS`
+    says how many; see `rollwright.hardware.threads`."""
     place = resolve(model)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: {dtype!r} is unknown; accepted: {', '.join(DTYPES)}")
-    torch, transformers = _libraries()
     set_threads(threads)
+    torch, transformers = _libraries()
+    place_of_it = device_name(device)
     try:
         with quiet_library():
             loaded = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {place}: cannot be loaded: {_first_line(error)}") from error
-    found: PreTrainedModel = loaded.to(device).eval()
+    found: PreTrainedModel = loaded.to(place_of_it).eval()
     return found
 
 
@@ -65,11 +65,12 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     return found
 
 
-def set_threads(threads: int = THREADS) -> None:
-    """How many threads torch computes with, in this process; `OMP_NUM_THREADS` comes first."""
+def set_threads(threads: Threads = "auto") -> None:
+    """How many threads torch computes with, in this process; the user's variables come first."""
+    plan = claim_threads(threads)
     torch, _ = _libraries()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads)
+    # said again, because torch cuts what the variables say to the number of cores
+    torch.set_num_threads(plan.threads)
 
 
 @contextmanager
@@ -88,6 +89,7 @@ def quiet_library() -> Iterator[None]:
 
 
 def _libraries() -> tuple[Any, Any]:
+    claim_threads()
     try:
         import torch
         import transformers

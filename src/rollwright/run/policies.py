@@ -19,6 +19,7 @@ from rollwright.config.engines import (
 from rollwright.config.rendering import RendererConfig
 from rollwright.config.torch_policy import TorchPolicyConfig
 from rollwright.errors import ConfigError
+from rollwright.hardware.threads import claim_threads
 from rollwright.policies.base import Policy, Renderer
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.openai import OpenAIPolicy
@@ -100,6 +101,7 @@ def _renderer(config: RendererConfig) -> Renderer:
 
 
 def _in_process(config: TorchPolicyConfig) -> Policy:
+    claim_threads(config.threads)
     try:
         from rollwright.policies.torch import load_policy
     except ImportError as error:

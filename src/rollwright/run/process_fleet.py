@@ -1,11 +1,13 @@
 """Workers of a run as processes on this machine. No worker outlives the run that started it."""
 
 import asyncio
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Collection
 from contextlib import suppress
 
+from rollwright.hardware.threads import WORKERS_VARIABLE
 from rollwright.rollout import Activity
 from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet
 from rollwright.store.contract import Store
@@ -57,6 +59,7 @@ class ProcessFleet(Fleet):
             *("--envs", str(rules.envs_per_worker), "--heartbeat-interval", str(heartbeat_interval)),
             "--find-capacity" if find_capacity else "--no-find-capacity",
         ]
+        self._environment = {**os.environ, WORKERS_VARIABLE: str(rules.maximum)}
         self._lives: dict[str, _Life] = {}
 
     @property
@@ -72,6 +75,7 @@ class ProcessFleet(Fleet):
             *self._words,
             "--id",
             name,
+            env=self._environment,
             stdin=PIPE,  # held open and never written to: its end tells the worker that the run is gone
             stderr=PIPE,
             start_new_session=True,  # a Ctrl-C is the run's to handle; it drains its workers

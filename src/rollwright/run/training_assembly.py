@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollwright.config import RunConfig, TrainingConfig
 from rollwright.errors import ConfigError
+from rollwright.hardware.threads import claim_threads
 from rollwright.policies.base import Policy, Updatable
 from rollwright.run.assembly import SettingsTable
 from rollwright.run.folder import RunReader
@@ -139,6 +140,7 @@ def _modules(modules: Any) -> Any:
 
 def make_trainer(config: RunConfig) -> "Trainer":
     """Loads the base model; takes seconds to minutes."""
+    claim_threads()
     try:
         from rollwright.training.trainer import Trainer
     except ImportError as error:

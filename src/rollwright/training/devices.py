@@ -1,4 +1,4 @@
-"""Where the model computes, and in which precision it can there."""
+"""In which precision a trainer can compute on a device."""
 
 import subprocess
 import sys
@@ -13,17 +13,6 @@ import torch
 with torch.autocast("cpu", torch.bfloat16):
     torch.nn.Linear(32, 32)(torch.ones(8, 32)).float().sum().backward()
 """
-
-
-def pick_device(name: str) -> torch.device:
-    """The device called `name`; `auto`: CUDA, then MPS, then the CPU."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return torch.device(next(each for each in ("cuda", "mps", "cpu") if there[each]))
-    if not there.get(name, False):
-        usable = ", ".join(each for each, is_there in there.items() if is_there)
-        raise ConfigError(f"trainer settings: device {name} is not there; accepted here: auto, {usable}")
-    return torch.device(name)
 
 
 def check_bfloat16(device: torch.device) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rollwright.errors import ConfigError
-from rollwright.training.devices import check_bfloat16, pick_device
+from rollwright.hardware.devices import pick_device
+from rollwright.training.devices import check_bfloat16
 from rollwright.training.micro_batches import MicroBatch
 from rollwright.training.settings import LoraSettings, TrainerSettings
 

@@ -104,7 +104,7 @@ class TrainerSettings:
     """`None`: all weights are trained."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of activations; weights and optimiser stay in the model's own."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: str = "auto"
     seed: int = 0
     max_logprob_gap: float = 0.5
     """Mean difference, in nats, between the engine's log-probabilities and the trainer's, above which a batch is not

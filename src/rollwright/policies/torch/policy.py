@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from rollwright.draws import digest
 from rollwright.errors import ConfigError
+from rollwright.hardware.threads import Threads
 from rollwright.policies.base import (
     Capabilities,
     EngineError,
@@ -180,7 +181,7 @@ def load_policy(
     *,
     dtype: str = "float32",
     device: str = "cpu",
-    threads: int = 1,
+    threads: Threads = "auto",
     max_batch: int = MAX_BATCH,
     batch_invariant: bool = False,
     prefix_cache_mb: int = PREFIX_CACHE_MB,
