@@ -49,7 +49,7 @@ MAY_KNOW = {
         "swarm",
     },
     "swarm": {"trajectory", "envs", "policies", "agents", "rollout"},
-    "supervision": {"swarm"},
+    "supervision": {"config", "swarm"},
     "doctor": {"config", "hardware", "models", "policies", "run", "swarm", "supervision"},
     "observe": {"trajectory", "rollout", "run"},
     "cli": {

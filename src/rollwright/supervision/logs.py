@@ -29,13 +29,20 @@ class NodeLogs:
     """Where a node's words and its supervisor's go. Any thread may write."""
 
     def __init__(
-        self, folder: Path, *, most_bytes: int = MOST_BYTES, clock: Callable[[], float] = time.time
+        self,
+        folder: Path,
+        *,
+        most_bytes: int = MOST_BYTES,
+        clock: Callable[[], float] = time.time,
+        echo: Callable[[str], None] | None = None,
     ) -> None:
+        """`echo` is given every readable line, too."""
         folder.mkdir(parents=True, exist_ok=True)
         self.readable = folder / READABLE
         self.events = folder / EVENTS
         self._most = most_bytes
         self._clock = clock
+        self._echo = echo
         self._lock = threading.Lock()
 
     def said(self, line: str) -> None:
@@ -50,9 +57,12 @@ class NodeLogs:
         at, text = self._clock(), text[:MOST_LINE]
         stamp = datetime.fromtimestamp(at, UTC)
         row = {"time": round(at, 3), "from": who, **details, "text": text}
+        line = f"{stamp:%Y-%m-%d %H:%M:%S} {who:10} | {text}"
         with self._lock:
             self._add(self.events, json.dumps(row, ensure_ascii=False), in_place=False)
-            self._add(self.readable, f"{stamp:%Y-%m-%d %H:%M:%S} {who:10} | {text}", in_place=True)
+            self._add(self.readable, line, in_place=True)
+            if self._echo is not None:
+                self._echo(line)
 
     def _add(self, file: Path, line: str, *, in_place: bool) -> None:
         added = line.encode("utf-8", errors="replace") + b"\n"

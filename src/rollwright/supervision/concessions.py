@@ -1,0 +1,26 @@
+"""What a node can do with less memory: settings that change how much is held at once, and nothing of what is learnt."""
+
+from rollwright.config import RunConfig
+from rollwright.config.torch_policy import TorchPolicyConfig
+
+STEPS = 4
+"""Halvings: the last asks for a sixteenth, below which other things fill the memory."""
+
+LEAST_TOKENS = 128
+"""In a micro-batch; a single longer row is taken whole anyway."""
+
+
+def concessions(config: RunConfig) -> list[list[str]]:
+    """Settings for the first, second, … death for want of memory, as `key.path=value`."""
+    found: list[list[str]] = []
+    for step in range(1, STEPS + 1):
+        settings = []
+        if config.training is not None:
+            tokens = max(LEAST_TOKENS, config.training.tokens_per_micro_batch >> step)
+            settings.append(f"training.tokens_per_micro_batch={tokens}")
+        if isinstance(config.policy, TorchPolicyConfig):
+            settings.append(f"policy.max_batch={max(1, config.policy.max_batch >> step)}")
+            settings.append(f"policy.prefix_cache_mb={config.policy.prefix_cache_mb >> step}")
+        if settings and settings not in found:
+            found.append(settings)
+    return found
