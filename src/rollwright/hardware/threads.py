@@ -1,0 +1,96 @@
+"""How many threads a model computes with: as many cores as this process may use, shared out over its workers.
+
+True of it: `OMP_NUM_THREADS` and `MKL_NUM_THREADS` win when the user has set them; what is decided here is in the
+environment before torch loads, for this process and for what it starts; a worker decides anew for itself, because it
+can tell what was decided here from what the user wants, and is told how many workers there are.
+
+Threads wait for each other by sleeping (`OMP_WAIT_POLICY`), not by spinning as is the default: on a machine where
+anything else runs, two spinning threads on two cores are many times slower than one.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rollwright.hardware.cgroups import Cgroups
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+WAIT_VARIABLE = "OMP_WAIT_POLICY"
+
+DECIDED_VARIABLE = "ROLLWRIGHT_THREADS"
+"""Holds the number of threads where it was decided here and not by the user."""
+
+WORKERS_VARIABLE = "ROLLWRIGHT_WORKERS"
+"""Tells a worker process how many of its kind share the machine."""
+
+Threads = int | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Cores:
+    """How many cores this process may use."""
+
+    count: int
+    reason: str
+    """What limits it, for people."""
+
+
+@dataclass(frozen=True)
+class ThreadPlan:
+    """How many threads torch is to have."""
+
+    threads: int
+    reason: str
+    by_user: bool = False
+    """Whether the user's variables have decided."""
+
+
+def usable_cores(cgroups: Cgroups | None = None) -> Cores:
+    """The smaller of the cores that this process may run on and the time that its group may use; 1 at least."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = (cgroups or Cgroups()).cores()
+    if quota is not None and quota < there:
+        return Cores(max(1, int(quota)), f"the group may use {quota:g} of {there} cores")
+    return Cores(there, f"{there} of {os.cpu_count() or 1} cores may be used")
+
+
+def plan_threads(
+    wanted: Threads = "auto",
+    environment: Mapping[str, str] | None = None,
+    cores: Cores | None = None,
+) -> ThreadPlan:
+    """The number for this process, which may be one of several workers that share the machine."""
+    environment = os.environ if environment is None else environment
+    if users := [name for name in THREAD_VARIABLES if _is_users(name, environment)]:
+        number = next(int(environment[name].split(",")[0]) for name in users)
+        return ThreadPlan(number, f"{users[0]}={environment[users[0]]}", by_user=True)
+    if wanted != "auto":
+        return ThreadPlan(wanted, "as configured")
+    cores = cores or usable_cores()
+    told = environment.get(WORKERS_VARIABLE, "")
+    workers = max(1, int(told)) if told.isdigit() else 1
+    shared = f", shared by {workers} workers" if workers > 1 else ""
+    return ThreadPlan(max(1, cores.count // workers), cores.reason + shared)
+
+
+def claim_threads(wanted: Threads = "auto") -> ThreadPlan:
+    """Decides for this process, before torch loads. Afterwards it is too late to change how threads wait, so that
+    `auto` is one thread then."""
+    plan = plan_threads(wanted)
+    if "torch" in sys.modules:
+        if wanted == "auto" and not plan.by_user and WAIT_VARIABLE not in os.environ:
+            return ThreadPlan(1, "torch was loaded before, with threads that spin while they wait")
+        return plan
+    os.environ.setdefault(WAIT_VARIABLE, "PASSIVE")
+    if not plan.by_user:
+        for name in (DECIDED_VARIABLE, *THREAD_VARIABLES):
+            os.environ[name] = str(plan.threads)
+    return plan
+
+
+def _is_users(name: str, environment: Mapping[str, str]) -> bool:
+    value = environment.get(name, "")
+    is_number = value.split(",")[0].isdigit()  # one number for each level of nesting; the first is the outermost
+    return is_number and environment.get(DECIDED_VARIABLE) != value
