@@ -15,11 +15,13 @@ from rollwright.config.policies import (
     SimulatedPolicyConfig,
 )
 from rollwright.config.run import AgentConfig, HistoryConfig, LimitsConfig, RunConfig, SamplingConfig
+from rollwright.config.swarm import CommunicationConfig, SwarmConfig
 from rollwright.config.training import AdvantageConfig, LoraConfig, LossConfig, TrainingConfig
 
 __all__ = [
     "AdvantageConfig",
     "AgentConfig",
+    "CommunicationConfig",
     "CustomEnvConfig",
     "EnvManagerConfig",
     "HistoryConfig",
@@ -33,6 +35,7 @@ __all__ = [
     "RunConfig",
     "SamplingConfig",
     "SimulatedPolicyConfig",
+    "SwarmConfig",
     "TrainEnvManagerConfig",
     "TrainingConfig",
     "ValEnvManagerConfig",

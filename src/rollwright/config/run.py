@@ -9,6 +9,7 @@ from rollwright.config.env_managers import CustomEnvConfig, TrainEnvManagerConfi
 from rollwright.config.orchestra import OrchestraConfig, PerformanceConfig
 from rollwright.config.policies import PolicyConfig, SimulatedPolicyConfig
 from rollwright.config.strategy import ChainStrategyConfig, StrategyConfig
+from rollwright.config.swarm import SwarmConfig
 from rollwright.config.training import TrainingConfig
 
 
@@ -110,6 +111,7 @@ class RunConfig(Settings):
     """Teams of agents, by the tag of the environment that each plays. Other tags are played by one agent."""
     limits: LimitsConfig = LimitsConfig()
     training: TrainingConfig | None = None
+    swarm: SwarmConfig | None = None
     train_env_manager: TrainEnvManagerConfig | None = None
     val_env_manager: ValEnvManagerConfig | None = None
     custom_envs: dict[str, CustomEnvConfig] = Field(default_factory=dict)

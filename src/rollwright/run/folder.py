@@ -54,14 +54,21 @@ class RunFolder:
             name = f"{config.name}-{number}"
             number += 1
         config = config.model_copy(update={"name": name})
-        path = runs / name
-        path.mkdir(parents=True)
+        return cls.begin(runs / name, config), config
+
+    @classmethod
+    def begin(cls, path: Path, config: RunConfig) -> "RunFolder":
+        """A new run in this very folder, which may exist but must not be a run."""
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / CONFIG).exists():
+            raise RollwrightError(f"{path}: is a run already")
         log = (path / TRAJECTORIES).open("wb")
         _lock(log, path)
         log.write(_HEAD)
         log.flush()
-        (path / CONFIG).write_text(dump(config), encoding="utf-8")  # last: with it the folder is a run
-        return cls(path, log, set()), config
+        folder = cls(path, log, set())
+        folder.keep_settings(config)  # last: with it the folder is a run
+        return folder
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
@@ -76,6 +83,12 @@ class RunFolder:
             _cut_half_line(path / name)
         written.update(row["rollout_id"] for row in reader.failures())
         return cls(path, log, written)
+
+    def keep_settings(self, config: RunConfig) -> None:
+        """Writes down what the run is played with from now on."""
+        partial = self.path / f"{CONFIG}.partial"
+        partial.write_text(dump(config), encoding="utf-8")
+        partial.replace(self.path / CONFIG)
 
     def store_address(self, told: str | None) -> str:
         """Where the run's rollouts are: what it is told, what it was told before, or its own file.

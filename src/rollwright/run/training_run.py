@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
@@ -46,7 +46,7 @@ from rollwright.training.metrics import Metrics
 from rollwright.training.pipeline import Cadence, LengthBias, Pipeline, Stages
 from rollwright.training.report import StepReport
 from rollwright.training.rows import build_rows
-from rollwright.trajectory import Trajectory
+from rollwright.trajectory import Floats, TokenIds, Trajectory
 
 if TYPE_CHECKING:
     from rollwright.training.trainer import Trainer
@@ -62,6 +62,18 @@ Row = Callable[[str, int, float, Batch], dict[str, Any]]
 Result = TypeVar("Result")
 
 
+class Sharing(Protocol):
+    """Groups that others have played, as a further source beside the scheduler."""
+
+    async def begin(self, step: int) -> None:
+        """Before the own groups of a step are asked for."""
+        ...
+
+    async def complete(self, own: Batch) -> Batch:
+        """The own groups, and those of others behind them; these become a part of the record."""
+        ...
+
+
 class TrainingRun:
     """`await TrainingRun(config, folder).run()`; its figures can be looked at meanwhile."""
 
@@ -74,9 +86,12 @@ class TrainingRun:
         policy: Policy | None = None,
         store: str | None = None,
         row: Row = plain_row,
+        sharing: Sharing | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """`resume`: go on with a folder that was reopened. `policy`: instead of the one that the settings name.
-        `store`: where its rollouts are, if not in memory."""
+        `store`: where its rollouts are, if not in memory. `on_progress` is told of every rollout that is finished and
+        every micro-batch that is computed, by any thread."""
         check(config)
         self.config = config
         self.training = training_of(config)
@@ -104,6 +119,8 @@ class TrainingRun:
         self._resume = resume
         self._store = store
         self._row = row
+        self._sharing = sharing
+        self._on_progress = on_progress
         self._rows: list[Mapping[str, Any]] = []
         """The record so far."""
         self._counted: set[str] = set()
@@ -118,6 +135,11 @@ class TrainingRun:
         if self._trainer is None:
             raise ConfigError("trainer: is made when the run begins")
         return self._trainer
+
+    @property
+    def trained(self) -> int | None:
+        """Version of the trainer's weights; `None` before it is made."""
+        return None if self._trainer is None else self._trainer.version
 
     async def run(self) -> None:
         """Trains until `max_steps`; then `model` in the run's folder is the result."""
@@ -188,14 +210,26 @@ class TrainingRun:
             self.config,
             policy=policy,
             store=self._store,
-            delivered=[group for row in self._rows for group in row["groups"]] if self._resume else None,
+            delivered=self._delivered() if self._resume else None,
             on_finished=self._on_finished,
             on_failed=self.folder.add_failure,
         )
 
+    def _delivered(self) -> list[str]:
+        """The groups of the record that came from the scheduler."""
+        return [group for row in self._rows for group in row["groups"] if self._is_own(group)]
+
+    def _is_own(self, group_id: str) -> bool:
+        return group_id.startswith(f"{self.config.name}.train-")
+
+    async def logprobs(self, sequences: Sequence[tuple[TokenIds, TokenIds]]) -> list[Floats]:
+        """See `Trainer.logprobs`; waits for the step under way."""
+        return await self._in_thread(self.trainer.logprobs, sequences)
+
     async def _prepare(self) -> set[int]:
         """Makes the trainer and brings it to the end of the record; gives the validations that are done."""
         self._trainer = await self._in_thread(make_trainer, self.config)
+        self._trainer.on_progress = self._on_progress
         reader = RunReader(self.folder.path)
         self._rows = list(training_rows(reader)) if self._resume else []
         start = await self._in_thread(self._restore) if self._resume else 0
@@ -230,23 +264,30 @@ class TrainingRun:
     def _remember_lengths(self, reader: RunReader) -> None:
         if self._resume and self._source is None:
             for row in self._rows:
-                self.bias.add_trained(row["trajectories"], row["tokens"])
+                self.bias.add_trained(row.get("own", row["trajectories"]), row["tokens"])
             for trajectory in reader.trajectories():
                 self._count_generated(trajectory)
 
     async def _next_batch(self) -> Batch:
         assert self.local is not None
-        return await self.local.get_batch()
+        if self._sharing is None:
+            return await self.local.get_batch()
+        await self._sharing.begin(self.pipeline.done)
+        batch = await self._sharing.complete(await self.local.get_batch())
+        for trajectory in batch.trajectories:
+            self.folder.add_trajectory(trajectory.rollout_id, trajectory.to_bytes())
+        return batch
 
     async def _next_recorded(self) -> RecordedBatch:
         return next(self._recorded)
 
     def _record(self, step: int, batch: Batch, seconds: float) -> None:
-        tokens = sum(each.sampled_tokens for each in batch.trajectories)
-        row = {**self._row("train", step, seconds, batch), "tokens": tokens}
+        own = [each for each in batch.trajectories if self._is_own(each.group_id)]
+        tokens = sum(each.sampled_tokens for each in own)
+        row = {**self._row("train", step, seconds, batch), "own": len(own), "tokens": tokens}
         self.folder.add_metrics(row)
         self._rows.append(row)
-        self.bias.add_trained(row["trajectories"], tokens)
+        self.bias.add_trained(len(own), tokens)
 
     def _record_again(self, step: int, batch: RecordedBatch, seconds: float) -> None:
         self.folder.add_metrics(batch.row)
@@ -315,12 +356,12 @@ class TrainingRun:
         self.trainer.save(place, {"record": stands_at, **figures})
 
     def _on_finished(self, rollout_id: str, encoded: bytes) -> None:
+        self._on_progress()
         self.folder.add_trajectory(rollout_id, encoded)
         self._count_generated(Trajectory.from_bytes(encoded))
 
     def _count_generated(self, trajectory: Trajectory) -> None:
-        own = trajectory.group_id.startswith(f"{self.config.name}.train-")
-        if own and trajectory.rollout_id not in self._counted:
+        if self._is_own(trajectory.group_id) and trajectory.rollout_id not in self._counted:
             self._counted.add(trajectory.rollout_id)
             self.bias.add_generated(trajectory.sampled_tokens)
 

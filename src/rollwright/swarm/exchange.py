@@ -159,7 +159,7 @@ class Exchange:
         taken: list[ForeignGroup] = []
         try:
             async with asyncio.timeout(self._limits.gather_seconds) as limit:
-                await self._listen(round)
+                await self.listen(round)
                 await self._fill(round, count, scorer, taken)
         except TimeoutError:
             if not limit.expired():
@@ -167,6 +167,25 @@ class Exchange:
             _log.warning("round %d: gathering took too long; going on with %d groups", round, len(taken))
         self._keep()
         return [each for each in taken if each.peer not in self.quarantine]
+
+    async def listen(self, round: int) -> None:
+        """Lets in what was announced; `gather` does so too."""
+        try:
+            announced = await self._transport.manifests(self._cursor)
+        except RollwrightError as error:
+            _log.warning("round %d: nothing heard: %s", round, error)
+            return
+        self._cursor = announced.cursor
+        if announced.missed:
+            self.counts[MISSED] += announced.missed
+        for data in announced.manifests:
+            try:
+                manifest = self._gate.admit(data, round=round, now=self._clock())
+                self._check_size(manifest)
+                self._book.check(manifest.env, manifest.env_version)
+                self._candidates.add(manifest, data)
+            except Refused as refused:
+                self._refuse(refused, data)
 
     def peers(self) -> Sequence[Peer]:
         return self._transport.peers()
@@ -219,25 +238,6 @@ class Exchange:
             size=len(data),
             rewards=group.rewards,
         )
-
-    async def _listen(self, round: int) -> None:
-        """Lets in what was announced."""
-        try:
-            announced = await self._transport.manifests(self._cursor)
-        except RollwrightError as error:
-            _log.warning("round %d: nothing heard: %s", round, error)
-            return
-        self._cursor = announced.cursor
-        if announced.missed:
-            self.counts[MISSED] += announced.missed
-        for data in announced.manifests:
-            try:
-                manifest = self._gate.admit(data, round=round, now=self._clock())
-                self._check_size(manifest)
-                self._book.check(manifest.env, manifest.env_version)
-                self._candidates.add(manifest, data)
-            except Refused as refused:
-                self._refuse(refused, data)
 
     def _check_size(self, manifest: envelope.Manifest) -> None:
         size, members = manifest.size, len(manifest.rewards)

@@ -61,7 +61,8 @@ class Refusal(StrEnum):
     UNVERIFIABLE = "unverifiable"
     """Checking its actions failed or took too long here; says nothing certain about the peer."""
     CANNOT_CHECK = "cannot_check"
-    """This node's own environment failed before any action: nothing that the peer could help."""
+    """This node's own environment failed before any action, or its policy did, or its tokenizer has no ids for the text:
+    nothing that the peer could help."""
     TOO_LONG = "too_long"
     """Does not fit into this node's `sequence_length`."""
     UNLIKELY = "unlikely"

@@ -10,7 +10,8 @@ Scorers that run an answer as code run in the confined process of `rollwright.en
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
@@ -41,7 +42,7 @@ REWARD_TOLERANCE = 1e-6
 """What two machines may differ by in a sum of floats."""
 
 VERIFY_SECONDS = 20.0
-"""For one group; an honest one takes milliseconds."""
+"""For one group, without the time that this node's own policy takes; an honest one takes milliseconds."""
 
 _CLOSE_SECONDS = 5.0
 
@@ -154,18 +155,25 @@ async def verify(
     env = book.make_env(settings)
     trajectories = []
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as limit:
             for place, ids in enumerate(recorded):
                 await asyncio.sleep(
                     0
                 )  # an environment that never waits would keep the time limit from striking
-                trajectory = await _replayed(group, digest, place, settings, env, scorer, ids)
+                trajectory = await _replayed(
+                    group,
+                    digest,
+                    place,
+                    settings,
+                    env,
+                    _Recorded(scorer, limit, group.members[place].actions, ids),
+                )
                 check(Replayed(trajectory, group.members[place], group.recipe.task, settings.sequence_length))
                 trajectories.append(trajectory)
     except TimeoutError as error:
         raise Refused(Refusal.UNVERIFIABLE, f"not done in {seconds:g} s") from error
     except EpisodeFailure as failure:
-        raise _blameless(failure) from failure
+        raise _refusal(failure) from failure
     finally:
         await _closed(env)
     for trajectory in trajectories:
@@ -174,11 +182,11 @@ async def verify(
     return Verified(trajectories, tokens.made_here)
 
 
-def _blameless(failure: EpisodeFailure) -> Exception:
-    """What a failure of the replay means."""
-    if failure.record.boundary is not Boundary.ENVIRONMENT:
-        return failure  # this node's own policy or agent failed, and will for own rollouts too
-    reason = Refusal.UNVERIFIABLE if failure.record.turn else Refusal.CANNOT_CHECK
+def _refusal(failure: EpisodeFailure) -> Refused:
+    """What a failure of the replay means: nothing that a peer sends may end more than its own group. When this node's
+    own policy or agent fails, the peer is not to blame; if it fails for good, own rollouts show it."""
+    of_env = failure.record.boundary is Boundary.ENVIRONMENT
+    reason = Refusal.UNVERIFIABLE if of_env and failure.record.turn else Refusal.CANNOT_CHECK
     return Refused(reason, str(failure))
 
 
@@ -195,8 +203,7 @@ async def _replayed(
     place: int,
     settings: EpisodeSettings,
     env: Env,
-    scorer: Scorer,
-    ids: Sequence[TokenIds],
+    policy: "_Recorded",
 ) -> Trajectory:
     """One member, played by the same code as own rollouts."""
     member, recipe = group.members[place], group.recipe
@@ -204,7 +211,6 @@ async def _replayed(
     group_id = f"swarm-{group.peer[:16]}-{digest[:16]}"
     level = task_level(recipe.seed, recipe.index)
     episode = Episode(recipe.env, level, "train", group_id, recipe.index, place, recipe.seed)
-    policy = _Recorded(scorer, member.actions, ids)
     name = f"{group_id}-m{place}"
     session = new_session(episode, policy, own, env, rollout_id=name, attempt_id=f"{name}-a1")
     return await play(session, env, own, policy, lambda: env)
@@ -243,8 +249,12 @@ class _Recorded:
 
     pressure = 0
 
-    def __init__(self, scorer: Scorer, actions: Sequence[Action], ids: Sequence[TokenIds]) -> None:
+    def __init__(
+        self, scorer: Scorer, limit: asyncio.Timeout, actions: Sequence[Action], ids: Sequence[TokenIds]
+    ) -> None:
+        """`limit` stands still while this node's own policy computes: a slow machine is not the peer's fault."""
         self._scorer = scorer
+        self._limit = limit
         self._left = list(zip(actions, ids, strict=True))
 
     @property
@@ -259,7 +269,8 @@ class _Recorded:
         action, ids = self._left.pop(0)
         assert prompt.ids is not None, "a scorer has a renderer"
         version = self.version
-        logprobs = await self._scorer.logprobs(prompt.ids, ids)
+        with _standing_still(self._limit):
+            logprobs = await self._scorer.logprobs(prompt.ids, ids)
         return Generation(
             text=action.text,
             sampled_ids=ids,
@@ -272,6 +283,19 @@ class _Recorded:
 
     async def close(self) -> None:
         """Nothing is its own."""
+
+
+@contextmanager
+def _standing_still(limit: asyncio.Timeout) -> Iterator[None]:
+    clock = asyncio.get_running_loop().time
+    ends = limit.when()
+    assert ends is not None
+    left = ends - clock()
+    limit.reschedule(None)
+    try:
+        yield
+    finally:
+        limit.reschedule(clock() + left)
 
 
 class _Tokens:
@@ -293,7 +317,10 @@ class _Tokens:
     def _ids(self, action: Action) -> TokenIds:
         if not self._same or not action.ids:
             self.made_here = True
-            return self._scorer.encode(action.text)
+            made = self._scorer.encode(action.text)
+            if self._said(made) != action.text:
+                raise Refused(Refusal.CANNOT_CHECK, "its text cannot be said in this node's tokens")
+            return made
         ids = action.token_ids
         try:
             says_it = self._said(ids) == action.text and all(map(self._speaks, set(self._within_turn(ids))))

@@ -83,8 +83,9 @@ def add_gradients(
     *,
     tokens_per_micro_batch: int,
     before: BeforeStep = NOTHING_BEFORE,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> Tally:
-    """Adds the gradient of the loss of `rows` to the model's parameters.
+    """Adds the gradient of the loss of `rows` to the model's parameters; `on_progress` is told of every micro-batch.
 
     A row without any advantage is part of what the loss is divided by, and is not computed where it has no gradient.
     """
@@ -108,6 +109,7 @@ def add_gradients(
         loss = (weights * terms.losses).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         tally.add(batch, sum(rows[place].length for place in places), loss, terms, new, entropy)
+        on_progress()
     return tally
 
 
@@ -120,6 +122,7 @@ def logprobs_of_rows(
     rows: Sequence[PackedRow],
     device: torch.device,
     tokens_per_micro_batch: int,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> list[Tensor]:
     """For each row, what `score` gives for its trained tokens, without gradient."""
     found: list[Tensor] = [torch.empty(0)] * len(rows)
@@ -129,4 +132,5 @@ def logprobs_of_rows(
             sizes = [len(rows[place].targets) for place in places]
             for place, own in zip(places, torch.split(scores, sizes), strict=True):
                 found[place] = own
+            on_progress()
     return found

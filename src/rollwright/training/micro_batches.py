@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rollwright.training.rows import Row
+from rollwright.trajectory import TokenIds
 
 STARTING_COSTS = 64
 """Padded tokens that cost about as much as starting another micro-batch: on a CPU core, 50 were measured with
@@ -51,6 +52,22 @@ def pack(row: Row) -> PackedRow:
         advantages=torch.frombuffer(row.advantages, dtype=torch.float32)[trained],
         weights=torch.frombuffer(row.weights, dtype=torch.float32)[trained],
         versions=torch.frombuffer(row.versions, dtype=torch.int32)[trained],
+    )
+
+
+def plain_row(prompt: TokenIds, sampled: TokenIds) -> PackedRow:
+    """What follows a prompt, to be scored and not trained on."""
+    ids = torch.frombuffer(prompt + sampled, dtype=torch.int32).long()
+    nothing = torch.zeros(len(sampled))
+    return PackedRow(
+        rollout_id="",
+        inputs=ids[:-1],
+        places=torch.arange(len(prompt) - 1, len(ids) - 1),
+        targets=ids[len(prompt) :],
+        engine=nothing,
+        advantages=nothing,
+        weights=nothing,
+        versions=torch.zeros(len(sampled), dtype=torch.int32),
     )
 
 

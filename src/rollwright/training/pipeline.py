@@ -88,6 +88,8 @@ class Pipeline(Generic[BatchT]):
     """Steps that are trained; set it to where an earlier run stopped."""
     stage: str = "not started"
     """What the loop waits for now."""
+    on_stage: Callable[[str], None] = lambda stage: None
+    """Told of every stage as it begins, and of `done`."""
 
     async def run(self, validated: Collection[int] = ()) -> None:
         """All steps that are left. `validated`: the validations that an earlier run has finished."""
@@ -105,11 +107,16 @@ class Pipeline(Generic[BatchT]):
             await self._timed("update", stages.update())
             if self.cadence.checkpoints(self.done):
                 await self._timed("checkpoint", stages.checkpoint(self.done))
-        self.stage = "done"
+        self._enter("done")
+
+    def _enter(self, stage: str) -> None:
+        self.stage = stage
+        self.on_stage(stage)
 
     async def _timed(self, stage: str, call: Awaitable[Any]) -> Any:
         clock = asyncio.get_running_loop().time
-        self.stage, began = stage, clock()
+        self._enter(stage)
+        began = clock()
         try:
             return await call
         finally:

@@ -27,12 +27,13 @@ from rollwright.training.checkpoints import (
     write_folder,
 )
 from rollwright.training.gradients import BeforeStep, Tally, add_gradients, logprobs_of_rows
-from rollwright.training.micro_batches import MicroBatch, PackedRow, pack
+from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, plain_row
 from rollwright.training.model import TrainedModel
 from rollwright.training.report import Skip, StepReport, batch_figures
 from rollwright.training.rows import Row
 from rollwright.training.settings import Ratio
 from rollwright.training.settings import TrainerSettings as TrainerSettings
+from rollwright.trajectory import Floats, TokenIds, floats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,6 +58,8 @@ class Trainer:
         """Optimiser updates so far."""
         self.skipped: Counter[str] = Counter()
         """Steps that left an update out, by reason."""
+        self.on_progress: Callable[[], None] = lambda: None
+        """Told of every micro-batch, by whichever thread computes it."""
         self._skips_in_a_row = 0
         self._budget = settings.tokens_per_micro_batch
         self._halved = False
@@ -132,7 +135,8 @@ class Trainer:
 
         def score(scores: Callable[[MicroBatch], Tensor]) -> list[Tensor]:
             return self._within_memory(
-                packed, lambda budget: logprobs_of_rows(scores, packed, model.device, budget)
+                packed,
+                lambda budget: logprobs_of_rows(scores, packed, model.device, budget, self.on_progress),
             )
 
         # With a single update, the trainer's own log-probabilities before it are those it computes anyway.
@@ -146,7 +150,12 @@ class Trainer:
         def gather(budget: int) -> Tally:
             self._optimizer.zero_grad(set_to_none=True)
             return add_gradients(
-                self._model, rows, self.settings.loss, tokens_per_micro_batch=budget, before=before
+                self._model,
+                rows,
+                self.settings.loss,
+                tokens_per_micro_batch=budget,
+                before=before,
+                on_progress=self.on_progress,
             )
 
         return self._within_memory(rows, gather)
@@ -213,6 +222,20 @@ class Trainer:
             seconds=time.perf_counter() - began,
             **known,
         )
+
+    def logprobs(self, sequences: Sequence[tuple[TokenIds, TokenIds]]) -> list[Floats]:
+        """For each prompt and what follows it, the log-probability of every id that follows, under the weights as they
+        are now and the temperature that is trained for."""
+        rows = [plain_row(prompt, sampled) for prompt, sampled in sequences]
+        self._check_ids(rows)
+        model = self._model
+        found = self._within_memory(
+            rows,
+            lambda budget: logprobs_of_rows(
+                lambda batch: model.logprobs(batch)[0], rows, model.device, budget, self.on_progress
+            ),
+        )
+        return [floats(each.tolist()) for each in found]
 
     def weights(self) -> Weights:
         """Copies of all weights for a policy in this process, adapters merged."""

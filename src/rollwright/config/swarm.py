@@ -1,0 +1,70 @@
+"""How a node shares rollouts with its swarm."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from rollwright.config.base import Settings
+
+
+class CommunicationConfig(Settings):
+    """How a node reaches the others. Every call has a deadline; without reachable peers the node goes on alone, and
+    joins again by itself."""
+
+    transport: Literal["zenoh", "directory"] = "zenoh"
+    """`zenoh`: over the network. `directory`: through a folder that all nodes see, mounted or synced."""
+    bootstrap: list[str] = Field(default_factory=list)
+    """Addresses of nodes to begin with, as `tcp/HOST:PORT`; any node of the swarm will do, and it may be away. Unset:
+    nodes of this machine find each other."""
+    listen: list[str] = Field(default_factory=lambda: ["tcp/127.0.0.1:0"])
+    """Addresses to be reached at. Unset: this machine alone, any free port; `tcp/0.0.0.0:7447` is open to the
+    network."""
+    multicast: bool = True
+    """Whether to look for nodes on the same machine and network without any address."""
+    folder: str | None = None
+    """For `directory`: the folder."""
+    startup_timeout: PositiveFloat = 60.0
+    """Seconds in which the transport must have started; peers need not have been found by then."""
+    beam_size: PositiveInt = 4
+    """Groups of peers that are fetched and checked at the same time."""
+    fetch_timeout: PositiveFloat = 10.0
+    """Seconds for the content of one group to come."""
+    verify_timeout: PositiveFloat = 20.0
+    """Seconds for one group to be played again."""
+    gather_timeout: PositiveFloat = 60.0
+    """Seconds for all foreign groups of a round; then it goes on with those that are there."""
+    zenoh: dict[str, Any] = Field(default_factory=dict)
+    """Settings of zenoh's own, by path: `transport/link/tls`, say."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "CommunicationConfig":
+        if self.transport == "directory" and self.folder is None:
+            raise ValueError("folder: transport `directory` needs one that all nodes see")
+        if self.transport != "directory" and self.folder is not None:
+            raise ValueError(f"folder: transport `{self.transport}` has none; use transport `directory`")
+        return self
+
+
+class SwarmConfig(Settings):
+    """`rollwright swarm join`: rounds of generate, share, sample, train, evaluate; `max_steps` of them."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)] = "rollwright"
+    """Of the swarm. Nodes with the same name share; with the node's key it decides the node's `seed`, and with that its
+    tasks."""
+    local_groups: PositiveInt = 4
+    """Own groups in a round."""
+    external_groups: NonNegativeInt = 4
+    """Groups of peers in a round, as far as there are so many. Those without anything to learn from are left out first,
+    then they are drawn uniformly."""
+    max_round_lag: NonNegativeInt = 3
+    """Rounds that a foreign group may be older than the round that takes it."""
+    max_clock_skew: PositiveFloat = 300.0
+    """Seconds that the clock of a peer may differ from this node's."""
+    per_peer: PositiveInt | None = None
+    """Groups that one peer may give to a round. Unset: twice its even share."""
+    max_group_kb: PositiveInt = 1024
+    """Kilobytes of content in a foreign group; larger ones are not fetched."""
+    min_mean_logprob: float | None = None
+    """Mean log-probability, under this node's own policy, that each foreign episode must reach; below it the text is
+    nothing that this policy would say. Unset: any."""
+    communication: CommunicationConfig = CommunicationConfig()

@@ -1,0 +1,94 @@
+"""From a configuration to what a node of a swarm is made of."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rollwright.config import RunConfig, SwarmConfig
+from rollwright.errors import ConfigError
+from rollwright.rollout.episode import Episode
+from rollwright.run.assembly import SettingsTable
+from rollwright.run.training_assembly import check
+from rollwright.swarm.directory_transport import DirectoryTransport
+from rollwright.swarm.exchange import ExchangeLimits
+from rollwright.swarm.manifests import Freshness
+from rollwright.swarm.recipes import TaskBook, task_seed
+from rollwright.swarm.transport import Transport
+from rollwright.swarm.zenoh_transport import ZenohTransport
+
+_ANY_LEAD = 1 << 53
+"""Rounds that a peer may be ahead: a node that joins late has to believe the others."""
+
+
+def swarm_of(config: RunConfig) -> SwarmConfig:
+    """The configuration's swarm part, or one line that says what is missing."""
+    if config.swarm is None:
+        raise ConfigError("swarm: is not set; `swarm: {}` shares with every default")
+    return config.swarm
+
+
+def node_config(config: RunConfig, peer: str) -> RunConfig:
+    """The run as this node plays it: its seed follows from its key, its batch is `local_groups`."""
+    swarm, manager = swarm_of(config), config.train_env_manager
+    check(config)
+    assert manager is not None, "checked above"
+    if config.training is not None and config.training.from_run is not None:
+        raise ConfigError("training.from_run: a node plays its own groups; leave it out")
+    if manager.group_size < 2:
+        raise ConfigError(
+            f"train_env_manager.group_size: {manager.group_size} gives groups that nobody can learn from; at least 2 are "
+            "needed"
+        )
+    batch = swarm.local_groups * manager.group_size
+    if config.rollout_batch_size not in (None, batch):
+        raise ConfigError(
+            f"rollout_batch_size: {config.rollout_batch_size} is not local_groups x group_size, which is {batch}; leave "
+            "it out"
+        )
+    return config.model_copy(update={"seed": task_seed(swarm.name, peer), "rollout_batch_size": batch})
+
+
+def exchange_limits(config: RunConfig) -> ExchangeLimits:
+    swarm, manager = swarm_of(config), config.train_env_manager
+    assert manager is not None, "see `node_config`"
+    communication = swarm.communication
+    return ExchangeLimits(
+        freshness=Freshness(
+            max_round_lag=swarm.max_round_lag, max_round_lead=_ANY_LEAD, max_clock_skew=swarm.max_clock_skew
+        ),
+        per_peer=swarm.per_peer,
+        beam_size=communication.beam_size,
+        fetch_seconds=communication.fetch_timeout,
+        verify_seconds=communication.verify_timeout,
+        gather_seconds=communication.gather_timeout,
+        max_group_bytes=swarm.max_group_kb << 10,
+        max_group_size=manager.group_size,
+        min_mean_logprob=swarm.min_mean_logprob,
+    )
+
+
+def task_book(config: RunConfig) -> TaskBook:
+    """What this node plays, and so can check."""
+    manager = config.train_env_manager
+    assert manager is not None, "see `node_config`"
+    table = SettingsTable(config)
+    return TaskBook({tag: table(Episode(tag, 0, "train", "", 0, 0, 0)) for tag in manager.tags})
+
+
+async def open_transport(
+    config: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
+) -> Transport:
+    told = config.communication
+    if told.transport == "directory":
+        assert told.folder is not None, "checked by the settings"
+        return DirectoryTransport(Path(told.folder), config.name, peer, clock=clock)
+    return await ZenohTransport.open(
+        config.name,
+        peer,
+        listen=told.listen,
+        bootstrap=told.bootstrap,
+        startup_timeout=told.startup_timeout,
+        multicast=told.multicast,
+        settings=told.zenoh,
+        clock=clock,
+    )

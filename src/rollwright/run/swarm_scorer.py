@@ -1,0 +1,82 @@
+"""A node's own policy, as far as checking foreign rollouts needs it.
+
+The log-probabilities are the trainer's: its weights are those that the engine has, whatever engine that is, and between
+two steps it has nothing else to do. Calls that come while it computes are computed together afterwards.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rollwright.errors import ConfigError
+from rollwright.policies.base import Policy, Renderer
+from rollwright.run.training_run import TrainingRun
+from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.verification import tokenizer_digest
+from rollwright.trajectory import Floats, TokenIds, floats, token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_Call = tuple[TokenIds, TokenIds, "asyncio.Future[Floats]"]
+
+
+class PolicyScorer:
+    """A `rollwright.swarm.verification.Scorer`."""
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        policy: Policy,
+        tokenizer: "PreTrainedTokenizerBase",
+        on_progress: Callable[[], None],
+    ) -> None:
+        if policy.renderer is None:
+            raise ConfigError(
+                "policy: speaks text alone, so it cannot share rollouts; use one with token ids"
+            )
+        self.renderer: Renderer = policy.renderer
+        self.tokenizer = tokenizer_digest(tokenizer)
+        self._run = run
+        self._tokenizer = tokenizer
+        self._marks = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        """Ids of roles and ends, which no text may bring in."""
+        self._on_progress = on_progress
+        self._waiting: list[_Call] = []
+        self._work: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int:
+        return self._run.trainer.version
+
+    def encode(self, text: str) -> TokenIds:
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        if self._marks & set(ids):  # honest words of another model may be marks of this one
+            raise Refused(
+                Refusal.CANNOT_CHECK, "its text has marks that this node's model reads as roles or ends"
+            )
+        return token_ids([*ids, self.renderer.stop_ids[0]])
+
+    async def logprobs(self, prompt: TokenIds, sampled: TokenIds) -> Floats:
+        if not sampled:
+            return floats()
+        done: asyncio.Future[Floats] = asyncio.get_running_loop().create_future()
+        self._waiting.append((prompt, sampled, done))
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._compute())
+        return await done
+
+    async def _compute(self) -> None:
+        while self._waiting:
+            calls, self._waiting = self._waiting, []
+            try:
+                found = await self._run.logprobs([(prompt, sampled) for prompt, sampled, _ in calls])
+            except Exception as error:  # noqa: BLE001 - each caller gets it, and ends its own group
+                for _, _, done in calls:
+                    if not done.done():
+                        done.set_exception(error)
+                continue
+            self._on_progress()
+            for (_, _, done), own in zip(calls, found, strict=True):
+                if not done.done():  # its group was given up meanwhile
+                    done.set_result(own)
