@@ -10,6 +10,7 @@ import pytest
 
 from rollwright.agents import EpisodeFailure, JournalEntry, ReplayDiffers, Session
 from rollwright.agents.tool_agent import TOOL_CALLS, TOOL_PROBLEMS, Solution, ToolAgent
+from rollwright.observe.profile import Profile
 from rollwright.policies.base import Generation, Parsed, Prompt, Sampling, ToolSpec
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.virtual_clock import run_virtual
@@ -18,7 +19,9 @@ from rollwright.trajectory import (
     Boundary,
     FinishReason,
     Message,
+    Phase,
     StopReason,
+    Timing,
     TokenIds,
     ToolCall,
     Trajectory,
@@ -225,6 +228,62 @@ def test_what_tools_hold_is_given_back_when_the_episode_ends() -> None:
     play(policy, bench)
     assert bench.closed == ["a b"]
     assert bench.pool.leased == 0
+
+
+def test_waiting_for_what_others_hold_is_no_time_of_the_tool() -> None:
+    """A pool that is empty, and a limit on calls at once, are locks; the tool's own time is told apart."""
+    bench = Bench()
+
+    @tool(concurrency=1)
+    async def narrow() -> str:
+        await asyncio.sleep(2)
+        return "done"
+
+    agent = ToolAgent(Toolbox([bench.box["write"], narrow]))
+    calls = said("write", word="a") + "\n" + said("narrow") + "\n" + said("narrow")
+    seen: list[Phase] = []
+
+    async def main() -> Timing:
+        at = session(Scripted(calls, "Done."))
+        other = await bench.pool.acquire()
+        loop = asyncio.get_running_loop()
+        loop.call_later(10, other.release)
+        for moment in (1, 5, 11):
+            loop.call_later(moment, lambda: seen.append(at.phase))
+        await agent.solve(at, "Go.")
+        return at.stopwatch.read()
+
+    found = run_virtual(main())
+    waits = sorted((wait.phase, wait.name, wait.seconds) for wait in found.waits)
+    assert [wait for wait in waits if wait[0] is Phase.LOCK] == [
+        (Phase.LOCK, "narrow", 2),
+        (Phase.LOCK, "write", 10),
+    ]
+    assert [wait for wait in waits if wait[0] is Phase.TOOL] == [
+        (Phase.TOOL, "narrow", 2),
+        (Phase.TOOL, "narrow", 2),
+        (Phase.TOOL, "write", 0),
+    ]
+    assert seen[:2] == [Phase.TOOL, Phase.LOCK]
+    profile = Profile()
+    profile.add("Lab", found)
+    assert (profile.seconds(Phase.TOOL), profile.seconds(Phase.LOCK)) == (4, 6)
+
+
+def test_a_call_that_is_given_up_in_line_has_waited_for_a_lock() -> None:
+    bench = Bench()
+
+    async def main() -> Timing:
+        at = session(Scripted(said("write", word="a")))
+        other = await bench.pool.acquire()
+        await asyncio.wait({asyncio.create_task(bench.agent.solve(at, "Go."))}, timeout=3)
+        assert not other.is_over
+        return at.stopwatch.read()
+
+    assert [(wait.phase, wait.seconds) for wait in run_virtual(main()).waits][1:] == [
+        (Phase.LOCK, 3),
+        (Phase.TOOL, 0),
+    ]
 
 
 def resumed(bench: Bench, recorded: Sequence[JournalEntry], *script: str) -> tuple[Solution, Scripted]:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from rollwright.cli.profile import profile
 from rollwright.cli.run import resume
 from rollwright.cli.train import train
 from rollwright.cli.training_view import live_table
@@ -59,19 +60,29 @@ def command(*words: str | Path) -> Any:
     return result
 
 
+def profiled(folder: Path) -> str:
+    app = typer.Typer()
+    app.command()(profile)
+    return CliRunner().invoke(app, [str(folder)]).output
+
+
 def test_a_file_becomes_a_trained_model_with_its_validations_and_where_every_rollout_went(
     file: Path, tmp_path: Path
 ) -> None:
-    result = command(file, "seed=7", "--runs", tmp_path / "runs")
+    result = command(file, "seed=7", "profile_steps=2", "--runs", tmp_path / "runs")
     assert result.exit_code == 0, result.output
     assert "after step" in result.output
     assert "where every rollout went" in result.output
+    for rollouts in (16, 24):  # after two steps, and at the end
+        assert result.output.count(f"profile of the last {rollouts} rollouts") == 1
+    assert result.output.count("verdict: ") == 2
     folder = tmp_path / "runs" / "odd"
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert [each["step"] for each in summary["training"]["validations"]] == [0, 2, 3]
     assert summary["ledger"]["delivered"] == 3 * 8 + 3 * 2
     assert summary["training"]["version"] == 3
     assert load_policy(folder / "model").renderer is not None, "the tokenizer came along"
+    assert "profile of odd" in profiled(folder)
     resume(folder, live=False)  # `rollwright resume` knows that this run trains
     finished = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert finished["training"]["weights"] == summary["training"]["weights"]

@@ -103,7 +103,8 @@ class Session:
     def waiting(self, phase: Phase, name: str = "", *, agent: str = "") -> Waiting:
         """`with session.waiting(Phase.TOOL, "search", agent="solver"):` puts the time in it down to that phase.
 
-        Waits may overlap, also with generations, which are noted already.
+        Waits may overlap, also with generations, which are noted already. `with waiting.in_line():` inside it takes a part
+        out, for what others hold: a place in a pool, a limit.
         """
         return self.stopwatch.waiting(phase, name, agent)
 

@@ -7,7 +7,8 @@ because each turn of each episode pays for three.
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -30,8 +31,21 @@ class Waiting(msgspec.Struct, gc=False, eq=False):
     """Sampled in it; for whoever knows to say."""
     served: float | None = None
     """Of a generation: seconds that the engine says it took. `None`: it does not say."""
+    lined: float = 0.0
+    """Seconds of it in line for what others hold."""
+    in_line_since: float | None = None
+    """By the stopwatch's clock; `None`: it is not."""
     start: float = 0.0
     """By the stopwatch's clock."""
+
+    @contextmanager
+    def in_line(self) -> Iterator[None]:
+        """The time that passes inside is put down to `Phase.LOCK` instead."""
+        self.in_line_since = self.watch.clock()
+        try:
+            yield
+        finally:
+            self._leave_line(self.watch.clock())
 
     def __enter__(self) -> Self:
         watch = self.watch
@@ -45,11 +59,19 @@ class Waiting(msgspec.Struct, gc=False, eq=False):
         watch, start = self.watch, self.start
         now = watch.clock()
         watch.open.discard(self)
+        self._leave_line(now)
         if self.served is not None:
-            start = watch.note_way(self, now)
+            start = watch.note_before(self, Phase.TRANSPORT, now - start - max(self.served, 0.0))
+        elif self.lined > 0:
+            start = watch.note_before(self, Phase.LOCK, min(self.lined, now - start))
         watch.waits.append(
             Wait(self.phase, start - watch.started, now - start, self.agent, self.name, self.tokens)
         )
+
+    def _leave_line(self, now: float) -> None:
+        if self.in_line_since is not None:
+            self.lined += now - self.in_line_since
+            self.in_line_since = None
 
 
 class Stopwatch:
@@ -68,20 +90,22 @@ class Stopwatch:
     @property
     def phase(self) -> Phase:
         """What is waited for now."""
-        phases = [waiting.phase for waiting in tuple(self.open)]
+        phases = [
+            waiting.phase if waiting.in_line_since is None else Phase.LOCK for waiting in tuple(self.open)
+        ]
         return min(phases, key=_PRECEDENCE.__getitem__, default=Phase.AGENT)
 
     def waiting(self, phase: Phase, name: str = "", agent: str = "") -> Waiting:
         return Waiting(self, phase, name, agent)
 
-    def note_way(self, waiting: Waiting, now: float) -> float:
-        """Where the engine says what it took, the rest was the way, put before it; gives where its own part starts."""
+    def note_before(self, waiting: Waiting, phase: Phase, seconds: float) -> float:
+        """A part of a wait was for something else: the way to the engine, or what others hold. It is put before the
+        wait, as one piece; gives where the wait's own part starts."""
         start = waiting.start
-        way = now - start - max(waiting.served or 0.0, 0.0)
-        if way <= 0:
+        if seconds <= 0:
             return start
-        self.waits.append(Wait(Phase.TRANSPORT, start - self.started, way, waiting.agent, waiting.name))
-        return start + way
+        self.waits.append(Wait(phase, start - self.started, seconds, waiting.agent, waiting.name))
+        return start + seconds
 
     def read(self) -> Timing:
         """All that was noted so far; what is still under way, such as a call that was given up, ends now."""

@@ -11,18 +11,20 @@ from rich.console import Console
 
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
+from rollwright.cli.profile import RecentProfile
 from rollwright.cli.run import summary_of
 from rollwright.cli.tables import ledger_table
 from rollwright.cli.training_view import TrainingView, training_table, validation_table
 from rollwright.config import RunConfig, build, load
 from rollwright.errors import ConfigError
 from rollwright.observe.statistics import batch_row
+from rollwright.rollout import Batch
 from rollwright.rollout.episode import level_seed
 from rollwright.run.assembly import SettingsTable
 from rollwright.run.baselines import Baseline, baseline
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
 from rollwright.run.training_assembly import make_policy
-from rollwright.run.training_run import TrainingRun
+from rollwright.run.training_run import Row, TrainingRun
 
 
 def train(
@@ -61,17 +63,34 @@ def train(
     settings = _settings(config, changes, from_run)
     policy = make_policy(settings)  # what is wrong shows before anything is written
     folder, settings = RunFolder.create(runs, settings)
-    run = TrainingRun(settings, folder, policy=policy, store=folder.store_address(store), row=batch_row)
-    _train(run, live=live)
-
-
-def go_on(run: Path, *, store: str | None = None, live: bool = True) -> None:
-    """The rest of a training run that stopped anywhere."""
-    settings = RunReader(run).config
-    policy = make_policy(settings)
-    folder = RunFolder.reopen(run)
+    screen = console()
+    recent = RecentProfile(screen, settings)
     address = folder.store_address(store)
-    _train(TrainingRun(settings, folder, resume=True, policy=policy, store=address, row=batch_row), live=live)
+    run = TrainingRun(settings, folder, policy=policy, store=address, row=_profiled(recent))
+    _train(run, screen, recent, live=live)
+
+
+def go_on(path: Path, *, store: str | None = None, live: bool = True) -> None:
+    """The rest of a training run that stopped anywhere."""
+    settings = RunReader(path).config
+    policy = make_policy(settings)
+    folder = RunFolder.reopen(path)
+    address = folder.store_address(store)
+    screen = console()
+    recent = RecentProfile(screen, settings)
+    run = TrainingRun(settings, folder, resume=True, policy=policy, store=address, row=_profiled(recent))
+    _train(run, screen, recent, live=live)
+
+
+def _profiled(recent: RecentProfile) -> Row:
+    """Every batch goes into the profile on its way into the record."""
+
+    def row(mode: str, step: int, seconds: float, batch: Batch) -> dict[str, Any]:
+        if mode == "train":
+            recent.add(step + 1, batch.trajectories)
+        return batch_row(mode, step, seconds, batch)
+
+    return row
 
 
 def _settings(config: Path | None, changes: list[str], from_run: Path | None) -> RunConfig:
@@ -88,12 +107,14 @@ def _settings(config: Path | None, changes: list[str], from_run: Path | None) ->
     return build({**content, "training": content.get("training") or {}}, changes, source=str(file))
 
 
-def _train(run: TrainingRun, *, live: bool) -> None:
-    if run_async(execute(run, console(), live=live))["interrupted"]:
+def _train(run: TrainingRun, screen: Console, recent: RecentProfile, *, live: bool) -> None:
+    if run_async(execute(run, screen, recent, live=live))["interrupted"]:
         raise typer.Exit(130)
 
 
-async def execute(run: TrainingRun, screen: Console, *, live: bool = True) -> dict[str, Any]:
+async def execute(
+    run: TrainingRun, screen: Console, recent: RecentProfile, *, live: bool = True
+) -> dict[str, Any]:
     """Trains to the end; returns the summary, which is also in the run folder."""
     started = time.monotonic()
     interrupted = False
@@ -116,16 +137,23 @@ async def execute(run: TrainingRun, screen: Console, *, live: bool = True) -> di
         summary |= {"seconds": round(seconds, 3), "training": run.summary(), "interrupted": interrupted}
         summary["error"] = str(failure) if failure is not None else None
         run.folder.finish(summary)
-    _show(run, summary, screen, await _chance_and_perfection(run))
+    _show(run, summary, screen, recent, await _chance_and_perfection(run))
     return summary
 
 
-def _show(run: TrainingRun, summary: dict[str, Any], screen: Console, beside: dict[str, Baseline]) -> None:
+def _show(
+    run: TrainingRun,
+    summary: dict[str, Any],
+    screen: Console,
+    recent: RecentProfile,
+    beside: dict[str, Baseline],
+) -> None:
     if run.validations:
         screen.print(validation_table(run.validations, beside))
     screen.print(training_table(summary))
     if run.local is not None:
         screen.print(ledger_table(summary))
+    recent.print()
     if summary["interrupted"]:
         screen.print(
             f"[yellow]interrupted:[/] go on with `rollwright train --resume {run.folder.path}`",
