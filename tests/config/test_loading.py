@@ -105,7 +105,19 @@ GOOD = {"train_env_manager": {"num_env_groups": 4, "group_size": 2, "tags": ["Fr
             "train_env_manager.group_sise: unknown key; did you mean `group_size`?",
         ),
         ("sede=4", "sede: unknown key; did you mean `seed`?"),
-        ("policy.slot=4", "policy.simulated.slot: unknown key; did you mean `slots`?"),
+        (
+            "policies.simulated={kind: simulated, slot: 4}",
+            "policies.simulated.slot: unknown key; did you mean",
+        ),
+        (
+            "orchestras.math={kind: math, agents: {solver: {promt: x}}}",
+            "orchestras.math.agents.solver.promt: unknown key; did you mean `prompt`?",
+        ),
+        (
+            "train_env_manager.filters=[{kind: overlong, limt: 3}]",
+            "filters.0.limt: unknown key; did you mean",
+        ),
+        ("policy.slot=4", "policy.slot: unknown key; did you mean `slots`?"),
         ("custom_envs.Mine.max_step=4", "custom_envs.Mine.max_step: unknown key; did you mean `max_steps`?"),
         (
             "train_env_manager.group_size=0",

@@ -7,7 +7,8 @@ names the nearest one.
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -81,10 +82,9 @@ def _name_from(file: Path) -> str:
 
 
 def _explain(error: ErrorDetails) -> str:
-    place = [str(part) for part in error["loc"]]
+    place, known = _place_of([str(part) for part in error["loc"]])
     key = ".".join(place)
     if error["type"] == "extra_forbidden":
-        known = _keys_at(place[:-1])
         nearest = get_close_matches(place[-1], known, n=1)
         hint = f"did you mean `{nearest[0]}`?" if nearest else f"known here: {', '.join(sorted(known))}"
         return f"{key}: unknown key; {hint}"
@@ -98,29 +98,38 @@ def _explain(error: ErrorDetails) -> str:
     return f"{key}: got {error['input']!r}; {_one_line(error['msg'])}"
 
 
-def _keys_at(place: Sequence[str]) -> list[str]:
-    """The keys that the model at this place of the configuration knows."""
-    models: list[type[BaseModel]] = [RunConfig]
-    for part in place:
-        found: list[type[BaseModel]] = []
-        for model in models:
-            if part in model.model_fields:
-                found += _models_in(model.model_fields[part].annotation)
-            else:  # a key chosen by the user (a tag), or the kind that a union was decided by
-                found += [model] if _kind_of(model) in (part, None) else []
-        models = found
-    return [key for model in models for key in model.model_fields]
+def _place_of(loc: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A place as it stands in the file, without the kinds that unions were decided by, and the keys that are known
+    beside its last one."""
+    place: list[str] = []
+    known: list[str] = []
+    here: list[Any] = [RunConfig]
+    for part in loc:
+        choices = [choice for annotation in here for choice in _choices(annotation)]
+        models = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
+        decided = [model for model in models if len(models) > 1 and part in _kinds_of(model)]
+        if decided:
+            here = decided
+            continue
+        place.append(part)
+        known = [key for model in models for key in model.model_fields]
+        here = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+        here += [get_args(choice)[-1] for choice in choices if get_origin(choice) in (dict, list)]
+    return place, known
 
 
-def _kind_of(model: type[BaseModel]) -> str | None:
+def _choices(annotation: Any) -> list[Any]:
+    """What a union is of; anything else is one choice."""
+    if get_origin(annotation) is Annotated:
+        return _choices(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [choice for each in get_args(annotation) for choice in _choices(each)]
+    return [annotation]
+
+
+def _kinds_of(model: type[BaseModel]) -> tuple[Any, ...]:
     field = model.model_fields.get("kind")
-    return None if field is None else str(get_args(field.annotation)[0])
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]
+    return () if field is None else get_args(field.annotation)
 
 
 def _one_line(message: str) -> str:
