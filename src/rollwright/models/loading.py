@@ -13,6 +13,7 @@ from rollwright.hardware.devices import device_name
 from rollwright.hardware.threads import Threads, claim_threads
 from rollwright.models.cache import is_fetched, model_folder
 from rollwright.models.catalogue import CATALOGUE
+from rollwright.models.hub import download, is_hub_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,7 +22,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def resolve(model: str | Path) -> str:
-    """What transformers is to be given for a folder, a name of the catalogue or an `owner/name`."""
+    """The folder of a model: itself, of a name of the catalogue, or of an `owner/name`, downloaded if need be."""
     if Path(model).is_dir():
         return str(model)
     name = str(model)
@@ -29,8 +30,8 @@ def resolve(model: str | Path) -> str:
         if not is_fetched(name):
             raise ConfigError(f"model {name}: is not on this machine; run `rollwright model fetch {name}`")
         return str(model_folder(name))
-    if isinstance(model, str) and model.count("/") == 1 and all(model.split("/")):
-        return model
+    if isinstance(model, str) and is_hub_name(model):
+        return str(download(model))
     known = ", ".join(CATALOGUE)
     raise ConfigError(f"model {name!r}: no such folder; accepted: a folder, {known}, or owner/name on a hub")
 

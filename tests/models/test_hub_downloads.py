@@ -1,0 +1,207 @@
+"""Row E5: downloads against a real server on this machine, which stalls, cuts, refuses and changes as told."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollwright.models.cache import CACHE_VARIABLE
+from rollwright.models.hub import DownloadError, DownloadRules, download, hub_folder, local_copy
+
+NAME = "owner/tiny"
+WEIGHTS = bytes(range(256)) * 4096
+FILES = {"config.json": b'{"model_type": "llama"}', "model.safetensors": WEIGHTS, "evil.bin": b"pickle"}
+QUICK = DownloadRules(timeout=1.0, total_timeout=30.0, retries=2, first_pause=0.01)
+
+
+class Hub(ThreadingHTTPServer):
+    """Speaks as much of a hub's language as a download needs."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.asked: list[tuple[str, str | None]] = []
+        """Paths and ranges, in order."""
+        self.fail_with: list[int] = []
+        """Codes of the next answers."""
+        self.cut_after: list[int] = []
+        """Bytes after which the next answers with weights break off."""
+        self.stall = False
+        """Whether weights never come."""
+        self.ranges = True
+        self.sha256 = sha256(WEIGHTS).hexdigest()
+        self.told: list[str | None] = []
+        """The tokens that were shown to it."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        hub = self.server
+        hub.asked.append((self.path, self.headers.get("Range")))
+        hub.told.append(self.headers.get("Authorization"))
+        if hub.fail_with:
+            self.send_error(hub.fail_with.pop(0))
+        elif self.path.startswith(f"/api/models/{NAME}/revision/main"):
+            rows: list[dict[str, Any]] = [{"rfilename": each, "size": len(FILES[each])} for each in FILES]
+            rows[1]["lfs"] = {"size": len(WEIGHTS), "sha256": hub.sha256}
+            self._send(json.dumps({"sha": "abc", "siblings": rows}).encode())
+        elif self.path.startswith(f"/{NAME}/resolve/abc/"):
+            self._file(FILES[self.path.rpartition("/")[2]])
+        else:
+            self.send_error(404)
+
+    def _file(self, content: bytes) -> None:
+        hub = self.server
+        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        whole = not (hub.ranges and start)
+        start = 0 if whole else start
+        self.send_response(200 if whole else 206)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        if content is not WEIGHTS:
+            self.wfile.write(content[start:])
+            return
+        if hub.stall:
+            time.sleep(5)
+            return
+        until = start + hub.cut_after.pop(0) if hub.cut_after else len(content)
+        self.wfile.write(content[start:until])
+
+    def _send(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    server = Hub()
+    serving = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    serving.start()
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DOWNLOAD_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def weight_ranges(hub: Hub) -> list[str | None]:
+    return [asked for path, asked in hub.asked if path.endswith("model.safetensors")]
+
+
+def test_a_model_comes_whole_and_once_and_without_what_would_be_unpickled(hub: Hub) -> None:
+    folder = download(NAME, QUICK)
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == {
+        name: FILES[name] for name in ("config.json", "model.safetensors")
+    }
+    asked = len(hub.asked)
+    assert download(NAME, QUICK) == folder
+    assert len(hub.asked) == asked
+
+
+def test_a_cut_connection_is_gone_on_with_where_it_broke(hub: Hub) -> None:
+    hub.cut_after = [100_000, 200_000]
+    assert (download(NAME, QUICK) / "model.safetensors").read_bytes() == WEIGHTS
+    assert weight_ranges(hub) == [None, "bytes=100000-", "bytes=300000-"]
+
+
+def test_what_came_survives_the_process_and_is_not_paid_twice(hub: Hub) -> None:
+    hub.cut_after = [100_000, 0, 0]
+    with pytest.raises(DownloadError, match="MB came and are kept"):
+        download(NAME, DownloadRules(timeout=1, retries=1, first_pause=0.01))
+    assert not hub_folder(NAME).exists()
+    assert (download(NAME, QUICK) / "model.safetensors").read_bytes() == WEIGHTS
+    assert weight_ranges(hub)[-1] == "bytes=100000-"
+
+
+def test_a_server_without_ranges_sends_it_all_again(hub: Hub) -> None:
+    hub.ranges = False
+    hub.cut_after = [100_000]
+    assert (download(NAME, QUICK) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_passing_failures_are_tried_again_and_others_are_not(hub: Hub) -> None:
+    hub.fail_with = [503, 429]
+    download(NAME, QUICK)
+    hub.fail_with = [500] * 9
+    with pytest.raises(
+        DownloadError, match=r"3 tries in a row failed, the last: HTTP 500.*HF_HUB_DOWNLOAD_TIMEOUT"
+    ):
+        download("owner/other", QUICK)
+    assert len(hub.fail_with) == 6
+    hub.fail_with = [401]
+    with pytest.raises(DownloadError, match=r"asks for an account .*set HF_TOKEN"):
+        download("owner/other", QUICK)
+    hub.fail_with = []
+    with pytest.raises(DownloadError, match="has no such model; check the name"):
+        download("owner/other", QUICK)
+
+
+def test_a_server_that_stalls_is_left_within_the_limits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.stall = True
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "0.2")
+    with pytest.raises(DownloadError, match=r"3 tries in a row failed, the last: .*timed out"):
+        download(NAME, QUICK)
+    with pytest.raises(DownloadError, match=r"not done in 0\.5 s"):
+        download(NAME, DownloadRules(retries=100, first_pause=0.05, total_timeout=0.5))
+
+
+def test_damaged_weights_are_not_kept(hub: Hub) -> None:
+    hub.sha256 = "0" * 64
+    with pytest.raises(DownloadError, match=r"model\.safetensors came damaged and was removed"):
+        download(NAME, QUICK)
+    assert not hub_folder(NAME).exists()
+    hub.sha256 = sha256(WEIGHTS).hexdigest()
+    download(NAME, QUICK)
+
+
+def test_offline_makes_no_request(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DownloadError, match="offline mode is on; unset HF_HUB_OFFLINE, copy"):
+        download(NAME, QUICK)
+    assert not hub.asked
+
+
+def test_what_another_tool_has_downloaded_is_used(hub: Hub, tmp_path: Path) -> None:
+    theirs = tmp_path / "hf" / "hub" / "models--owner--tiny"
+    snapshot = theirs / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (theirs / "refs").mkdir()
+    (theirs / "refs" / "main").write_text("abc")
+    assert local_copy(NAME) is None
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_bytes(FILES[name])
+    assert download(NAME, QUICK) == snapshot
+    assert not hub.asked
+
+
+def test_the_timeout_is_120_seconds_unless_the_variable_says_otherwise() -> None:
+    assert DownloadRules().in_environment({}).timeout == 120
+    assert DownloadRules().in_environment({"HF_HUB_DOWNLOAD_TIMEOUT": "7"}).timeout == 7
+    assert DownloadRules(timeout=9).in_environment({"HF_HUB_DOWNLOAD_TIMEOUT": "soon"}).timeout == 9
+
+
+def test_a_token_is_shown_to_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    download(NAME, QUICK)
+    assert set(hub.told) == {"Bearer secret"}
