@@ -24,6 +24,7 @@ from rollwright.cli import (
     run,
     show,
     swarm,
+    swarm_supervision,
     train,
     workers,
 )
@@ -71,6 +72,7 @@ app.command("show")(show.show)
 app.command("profile")(profile.profile)
 app.command("plot")(plot.plot)
 app.command("export")(export.export)
+swarm_supervision.register(swarm.swarm_app)
 app.add_typer(swarm.swarm_app, name="swarm")
 
 
