@@ -2,20 +2,26 @@
 
 import re
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
 from rollwright.config import RunConfig
-from rollwright.config.loading import _models_in
 
 PACKAGE = Path(__file__).parents[2] / "src" / "rollwright"
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in models_in(part)]
 
 
 def models(root: type[BaseModel]) -> set[type[BaseModel]]:
     found = {root}
     for field in root.model_fields.values():
-        for model in _models_in(field.annotation):
+        for model in models_in(field.annotation):
             found |= models(model)
     return found
 
