@@ -89,8 +89,25 @@ class EnvManagerConfig(Settings):
         return slots
 
 
+class CurriculumConfig(Settings):
+    """Environments with a setting `level` begin at level 0; each tag goes up when it is done well, and down when it is
+    not."""
+
+    levels: PositiveInt = 3
+    """From 0 on."""
+    raise_at: Annotated[float, Field(ge=0, le=1)] = 0.75
+    """Mean reward of the last groups at which the next level begins."""
+    lower_at: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Mean reward below which the level before is played again. 0: never."""
+    window: PositiveInt = 8
+    """Groups that are looked at."""
+
+
 class TrainEnvManagerConfig(EnvManagerConfig):
     """Environments that make training data."""
+
+    curriculum: CurriculumConfig | None = None
+    """Unset: every tag is played as its settings say."""
 
 
 class ValEnvManagerConfig(EnvManagerConfig):

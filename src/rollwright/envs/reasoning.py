@@ -13,6 +13,7 @@ from typing import Any, Self
 from rollwright.envs import scoring
 from rollwright.envs.answers import ANSWER_PATTERN, AnswerFormat
 from rollwright.envs.base import Info, Prompts, Reset, Step
+from rollwright.envs.scoring.messages import LEVEL
 from rollwright.envs.scoring.service import SCORE_SECONDS
 from rollwright.errors import ConfigError, RollwrightError
 
@@ -28,13 +29,15 @@ class ReasoningGym:
         self,
         dataset: str,
         *,
+        level: int | None = None,
         format_penalty: float = 0.0,
         score_seconds: float = SCORE_SECONDS,
         action_pattern: str = ANSWER_PATTERN,
         answer_template: str | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of the dataset; `score_seconds` is the time in which an answer must be scored."""
+        """`options` are those of the dataset; `level` is one of its curriculum's, from 0 on, over which the options
+        win. `score_seconds` is the time in which an answer must be scored."""
         if find_spec("reasoning_gym") is None:
             raise ConfigError("reasoning-gym is not installed; install rollwright[reasoning]")
         if format_penalty > 0:
@@ -42,14 +45,14 @@ class ReasoningGym:
         if score_seconds <= 0:
             raise ConfigError(f"score_seconds must be above 0, got {score_seconds}")
         self._dataset = dataset
-        self._options: Mapping[str, Any] = options
+        self._options: Mapping[str, Any] = options if level is None else {LEVEL: level, **options}
         self._format_penalty = format_penalty
         self._score_seconds = score_seconds
         self._format = AnswerFormat(action_pattern, answer_template)
         self._seed = 0
         self._entry: scoring.Entry | None = None
         """The open question; `None`: no episode is running."""
-        scoring.shared().check(dataset, options)
+        scoring.shared().check(dataset, self._options)
 
     @property
     def instruction(self) -> str:

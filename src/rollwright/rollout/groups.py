@@ -129,8 +129,9 @@ class GroupBook:
         mode: str,
         prefix: str,
         levels: int | None = None,
+        tag_of: Callable[[str], str] = str,
     ) -> None:
-        """`levels`: groups in the stream; one that is dropped is then not replaced by another. `None`: no end."""
+        """`tag_of`: what to play for a slot's tag, when a group of it is opened. `levels`: groups in the stream; one that is dropped is then not replaced by another. `None`: no end."""
         self.ledger = Ledger()
         self.dropped_in_a_row = 0
         """Groups dropped since one last became complete."""
@@ -140,6 +141,7 @@ class GroupBook:
         self._mode = mode
         self._prefix = prefix
         self._levels = levels
+        self._tag_of = tag_of
         self._swept = 0
         """The policy version for which groups that are too old were last dropped."""
         self._next_index = 0
@@ -184,7 +186,7 @@ class GroupBook:
         group = Group(
             group_id=f"{self._prefix}-g{index}",
             index=index,
-            tag=self._slot_tags[index % len(self._slot_tags)],
+            tag=self._tag_of(self._slot_tags[index % len(self._slot_tags)]),
             seed=level_seed(self._run_seed, self._mode, index),
         )
         self._open[group.group_id] = group

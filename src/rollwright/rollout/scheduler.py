@@ -88,6 +88,7 @@ class RolloutScheduler:
         resources_id: str | None = None,
         forget: bool = False,
         delivered: Collection[str] | None = None,
+        tag_of: Callable[[str], str] = str,
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
@@ -95,6 +96,7 @@ class RolloutScheduler:
 
         `resources_id` tells workers in other processes where the run's settings are. `delivered` is given to go on
         with a stream that is in the store already: the groups that were handed out before.
+        `tag_of` says what is played for a slot's tag, see `Curriculum`.
         With `forget`, what the book has taken over is deleted from the store, so that a store in memory does not grow.
         `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
         a rollout that failed for good, and the reason.
@@ -126,6 +128,7 @@ class RolloutScheduler:
             mode=mode,
             prefix=f"{config.name}.{stream or mode}",
             levels=None if mode == "train" else manager.num_env_groups,
+            tag_of=tag_of,
         )
         self._forget = forget
         self._resources_id = resources_id

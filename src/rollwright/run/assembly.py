@@ -1,6 +1,7 @@
 """From a configuration to how episodes are played. This box alone knows both sides."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
@@ -14,6 +15,7 @@ from rollwright.config import (
 from rollwright.envs.base import Env, Prompts
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Sampling
+from rollwright.rollout.curriculum import Curriculum, CurriculumRules, level_tag
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits, Strategy
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.function import AgentFunction
@@ -36,6 +38,18 @@ class SettingsTable:
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
             self._settings["train", tag] = replace(train, filters=stopping)
             self._settings["val", tag] = replace(train, sampling=greedy, max_staleness=None, strategy=single)
+        self._add_levels(config)
+
+    def _add_levels(self, config: RunConfig) -> None:
+        for tag, level in _level_tags(config):
+            played = self._settings["train", tag]
+            env_config = {**played.env_config, "level": level}
+            registry.make(played.env_type, env_config)  # a level that does not exist shows here
+            self._settings["train", level_tag(tag, level)] = replace(played, env_config=env_config)
+
+    def training_tags(self) -> list[str]:
+        """All that may be played in training, levels too."""
+        return [tag for mode, tag in self._settings if mode == "train"]
 
     def __call__(self, episode: Episode) -> EpisodeSettings:
         try:
@@ -43,6 +57,36 @@ class SettingsTable:
         except KeyError:
             known = ", ".join(sorted({tag for _, tag in self._settings})) or "no environments"
             raise ConfigError(f"tag `{episode.tag}` is not part of this run; it plays {known}") from None
+
+
+def build_curriculum(config: RunConfig) -> Curriculum | None:
+    """Of the training stream, where there is one; nobody's level has changed yet."""
+    manager = config.train_env_manager
+    if manager is None or manager.curriculum is None:
+        return None
+    told = manager.curriculum
+    rules = CurriculumRules(told.levels, told.raise_at, told.lower_at, told.window)
+    return Curriculum(rules, dict.fromkeys(tag for tag, _ in _level_tags(config)))
+
+
+def _level_tags(config: RunConfig) -> Iterator[tuple[str, int]]:
+    """The training tags that have levels, with each of these."""
+    manager = config.train_env_manager
+    if manager is None or manager.curriculum is None:
+        return
+    known = config.custom_envs
+    leveled = [
+        tag
+        for tag in manager.tags
+        if registry.takes((known[tag].env_type if tag in known else None) or tag, "level")
+    ]
+    if not leveled:
+        raise ConfigError(
+            f"train_env_manager.curriculum: none of {', '.join(manager.tags)} has levels; leave it out"
+        )
+    for tag in leveled:
+        for level in range(manager.curriculum.levels):
+            yield tag, level
 
 
 def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSettings:

@@ -22,7 +22,7 @@ from rollwright.rollout.capacity import START
 from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import build_filters
-from rollwright.run.assembly import SettingsTable, make_env
+from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
 from rollwright.run.fleet import Fleet
 from rollwright.run.garbage import rare_collections
 from rollwright.run.orchestras import build_run_policy
@@ -70,6 +70,8 @@ class LocalRun:
             raise ConfigError("train_env_manager: nothing to play; give this, val_env_manager, or both")
         self.config = config
         self.settings = SettingsTable(config)
+        self.curriculum = build_curriculum(config)
+        """Of the training stream; `None`: every tag is played as its settings say."""
         for manager in self._managers():
             build_filters(manager)  # a wrong one shows here, before anything is written
         self.policy = build_run_policy(config, policy)
@@ -209,7 +211,12 @@ class LocalRun:
         """The next training batch; see `RolloutScheduler.get_batch`."""
         if self._training is None:
             raise ConfigError("train_env_manager: is not set, so there are no training batches")
-        return await self._unless_broken(self._training.get_batch(batch_size or self.config.batch_size))
+        batch = await self._unless_broken(self._training.get_batch(batch_size or self.config.batch_size))
+        if self.curriculum is not None:
+            for group in batch.groups:
+                rewards = [each.reward for each in group.trajectories]
+                self.curriculum.observe(group.tag, sum(rewards) / len(rewards))
+        return batch
 
     async def evaluate(self, number: int | None = None) -> Batch:
         """Plays every validation level once, greedily; the levels are the same each time.
@@ -240,6 +247,7 @@ class LocalRun:
             resources_id=self.config.name,
             forget=self._forget,
             delivered=delivered,
+            tag_of=self.curriculum.tag if self.curriculum is not None and mode == "train" else str,
             on_finished=self.on_finished,
             on_failed=self.on_failed,
         )

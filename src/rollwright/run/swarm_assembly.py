@@ -69,10 +69,8 @@ def exchange_limits(config: RunConfig) -> ExchangeLimits:
 
 def task_book(config: RunConfig) -> TaskBook:
     """What this node plays, and so can check."""
-    manager = config.train_env_manager
-    assert manager is not None, "see `node_config`"
     table = SettingsTable(config)
-    return TaskBook({tag: table(Episode(tag, 0, "train", "", 0, 0, 0)) for tag in manager.tags})
+    return TaskBook({tag: table(Episode(tag, 0, "train", "", 0, 0, 0)) for tag in table.training_tags()})
 
 
 async def open_transport(

@@ -206,7 +206,7 @@ class TrainingRun:
         return validated
 
     def _rollouts(self, policy: Policy) -> LocalRun:
-        return LocalRun(
+        local = LocalRun(
             self.config,
             policy=policy,
             store=self._store,
@@ -214,6 +214,9 @@ class TrainingRun:
             on_finished=self._on_finished,
             on_failed=self.folder.add_failure,
         )
+        if local.curriculum is not None and self._rows:
+            local.curriculum.restore(self._rows[-1].get("curriculum", {}))
+        return local
 
     def _delivered(self) -> list[str]:
         """The groups of the record that came from the scheduler."""
@@ -285,6 +288,8 @@ class TrainingRun:
         own = [each for each in batch.trajectories if self._is_own(each.group_id)]
         tokens = sum(each.sampled_tokens for each in own)
         row = {**self._row("train", step, seconds, batch), "own": len(own), "tokens": tokens}
+        if self.local is not None and self.local.curriculum is not None:
+            row["curriculum"] = self.local.curriculum.state()
         self.folder.add_metrics(row)
         self._rows.append(row)
         self.bias.add_trained(len(own), tokens)

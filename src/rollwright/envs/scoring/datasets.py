@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy.random  # numpy loads it late otherwise, in every fork again
-from reasoning_gym.factory import DATASETS, create_dataset
+from reasoning_gym.factory import CURRICULA, DATASETS, create_dataset
 
 from rollwright.envs.nearest import suggestion
-from rollwright.envs.scoring.messages import Ask, Entry, Refusal, Request, Result, Score
+from rollwright.envs.scoring.messages import LEVEL, Ask, Entry, Refusal, Request, Result, Score
 
 _SET_HERE = ("seed", "size")
 """Options of every dataset that follow from the seed of the episode."""
@@ -24,14 +24,17 @@ _FULL_MARKS = 1.0
 
 def respond(request: Request, lock_in: Callable[[], None]) -> Result:
     """`lock_in` is called when the question stands, before any code sees the answer."""
-    if refusal := _wrong_config(request):
+    options = _with_level(request.dataset, request.options)
+    if isinstance(options, Refusal):
+        return options
+    if refusal := _wrong_config(request.dataset, options):
         return refusal
     if request.ask is Ask.CHECK:
         return Entry()
     random.seed(request.seed)
     numpy.random.seed(request.seed % 2**32)
     try:
-        dataset = create_dataset(request.dataset, seed=request.seed, size=1, **request.options)
+        dataset = create_dataset(request.dataset, seed=request.seed, size=1, **options)
         entry = dataset[0]
     except Exception as error:  # noqa: BLE001 - foreign code may raise anything
         return Refusal(f"{request.dataset}: seed {request.seed} gives no question: {_line(error)}", False)
@@ -51,8 +54,29 @@ def _score(dataset: Any, answer: str, entry: dict[str, Any]) -> Score:
     return Score(min(max(value, 0.0), _FULL_MARKS)) if math.isfinite(value) else Score(0.0, failed=True)
 
 
-def _wrong_config(request: Request) -> Refusal | None:
-    name, options = request.dataset, request.options
+def _with_level(name: str, options: dict[str, Any]) -> dict[str, Any] | Refusal:
+    """The options, with those that a level stands for below them."""
+    if LEVEL not in options:
+        return options
+    level, rest = options[LEVEL], {key: value for key, value in options.items() if key != LEVEL}
+    if name not in DATASETS:
+        return rest
+    if name not in CURRICULA:
+        return Refusal(f"{name} has no levels; leave `{LEVEL}` out", True)
+    curriculum = CURRICULA[name]()
+    highest = max(len(each.levels) for each in curriculum.attributes.values()) - 1
+    if not isinstance(level, int) or not 0 <= level <= highest:
+        return Refusal(f"{name} has no level {level!r}; accepted: 0 to {highest}", True)
+    for key, each in curriculum.attributes.items():
+        curriculum.set_attr_level(key, min(level, len(each.levels) - 1))
+    made = curriculum.generate_configuration()
+    below = {
+        each.name: getattr(made, each.name) for each in dataclasses.fields(made) if each.name not in _SET_HERE
+    }
+    return {**below, **rest}
+
+
+def _wrong_config(name: str, options: dict[str, Any]) -> Refusal | None:
     if name not in DATASETS:
         return Refusal(f"reasoning_gym has no dataset {name!r}{suggestion(name, DATASETS)}", True)
     config_class = DATASETS[name][1]

@@ -5,6 +5,9 @@ from typing import Any
 
 import msgspec
 
+LEVEL = "level"
+"""Beside a dataset's own options: a level of its curriculum. No dataset has an option of this name."""
+
 
 class Ask(StrEnum):
     """What is wanted."""

@@ -1,0 +1,70 @@
+"""Which level of an environment is played next: the one that the policy can almost do.
+
+Plain state in, decision out. A tag with levels is played as `TAG@LEVEL`, so that a group, its figures and whoever
+checks it elsewhere know which level it was. A level is left when the mean reward of its last groups is high enough, or
+too low; groups of a level that was left meanwhile do not count.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CurriculumRules:
+    """When to go up and down."""
+
+    levels: int
+    raise_at: float
+    lower_at: float
+    window: int
+    """Groups whose mean reward decides."""
+
+
+def level_tag(tag: str, level: int) -> str:
+    return f"{tag}@{level}"
+
+
+class Curriculum:
+    def __init__(self, rules: CurriculumRules, tags: Iterable[str]) -> None:
+        """`tags`: those that have levels; others are played as they are."""
+        self._rules = rules
+        self._levels = dict.fromkeys(tags, 0)
+        self._recent: dict[str, deque[float]] = {tag: deque(maxlen=rules.window) for tag in self._levels}
+
+    @property
+    def levels(self) -> Mapping[str, int]:
+        """Where each tag is now."""
+        return self._levels
+
+    def tag(self, tag: str) -> str:
+        """What to play for a slot of this tag."""
+        return level_tag(tag, self._levels[tag]) if tag in self._levels else tag
+
+    def observe(self, played: str, reward: float) -> None:
+        """A group of `played` was handed out, with this mean reward."""
+        tag = played.rpartition("@")[0]
+        if tag not in self._levels or played != self.tag(tag):
+            return
+        recent = self._recent[tag]
+        recent.append(reward)
+        if len(recent) < self._rules.window:
+            return
+        mean = sum(recent) / len(recent)
+        step = (mean >= self._rules.raise_at) - (mean < self._rules.lower_at)
+        level = min(max(self._levels[tag] + step, 0), self._rules.levels - 1)
+        if level != self._levels[tag]:
+            self._levels[tag] = level
+            recent.clear()
+
+    def state(self) -> dict[str, Any]:
+        """As plain data, for the record."""
+        return {tag: [level, list(self._recent[tag])] for tag, level in self._levels.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there; of tags that are gone nothing is kept."""
+        for tag, (level, recent) in state.items():
+            if tag in self._levels:
+                self._levels[tag] = min(int(level), self._rules.levels - 1)
+                self._recent[tag] = deque(map(float, recent), maxlen=self._rules.window)
