@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := src tests bench examples docs
+SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
@@ -17,7 +17,7 @@ $(READY): pyproject.toml
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	OMP_NUM_THREADS=1 $(BIN)/rollwright train configs/frozen_lake_train.yaml --report
 
 test: lint typecheck unit
 

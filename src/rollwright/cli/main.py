@@ -21,6 +21,7 @@ from rollwright.cli import (
     plot,
     profile,
     queue,
+    report,
     run,
     show,
     swarm,
@@ -71,6 +72,7 @@ app.command("play")(play.play)
 app.command("show")(show.show)
 app.command("profile")(profile.profile)
 app.command("plot")(plot.plot)
+app.command("report")(report.report)
 app.command("export")(export.export)
 swarm_supervision.register(swarm.swarm_app)
 app.add_typer(swarm.swarm_app, name="swarm")

@@ -7,9 +7,10 @@ from functools import partial
 import msgspec
 
 from rollwright.agents import EpisodeFailure
+from rollwright.config import RunConfig
 from rollwright.policies.base import Playable, Policy
 from rollwright.policies.players import OraclePlayer, RandomPlayer
-from rollwright.rollout.episode import CHAIN, Episode, new_session, play
+from rollwright.rollout.episode import CHAIN, Episode, level_seed, new_session, play
 from rollwright.run.assembly import SettingsTable, make_env
 
 EPISODES = 64
@@ -35,6 +36,16 @@ async def baseline(tag: str, seeds: Sequence[int], run_seed: int, table: Setting
         random=await _success(tag, often, run_seed, table, RandomPlayer()),
         oracle=await _success(tag, levels, run_seed, table, OraclePlayer()),
     )
+
+
+async def validation_baselines(config: RunConfig) -> dict[str, Baseline]:
+    """By tag, on the levels of validation; empty without one."""
+    manager = config.val_env_manager
+    levels: dict[str, list[int]] = {}
+    for index, tag in enumerate(manager.slot_tags() if manager is not None else ()):
+        levels.setdefault(tag, []).append(level_seed(config.seed, "val", index))
+    table = SettingsTable(config)
+    return {tag: await baseline(tag, seeds, config.seed, table) for tag, seeds in levels.items()}
 
 
 async def _success(

@@ -1,0 +1,259 @@
+"""What a model learned, in one picture and one page: its curve, where it stands, episodes before and after.
+
+Everything comes from the run's folder, so a report can be made at any time, of a run that is still going on too. The
+episodes are validation's, whose levels are the same every time: the first validation is before, the last one after.
+"""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from rollwright.errors import RollwrightError
+from rollwright.observe.plots import Points
+from rollwright.run.folder import RunReader
+from rollwright.trajectory import Trajectory, Turn
+
+CURVE, PAGE = "curve.png", "report.html"
+"""Files that a report leaves in the run's folder."""
+
+SHOWN = {(False, True): 4, (True, True): 1, (False, False): 1, (True, False): 1}
+"""Pairs of episodes on the page, by what became of them: mostly what was learned, and one of each other kind, so that
+what was lost or is still missing shows too."""
+
+MAX_BOARDS = 10
+"""Of one episode; a player that walks in circles needs no more to show it."""
+
+SMOOTHED = 10
+"""Batches in the running mean of the sampled curve: one batch alone is noise of a few points."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One player's share of solved levels."""
+
+    name: str
+    sampled: float | None
+    """`None`: was not played so."""
+    greedy: float | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same level before and after."""
+
+    before: Trajectory
+    after: Trajectory
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    name: str
+    sampled: Points
+    """Solved share of each batch that was trained on, by step."""
+    greedy: Points
+    """Solved share of each validation, by step."""
+    standings: Sequence[Standing]
+    pairs: Sequence[Pair]
+    figures: Mapping[str, str]
+    """What else is worth knowing, by name."""
+
+
+def report_of(reader: RunReader, standings: Sequence[Standing] = ()) -> TrainingReport:
+    """What a training run's folder tells; `standings` are players to compare with."""
+    rows = reader.metrics()
+    validations = [row for row in rows if row["mode"] == "val"]
+    if not validations:
+        raise RollwrightError(
+            f"{reader.path}: has no validation to report; set val_env_manager and eval_steps"
+        )
+    return TrainingReport(
+        name=reader.config.name,
+        sampled=[
+            (row["step"], share)
+            for row in rows
+            if row["mode"] == "train" and (share := _solved(row)) is not None
+        ],
+        greedy=[(row["step"], share) for row in validations if (share := _solved(row)) is not None],
+        standings=standings,
+        pairs=_pairs(reader, validations),
+        figures=_figures(reader.summary() or {}, rows),
+    )
+
+
+def write_report(report: TrainingReport, folder: Path) -> tuple[Path, Path]:
+    """Writes the curve and the page, which holds the curve too; gives their files."""
+    curve = _curve(report)
+    picture, page = folder / CURVE, folder / PAGE
+    picture.write_bytes(curve)
+    page.write_text(_page(report, curve), encoding="utf-8")
+    return picture, page
+
+
+def _solved(row: Mapping[str, Any]) -> float | None:
+    judged = [
+        (each["episodes"], each["success"]) for each in row["tags"].values() if each["success"] is not None
+    ]
+    episodes = sum(count for count, _ in judged)
+    return sum(count * share for count, share in judged) / episodes if episodes else None
+
+
+def _pairs(reader: RunReader, validations: Sequence[Mapping[str, Any]]) -> list[Pair]:
+    first, last = set(validations[0]["groups"]), set(validations[-1]["groups"])
+    if first == last:
+        return []
+    before: dict[tuple[str, int], Trajectory] = {}
+    after: dict[tuple[str, int], Trajectory] = {}
+    for each in reader.trajectories():
+        if each.group_id in first:
+            before[each.tag, each.seed] = each
+        elif each.group_id in last:
+            after[each.tag, each.seed] = each
+    left = dict(SHOWN)
+    chosen: dict[tuple[bool, bool], list[Pair]] = {kind: [] for kind in SHOWN}
+    for level, earlier in before.items():
+        if (later := after.get(level)) is None:
+            continue
+        kind = bool(earlier.success), bool(later.success)
+        if left[kind]:
+            left[kind] -= 1
+            chosen[kind].append(Pair(earlier, later))
+    return [pair for pairs in chosen.values() for pair in pairs]
+
+
+def _figures(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    trained = [row for row in rows if row["mode"] == "train"]
+    figures = {
+        "steps": f"{len(trained):,}",
+        "episodes trained on": f"{sum(row['trajectories'] for row in trained):,}",
+        "sampled tokens trained on": f"{sum(row.get('tokens', 0) for row in trained):,}",
+    }
+    if (seconds := summary.get("seconds")) is not None:
+        figures["time"] = f"{seconds / 60:.1f} min"
+    if weights := summary.get("training", {}).get("weights"):
+        figures["weights"] = str(weights)[:16]
+    return figures
+
+
+def _curve(report: TrainingReport) -> bytes:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RollwrightError("report needs matplotlib: install rollwright[dashboard]") from error
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axis = figure.subplots()
+    steps = [step for step, _ in report.sampled]
+    shares = [share for _, share in report.sampled]
+    axis.plot(steps, [100 * each for each in shares], color="tab:blue", alpha=0.25, linewidth=1)
+    axis.plot(
+        steps,
+        [100 * each for each in _smoothed(shares)],
+        color="tab:blue",
+        label="sampled, levels to train on",
+    )
+    axis.plot(
+        [step for step, _ in report.greedy],
+        [100 * share for _, share in report.greedy],
+        color="tab:orange",
+        marker="o",
+        label="greedy, validation levels",
+    )
+    for standing in report.standings:
+        if standing.sampled is not None and standing.greedy is not None:
+            continue  # a model: the curves show it
+        share = standing.sampled if standing.greedy is None else standing.greedy
+        if share is not None:
+            axis.axhline(100 * share, color="gray", linestyle=":", linewidth=1)
+            axis.annotate(
+                standing.name, (1, 100 * share), xycoords=("axes fraction", "data"), ha="right", va="bottom"
+            )
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+    axis.set(title=report.name, xlabel="step", ylabel="levels solved, %", ylim=(0, 104))
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
+    picture = BytesIO()
+    figure.savefig(picture, dpi=150, format="png")
+    return picture.getvalue()
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """The mean of each value and those before it."""
+    windows = (values[max(0, end - SMOOTHED) : end] for end in range(1, len(values) + 1))
+    return [sum(window) / len(window) for window in windows]
+
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .25rem 1rem .25rem 0; text-align: left }
+td.number, th.number { text-align: right } img { max-width: 100% }
+.episode { display: flex; flex-wrap: wrap; gap: .75rem; margin: .25rem 0 1rem }
+.board { font: 14px/1.25 ui-monospace, monospace; margin: 0; padding: .4rem .6rem; background: #f2f4f7;
+  border-radius: .3rem; white-space: pre }
+.answer { font-size: 12px; color: #555; text-align: center } .solved { color: #1a7f37 } .failed { color: #b42318 }
+"""
+
+
+def _page(report: TrainingReport, curve: bytes) -> str:
+    picture = base64.b64encode(curve).decode()
+    body = [
+        f"<h1>{escape(report.name)}</h1>",
+        f'<p><img alt="share of levels solved, by step" src="data:image/png;base64,{picture}"></p>',
+    ]
+    if report.standings:
+        body += ["<h2>Levels solved</h2>", _standings(report.standings)]
+    body += ["<h2>The run</h2>", "<table>"]
+    body += [
+        f'<tr><td>{escape(name)}</td><td class="number">{escape(value)}</td></tr>'
+        for name, value in report.figures.items()
+    ]
+    body.append("</table>")
+    if report.pairs:
+        body.append("<h2>The same levels before and after</h2>")
+        body += [part for pair in report.pairs for part in _pair(pair)]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(report.name)}</title>'
+        f"<style>{_STYLE}</style><body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _standings(standings: Iterable[Standing]) -> str:
+    rows = [
+        f'<tr><td>{escape(each.name)}</td><td class="number">{_percent(each.sampled)}</td>'
+        f'<td class="number">{_percent(each.greedy)}</td></tr>'
+        for each in standings
+    ]
+    head = '<tr><th></th><th class="number">sampled</th><th class="number">greedy</th></tr>'
+    return f"<table>{head}{''.join(rows)}</table>"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def _pair(pair: Pair) -> list[str]:
+    parts = [f"<h3>{escape(pair.before.tag)}, level {pair.before.seed}</h3>"]
+    for when, trajectory in (("before", pair.before), ("after", pair.after)):
+        ended = '<b class="solved">solved</b>' if trajectory.success else '<b class="failed">not solved</b>'
+        parts.append(f"<div>{when}: {ended} in {len(trajectory.turns)} turns</div>")
+        parts.append(f'<div class="episode">{"".join(_boards(trajectory))}</div>')
+    return parts
+
+
+def _boards(trajectory: Trajectory) -> list[str]:
+    boards = [_board(trajectory.observation, "")]
+    boards += [_board(_seen(turn), turn.text) for turn in trajectory.turns[:MAX_BOARDS]]
+    if len(trajectory.turns) > MAX_BOARDS:
+        boards.append("<div>…</div>")
+    return boards
+
+
+def _seen(turn: Turn) -> str:
+    return turn.outcome.observation if turn.outcome is not None else ""
+
+
+def _board(observation: str, answer: str) -> str:
+    said = f'<div class="answer">{escape(answer)}</div>' if answer else '<div class="answer">start</div>'
+    return f'<div>{said}<pre class="board">{escape(observation)}</pre></div>'
