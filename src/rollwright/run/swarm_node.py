@@ -89,6 +89,8 @@ class SwarmNode:
         self.exchange: Exchange | None = None
         """Once it has joined."""
         self._scorer: PolicyScorer | None = None
+        self._foreign: dict[str, ForeignGroup] = {}
+        """Those of this round, by the id that they have in the record."""
         self.round = 0
         """Of the swarm; the own ones are counted in `training.pipeline.done`."""
         self._rounds: deque[RoundStatus] = deque(maxlen=SHOWN_ROUNDS)
@@ -158,6 +160,7 @@ class SwarmNode:
         foreign: Sequence[ForeignGroup] = ()
         if self.swarm.external_groups:
             foreign = await exchange.gather(self.round, self.swarm.external_groups, scorer)
+        self._foreign = {each.trajectories[0].group_id: each for each in foreign}
         taken = [left for each in foreign if (left := self._filtered(each)) is not None]
         return Batch([*own.groups, *taken], own.version, own.ledger)
 
@@ -228,6 +231,11 @@ class SwarmNode:
             "own_reward": sum(rewards) / len(rewards) if rewards else None,
             "own_groups": len(own),
             "foreign_groups": len(batch.groups) - len(own),
+            "foreign": [
+                {"group": each.group_id, "peer": given.peer, "round": given.round}
+                for each in batch.groups
+                if (given := self._foreign.get(each.group_id)) is not None
+            ],
         }
         self._remember([row])
         return row
