@@ -1,5 +1,7 @@
 """The terminal, or what stands in for it."""
 
+from collections.abc import Callable
+
 from rich.console import Console
 
 PIPED_WIDTH = 110
@@ -9,3 +11,8 @@ PIPED_WIDTH = 110
 def console() -> Console:
     found = Console()
     return found if found.is_terminal else Console(width=PIPED_WIDTH)
+
+
+def plain_lines(screen: Console) -> Callable[[str], None]:
+    """Says something on the screen as it stands: no colours for what looks like a number, no breaks."""
+    return lambda line: screen.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from rollwright.cli.console import console
+from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.live import LiveView
 from rollwright.cli.profile import RecentProfile
@@ -22,6 +22,7 @@ from rollwright.rollout.filters import Catches
 from rollwright.run.baselines import baseline
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
+from rollwright.run.model_choice import settle_model
 from rollwright.run.training_record import is_training
 
 RayOption = Annotated[
@@ -53,7 +54,7 @@ def run(
     live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
 ) -> None:
     """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly; `rollwright resume` goes on from there."""
-    settings = load(config, overrides or [])
+    settings = settle_model(load(config, overrides or []), say=plain_lines(console()))
     prepared = LocalRun(settings, ray=ray)  # shows what is wrong with the settings before anything is written
     folder, settings = RunFolder.create(runs, prepared.config)
     _play(settings, folder, Progress(), store, workers, ray=ray, live=live)

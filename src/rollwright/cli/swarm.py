@@ -9,11 +9,12 @@ import typer
 import yaml
 from rich.console import Console
 
-from rollwright.cli.console import console
+from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
 from rollwright.config import RunConfig, build, load
 from rollwright.observe.statistics import batch_row
 from rollwright.run.folder import CONFIG
+from rollwright.run.model_choice import load_settled
 from rollwright.swarm.heartbeat import NodeStatus
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity, short_name
 
@@ -61,7 +62,12 @@ def join(
     _fetch_model(settings, screen)
     from rollwright.run.swarm_node import SwarmNode
 
-    node = SwarmNode(settings, place, store=store, row=batch_row, on_round=lambda each: _show(each, screen))
+    def make(settled: RunConfig) -> SwarmNode:
+        return SwarmNode(
+            settled, place, store=store, row=batch_row, on_round=lambda each: _show(each, screen)
+        )
+
+    _, node = load_settled(settings, make, home=place, say=plain_lines(screen))
     me = short_name(node.identity.peer)
     screen.print(f"{me} joins `{node.swarm.name}`; home: {place}", highlight=False, soft_wrap=True)
     try:

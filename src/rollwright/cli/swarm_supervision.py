@@ -13,6 +13,8 @@ from rich.text import Text
 
 from rollwright.cli.console import console
 from rollwright.cli.swarm import HOMES, SHIPPED, node_settings
+from rollwright.config import RunConfig
+from rollwright.run.model_choice import smaller_models
 from rollwright.supervision.concessions import concessions
 from rollwright.supervision.decisions import RestartRules
 from rollwright.supervision.logs import NodeLogs
@@ -66,13 +68,21 @@ def run(
     supervision = Supervision(
         command=words,
         home=place,
-        concessions=concessions(settings),
+        concessions=concessions(settings, _smaller_models(settings, place)),
         restarts=RestartRules(max_fruitless=max_fruitless),
         watching=WatchRules(hang_seconds=hang_seconds),
     )
     code = Supervisor(supervision, logs).run()
     if code:
         raise typer.Exit(code)
+
+
+def _smaller_models(settings: RunConfig, home: Path) -> list[str]:
+    """Of the pool; none where rounds are done, because what was learnt belongs to its model."""
+    beat = read_heartbeat(home)
+    if beat is not None and beat.rounds_done:
+        return []
+    return smaller_models(settings)[1:]
 
 
 def _echo(line: str) -> None:

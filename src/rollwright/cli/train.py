@@ -9,9 +9,10 @@ import typer
 import yaml
 from rich.console import Console
 
-from rollwright.cli.console import console
+from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.profile import RecentProfile
+from rollwright.cli.report import LEVELS, make_report
 from rollwright.cli.run import summary_of
 from rollwright.cli.tables import ledger_table
 from rollwright.cli.training_view import TrainingView, training_table, validation_table
@@ -19,10 +20,9 @@ from rollwright.config import RunConfig, build, load
 from rollwright.errors import ConfigError
 from rollwright.observe.statistics import batch_row
 from rollwright.rollout import Batch
-from rollwright.rollout.episode import level_seed
-from rollwright.run.assembly import SettingsTable
-from rollwright.run.baselines import Baseline, baseline
+from rollwright.run.baselines import Baseline, validation_baselines
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
+from rollwright.run.model_choice import load_settled
 from rollwright.run.training_assembly import make_policy
 from rollwright.run.training_run import Row, TrainingRun
 
@@ -48,6 +48,9 @@ def train(
     store: Annotated[
         str | None, typer.Option(help="Where rollouts are kept. Default: in the run folder.")
     ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="At the end, do what `rollwright report` does.")
+    ] = False,
     live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
 ) -> None:
     """Train as CONFIG says. Ctrl-C ends cleanly, and a crash costs nothing but time: `--resume RUN` goes on."""
@@ -61,13 +64,16 @@ def train(
         go_on(resume, store=store, live=live)
         return
     settings = _settings(config, changes, from_run)
-    policy = make_policy(settings)  # what is wrong shows before anything is written
+    # what is wrong shows before anything is written
+    settings, policy = load_settled(settings, make_policy, say=plain_lines(console()))
     folder, settings = RunFolder.create(runs, settings)
     screen = console()
     recent = RecentProfile(screen, settings)
     address = folder.store_address(store)
     run = TrainingRun(settings, folder, policy=policy, store=address, row=_profiled(recent))
     _train(run, screen, recent, live=live)
+    if report:
+        make_report(folder.path, LEVELS, screen)
 
 
 def go_on(path: Path, *, store: str | None = None, live: bool = True) -> None:
@@ -137,7 +143,7 @@ async def execute(
         summary |= {"seconds": round(seconds, 3), "training": run.summary(), "interrupted": interrupted}
         summary["error"] = str(failure) if failure is not None else None
         run.folder.finish(summary)
-    _show(run, summary, screen, recent, await _chance_and_perfection(run))
+    _show(run, summary, screen, recent, await validation_baselines(run.config) if run.validations else {})
     return summary
 
 
@@ -160,15 +166,3 @@ def _show(
             highlight=False,
         )
     screen.print(f"results: {run.folder.path}", soft_wrap=True, highlight=False)
-
-
-async def _chance_and_perfection(run: TrainingRun) -> dict[str, Baseline]:
-    """What the random and the perfect player reach on the validation levels, by tag."""
-    manager = run.config.val_env_manager
-    if manager is None or not run.validations:
-        return {}
-    levels: dict[str, list[int]] = {}
-    for index, tag in enumerate(manager.slot_tags()):
-        levels.setdefault(tag, []).append(level_seed(run.config.seed, "val", index))
-    table = SettingsTable(run.config)
-    return {tag: await baseline(tag, seeds, run.config.seed, table) for tag, seeds in levels.items()}

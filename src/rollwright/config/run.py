@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 
 from rollwright.config.base import Settings
 from rollwright.config.env_managers import CustomEnvConfig, TrainEnvManagerConfig, ValEnvManagerConfig
+from rollwright.config.model_pools import DownloadConfig, ModelPool, large_model_pool, small_model_pool
 from rollwright.config.orchestra import OrchestraConfig, PerformanceConfig
 from rollwright.config.policies import PolicyConfig, SimulatedPolicyConfig
 from rollwright.config.strategy import ChainStrategyConfig, StrategyConfig
@@ -101,6 +102,11 @@ class RunConfig(Settings):
     """Most episodes at the same time. Unset: found while running, from the engine's throughput."""
     policy: PolicyConfig = SimulatedPolicyConfig()
     """Who plays."""
+    default_large_model_pool: ModelPool = Field(default_factory=large_model_pool)
+    """What `policy.model: auto` picks from where one of them fits into the free memory."""
+    default_small_model_pool: ModelPool = Field(default_factory=small_model_pool)
+    """What it picks from elsewhere. Folders and fetched models can stand in both."""
+    downloads: DownloadConfig = DownloadConfig()
     policies: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Further policies by name, for agents of teams that do not play with the run's own."""
     sampling: SamplingConfig = SamplingConfig()

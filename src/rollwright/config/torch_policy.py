@@ -14,7 +14,8 @@ class TorchPolicyConfig(Settings):
     kind: Literal["torch"]
     """Chooses this policy."""
     model: str
-    """A folder as transformers saves a model, the name of a fetched one (`smollm2`), or `owner/name` on a hub."""
+    """A folder as transformers saves a model, the name of a fetched one (`smollm2`), `owner/name` on a hub; `auto`: one
+    that fits, from the pools; `default_large_model_pool`, `default_small_model_pool`: from that one."""
     renderer: str = "auto"
     """What turns chats into ids: a family of the `renderers` package, `template` (the model's own), or `auto`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
