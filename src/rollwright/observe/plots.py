@@ -144,7 +144,7 @@ def _lines(
     for name, points in sorted(lines.items()):
         axis.plot(*zip(*points, strict=True), marker=".", label=name)
     axis.legend(frameon=False, fontsize="small")
-    _whole_numbers(axis)
+    whole_numbers(axis)
     axis.grid(alpha=0.25)
     axis.set_ylim(bottom=bottom)
     axis.set(title=title, xlabel=x, ylabel=y)
@@ -152,7 +152,7 @@ def _lines(
 
 def _bars(axis: "Axes", title: str, x: str, y: str, heights: Mapping[int, float]) -> None:
     axis.bar(list(heights), list(heights.values()))
-    _whole_numbers(axis)
+    whole_numbers(axis)
     axis.set(title=title, xlabel=x, ylabel=y)
 
 
@@ -165,11 +165,11 @@ def _named_bars(axis: "Axes", title: str, widths: Mapping[str, int]) -> None:
     ordered = sorted(widths.items(), key=lambda each: each[1])
     drawn = axis.barh([name for name, _ in ordered], [width for _, width in ordered])
     axis.bar_label(drawn, padding=3)
-    _whole_numbers(axis)
+    whole_numbers(axis)
     axis.set(title=title, xlabel="turns, trajectories or groups")
 
 
-def _whole_numbers(axis: "Axes") -> None:
+def whole_numbers(axis: "Axes") -> None:
     """No ticks between them."""
     from matplotlib.ticker import MaxNLocator
 

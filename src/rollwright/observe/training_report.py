@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.errors import RollwrightError
-from rollwright.observe.plots import Points
+from rollwright.observe.plots import Points, whole_numbers
 from rollwright.run.folder import RunReader
 from rollwright.trajectory import Trajectory, Turn
 
@@ -172,6 +172,7 @@ def _curve(report: TrainingReport) -> bytes:
             )
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
+    whole_numbers(axis)
     axis.set(title=report.name, xlabel="step", ylabel="levels solved, %", ylim=(0, 104))
     figure.legend(frameon=False, loc="outside lower center", ncols=2)
     picture = BytesIO()
@@ -237,7 +238,8 @@ def _pair(pair: Pair) -> list[str]:
     parts = [f"<h3>{escape(pair.before.tag)}, level {pair.before.seed}</h3>"]
     for when, trajectory in (("before", pair.before), ("after", pair.after)):
         ended = '<b class="solved">solved</b>' if trajectory.success else '<b class="failed">not solved</b>'
-        parts.append(f"<div>{when}: {ended} in {len(trajectory.turns)} turns</div>")
+        turns = len(trajectory.turns)
+        parts.append(f"<div>{when}: {ended} in {turns} {'turn' if turns == 1 else 'turns'}</div>")
         parts.append(f'<div class="episode">{"".join(_boards(trajectory))}</div>')
     return parts
 

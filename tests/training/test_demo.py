@@ -1,0 +1,91 @@
+"""What `make demo` trains: levels that are kept apart, a base model that ignores holes, and what the run leaves behind."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from rollwright.cli.report import report
+from rollwright.cli.train import train
+from rollwright.envs.frozen_lake import FrozenLake, Part, read_lake
+from rollwright.errors import RollwrightError
+from rollwright.models import load_model, load_tokenizer
+from rollwright.observe.training_report import CURVE, PAGE, report_of
+from rollwright.run.folder import RunReader
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "frozen_lake_train.yaml"
+BASE_MODEL = ROOT / "models" / "frozen_lake"
+SMALL = (
+    "max_steps=2",
+    "train_env_manager.num_env_groups=4",
+    "rollout_batch_size=32",
+    "val_env_manager.num_env_groups=48",
+)
+
+
+def command(function: Any, *words: str | Path) -> str:
+    app = typer.Typer()
+    app.command()(function)
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    command(train, CONFIG, f"policy.model={BASE_MODEL}", *SMALL, "--runs", runs)
+    return runs / "frozen_lake_train"
+
+
+def test_no_level_that_is_validated_on_was_trained_on_whichever_way_it_is_turned(run: Path) -> None:
+    parts: dict[str, set[Part]] = {}
+    for each in RunReader(run).trajectories():
+        parts.setdefault(each.tag, set()).add(read_lake(each.observation).part(4))
+    assert parts == {"Lake": {Part.TRAIN}, "HeldOutLake": {Part.HELD_OUT}}
+
+
+def test_the_report_leaves_a_curve_and_a_page_with_the_same_levels_before_and_after(run: Path) -> None:
+    said = command(report, run, "--levels", "16")
+    for player in ("random player", "base model", "trained model", "oracle"):
+        assert player in said
+    assert (run / CURVE).read_bytes().startswith(b"\x89PNG")
+    page = (run / PAGE).read_text(encoding="utf-8")
+    assert "data:image/png;base64," in page
+    assert "http" not in page, "one file that needs nothing else"
+    found = report_of(RunReader(run))
+    assert [step for step, _ in found.greedy] == [0, 2]
+    assert len(found.sampled) == 2
+    assert found.pairs
+    for pair in found.pairs:
+        assert (pair.before.tag, pair.before.seed) == (pair.after.tag, pair.after.seed)
+        assert pair.before.observation == pair.after.observation
+        assert f"level {pair.before.seed}" in page
+
+
+def test_a_run_without_validation_is_told_what_is_missing(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    with pytest.raises(RollwrightError, match="has no validation to report; set val_env_manager"):
+        command(report, tmp_path)
+
+
+def test_where_the_base_model_steps_does_not_depend_on_the_holes() -> None:
+    """So a trained model that stays out of them has learned to."""
+    model, tokenizer = load_model(BASE_MODEL), load_tokenizer(BASE_MODEL)
+    moves = [tokenizer.convert_tokens_to_ids(name) for name in FrozenLake.action_names]
+
+    def chances(board: str, around: str) -> torch.Tensor:
+        ids = tokenizer.encode(f"<board>{board}<look>{around}", add_special_tokens=False)
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([ids])).logits[0, -1].softmax(-1)[moves]
+
+    free = chances("P______________G", "#__#")
+    right_is_a_hole = chances("PO_____________G", "#_O#")
+    assert float(free[1]) == pytest.approx(float(free[2]), abs=0.12), "down and right are as near"
+    assert float(free[1] + free[2]) > 0.5, "it walks to the goal"
+    assert torch.allclose(free, right_is_a_hole, atol=0.12)
