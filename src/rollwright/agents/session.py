@@ -154,11 +154,12 @@ class Session:
         *,
         continues: Turn | None = None,
         agent: str = "agent",
+        tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
     ) -> Turn:
         """Samples a completion that is no part of the episode, the `number`-th of its kind: it is neither recorded
         nor journalled, and no draw of the episode depends on it."""
-        question = Question(messages, continues, agent, (), sampling or self._sampling, self._env)
+        question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
         return await self._sampled(Place(None, -1 - number, number), question)
 
     async def generate_siblings(

@@ -88,60 +88,71 @@ class ToolAgent:
             if not parsed.tool_calls and not parsed.malformed:
                 turn = session.observe(turn, Step("", 0.0, True, False, {"action": parsed.content}))
                 return Solution(parsed.content, StopReason.TERMINATED, turn)
-            turn, results = await self._use_tools(session, turn, parsed, context)
+            turn, results, told = await use_tools(session, self.toolbox, turn, parsed, context)
             ending = next((each for each in results if each.ends_episode), None)
             if ending is not None:
                 return Solution(ending.content, StopReason.TERMINATED, turn, ending)
-            messages = [*(each.message() for each in results), *self._unread(parsed)]
+            messages = told
         return Solution("", StopReason.MAX_STEPS, turn)
 
-    async def _use_tools(
-        self, session: Session, turn: Turn, parsed: Parsed, context: ToolContext
-    ) -> tuple[Turn, list[ToolResult]]:
-        """Runs the calls of a turn and records what they came to."""
-        recorded = session.recorded_outcome(turn)
-        try:
-            results = await self._results(session, parsed.tool_calls, recorded, context)
-        except ToolFailure as error:
-            raise failed(Boundary.TOOL, error, turn.id + 1) from error
-        unread = self._unread(parsed)
-        problems = sum(each.problem is not None for each in results) + len(unread)
-        step = Step(
-            observation=_joined([*(each.content for each in results), *(each.content for each in unread)]),
-            reward=0.0,
-            terminated=any(each.ends_episode for each in results),
-            truncated=False,
-            info={
-                "action": ", ".join(call.name for call in parsed.tool_calls) or None,
-                "valid": recorded.valid if recorded is not None else not problems,
-                "metrics": {
-                    TOOL_CALLS: len(results),
-                    TOOL_PROBLEMS: problems,
-                    TOOL_SECONDS: sum(each.seconds for each in results),
-                },
+
+async def use_tools(
+    session: Session,
+    toolbox: Toolbox,
+    turn: Turn,
+    parsed: Parsed,
+    context: ToolContext,
+    *,
+    may_end: bool = True,
+) -> tuple[Turn, list[ToolResult], list[Message]]:
+    """Runs the calls of a turn side by side, records what they came to, and gives what the model is told.
+
+    `may_end`: whether a tool can end the episode; where it cannot, the record says nothing of an end.
+    """
+    recorded = session.recorded_outcome(turn)
+    try:
+        results = await _results(session, toolbox, turn.agent, parsed.tool_calls, recorded, context)
+    except ToolFailure as error:
+        raise failed(Boundary.TOOL, error, turn.id + 1) from error
+    # A call that cannot be read has no id, so what is said of it comes from the user.
+    unread = [Message("user", toolbox.unreadable(each)) for each in parsed.malformed]
+    problems = sum(each.problem is not None for each in results) + len(unread)
+    step = Step(
+        observation=_joined([*(each.content for each in results), *(each.content for each in unread)]),
+        reward=0.0,
+        terminated=may_end and any(each.ends_episode for each in results),
+        truncated=False,
+        info={
+            "action": ", ".join(call.name for call in parsed.tool_calls) or None,
+            "valid": recorded.valid if recorded is not None else not problems,
+            "metrics": {
+                TOOL_CALLS: len(results),
+                TOOL_PROBLEMS: problems,
+                TOOL_SECONDS: sum(each.seconds for each in results),
             },
-        )
-        return session.observe(turn, step), results
+        },
+    )
+    return session.observe(turn, step), results, [*(each.message() for each in results), *unread]
 
-    async def _results(
-        self, session: Session, calls: Sequence[ToolCall], recorded: Outcome | None, context: ToolContext
-    ) -> list[ToolResult]:
-        def around(call: ToolCall) -> AbstractContextManager[object]:
-            name = call.name if call.name in self.toolbox else "unknown"
-            return session.waiting(Phase.TOOL, name, agent=self.name)
 
-        if recorded is None:
-            return await self.toolbox.run(calls, context, around)
-        told = _taken_apart(recorded.observation, at_least=len(calls))
-        again = [call for call in calls if call.name in self.toolbox and self.toolbox[call.name].stateful]
-        ran = {each.call.id: each for each in await self.toolbox.run(again, context, around)}
-        return [
-            ran.get(call.id, ToolResult(call, content)) for call, content in zip(calls, told, strict=False)
-        ]
+async def _results(
+    session: Session,
+    toolbox: Toolbox,
+    agent: str,
+    calls: Sequence[ToolCall],
+    recorded: Outcome | None,
+    context: ToolContext,
+) -> list[ToolResult]:
+    def around(call: ToolCall) -> AbstractContextManager[object]:
+        name = call.name if call.name in toolbox else "unknown"
+        return session.waiting(Phase.TOOL, name, agent=agent)
 
-    def _unread(self, parsed: Parsed) -> list[Message]:
-        """A call that cannot be read has no id, so what is said of it comes from the user."""
-        return [Message("user", self.toolbox.unreadable(each)) for each in parsed.malformed]
+    if recorded is None:
+        return await toolbox.run(calls, context, around)
+    told = _taken_apart(recorded.observation, at_least=len(calls))
+    again = [call for call in calls if call.name in toolbox and toolbox[call.name].stateful]
+    ran = {each.call.id: each for each in await toolbox.run(again, context, around)}
+    return [ran.get(call.id, ToolResult(call, content)) for call, content in zip(calls, told, strict=False)]
 
 
 def _joined(contents: list[str]) -> str:

@@ -110,7 +110,8 @@ def _agents(found: Profile, name: str) -> Table:
     table = Table(title=f"profile of {name}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     phases = [phase for phase in Phase if phase is not Phase.AGENT and found.seconds(phase) > 0]
     table.add_column("agent", no_wrap=True)
-    for column in ("calls", "tokens", "mean", "p50", "p95", *(f"{phase} s" for phase in phases)):
+    waited = [f"{'env' if phase is Phase.ENVIRONMENT else phase} s" for phase in phases]  # so that all fit
+    for column in ("calls", "tokens", "mean", "p50", "p95", *waited):
         table.add_column(column, justify="right", no_wrap=True)
     for row in found.agents():
         calls = row.calls

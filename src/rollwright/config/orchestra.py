@@ -1,10 +1,11 @@
 """Teams of agents that play an environment as one; `kind` chooses the shape."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
 from rollwright.config.base import Settings
+from rollwright.config.tools import AnyToolConfig, tools_by_name
 
 
 class PerformanceConfig(Settings):
@@ -80,6 +81,10 @@ class TeamAgentConfig(Settings):
     invalid_penalty: Annotated[float, Field(le=0)] | None = None
     """What a call without the asked-for form costs, on that call, apart from the reward. Unset: 0."""
     sampling: AgentSamplingConfig = AgentSamplingConfig()
+    tools: list[AnyToolConfig] | None = None
+    """What it may call before it answers: `calculator`, `python`, `module:name`, or a tool with settings. Unset: none."""
+    max_tool_turns: PositiveInt | None = None
+    """Completions of one call, those that call tools and the answer. Unset: 8."""
     policy: str | None = None
     """Who plays it: a name of `policies`. Unset: the run's `policy`."""
     adapter: str | None = None
@@ -90,6 +95,11 @@ class TeamAgentConfig(Settings):
     """In a loop: the first step of the environment at which it takes part."""
     first_round: bool = False
     """In a loop: whether it speaks in the first round only."""
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return tools_by_name(value)
 
 
 class TeamConfig(Settings):

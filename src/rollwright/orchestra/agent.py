@@ -8,7 +8,8 @@ import msgspec
 from rollwright.errors import ConfigError
 from rollwright.orchestra.reading import ReadingRule
 from rollwright.orchestra.verdict import VerdictRule
-from rollwright.policies.base import Sampling
+from rollwright.policies.base import Sampling, ToolSpec
+from rollwright.tools import Toolbox
 from rollwright.trajectory import Message
 
 PLACEHOLDERS = (
@@ -65,6 +66,15 @@ class TeamAgent:
     invalid_penalty: float = 0.0
     """Zero or negative: what a call without the asked-for form costs, on that call, apart from the reward."""
     sampling: SamplingChanges = field(default=SamplingChanges())
+    toolbox: Toolbox | None = None
+    """What it may call before it answers. The calls of one completion run side by side, and it is asked again with what
+    they came to; a tool that ends the episode ends its call instead, with the result as its answer."""
+    max_tool_turns: int = 8
+    """Completions of one call; one that still calls tools then has no answer, and is invalid."""
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return () if self.toolbox is None else self.toolbox.specs
 
     def check(self, where: str) -> None:
         """Raises a `ConfigError` that names what is wrong."""
@@ -77,6 +87,10 @@ class TeamAgent:
                     f"{where}.{name}: {error} cannot be filled in; known placeholders: {known}; "
                     "{{ and }} stand for plain braces"
                 ) from error
+        if self.max_tool_turns < 1:
+            raise ConfigError(
+                f"{where}.max_tool_turns: {self.max_tool_turns} is too few; accepted: 1 or more"
+            )
         if self.invalid_penalty > 0:
             raise ConfigError(
                 f"{where}.invalid_penalty: {self.invalid_penalty} is a reward; accepted: 0 or less"

@@ -12,13 +12,17 @@ from rollwright.errors import ConfigError
 from rollwright.orchestra.agent import TeamAgent
 from rollwright.orchestra.team import Team
 from rollwright.orchestra.verdict import Verdict
-from rollwright.policies.base import Prompt, Sampling
+from rollwright.policies.base import Playable, Prompt, Sampling, ToolSpec
+from rollwright.policies.bytes_renderer import written_call
 from rollwright.policies.lengths import Lengths, filler_text
 from rollwright.policies.luck import draw_key, luck
 from rollwright.policies.players import Choice, SkilledPlayer
 
 UNKNOWN = "unknown"
 """What an unskilled agent writes into its tag."""
+
+CALLS_A_TOOL = 0.5
+"""How often an agent with tools calls one instead of answering: about one call for each answer."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,9 @@ class Rehearsal(SkilledPlayer):
 
     def _answer(self, agent: TeamAgent, prompt: Prompt, sampling: Sampling) -> Choice:
         share = luck(*draw_key(prompt, sampling), "player").share
+        if agent.specs and (drawn := luck(*draw_key(prompt, sampling), "tool").share) < CALLS_A_TOOL:
+            spec = agent.specs[int(drawn / CALLS_A_TOOL * len(agent.specs))]
+            return Choice(written_call(spec.name, _arguments(spec, prompt.env)), 0.0)
         if agent.verdict is not None:
             return Choice(
                 agent.verdict.write(Verdict.APPROVE if share < self.approval else Verdict.REJECT), 0.0
@@ -72,3 +79,21 @@ class Rehearsal(SkilledPlayer):
         written = env.answer(best)
         fits = agent.reading.write(written, tagged=True)
         return Choice(fits if agent.reading.read(fits).valid else agent.reading.write(best), 0.0)
+
+
+def _arguments(spec: ToolSpec, env: Playable | None) -> dict[str, object]:
+    """Something for each argument that a tool needs; texts are the best thing to do, where the environment says it."""
+    best = None if env is None else env.best_action()
+    made: dict[str, object] = {}
+    for name in spec.parameters.get("required", ()):
+        about = spec.parameters.get("properties", {}).get(name, {})
+        fitting: dict[str, object] = {
+            "integer": 1,
+            "number": 1.0,
+            "boolean": True,
+            "array": [],
+            "object": {},
+        }
+        choices = about.get("enum")
+        made[name] = choices[0] if choices else fitting.get(about.get("type"), best or UNKNOWN)
+    return made

@@ -8,19 +8,19 @@ own prompt and whether it had the asked-for form; a penalty stands on the call t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
-from rollwright.agents import OutOfRoom, Session, together
+from rollwright.agents import OutOfRoom, Session
 from rollwright.errors import ConfigError
 from rollwright.orchestra.agent import TeamAgent, agent_id
 from rollwright.orchestra.context import ContextLog
 from rollwright.orchestra.performance import Performance
+from rollwright.orchestra.reading import Answer
+from rollwright.orchestra.tool_rounds import Answered, Asked, ToolRounds
 from rollwright.orchestra.verdict import Verdict
-from rollwright.policies.base import Sampling
-from rollwright.trajectory import Message, Outcome, Turn
+from rollwright.tools import ToolContext
+from rollwright.trajectory import Outcome, Turn
 
 FROZEN = "frozen"
 """`Turn.filtered` of an agent that is not trained."""
@@ -94,14 +94,6 @@ class Round:
     last: bool
 
 
-class Asked(NamedTuple):
-    """A call, ready to be made."""
-
-    messages: Sequence[Message]
-    continues: Turn | None
-    sampling: Sampling
-
-
 @dataclass
 class Memory:
     """What lasts from step to step of one episode."""
@@ -110,6 +102,8 @@ class Memory:
     """Each agent's last call."""
     aside: int = 0
     """Calls that were thrown away."""
+    tools: ToolContext | None = None
+    """What the tools of its agents hold; `None`: every step has its own."""
 
 
 class TeamSession:
@@ -135,6 +129,10 @@ class TeamSession:
         self._agents = agents
         self._performance = performance
         self._memory = memory or Memory()
+        context = self._memory.tools or ToolContext(session.trajectory.rollout_id)
+        self._rounds = ToolRounds(session, context, performance.enable_parallel_agents)
+        self._tool_turns: list[tuple[str, Turn]] = []
+        """By agent: completions that called tools and were followed by another."""
         self._greedy = greedy
         self._values = situation.values()
         self._heard: dict[str, int] = {}
@@ -160,21 +158,9 @@ class TeamSession:
             await self._throw_away(agents)
             return [self.latest(agent) for agent in agents]
         asked = [self._ask(agent) for agent in agents]
-        calls = [
-            partial(
-                self._session.generate,
-                each.messages,
-                continues=each.continues,
-                agent=self.agent_id(agent),
-                sampling=each.sampling,
-            )
-            for agent, each in zip(agents, asked, strict=True)
-        ]
-        if self._performance.enable_parallel_agents:
-            turns = await together(call() for call in calls)
-        else:
-            turns = [await call() for call in calls]
-        return [self._take(agent, turn) for agent, turn in zip(agents, turns, strict=True)]
+        known = [(self.agent_id(agent), self._agent(agent)) for agent in agents]
+        answers = await self._rounds.ask(known, asked)
+        return [self._take(agent, answer) for agent, answer in zip(agents, answers, strict=True)]
 
     async def skip(self, *agents: str) -> None:
         """Says that this sample does not need these agents now."""
@@ -226,6 +212,14 @@ class TeamSession:
             turns[reply.turn.id] = msgspec.structs.replace(
                 turns[reply.turn.id], outcome=outcome, filtered=None if agent.trainable else FROZEN
             )
+        for name, turn in self._tool_turns:  # what their calls came to is on them already
+            if not self._agents[name].trainable:
+                turns[turn.id] = msgspec.structs.replace(turns[turn.id], filtered=FROZEN)
+
+    def close(self) -> None:
+        """Gives back what tools hold, where that was for this step alone."""
+        if self._memory.tools is None:
+            self._rounds.context.close()
 
     def _agent(self, name: str) -> TeamAgent:
         try:
@@ -255,13 +249,21 @@ class TeamSession:
             sampling = msgspec.structs.replace(sampling, temperature=0.0)
         return Asked(agent.messages(self._values, fitted.text, again), earlier, sampling)
 
-    def _take(self, name: str, turn: Turn) -> Reply:
+    def _take(self, name: str, answered: Answered) -> Reply:
         """Reads an answer and commits it to the context."""
-        agent = self._agent(name)
-        answer = agent.reading.read(turn.text)
+        agent, turn = self._agent(name), answered.turn
+        said = turn.text
+        if answered.result is not None:
+            said = answered.result
+            answer = Answer(said, valid=True)
+        elif answered.has_answer:
+            answer = agent.reading.read(said)
+        else:
+            said, answer = "", Answer("", valid=False)
         verdict, malformed = None, False
         if agent.verdict is not None:
-            verdict, malformed = agent.verdict.judge(turn.text)
+            verdict, malformed = agent.verdict.judge(said)
+        self._tool_turns += [(name, each) for each in answered.tool_turns]
         valid = answer.valid and not malformed
         reply = Reply(name, answer.text, valid, verdict, malformed, turn)
         if malformed:
@@ -285,6 +287,7 @@ class TeamSession:
                     self._memory.aside,
                     continues=asked.continues,
                     agent=self.agent_id(name),
+                    tools=self._agent(name).specs,
                     sampling=asked.sampling,
                 )
             except OutOfRoom:

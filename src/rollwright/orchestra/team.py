@@ -20,6 +20,7 @@ from rollwright.orchestra.session import Memory, Situation, TeamSession
 from rollwright.policies.base import Policy
 from rollwright.rollout.episode import EpisodeSettings, too_old
 from rollwright.rollout.filters import stops
+from rollwright.tools import ToolContext
 from rollwright.trajectory import Boundary, StopReason, Turn
 
 NOTHING = ""
@@ -100,6 +101,7 @@ class Team:
             reply = await self.flow(s)
         finally:
             s.settle()
+            s.close()
         if not s.calls:
             raise ConfigError(f"team {self.name}: its flow asked no agent in step {situation.step}")
         author = None if reply is None else reply.turn
@@ -115,8 +117,13 @@ class Team:
         make_env: Callable[[], Env],
     ) -> StopReason:
         """Plays an episode from the first question to the end."""
+        async with ToolContext(session.trajectory.rollout_id) as tools:
+            return await self._play(session, env, settings, policy, Memory(tools=tools))
+
+    async def _play(
+        self, session: Session, env: Env, settings: EpisodeSettings, policy: Policy, memory: Memory
+    ) -> StopReason:
         trajectory = session.trajectory
-        memory = Memory()
         history: list[tuple[str, str]] = []
         observation = trajectory.observation
         for step in range(1, settings.max_steps + 1):

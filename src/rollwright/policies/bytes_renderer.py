@@ -4,10 +4,14 @@ Ids 0–255 are the bytes of UTF-8; five more mark roles and the end of a turn. 
 longer conversation commute, so a chain's prompts extend each other by construction.
 """
 
+import json
+import re
 from collections.abc import Sequence
 
+import msgspec
+
 from rollwright.policies.base import Parsed, ToolSpec
-from rollwright.trajectory import FinishReason, Message, TokenIds, token_ids
+from rollwright.trajectory import FinishReason, Message, TokenIds, ToolCall, token_ids
 
 SYSTEM, USER, ASSISTANT, TOOL, END = range(256, 261)
 """Role marks, and the end-of-turn token that a finished sample ends with."""
@@ -17,13 +21,31 @@ VOCABULARY_SIZE = 261
 _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """A call as a player writes it."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def written_call(name: str, arguments: dict[str, object]) -> str:
+    """A call in the format that `BytesRenderer` reads."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
 class BytesRenderer:
-    """Knows no tools: it is for players and simulated engines."""
+    """For players and simulated engines. Calls of tools are JSON between `<tool_call>` marks."""
 
     stop_ids = (END,)
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> TokenIds:
         ids = token_ids()
+        if tools:
+            told = "\n".join(msgspec.json.encode(each).decode() for each in tools)
+            messages = [Message("system", f"Tools:\n{told}"), *messages]
         for message in messages:
             ids.append(_ROLES[message.role])
             ids.extend(message.content.encode())
@@ -44,7 +66,21 @@ class BytesRenderer:
         return closing + self.open(messages)
 
     def parse(self, prompt: TokenIds, sampled: TokenIds, tools: Sequence[ToolSpec] = ()) -> Parsed:
-        return Parsed(self.decode(sampled))
+        text = self.decode(sampled)
+        if not tools:
+            return Parsed(text)
+        calls, malformed = [], []
+        for place, found in enumerate(_CALL.findall(text)):
+            try:
+                read = msgspec.json.decode(found, type=_Written)
+            except msgspec.MsgspecError:
+                malformed.append(found)
+            else:
+                named = (
+                    f"call-{len(prompt)}-{place}"  # along one sequence no prompt is as long as an earlier one
+                )
+                calls.append(ToolCall(named, read.name, bytes(read.arguments).decode()))
+        return Parsed(_CALL.sub("", text), tool_calls=tuple(calls), malformed=tuple(malformed))
 
     def encode(self, text: str) -> TokenIds:
         """A whole assistant turn."""

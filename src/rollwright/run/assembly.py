@@ -21,6 +21,7 @@ from rollwright.rollout.filters import build_filters
 from rollwright.rollout.function import AgentFunction
 from rollwright.run.orchestras import build_teams
 from rollwright.run.strategies import build_strategy
+from rollwright.run.tools import ToolShelf
 
 
 class SettingsTable:
@@ -28,7 +29,8 @@ class SettingsTable:
 
     def __init__(self, config: RunConfig) -> None:
         self._settings: dict[tuple[str, str], EpisodeSettings] = {}
-        teams = build_teams(config)
+        self._tools = ToolShelf()
+        teams = build_teams(config, self._tools)
         for tag in config.tags:
             train = _settings(config, tag)
             single: Strategy = CHAIN
@@ -50,6 +52,14 @@ class SettingsTable:
     def training_tags(self) -> list[str]:
         """All that may be played in training, levels too."""
         return [tag for mode, tag in self._settings if mode == "train"]
+
+    async def check(self) -> None:
+        """Whether this machine can give what the agents' tools need."""
+        await self._tools.check()
+
+    async def close(self) -> None:
+        """Ends what the agents' tools hold."""
+        await self._tools.close()
 
     def __call__(self, episode: Episode) -> EpisodeSettings:
         try:

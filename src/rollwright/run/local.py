@@ -111,6 +111,8 @@ class LocalRun:
 
     async def _start(self) -> None:
         self._stack.enter_context(rare_collections())
+        self._stack.push_async_callback(self.settings.close)
+        await self.settings.check()
         self._stack.push_async_callback(self.policy.close)
         if isinstance(self.policy, Probed):
             self.capabilities = await self.policy.probe()

@@ -41,14 +41,18 @@ from rollwright.orchestra import (
 )
 from rollwright.policies.base import Policy
 from rollwright.run.policies import build_policy, build_simulated
+from rollwright.run.tools import ToolShelf
 
 SERVES_ADAPTERS = ("vllm", "openai")
 """Kinds of policies whose engines take an adapter's name in place of the model's."""
 
 
-def build_teams(config: RunConfig) -> dict[str, Team]:
-    """The teams of a run, by the tag that each plays. Wrong settings show here."""
-    teams = {tag: build_team(each, config, f"orchestras.{tag}") for tag, each in config.orchestras.items()}
+def build_teams(config: RunConfig, shelf: ToolShelf | None = None) -> dict[str, Team]:
+    """The teams of a run, by the tag that each plays, with tools from the shelf. Wrong settings show here."""
+    tools = shelf or ToolShelf()
+    teams = {
+        tag: build_team(each, config, f"orchestras.{tag}", tools) for tag, each in config.orchestras.items()
+    }
     if teams and not isinstance(config.strategy, ChainStrategyConfig):
         raise ConfigError(
             f"strategy.kind: a team plays along one path; got {config.strategy.kind}, accepted: chain"
@@ -64,7 +68,7 @@ def build_teams(config: RunConfig) -> dict[str, Team]:
     return teams
 
 
-def build_team(config: OrchestraConfig, run: RunConfig, where: str) -> Team:
+def build_team(config: OrchestraConfig, run: RunConfig, where: str, shelf: ToolShelf) -> Team:
     performance = Performance(**run.agent.performance.model_dump())
     shipped: Team | None = None
     match config:
@@ -83,18 +87,26 @@ def build_team(config: OrchestraConfig, run: RunConfig, where: str) -> Team:
         name: known.get(name) for name in [*known, *(each for each in config.agents if each not in known)]
     }
     built = {
-        name: _agent(config.agents.get(name, TeamAgentConfig()), base, f"{where}.agents.{name}")
+        name: _agent(config.agents.get(name, TeamAgentConfig()), base, f"{where}.agents.{name}", shelf)
         for name, base in agents.items()
     }
     flow = shipped.flow if shipped is not None else _flow(config, built, where)
     return Team(config.name or config.kind, built, flow, performance)
 
 
-def _agent(config: TeamAgentConfig, base: TeamAgent | None, where: str) -> TeamAgent:
+def _agent(config: TeamAgentConfig, base: TeamAgent | None, where: str, shelf: ToolShelf) -> TeamAgent:
     """The shipped agent with what is set put over it, or one made of what is set alone."""
     given: dict[str, Any] = {
         name: value
-        for name in ("system", "prompt", "again", "shares", "trainable", "invalid_penalty")
+        for name in (
+            "system",
+            "prompt",
+            "again",
+            "shares",
+            "trainable",
+            "invalid_penalty",
+            "max_tool_turns",
+        )
         if (value := getattr(config, name)) is not None
     }
     if config.reading is not None:
@@ -105,6 +117,8 @@ def _agent(config: TeamAgentConfig, base: TeamAgent | None, where: str) -> TeamA
         given["verdict"] = VerdictRule(
             Verdict(verdict.malformed), verdict.tag, verdict.approve, verdict.reject
         )
+    if config.tools is not None:
+        given["toolbox"] = shelf.toolbox(config.tools, f"{where}.tools") if config.tools else None
     sampling = config.sampling
     stop = None if sampling.stop is None else tuple(sampling.stop)
     given["sampling"] = SamplingChanges(sampling.temperature, sampling.top_p, sampling.max_tokens, stop)
@@ -180,6 +194,13 @@ def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
                 )
     cached = config.agent.performance.enable_preprocessing_cache
     run_policy = own or _build(config.policy, teams)
+    for tag, team in teams.items():
+        for name, member in team.agents.items():
+            if member.specs and by_agent.get(team.agent_id(name), run_policy).renderer is None:
+                raise ConfigError(
+                    f"orchestras.{tag}.agents.{name}.tools: calls are read from token ids, and this agent's policy "
+                    "speaks text; accepted: vllm, sglang, llama_cpp, torch, simulated"
+                )
     return TeamPolicies(run_policy, by_agent, segment_cache=cached) if by_agent or cached else run_policy
 
 

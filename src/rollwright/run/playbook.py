@@ -37,7 +37,8 @@ class StorePlaybook:
         return Role(table(read_episode(claimed.input)), policy)
 
     async def close(self) -> None:
-        for _, _, policy in self._runs.values():
+        for _, table, policy in self._runs.values():
+            await table.close()
             await policy.close()
 
     async def _run(self, resources_id: str | None) -> tuple[RunConfig, SettingsTable, Policy]:

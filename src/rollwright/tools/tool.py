@@ -6,13 +6,14 @@ waits for it any more.
 """
 
 import asyncio
+import copy
 import functools
 import inspect
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -20,7 +21,7 @@ from rollwright.errors import ConfigError, RollwrightError
 from rollwright.policies.base import ToolSpec
 from rollwright.tools.context import ToolContext
 from rollwright.tools.schema import read_signature
-from rollwright.tools.time_limit import limits_the_call
+from rollwright.tools.time_limit import in_line, limits_the_call
 
 Parameters = ParamSpec("Parameters")
 Answer = TypeVar("Answer")
@@ -79,6 +80,14 @@ class Tool:
     def name(self) -> str:
         return self.spec.name
 
+    def limited(self, time_limit: float | None = None, concurrency: int | None = None) -> "Tool":
+        """The same tool under limits of its own; those that are not given stay."""
+        other = copy.copy(self)
+        other.time_limit = time_limit or self.time_limit
+        other.concurrency = concurrency or self.concurrency
+        other._gates = weakref.WeakKeyDictionary()
+        return other
+
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> Any:
         """Runs it; `TookTooLong` when its time limit has passed. Call `enter` first; this leaves again."""
         loop = asyncio.get_running_loop()
@@ -101,7 +110,9 @@ class Tool:
 
     async def enter(self) -> None:
         """Waits until one more call may run."""
-        if (gate := self._gate()) is not None:
+        if (gate := self._gate()) is None:
+            return
+        with in_line() if gate.locked() else nullcontext():
             await gate.acquire()
 
     def leave(self) -> None:

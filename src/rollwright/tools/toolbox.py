@@ -16,7 +16,7 @@ from rollwright.policies.base import ToolSpec
 from rollwright.tools.context import ToolContext
 from rollwright.tools.result import EndEpisode, Problem, ToolError, ToolFailure, ToolResult, as_text
 from rollwright.tools.schema import BadArguments
-from rollwright.tools.time_limit import CallTime, NotesLines, in_line, timed
+from rollwright.tools.time_limit import CallTime, NotesLines, timed
 from rollwright.tools.tool import TookTooLong, Tool
 from rollwright.trajectory import ToolCall
 
@@ -96,8 +96,7 @@ class Toolbox:
 async def _ran(tool: Tool, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
     clock = asyncio.get_running_loop().time
     asked = clock()
-    with in_line():
-        await tool.enter()
+    await tool.enter()
     began = clock()
 
     def result(

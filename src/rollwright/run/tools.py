@@ -1,0 +1,115 @@
+"""From a configuration to the tools that agents may call, and the end of what they hold.
+
+Always true: two agents whose tools have the same settings have the same tool, and so share its limits and its pool.
+Nothing is started before a call needs it; `close` ends it all.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import msgspec
+
+from rollwright.config.tools import (
+    AnyToolConfig,
+    CalculatorToolConfig,
+    OwnToolConfig,
+    PythonToolConfig,
+    SearchToolConfig,
+)
+from rollwright.errors import ConfigError
+from rollwright.sandbox.limits import SandboxLimits
+from rollwright.tools import Tool, Toolbox
+from rollwright.tools.calculator import calculator
+
+
+class ToolShelf:
+    """The tools of one run in one process."""
+
+    def __init__(self) -> None:
+        self._made: dict[AnyToolConfig, Sequence[Tool]] = {}
+        self._checks: list[Callable[[], Awaitable[None]]] = []
+        self._closers: list[Callable[[], Awaitable[None]]] = []
+
+    def toolbox(self, wanted: Sequence[AnyToolConfig], where: str) -> Toolbox:
+        """An agent's tools; what is wrong with them names the place in the settings."""
+        tools: list[Tool] = []
+        for place, each in enumerate(wanted):
+            if each not in self._made:
+                self._made[each] = self._make(each, f"{where}.{place}")
+            tools += self._made[each]
+        try:
+            return Toolbox(tools)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+    async def check(self) -> None:
+        """Whether this machine can give what the tools need."""
+        for check in self._checks:
+            await check()
+
+    async def close(self) -> None:
+        for close in self._closers:
+            await close()
+
+    def _make(self, config: AnyToolConfig, where: str) -> Sequence[Tool]:
+        match config:
+            case CalculatorToolConfig():
+                tools: Sequence[Tool] = [calculator]
+            case PythonToolConfig():
+                tools = [self._python(config)]
+            case SearchToolConfig():
+                tools = [self._search(config, where)]
+            case OwnToolConfig():
+                tools = _own(config.function, f"{where}.function")
+        return [each.limited(config.time_limit, config.concurrency) for each in tools]
+
+    def _python(self, config: PythonToolConfig) -> Tool:
+        from rollwright.tools.python import PythonSandbox
+
+        limits = SandboxLimits(seconds=config.seconds, memory=config.memory_mb << 20)
+        sandbox = PythonSandbox(limits, size=config.size, allow_unconfined=config.allow_unconfined)
+        self._checks.append(sandbox.check)
+        self._closers.append(sandbox.close)
+        return sandbox.tool(stateful=config.stateful)
+
+    def _search(self, config: SearchToolConfig, where: str) -> Tool:
+        from rollwright.tools.search import Bm25Index, HttpSearch, search_tool
+
+        if config.url is not None:
+            server = HttpSearch(config.url)
+            self._closers.append(server.close)
+            return search_tool(server)
+        try:
+            return search_tool(Bm25Index(_passages(Path(config.passages or ""), f"{where}.passages")))
+        except ImportError as error:
+            raise ConfigError(f"{where}: search needs {error.name}; install rollwright[tools]") from error
+
+
+def _passages(file: Path, where: str) -> list[Any]:
+    from rollwright.tools.search import Passage
+
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{where}: {file}: cannot be read: {error.strerror}") from error
+    try:
+        return [msgspec.json.decode(line, type=Passage) for line in lines if line.strip()]
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{where}: {file}: every line must be JSON with `text`: {error}") from error
+
+
+def _own(path: str, where: str) -> Sequence[Tool]:
+    try:
+        found: Any = resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{where}: {path!r} cannot be imported: {error}; expected module:name") from error
+    if callable(found) and not isinstance(found, Tool):
+        found = found()
+    tools = [found] if isinstance(found, Tool) else found
+    if not isinstance(tools, list | tuple) or not all(isinstance(each, Tool) for each in tools):
+        raise ConfigError(
+            f"{where}: {path!r} is no tool; expected what @tool makes, or a function that gives it"
+        )
+    return tools
