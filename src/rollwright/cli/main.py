@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rollwright import __version__
 from rollwright.cli import (
+    config,
     envs,
     export,
     gateway,
@@ -74,6 +75,7 @@ app.command("profile")(profile.profile)
 app.command("plot")(plot.plot)
 app.command("report")(report.report)
 app.command("export")(export.export)
+app.add_typer(config.app, name="config")
 swarm_supervision.register(swarm.swarm_app)
 app.add_typer(swarm.swarm_app, name="swarm")
 

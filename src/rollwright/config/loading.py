@@ -4,6 +4,7 @@ A user's mistake becomes one line: the file, the key, what was wrong, what would
 names the nearest one.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,13 +17,23 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rollwright.config.environment import environment_settings
 from rollwright.config.run import RunConfig
+from rollwright.config.schema import CURRENT, KEY, migrated
 from rollwright.errors import ConfigError
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Reads a YAML file; later values win: file, then each `key.path=value` in order."""
+    """Reads a YAML file; later values win: defaults, file, environment variables, then each `key.path=value` in order."""
     file = Path(path)
+    content = read_content(file)
+    content.setdefault("name", _name_from(file))
+    above = [each.override for each in environment_settings(content)]
+    return build(content, [*above, *overrides], source=str(file))
+
+
+def read_content(file: Path) -> dict[str, Any]:
+    """What stands in a YAML file, unchecked."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -37,8 +48,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         content = {}
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: holds a {type(content).__name__}; expected keys and values")
-    content.setdefault("name", _name_from(file))
-    return build(content, overrides, source=str(file))
+    return content
 
 
 def build(content: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "config") -> RunConfig:
@@ -48,7 +58,7 @@ def build(content: Mapping[str, Any], overrides: Sequence[str] = (), source: str
         if not found or not key:
             raise ConfigError(f"override `{override}`: expected key.path=value, for example seed=7")
     try:
-        below = OmegaConf.create(dict(content))
+        below = OmegaConf.create(migrated(content, source))
         above = OmegaConf.from_dotlist(list(overrides))
         merged = OmegaConf.merge(_without_other_kinds(below, above), above)
         plain = OmegaConf.to_container(merged, resolve=True)
@@ -73,11 +83,15 @@ def _without_other_kinds(below: DictConfig, above: DictConfig) -> DictConfig:
 
 def dump(config: RunConfig) -> str:
     """The configuration as used, as YAML that loads again."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    content = {KEY: CURRENT, **config.model_dump(mode="json")}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _name_from(file: Path) -> str:
-    kept = "".join(each if each.isalnum() or each in "._-" else "-" for each in file.stem)
+    stem = (
+        re.split(r"\.ya?ml\b", file.name)[0] if file.suffix == ".bak" else file.stem
+    )  # a backup is of the same run
+    kept = "".join(each if each.isalnum() or each in "._-" else "-" for each in stem)
     return kept.lstrip("._-") or "run"
 
 

@@ -1,0 +1,119 @@
+"""`rollwright config`: what a configuration comes to, where each value is from, and changing its file with care."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from rollwright.cli.console import console, plain_lines
+from rollwright.config.care import backups, lock_of, migrate, rollback
+from rollwright.config.loading import load
+from rollwright.config.origins import DEFAULT, defaults, flat, origins
+
+app = typer.Typer(help="Look at configurations, and change their files with care.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(help="YAML file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Settings as on the command line: key.path=value …", show_default=False),
+]
+
+
+@app.command()
+def show(
+    file: File,
+    overrides: Overrides = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show every setting as it is used: defaults, then FILE, then environment variables, then the command line."""
+    values = origins(file, overrides or [])
+    if as_json:
+        rows = {each.key: {"value": each.value, "origin": each.origin} for each in values}
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    table = Table(title=str(file), title_justify="left")
+    table.add_column("setting", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    if origin:
+        table.add_column("from", overflow="fold")
+    for each in values:
+        style = "dim" if each.origin == DEFAULT else ""
+        cells = [Text(each.key), Text(_said(each.value)), *([Text(each.origin)] if origin else [])]
+        table.add_row(*cells, style=style)
+    console().print(table)
+
+
+@app.command()
+def diff(
+    file: File,
+    other: Annotated[
+        Path | None,
+        typer.Argument(help="Another file, such as a backup. Default: the defaults.", show_default=False),
+    ] = None,
+) -> None:
+    """Show in which settings FILE differs from the defaults, or from another file."""
+    here = dict(flat(load(file).model_dump(mode="json")))
+    there = defaults() if other is None else dict(flat(load(other).model_dump(mode="json")))
+    keys = [key for key in dict.fromkeys([*here, *there]) if here.get(key) != there.get(key)]
+    if not keys:
+        console().print("no difference", highlight=False)
+        return
+    table = Table()
+    table.add_column("setting", no_wrap=True)
+    table.add_column(DEFAULT if other is None else other.name, overflow="fold")
+    table.add_column(file.name, overflow="fold")
+    for key in keys:
+        table.add_row(key, Text(_said(there.get(key))), Text(_said(here.get(key))))
+    console().print(table)
+
+
+@app.command("migrate")
+def migrate_file(
+    file: File,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the file as it would be.")] = False,
+) -> None:
+    """Bring FILE to this release's terms. Its bytes are kept in a backup beside it."""
+    done = migrate(file, dry_run=dry_run)
+    say = plain_lines(console())
+    if dry_run:
+        typer.echo(done.text, nl=False)
+        return
+    if done.backup is None:
+        say(f"{file}: is of version {done.after} already")
+        return
+    for change in done.changes:
+        say(f"changed: {change}")
+    if done.comments_lost:
+        say("its comments could not be kept; they are in the backup")
+    say(f"{file}: from version {done.before} to {done.after}; backup: {done.backup}")
+
+
+@app.command("rollback")
+def roll_back(
+    file: File,
+    to: Annotated[
+        Path | None, typer.Option(help="The backup to go back to. Default: the newest.", show_default=False)
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the backups and change nothing.")] = False,
+) -> None:
+    """Give FILE the very bytes of a backup. What it was is backed up first, so this can be taken back, too."""
+    say = plain_lines(console())
+    if listed:
+        for each in backups(file):
+            say(str(each))
+        return
+    done = rollback(file, to)
+    say(f"{file}: is as in {done.restored}; what it was: {done.backup}")
+    if done.dependencies:
+        say(
+            f"{len(done.dependencies)} packages were installed in other versions then; to go back to them, too: "
+            f"pip install -r {lock_of(done.restored)}"
+        )
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
