@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rollwright.cli.main import app
+from rollwright.rollout.filters import Catches, build_filters, judge, judge_group
+from rollwright.run.folder import RunReader
+from rollwright.trajectory import Trajectory
 
 CONFIG = """
 name: caught
@@ -74,3 +80,44 @@ def test_an_example_says_what_followed_from_it(run: Path, summary: dict[str, Any
     for name, words in says.items():
         opened = rollwright("show", run, summary["filters"][name]["example"])
         assert words in " ".join(opened.replace("│", " ").split()), opened  # lines of a tree are wrapped
+
+
+def recounted(run: Path) -> dict[str, int]:
+    """What the run's filters catch among the trajectories that it left."""
+    reader = RunReader(run)
+    filters = build_filters(reader.config.train_env_manager)
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in sorted(reader.trajectories(), key=lambda each: each.rollout_id):
+        groups.setdefault(trajectory.group_id, []).append(trajectory)
+    catches = Catches()
+    for group in groups.values():
+        judged = [judge(filters, each, catches) for each in group]
+        kept = [each.trajectory for each in judged if each.dropped is None]
+        if len(kept) == 2:  # complete
+            judge_group(filters, kept, catches)
+    return {name: catch.count for name, catch in catches.by_filter.items()}
+
+
+def test_a_run_that_was_killed_and_gone_on_with_says_what_filters_caught_before(tmp_path: Path) -> None:
+    """6 batches, killed without a word after the second; D3."""
+    slow = CONFIG.replace("tokens_per_second: 100000", "tokens_per_second: 1200")
+    (tmp_path / "caught.yaml").write_text(slow.replace("max_steps: 3", "max_steps: 6"), encoding="utf-8")
+    command = [sys.executable, "-m", "rollwright", "run", "caught.yaml", "--runs", ".", "--no-live"]
+    folder = tmp_path / "caught"
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        give_up = time.monotonic() + 120
+        while not (folder / "metrics.jsonl").is_file() or len(RunReader(folder).metrics()) < 2:
+            assert process.poll() is None, "it ended by itself"
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(RunReader(folder).metrics()) < 6, "killed too late"
+    rollwright("resume", folder, "--no-live")
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert {name: catch["count"] for name, catch in summary["filters"].items()} == recounted(folder)
+    assert set(summary["filters"]) == set(FILTERS)
+    delivered = [group for row in RunReader(folder).metrics() for group in row["groups"]]
+    assert summary["ledger"]["delivered"] == 2 * len(delivered)

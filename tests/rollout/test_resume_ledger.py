@@ -8,7 +8,11 @@ import pytest
 
 from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Gate, GroupBook, GroupRules, Place, RolloutContext, RolloutScheduler
+from rollwright.rollout.filters import Action, Catches, Filter
+from rollwright.rollout.retelling import Retelling
 from rollwright.store.memory import MemoryStore
+from rollwright.store.records import Completion, RolloutStatus
+from rollwright.trajectory import Trajectory
 from rollwright.workers import Worker, WorkerSettings
 
 Pause = Callable[..., Awaitable[float]]
@@ -78,3 +82,73 @@ def test_a_group_of_which_the_store_knows_nothing_more_counts_as_handed_out() ->
     assert book.ledger.counts[Place.DELIVERED] == 2
     assert book.ledger.counts[Place.CANCELLED] == 1
     assert book.open_groups == 0
+
+
+FILTERS = [{"kind": "overlong", "limit": 3}, {"kind": "duplicate"}, "zero_variance"]
+
+
+def test_what_filters_caught_in_groups_that_were_handed_out_before_stays_counted(
+    lab: Any, pause: Pause
+) -> None:
+    """D3."""
+
+    async def behave(env: Any) -> float:
+        await pause(1.0)
+        return float(env.number % 9 == 0)
+
+    def new_lab() -> Any:
+        manager = {"num_env_groups": 3, "group_size": 4, "filters": [*FILTERS]}
+        return lab(behave, manager=manager, limits={"max_refills": 1000})
+
+    async def run() -> None:
+        store = MemoryStore()
+        before: list[Any] = []
+
+        def found(scheduler: RolloutScheduler) -> list[Any]:
+            ledger = scheduler.ledger
+            caught = {name: catch.count for name, catch in ledger.catches.by_filter.items()}
+            return [dict(ledger.counts), dict(ledger.reasons), caught]
+
+        async def first(scheduler: RolloutScheduler) -> list[str]:
+            batch = await scheduler.get_batch(12)
+            await asyncio.sleep(10.0)
+            before.extend(found(scheduler))
+            return [group.group_id for group in batch.groups]
+
+        delivered = await with_scheduler(new_lab(), store, None, first)
+        assert set(before[2]) == {"overlong", "duplicate", "zero_variance"}
+
+        async def second(scheduler: RolloutScheduler) -> None:
+            assert found(scheduler) == before
+
+        await with_scheduler(new_lab(), store, delivered, second)
+
+    run_virtual(run())
+
+
+def completion(number: int, status: str, reason: str | None = None) -> Completion:
+    return Completion(number + 1, f"a-g0-m{number}", "at", RolloutStatus(status), reason)
+
+
+def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> None:
+    """Of four that finished in a group of two, one was dropped, and the last was not needed."""
+
+    class Even:
+        name = "even"
+
+        def catches(self, trajectory: Trajectory) -> bool:
+            return trajectory.seed % 2 == 0
+
+    catches = Catches()
+    filters = (Filter(Even(), Action.DROP),)
+    retelling = Retelling(["a-g0"], 2, filters, catches)
+    log = [completion(each, "succeeded") for each in (0, 1, 3)] + [completion(2, "failed", "engine: gone")]
+    log.append(completion(4, "succeeded"))
+    for each in log:
+        assert retelling.asks_for(each) == (each.status is RolloutStatus.SUCCEEDED)
+        seed = int(each.rollout_id[-1])
+        retelling.tell(each, Trajectory(each.rollout_id, "1", "a-g0", "Lab", seed=seed))
+    retelling.end()
+    places = [place for place, _ in retelling.fates["a-g0"]]
+    assert places == [Place.FILTERED, Place.DELIVERED, Place.DELIVERED, Place.FAILED, Place.CANCELLED]
+    assert catches.by_filter["even"].count == 1, "the last one came too late to be looked at"

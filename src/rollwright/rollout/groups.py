@@ -153,6 +153,10 @@ class GroupBook:
         self._ready = 0
 
     @property
+    def filters(self) -> Sequence[Filter]:
+        return self._rules.filters
+
+    @property
     def open_groups(self) -> int:
         return len(self._open)
 

@@ -10,7 +10,7 @@ All decisions are the `GroupBook`'s; this shell carries them to the store and ba
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -23,17 +23,16 @@ from rollwright.errors import RollwrightError
 from rollwright.rollout.env_manager import STALE
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
-    NOT_NEEDED,
     Decision,
     Fate,
     Group,
     GroupBook,
     GroupRules,
     Ledger,
-    Place,
     Version,
     check_batch_size,
 )
+from rollwright.rollout.retelling import NO_REASON, Retelling
 from rollwright.store.contract import Store
 from rollwright.store.records import (
     AttemptStatus,
@@ -43,9 +42,6 @@ from rollwright.store.records import (
     RolloutStatus,
 )
 from rollwright.trajectory import Trajectory
-
-HANDED_OUT: Fate = (Place.DELIVERED, None)
-NO_REASON = "no reason given"
 
 RESTORED_AT_ONCE = 1000
 """Finished rollouts whose trajectories are loaded together when a stream is gone on with."""
@@ -249,7 +245,7 @@ class RolloutScheduler:
         while completions := await self._store.read_completions(self._cursor):
             self._cursor = completions[-1].cursor
             log += completions
-        fates = self._fates(log, set(delivered))
+        fates = await self._fates(log, delivered)
         for group_id in delivered:
             self._book.settle_as_delivered(group_id, fates.get(group_id, ()))
         lost = [
@@ -262,21 +258,20 @@ class RolloutScheduler:
         for first in range(0, len(log), RESTORED_AT_ONCE):
             await self._settle(log[first : first + RESTORED_AT_ONCE])
 
-    def _fates(self, log: Iterable[Completion], delivered: Collection[str]) -> dict[str, list[Fate]]:
-        """What became of the members of groups that were handed out, so that their failures stay counted."""
-        fates: dict[str, list[Fate]] = {}
-        for each in log:
-            group_id = each.rollout_id.rpartition("-m")[0]
-            if group_id not in delivered:
-                continue
-            fate: Fate = Place.CANCELLED, each.reason or NOT_NEEDED
-            so_far = fates.setdefault(group_id, [])
-            if each.status is RolloutStatus.FAILED:
-                fate = Place.FAILED, EpisodeFailure.cause(each.reason or NO_REASON)
-            elif each.status is RolloutStatus.SUCCEEDED and so_far.count(HANDED_OUT) < self._group_size:
-                fate = HANDED_OUT
-            so_far.append(fate)
-        return fates
+    async def _fates(
+        self, log: Sequence[Completion], delivered: Collection[str]
+    ) -> Mapping[str, Sequence[Fate]]:
+        """What became of the members of groups that were handed out, and what the filters caught among them."""
+        retelling = Retelling(delivered, self._group_size, self._book.filters, self.ledger.catches)
+        for first in range(0, len(log), RESTORED_AT_ONCE):
+            part = log[first : first + RESTORED_AT_ONCE]
+            wanted = [each.rollout_id for each in part if retelling.asks_for(each)]
+            encoded = await self._store.get_trajectories(wanted) if wanted else {}
+            for each in part:
+                data = encoded.get(each.rollout_id)
+                retelling.tell(each, None if data is None else Trajectory.from_bytes(data))
+        retelling.end()
+        return retelling.fates
 
     async def _collect(self) -> None:
         try:
