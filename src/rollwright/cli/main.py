@@ -14,6 +14,7 @@ from rich.text import Text
 from rollwright import __version__
 from rollwright.cli import (
     config,
+    doctor,
     envs,
     export,
     gateway,
@@ -76,6 +77,7 @@ app.command("plot")(plot.plot)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.add_typer(config.app, name="config")
+app.command("doctor")(doctor.doctor)
 swarm_supervision.register(swarm.swarm_app)
 app.add_typer(swarm.swarm_app, name="swarm")
 

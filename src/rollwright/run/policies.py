@@ -22,7 +22,6 @@ from rollwright.errors import ConfigError
 from rollwright.hardware.threads import claim_threads
 from rollwright.policies.base import Policy, Renderer
 from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.openai import OpenAIPolicy
 from rollwright.policies.players import OraclePlayer, RandomPlayer, SkilledPlayer
 from rollwright.policies.retry import RetryPolicy
 from rollwright.policies.simulated import SimulatedEngine
@@ -37,16 +36,7 @@ def build_policy(config: PolicyConfig) -> Policy:
         case SimulatedPolicyConfig():
             return build_simulated(config, SkilledPlayer(config.skill))
         case OpenAIPolicyConfig():
-            return OpenAIPolicy(
-                base_url=config.base_url,
-                model=config.model,
-                api=config.api,
-                api_key_env=config.api_key_env,
-                request_timeout=config.request_timeout,
-                retry=RetryPolicy(max_retries=config.max_retries),
-                max_connections=config.max_connections,
-                extra_body=config.extra_body,
-            )
+            return _openai(config)
         case VllmPolicyConfig() | SglangPolicyConfig() | LlamaCppPolicyConfig():
             return _engine(config)
         case TorchPolicyConfig():
@@ -63,6 +53,21 @@ def build_simulated(config: SimulatedPolicyConfig, player: SkilledPlayer) -> Sim
         hang_rate=config.hang_rate,
         max_queue=config.max_queue,
         track_episodes=False,
+    )
+
+
+def _openai(config: OpenAIPolicyConfig) -> Policy:
+    from rollwright.policies.openai import OpenAIPolicy
+
+    return OpenAIPolicy(
+        base_url=config.base_url,
+        model=config.model,
+        api=config.api,
+        api_key_env=config.api_key_env,
+        request_timeout=config.request_timeout,
+        retry=RetryPolicy(max_retries=config.max_retries),
+        max_connections=config.max_connections,
+        extra_body=config.extra_body,
     )
 
 

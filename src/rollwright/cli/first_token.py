@@ -1,0 +1,48 @@
+"""A start, timed: `python -m rollwright.cli.first_token BEGAN MODEL` prints the seconds of each part in order.
+
+`BEGAN` is the monotonic clock when the process was started, so that the interpreter's own start counts.
+"""
+
+import sys
+import time
+from itertools import pairwise
+
+
+def main() -> None:
+    at = [float(sys.argv[1]), time.monotonic()]
+    import rollwright.cli.main  # noqa: F401 — what every command imports
+
+    at.append(time.monotonic())
+    from rollwright.hardware.threads import claim_threads
+
+    claim_threads()
+    import torch  # noqa: F401
+
+    at.append(time.monotonic())
+    import asyncio
+
+    from rollwright.models.loading import load_model, load_tokenizer
+    from rollwright.policies.base import Prompt, Sampling
+    from rollwright.policies.rendering import make_renderer
+    from rollwright.policies.torch import TorchPolicy
+    from rollwright.trajectory import token_ids
+
+    at.append(time.monotonic())
+    tokenizer = load_tokenizer(sys.argv[2])
+    renderer = make_renderer(tokenizer, "template")  # type: ignore[arg-type]
+    at.append(time.monotonic())
+    policy = TorchPolicy(load_model(sys.argv[2]), renderer)
+    at.append(time.monotonic())
+
+    async def generate() -> None:
+        ids = token_ids(tokenizer.encode("Which way do you go?"))
+        await policy.generate(Prompt("startup", ("startup",), (), ids=ids), Sampling(max_tokens=1))
+        at.append(time.monotonic())
+        await policy.close()
+
+    asyncio.run(generate())
+    print(*(round(after - before, 4) for before, after in pairwise(at)))
+
+
+if __name__ == "__main__":
+    main()
