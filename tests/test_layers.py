@@ -39,6 +39,7 @@ MAY_KNOW = {
         "envs",
         "policies",
         "tools",
+        "sandbox",
         "agents",
         "orchestra",
         "store",

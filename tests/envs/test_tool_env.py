@@ -11,6 +11,7 @@ from rollwright.envs import registry
 from rollwright.envs.tool_env import Task, ToolEnv
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.policies.virtual_clock import run_virtual
+from rollwright.rollout.forking import ForkMode, fork_mode
 from rollwright.tools import Pool, Toolbox, ToolContext, tool
 from rollwright.tools.calculator import calculator
 
@@ -151,3 +152,32 @@ def test_what_cannot_be_played_is_refused() -> None:
         ToolEnv([], exact, Held().box)
     with pytest.raises(ConfigError, match="zero or negative"):
         ToolEnv(TASKS, exact, Held().box, format_penalty=1)
+
+
+def test_tools_without_state_let_the_environment_fork_and_others_are_replayed() -> None:
+    """D2: a fork calls no tool again, and goes its own way."""
+    made: list[str] = []
+
+    @tool
+    async def look(what: str) -> str:
+        made.append(what)
+        return f"{what} is there"
+
+    async def main() -> None:
+        env = ToolEnv(TASKS, exact, Toolbox([look]))
+        assert env.stateless
+        assert fork_mode(env, None) is ForkMode.FORK
+        await env.reset(0)
+        await env.step(call("look", '{"what": "cup"}'))
+        other = env.fork()
+        assert (await other.step("<answer>42</answer>")).reward == 1.0
+        assert "jug is there" in (await env.step(call("look", '{"what": "jug"}'))).observation
+        assert (await env.step("<answer>41</answer>")).reward == 0.0
+        assert made == ["cup", "jug"]
+        holding = ToolEnv(TASKS, exact, Held().box)
+        assert not holding.stateless
+        assert fork_mode(holding, None) is ForkMode.REPLAY
+        with pytest.raises(RollwrightError, match="hold state"):
+            holding.fork()
+
+    run_virtual(main())

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.text import Text
 from rich.tree import Tree
 
+from rollwright.rollout.tree import COPIED_BY
 from rollwright.training.advantages.tree import turn_values
 from rollwright.trajectory import Trajectory, Turn, children, leaves, path, turn_weights
 
@@ -30,7 +31,7 @@ def tree_view(trajectory: Trajectory, advantages: Sequence[float]) -> Tree:
     head = Text.assemble(
         ("start", "bold"),
         f"  {leaf_count(trajectory)} leaves, {len(trajectory.turns)} turns, {sampled:,} tokens sampled, "
-        f"{saved:,} saved by sharing{share}",
+        f"{saved:,} saved by sharing{share}{_copied(trajectory)}",
     )
     drawn = Tree(head, guide_style="dim")
     below = children(trajectory.turns)
@@ -47,6 +48,18 @@ def tree_view(trajectory: Trajectory, advantages: Sequence[float]) -> Tree:
         node = under.add(line)
         todo += [(node, turn) for turn in reversed(next_turns)]
     return drawn
+
+
+def _copied(trajectory: Trajectory) -> str:
+    """How its environments were copied, and what that cost."""
+    metrics = trajectory.metrics
+    modes = [name.removeprefix(COPIED_BY) for name in metrics if name.startswith(COPIED_BY)]
+    told = f"; environments copied by {modes[0]}" if modes else ""
+    if steps := metrics.get("tree_replayed_steps"):
+        told += f", {steps:,.0f} steps replayed"
+    if other := metrics.get("tree_replay_mismatches"):
+        told += f", {other:,.0f} came another way and were not used"
+    return told
 
 
 def _line(turns: Sequence[Turn], weight: float, value: float, advantage: float, *, ends: bool) -> Text:

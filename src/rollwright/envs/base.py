@@ -86,3 +86,8 @@ class Forkable(Protocol):
     def fork(self) -> Self:
         """An exact copy that shares nothing with the original."""
         ...
+
+
+def can_fork(env: Env) -> bool:
+    """Whether it can be copied: it has `fork()`, and does not say by `stateless = False` that it holds what cannot."""
+    return isinstance(env, Forkable) and bool(getattr(env, "stateless", True))

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -71,6 +71,20 @@ class ToolEnv:
         """The open one; `None`: no episode is running."""
         self._context: ToolContext | None = None
         self._calls = 0
+
+    @property
+    def stateless(self) -> bool:
+        """Whether no tool holds anything from one call to the next. Then a fork needs no call to be made again."""
+        return not self._toolbox.stateful
+
+    def fork(self) -> Self:
+        """The same task, at the same place."""
+        if not self.stateless:
+            raise RollwrightError("tools: some hold state, which cannot be copied; replay the calls instead")
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._context = None if self._context is None else ToolContext(self._context.rollout_id)
+        return other
 
     @property
     def instruction(self) -> str:

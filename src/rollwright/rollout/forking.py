@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from rollwright.agents import bounded
-from rollwright.envs.base import Env, Forkable
+from rollwright.envs.base import Env, Forkable, can_fork
 from rollwright.trajectory import Boundary, Trajectory, Turn
 
 
@@ -27,7 +27,7 @@ def fork_mode(env: Env, wanted: ForkMode | None) -> ForkMode:
     """The mode asked for; `None`: the best that the environment offers."""
     if wanted is not None:
         return wanted
-    return ForkMode.FORK if isinstance(env, Forkable) else ForkMode.REPLAY
+    return ForkMode.FORK if can_fork(env) else ForkMode.REPLAY
 
 
 class EnvCopies:
@@ -50,8 +50,8 @@ class EnvCopies:
 
     async def _copy(self, env: Env, trajectory: Trajectory, played: Sequence[Turn]) -> Env | None:
         if self.mode is ForkMode.FORK:
-            if not isinstance(env, Forkable):
-                raise TypeError(f"{type(env).__name__} has no fork(); use strategy.fork replay or root")
+            if not isinstance(env, Forkable) or not can_fork(env):
+                raise TypeError(f"{type(env).__name__} cannot be copied; use strategy.fork replay or root")
             copy = env.fork()
             self._made.append(copy)
             return copy

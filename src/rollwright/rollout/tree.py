@@ -19,6 +19,9 @@ from rollwright.rollout.filters import stops
 from rollwright.rollout.forking import EnvCopies, ForkMode, fork_mode
 from rollwright.trajectory import Boundary, StopReason, Turn, leaves, path
 
+COPIED_BY = "tree_by_"
+"""Metric of a tree with several leaves: 1 for the `ForkMode` that its environments were copied by."""
+
 
 class Branch(NamedTuple):
     """One path of the tree, up to where it has come."""
@@ -144,6 +147,7 @@ class _Growth:
         tokens = [turn.completion_tokens for turn in turns]
         paths = [sum(tokens[each.id] for each in path(turns, leaf)) for leaf in leaves(turns)]
         figures = {
+            f"{COPIED_BY}{self.copies.mode}": len(paths) > 1,
             "tree_leaves": len(paths),
             "tree_tokens_saved": sum(paths) - sum(tokens),
             "tree_merged": self.merged,

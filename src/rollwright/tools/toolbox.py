@@ -38,6 +38,11 @@ class Toolbox:
     def specs(self) -> tuple[ToolSpec, ...]:
         return tuple(each.spec for each in self._tools.values())
 
+    @property
+    def stateful(self) -> bool:
+        """Whether any of them holds something from one call to the next."""
+        return any(each.stateful for each in self._tools.values())
+
     def __getitem__(self, name: str) -> Tool:
         return self._tools[name]
 
