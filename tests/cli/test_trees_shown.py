@@ -77,7 +77,7 @@ def test_a_tree_is_drawn_with_its_values_advantages_and_what_sharing_saved() -> 
     assert tokens_saved(tree) == 10
     assert "2 leaves, 4 turns, 40 tokens sampled, 10 saved by sharing (20 %)" in head
     tree.metrics |= {"tree_by_replay": 1.0, "tree_replayed_steps": 3.0}
-    assert "; environments copied by replay, 3 steps replayed" in drawn(tree)[0]
+    assert "; environments copied by replay, 3 steps replayed" in " ".join(" ".join(drawn(tree)[:2]).split())
     assert "Up  V 0.5  A +0" in trunk
     assert "Left solved  V 1  A +1  weight 0.5, 10 tokens" in left
     assert "Right → Down not solved  V 0  A -1  weight 0.5, 20 tokens" in right
