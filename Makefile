@@ -39,7 +39,8 @@ bench: $(READY)
 	$(BIN)/python bench/run_all.py
 
 base-model: $(READY)
-	$(BIN)/python models/make_base_model.py
+	$(BIN)/python models/make_frozen_lake.py
+	$(BIN)/python models/make_sokoban.py
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py

@@ -20,13 +20,19 @@ _TEMPLATES = ("<answer>{action}</answer>", "<think>reasoning</think> <answer>{ac
 _CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
 """Some engines leave these in the text; they are never part of an action."""
 
-_PROBE = "Some Action"
+_ANY_ACTION = "Some Action"
 
 
 class AnswerFormat:
     """One pattern (the action is its last group) and the template of an answer that fits it."""
 
-    def __init__(self, action_pattern: str = ANSWER_PATTERN, answer_template: str | None = None) -> None:
+    def __init__(
+        self,
+        action_pattern: str = ANSWER_PATTERN,
+        answer_template: str | None = None,
+        example: str = _ANY_ACTION,
+    ) -> None:
+        """`example` is an action that must be found again, for patterns that list the actions."""
         try:
             self._pattern = re.compile(action_pattern, re.DOTALL)
         except re.error as error:
@@ -36,7 +42,7 @@ class AnswerFormat:
         if not self._pattern.groups:
             raise ConfigError(f"action_pattern {action_pattern!r} needs a group (...) around the action")
         for template in _TEMPLATES if answer_template is None else (answer_template,):
-            if self.find(template.replace("{action}", _PROBE)) == _PROBE:
+            if self.find(template.replace("{action}", example)) == example:
                 self._template = template
                 return
         tried = (

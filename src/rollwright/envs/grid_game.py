@@ -56,7 +56,7 @@ class GridGame(ABC):
             raise ConfigError(f"format_penalty must be zero or negative, got {format_penalty}")
         self._max_steps = max_steps
         self._format_penalty = format_penalty
-        self._format = AnswerFormat(action_pattern, answer_template)
+        self._format = AnswerFormat(action_pattern, answer_template, self.action_names[0])
         self._by_name = {name.lower(): index for index, name in enumerate(self.action_names)}
         self._steps = 0
         self._running = False
