@@ -59,3 +59,10 @@ def test_a_format_that_no_answer_could_have_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         AnswerFormat(pattern, template)
+
+
+def test_a_pattern_may_list_the_actions() -> None:
+    answers = AnswerFormat(r"(?i)\b(left|right)\b", "{action}", example="Left")
+    assert answers.find("I go LEFT now") == "LEFT"
+    with pytest.raises(ConfigError, match="that the pattern finds"):
+        AnswerFormat(r"(?i)\b(left|right)\b", "{action}", example="Up")
