@@ -3,12 +3,15 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from rollwright.supervision.record import SupervisorState, is_supervised
 
-from .conftest import QUICK, Watched, runs
+from .conftest import PATIENCE, QUICK, Watched, runs
 
 Supervise = Callable[..., Watched]
 
@@ -179,3 +182,36 @@ def test_both_logs_tell_what_the_node_said_and_what_was_done(supervise: Supervis
     assert rows[2]["from"] == "node"
     assert rows[2]["text"] == "a word"
     assert "node       | a word" in watched.log
+
+
+@pytest.fixture
+def tight_group() -> Iterator[Path]:
+    """A real group of version 1 with little memory, where this machine lets one make it."""
+    place = Path("/sys/fs/cgroup/memory") / f"rollwright-test-{os.getpid()}"
+    try:
+        place.mkdir()
+        (place / "memory.limit_in_bytes").write_text(str(128 << 20))
+    except OSError:
+        pytest.skip("groups cannot be made here")
+    yield place
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:  # the kernel needs a moment to see that nobody is in it
+        try:
+            place.rmdir()
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
+def test_the_kernels_own_kill_for_want_of_memory_is_known(supervise: Supervise, tight_group: Path) -> None:
+    watched = supervise(
+        f"""
+        Path({str(tight_group)!r}, "cgroup.procs").write_text(str(os.getpid()))
+        held = bytearray((400 if len(sys.argv) == 2 else 10) << 20)
+        finish_a_round()
+        """,
+        f'{QUICK}, concessions=[["batch=4"]]',
+    )
+    assert watched.wait() == 0
+    assert watched.record.endings == {"out_of_memory": 1, "done": 1}
+    assert watched.record.concessions == ["batch=4"]

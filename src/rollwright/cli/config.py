@@ -56,9 +56,14 @@ def diff(
     ] = None,
 ) -> None:
     """Show in which settings FILE differs from the defaults, or from another file."""
-    here = dict(flat(load(file).model_dump(mode="json")))
-    there = defaults() if other is None else dict(flat(load(other).model_dump(mode="json")))
-    keys = [key for key in dict.fromkeys([*here, *there]) if here.get(key) != there.get(key)]
+    said = origins(file)
+    here = {each.key: each.value for each in said}
+    if other is None:
+        there = defaults()
+        keys = [each.key for each in said if each.origin != DEFAULT and each.value != there.get(each.key)]
+    else:
+        there = dict(flat(load(other).model_dump(mode="json")))
+        keys = [key for key in dict.fromkeys([*here, *there]) if here.get(key) != there.get(key)]
     if not keys:
         console().print("no difference", highlight=False)
         return
@@ -67,7 +72,7 @@ def diff(
     table.add_column(DEFAULT if other is None else other.name, overflow="fold")
     table.add_column(file.name, overflow="fold")
     for key in keys:
-        table.add_row(key, Text(_said(there.get(key))), Text(_said(here.get(key))))
+        table.add_row(key, *(Text(_said(each[key]) if key in each else "–") for each in (there, here)))
     console().print(table)
 
 
