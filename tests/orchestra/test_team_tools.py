@@ -16,6 +16,7 @@ from rollwright.observe.profile import Profile
 from rollwright.orchestra import Performance, Reply, Team, TeamAgent, TeamSession
 from rollwright.orchestra.session import FROZEN, INVALID
 from rollwright.policies.bytes_renderer import written_call
+from rollwright.policies.virtual_clock import run_virtual
 from rollwright.run.local import LocalRun
 from rollwright.run.orchestras import build_run_policy, build_teams
 from rollwright.tools import Pool, Toolbox, ToolContext, ToolFailure, tool
@@ -175,6 +176,22 @@ def test_what_tools_hold_lasts_for_the_episode_and_is_given_back(stage) -> None:
     stage.play(team(alone, solver=agent(bench.box)), script, stage.Env(steps=2))
     assert script.prompts[3].endswith("a b")
     assert (bench.pool.leased, bench.pool.made) == (0, 1)
+
+
+def test_cancelling_a_rollout_of_a_team_frees_its_resource_at_once(stage) -> None:
+    bench = Bench()
+    script = stage.Script({"t/solver": [written_call("write", {"word": "a"}), look("cup", 1e5)]})
+
+    async def main() -> None:
+        task = asyncio.create_task(stage.perform(team(alone, solver=agent(bench.box)), script))
+        await asyncio.sleep(10)
+        assert (bench.made, bench.pool.leased) == (["cup"], 1)
+        task.cancel()
+        await asyncio.wait({task})
+        assert bench.pool.leased == 0
+        assert asyncio.get_running_loop().time() == pytest.approx(10)
+
+    run_virtual(main())
 
 
 def test_a_tool_that_cannot_be_run_ends_the_attempt_at_its_boundary(stage) -> None:
