@@ -172,3 +172,9 @@ def test_the_learning_rate_grows_and_then_stays() -> None:
     settings = TrainerSettings(learning_rate=1.0, warmup_updates=4)
     assert [settings.learning_rate_at(update) for update in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert TrainerSettings(learning_rate=1.0).learning_rate_at(0) == 1.0
+
+
+def test_the_learning_rate_falls_to_its_end() -> None:
+    settings = TrainerSettings(learning_rate=1.0, warmup_updates=2, final_learning_rate=0.5, total_updates=10)
+    rates = [settings.learning_rate_at(update) for update in (0, 1, 2, 5, 10, 12)]
+    assert rates == pytest.approx([0.5, 0.95, 0.9, 0.75, 0.5, 0.5])

@@ -82,9 +82,11 @@ class TrainingConfig(Settings):
     loss: LossConfig = LossConfig()
     lora: LoraConfig | None = None
     learning_rate: NonNegativeFloat = 1e-5
-    """After the warm-up it stays."""
+    """After the warm-up it stays, unless `final_learning_rate` is set."""
     warmup_updates: NonNegativeInt = 0
     """Optimiser updates over which the learning rate grows from 0."""
+    final_learning_rate: NonNegativeFloat | None = None
+    """What the learning rate falls to, evenly, by the last of `max_steps`. Unset: it stays."""
     beta1: Beta = 0.9
     """AdamW's memory of gradients."""
     beta2: Beta = 0.95

@@ -110,6 +110,8 @@ def trainer_settings(config: RunConfig) -> TrainerSettings:
         betas=(training.beta1, training.beta2),
         weight_decay=training.weight_decay,
         warmup_updates=training.warmup_updates,
+        final_learning_rate=training.final_learning_rate,
+        total_updates=config.max_steps * training.epochs * training.mini_batches,
         max_grad_norm=training.max_grad_norm,
         tokens_per_micro_batch=training.tokens_per_micro_batch,
         epochs=training.epochs,

@@ -89,7 +89,11 @@ class TrainerSettings:
     weight_decay: float = 0.0
     """On matrices only."""
     warmup_updates: int = 0
-    """Over which the learning rate grows from 0; then it stays."""
+    """Over which the learning rate grows from 0."""
+    final_learning_rate: float | None = None
+    """What it falls to, evenly, over `total_updates`; `None`: it stays."""
+    total_updates: int = 1
+    """Updates of the whole training."""
     max_grad_norm: float = 1.0
     tokens_per_micro_batch: int = 2048
     """With padding; memory grows with it. More does not make a CPU faster, because activations leave its cache."""
@@ -119,6 +123,7 @@ class TrainerSettings:
             "betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "two numbers in 0 to 1, without 1"
         )
         _check("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
+        _check("total_updates", self.total_updates, self.total_updates >= 1, "1 or more")
         _check("warmup_updates", self.warmup_updates, self.warmup_updates >= 0, "0 or more")
         _check("max_grad_norm", self.max_grad_norm, self.max_grad_norm > 0, "above 0")
         _check(
@@ -136,9 +141,11 @@ class TrainerSettings:
 
     def learning_rate_at(self, update: int) -> float:
         """Of the update after `update` others."""
-        if update >= self.warmup_updates:
-            return self.learning_rate
-        return self.learning_rate * (update + 1) / self.warmup_updates
+        warm = min(1.0, (update + 1) / self.warmup_updates) if self.warmup_updates else 1.0
+        rate = self.learning_rate
+        if self.final_learning_rate is not None:
+            rate += (self.final_learning_rate - rate) * min(1.0, update / self.total_updates)
+        return rate * warm
 
 
 def _check(key: str, value: object, holds: bool, accepted: str) -> None:
