@@ -202,3 +202,17 @@ def test_an_error_of_memory_is_known_as_one() -> None:
     assert is_out_of_memory(caught.value)
     assert is_out_of_memory(MemoryError())
     assert not is_out_of_memory(RuntimeError("shapes do not fit"))
+
+
+def test_a_command_that_runs_out_of_memory_ends_like_one_that_is_killed_for_it() -> None:
+    code = """
+import torch
+import rollwright.cli.main as command
+command.app = lambda: torch.empty(1 << 60)
+command.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 137
+    assert done.stderr.startswith("error: out of memory: ")
+    assert "training.tokens_per_micro_batch" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,7 +1,7 @@
 """The `rollwright` command.
 
-A user's mistake ends with one line on standard error and exit code 2; an interrupt with 130. A traceback means a
-defect of rollwright.
+A user's mistake ends with one line on standard error and exit code 2; an interrupt with 130; want of memory with 137.
+A traceback means a defect of rollwright.
 """
 
 import sys
@@ -32,6 +32,7 @@ from rollwright.cli import (
     workers,
 )
 from rollwright.errors import RollwrightError
+from rollwright.hardware.memory import is_out_of_memory
 
 app = typer.Typer(
     help="Play multi-turn episodes of language-model agents, and hand out grouped batches.",
@@ -42,6 +43,11 @@ app = typer.Typer(
 )
 
 USER_ERROR, INTERRUPTED = 2, 130
+
+OUT_OF_MEMORY = 137
+"""As for a process that the kernel kills for it, so that whoever watches need not tell them apart."""
+
+LESS_MEMORY = "make training.tokens_per_micro_batch or policy.max_batch smaller, or choose a smaller model"
 
 
 def _version(wanted: bool) -> None:
@@ -91,11 +97,17 @@ def main() -> None:
         _complain(str(error))
     except OSError as error:  # a folder that is a file, a full disk, a file that may not be written
         _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _complain(
+            f"out of memory: {str(error) or 'nothing more could be taken'}; {LESS_MEMORY}", OUT_OF_MEMORY
+        )
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
-def _complain(message: str) -> NoReturn:
+def _complain(message: str, code: int = USER_ERROR) -> NoReturn:
     line = Text.assemble(("error:", "bold red"), " ", " ".join(message.split()))
     Console(stderr=True, soft_wrap=True).print(line)
-    sys.exit(USER_ERROR)
+    sys.exit(code)
