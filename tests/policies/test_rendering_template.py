@@ -357,3 +357,31 @@ def test_tools_answer_in_published_templates_as_a_whole_render_has_them(name: st
     assert whole[-len(added) :] == added
     assert added[0] == renderer.stop_ids[0]
     assert "nothing" not in made.decode(whole[: -len(added)])
+
+
+def test_a_conversation_that_was_opened_before_is_remembered_and_nobody_shares_its_ids() -> None:
+    encoded: list[str] = []
+
+    class Counting:
+        """The tokenizer, which notes what it is asked for."""
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def encode(self, text: str, **options: Any) -> Any:
+            encoded.append(text)
+            return self.inner.encode(text, **options)
+
+    renderer = TemplateRenderer(tokenizer(SMOLLM2_TEMPLATE, "<|im_start|>", "<|im_end|>")).with_tokenizer(
+        Counting
+    )
+    opening = [Message("user", "Go left or right?")]
+    first = renderer.open(opening)
+    whole = first[:]
+    first.append(0)
+    assert renderer.open(opening) == whole
+    assert len(encoded) == 1
+    assert renderer.open([Message("user", "Go left?")]) != whole

@@ -7,6 +7,7 @@ answers `None`, and `restarts` says why.
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Self
@@ -22,6 +23,11 @@ from rollwright.policies.rendering.parsing import as_parsed, last_turn
 from rollwright.policies.rendering.probing import ASKED, SAID, Following, assistant, probe, user
 from rollwright.policies.rendering.tokenizer import Tokenizer, decode
 from rollwright.trajectory import FinishReason, Message, TokenIds, token_ids
+
+REMEMBERED = 1024
+"""Conversations whose ids are kept: the members of a group all begin with the same one."""
+REMEMBERED_LENGTH = 4096
+"""Characters of the longest such conversation; a few megabytes in all."""
 
 
 class EndMark(msgspec.Struct, frozen=True):
@@ -56,11 +62,14 @@ class TemplateRenderer:
         self._mark = self._end_mark()
         self._stop_ids = self._stops(stop_tokens)
         self._parser = _parser(tokenizer, tool_parser, reasoning_parser)
+        self._opened: OrderedDict[tuple[Message, ...], TokenIds] = OrderedDict()
+        """Conversations without tools, the least recently used first."""
 
     def with_tokenizer(self, wrap: Callable[[Tokenizer], Tokenizer]) -> Self:
         """The same renderer with something around its tokenizer that gives the same ids."""
         other = copy.copy(self)
         other._tokenizer = wrap(self._tokenizer)
+        other._opened = OrderedDict()
         return other
 
     @property
@@ -73,8 +82,17 @@ class TemplateRenderer:
         return self._following.unstable
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> TokenIds:
+        asked = tuple(messages)
+        if (known := None if tools else self._opened.get(asked)) is not None:
+            self._opened.move_to_end(asked)
+            return known[:]
         text = self._template.text(chat(messages, read_arguments=True), tool_specs(tools), ask=True)
-        return token_ids(self._encode(text))
+        ids = token_ids(self._encode(text))
+        if not tools and len(text) <= REMEMBERED_LENGTH:
+            self._opened[asked] = ids[:]
+            if len(self._opened) > REMEMBERED:
+                self._opened.popitem(last=False)
+        return ids
 
     def extend(
         self,
