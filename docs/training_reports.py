@@ -32,6 +32,15 @@ plain process without any confinement."""
 SWARM_SHARING = """What sharing costs: each of the nodes announces its groups and pulls four of 25 KB, against an all-gather over
 hivemind's own nodes in the same run."""
 
+SWARM = """Sharing rollouts in miniature: eight nodes with a Llama of 60,000 parameters each, I own and J foreign groups in a round
+(I/J), alone, and with a node that poisons its groups, believed and checked. Exchange, checking, advantages and trainer are
+those of a node. The reward is that of the nodes' own rollouts, summed over the rounds, in means over paired seeds with
+Student's intervals at 95 %."""
+
+LEARNING = """The demo's training until it crosses 80 % of the held-out lakes, greedily, and where it ends after 40 steps: synchronous,
+asynchronous (`async_generation_ratio: 1`), and with trees of eight leaves in the place of groups of eight. Validation's own
+time is left out."""
+
 LEAST_SHARE = 0.95
 
 
@@ -220,6 +229,88 @@ def _swarm_sharing(figures: Figures) -> list[str]:
     return [table(heads, rows)]
 
 
+def _swarm(figures: Figures) -> list[str]:
+    rows = [
+        (
+            each["name"],
+            f"{each['cumulative']:.2f}",
+            f"{each['low']:.2f} … {each['high']:.2f}",
+            f"{100 * each['accuracy']:.0f} %",
+            f"{each['foreign_groups']:.0f}",
+        )
+        for each in figures["arms"]
+    ]
+    pairs = [
+        (
+            f"{each['arm']} against {each['base']}",
+            f"{100 * each['gain']:+.1f} %",
+            f"{100 * each['low']:+.1f} … {100 * each['high']:+.1f} %",
+        )
+        for each in figures["comparisons"]
+    ]
+    by_pair = {(each["arm"], each["base"]): each for each in figures["comparisons"]}
+    gain, alone = by_pair["4/4", "4/0"], by_pair["4/4", "8/0"]
+    checked = by_pair["4/4, poison checked", "4/4"]
+    targets = figures["targets"]
+    ends = f"{100 * checked['low']:+.1f} … {100 * checked['high']:+.1f} %"
+    most = 100 * targets["most_loss"]
+    return [
+        f"{figures['seeds']} seeds, {figures['rounds']} rounds, {figures['cpu_seconds'] / 60:.0f} CPU minutes.",
+        "",
+        table(
+            ("arm", "cumulative reward", "95 %", "final greedy accuracy", "foreign groups trained on"), rows
+        ),
+        "",
+        table(("compared on the same seeds", "more reward", "95 %"), pairs),
+        "",
+        promise_table(
+            [
+                (
+                    f"4/4 brings at least {targets['least_gain']:g} times the reward of 4/0",
+                    f"{1 + gain['gain']:.2f}",
+                    targets["kept"]["gain"],
+                ),
+                (
+                    f"poison that is checked changes nothing: the interval holds 0 and lies within ±{most:.0f} %",
+                    ends,
+                    targets["kept"]["protected"],
+                ),
+            ]
+        ),
+        "",
+        f"Not reproduced: the authors of SAPO publish +{100 * targets['paper_gain']:.0f} % for 4/4 against 8/0 (Qwen2.5-0.5B,"
+        f" 2,000 rounds, one run); here it is {100 * alone['gain']:+.1f} %. What shows here is that half of the generation,"
+        " with groups of peers in its place, does about as well as all of it.",
+        "",
+        "![mean reward by round, and the comparisons](../bench/results/swarm.png)",
+    ]
+
+
+def _learning(figures: Figures) -> list[str]:
+    def number(value: float | None) -> str:
+        return "not by every seed" if value is None else f"{value:,.0f}"
+
+    rows = [
+        (
+            each["arm"],
+            *(number(each[name]) for name in ("steps", "tokens", "cpu_seconds", "seconds")),
+            f"{100 * each['final']:.1f}"
+            + (f" ± {100 * each['final_error']:.1f}" if each["final_error"] is not None else "")
+            + " %",
+        )
+        for each in figures["arms"]
+    ]
+    enough = f"{100 * figures['enough']:.0f} %"
+    heads = ("arm", f"steps to {enough}", "sampled tokens", "CPU seconds", "seconds", "at the end")
+    return [
+        f"{figures['seeds']} seeds; means, and the standard error of the last column.",
+        "",
+        table(heads, rows),
+        "",
+        "![held-out lakes crossed, by tokens and by CPU seconds](../bench/results/learning.png)",
+    ]
+
+
 REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "saturation": (SATURATION, _saturation),
     "gateway": (GATEWAY, _gateway),
@@ -228,4 +319,6 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "orchestra": (ORCHESTRA, _orchestra),
     "tools": (TOOLS, _tools),
     "swarm_sharing": (SWARM_SHARING, _swarm_sharing),
+    "swarm": (SWARM, _swarm),
+    "learning": (LEARNING, _learning),
 }
