@@ -38,14 +38,6 @@ def over_zenoh(tmp_path: Path, free_port: int) -> Iterator[Nodes]:
     nodes.stop_all()
 
 
-@pytest.fixture
-def over_folder(tmp_path: Path) -> Iterator[Nodes]:
-    shared = str(tmp_path / "shared")
-    nodes = Nodes(tmp_path, lambda name: {"transport": "directory", "folder": shared})
-    yield nodes
-    nodes.stop_all()
-
-
 def check_records(nodes: Nodes, *names: str) -> None:
     """Nothing stale, nothing twice, nothing of oneself."""
     for name in names:
@@ -58,77 +50,62 @@ def check_records(nodes: Nodes, *names: str) -> None:
         assert nodes.status(name).peer not in {each["peer"] for _, each in given}
 
 
-def test_nodes_come_and_go_and_the_bootstrap_dies(over_zenoh: Nodes) -> None:
+def given_by(nodes: Nodes, taker: str, peer: str) -> int:
+    """Groups of a peer that a node has trained on."""
+    return sum(each["peer"] == peer for row in nodes.rows(taker) for each in row["foreign"])
+
+
+def test_whatever_happens_to_some_nodes_the_rounds_of_the_others_go_on(over_zenoh: Nodes) -> None:
     nodes = over_zenoh
     for name in ("ann", "ben", "cid"):
         nodes.start(name)
-    nodes.wait_foreign(4, "ann", "ben", "cid")
+    nodes.wait_foreign(3, "ann", "ben", "cid")
 
-    nodes.start("dan")  # late
-    nodes.wait_foreign(4, "dan")
-    caught_up = nodes.rows("dan")[-1]["round"] - len(nodes.rows("dan"))
-    assert caught_up > 0, "who joins late goes on with the swarm's round, not with its own first"
+    # One comes late: it goes on with the swarm's round, so that its groups are not old from the start.
+    nodes.start("dan")
+    nodes.wait_foreign(2, "dan")
+    assert nodes.rows("dan")[-1]["round"] > len(nodes.rows("dan"))
     dan = nodes.status("dan").peer
-    nodes.wait(
-        "dan's groups are taken",
-        lambda: any(e["peer"] == dan for r in nodes.rows("ben") for e in r["foreign"]),
-    )
+    nodes.wait("dan's groups are taken", lambda: given_by(nodes, "ben", dan) > 0)
 
-    before, told = nodes.rows("ann"), nodes.status("ann")
-    nodes.kill("ann")  # the only one that the others were told of
-    nodes.wait_rounds(3, "ben", "cid", "dan")
-    nodes.wait_foreign(4, "ben", "cid", "dan")
-
-    assert nodes.stop("cid") == 0  # leaves as one should
-    nodes.wait_rounds(3, "ben", "dan")
-    gone = nodes.status("cid").peer
-    nodes.wait(
-        "cid is seen to be gone",
-        lambda: not any(e.alive for e in nodes.status("ben").peers if e.peer == gone),
-    )
-
-    nodes.start("ann")  # with the same home
-    nodes.wait_rounds(3, "ann")
-    nodes.wait_foreign(2, "ann")
-    assert nodes.status("ann").peer == told.peer
-    assert nodes.rows("ann")[: len(before)] == before, "what it had done stays done"
-    assert nodes.status("ann").version > told.version
-    ann = told.peer
-    taken = len([e for r in nodes.rows("dan") for e in r["foreign"] if e["peer"] == ann])
-    nodes.wait(
-        "ann is heard again",
-        lambda: len([e for r in nodes.rows("dan") for e in r["foreign"] if e["peer"] == ann]) > taken,
-    )
-    check_records(nodes, "ann", "ben", "cid", "dan")
-
-
-def test_a_cut_link_a_frozen_node_and_a_wrong_clock_stop_nobody_else(over_folder: Nodes) -> None:
-    nodes = over_folder
-    for name in ("ann", "ben", "cid"):
-        nodes.start(name)
-    nodes.start("eve", clock_offset=HOUR)
-    nodes.wait_foreign(4, "ann", "ben", "cid")
-    nodes.wait_rounds(1, "eve")
-
-    eve = nodes.status("eve").peer
-    nodes.wait("the clock is noticed", lambda: nodes.status("ann").refused.get("clock_skew", 0) > 0)
-    nodes.wait("on both sides", lambda: nodes.status("eve").refused.get("clock_skew", 0) > 0)
-    assert nodes.foreign("eve") == 0
-    assert not nodes.status("ann").quarantined, "a wrong clock is nobody's crime"
-
-    nodes.signal("ben", signal.SIGSTOP)
+    # One freezes and falls ten rounds behind, and one loses the network and goes on alone.
+    nodes.signal("dan", signal.SIGSTOP)
     (nodes.home("cid") / CUT).touch()
-    ben, alone = nodes.rows("ben")[-1]["round"], len(nodes.rows("cid"))
-    nodes.wait("ten rounds go by", lambda: nodes.rows("ann")[-1]["round"] >= ben + 10)
+    behind, alone = nodes.rows("dan")[-1]["round"], len(nodes.rows("cid"))
+    nodes.wait("ten rounds go by", lambda: nodes.rows("ann")[-1]["round"] >= behind + 10)
     nodes.wait("cid goes on alone", lambda: len(nodes.rows("cid")) >= alone + 4)
     assert not any(row["foreign_groups"] for row in nodes.rows("cid")[alone + 2 :])
-
-    nodes.signal("ben", signal.SIGCONT)
+    nodes.signal("dan", signal.SIGCONT)
     (nodes.home("cid") / CUT).unlink()
-    nodes.wait_foreign(4, "ann", "ben", "cid")
-    nodes.wait("ben has caught up", lambda: nodes.rows("ben")[-1]["round"] >= ben + 10)
-    check_records(nodes, "ann", "ben", "cid", "eve")
-    given = {
-        each["peer"] for name in ("ann", "ben", "cid") for row in nodes.rows(name) for each in row["foreign"]
-    }
-    assert eve not in given
+    nodes.wait_foreign(2, "ann", "ben", "cid", "dan")
+    nodes.wait("dan has caught up", lambda: nodes.rows("dan")[-1]["round"] >= behind + 10)
+
+    # The only one that the others were told of is killed, and another leaves as one should.
+    before, told = nodes.rows("ann"), nodes.status("ann")
+    nodes.kill("ann")
+    assert nodes.stop("cid") == 0
+    gone = {told.peer, nodes.status("cid").peer}
+    nodes.wait_foreign(2, "ben", "dan")
+    nodes.wait(
+        "both are seen to be gone",
+        lambda: not any(each.alive for each in nodes.status("ben").peers if each.peer in gone),
+    )
+
+    # It comes back with its clock an hour off: nobody takes anything, nobody is accused.
+    nodes.start("ann", clock_offset=HOUR)
+    nodes.wait("the clock is noticed", lambda: nodes.status("ben").refused.get("clock_skew", 0) > 0)
+    nodes.wait("on both sides", lambda: nodes.status("ann").refused.get("clock_skew", 0) > 0)
+    nodes.kill("ann")
+    rows = nodes.rows("ann")
+    assert rows[: len(before)] == before, "what it had done stays done"
+    assert not any(row["foreign_groups"] for row in rows[len(before) :])
+    assert not nodes.status("ben").quarantined
+
+    # With the clock set right it is the same node as before, and heard again.
+    taken = given_by(nodes, "dan", told.peer)
+    nodes.start("ann")
+    nodes.wait_foreign(2, "ann")
+    nodes.wait("ann is heard again", lambda: given_by(nodes, "dan", told.peer) > taken)
+    assert nodes.status("ann").peer == told.peer
+    assert nodes.status("ann").version > told.version
+    check_records(nodes, "ann", "ben", "cid", "dan")

@@ -26,8 +26,8 @@ from rollwright.swarm.transport import Announced, FetchFailed, FetchProblem, Pee
 TAG = "OddOnes"
 CUT = "cut"
 """A file of this name in a node's home takes its network away."""
-PATIENCE = 90.0
-"""Seconds for anything to happen; nothing that is waited for takes more than a few on an idle machine."""
+PATIENCE = 240.0
+"""Seconds for anything to happen; on an idle machine nothing that is waited for takes more than a few."""
 CLONE_NEWNET = 0x40000000
 
 
@@ -37,7 +37,7 @@ class OddOnes:
     prompts = Prompts(system="", opening="{observation}", turn="{observation}")
     instruction = ""
 
-    def __init__(self, pause: float = 0.05) -> None:
+    def __init__(self, pause: float = 0.12) -> None:
         self._pause = pause
 
     async def reset(self, seed: int) -> Reset:
@@ -79,7 +79,7 @@ def configuration(model: Path, communication: Mapping[str, Any], **more: Any) ->
             "communication": {"fetch_timeout": 2.0, **communication},
         },
         "custom_envs": {TAG: {"env_type": "tiny_swarm:OddOnes", "max_steps": 1, "max_tokens_per_step": 6}},
-        "train_env_manager": {"num_env_groups": 2, "group_size": 4, "tags": [TAG]},
+        "train_env_manager": {"num_env_groups": 2, "group_size": 2, "tags": [TAG]},
     }
     return build({**content, **more})
 

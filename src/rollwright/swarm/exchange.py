@@ -166,7 +166,8 @@ class Exchange:
                 raise
             _log.warning("round %d: gathering took too long; going on with %d groups", round, len(taken))
         self._keep()
-        return [each for each in taken if each.peer not in self.quarantine]
+        kept = [each for each in taken if each.peer not in self.quarantine]
+        return sorted(kept, key=lambda each: (each.peer, each.digest))  # not in the order in which they came
 
     async def listen(self, round: int) -> None:
         """Lets in what was announced; `gather` does so too."""
