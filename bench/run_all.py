@@ -25,6 +25,7 @@ BENCHMARKS = (
     "trainer",
     "async_training",
     "tree",
+    "tree_prefix",
     "orchestra",
     "tools",
 )

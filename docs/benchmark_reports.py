@@ -46,6 +46,11 @@ with a player that takes the best action with a given probability. Mixed groups 
 sample is a row with an advantage that is not zero, for each 1,000 sampled tokens. On a virtual clock with keyed draws,
 so the figures are exact."""
 
+TREE_PREFIX = """What an engine's prefix cache saves, for chains and for trees: groups of eight leaves of equal length, played by
+the engine in this process with random weights, with its prefix cache and without; without it, calls that are served at
+the same time still share what they have in common. Through the model went what was not at hand. The processor time is of a
+busy machine."""
+
 MOST_GROWTH = 1.3
 """What still counts as flat, from the smallest size to the largest."""
 
@@ -247,6 +252,35 @@ def _tree(figures: Figures) -> list[str]:
     return [table(heads, rows)]
 
 
+def _tree_prefix(figures: Figures) -> list[str]:
+    rows = [
+        (
+            each["shape"],
+            "on" if each["cache"] else "off",
+            f"{each['leaves']}",
+            f"{each['calls']}",
+            f"{each['prompt_tokens']:,}",
+            f"{each['sampled_tokens']:,}",
+            f"{each['fed_tokens']:,}",
+            f"{each['fed_per_leaf']:,.0f}",
+            f"{each['cpu_seconds']:.1f}",
+        )
+        for each in figures["arms"]
+    ]
+    heads = (
+        "shape",
+        "prefix cache",
+        "leaves",
+        "calls",
+        "tokens of prompts",
+        "sampled tokens",
+        "through the model",
+        "for each leaf",
+        "CPU s",
+    )
+    return [table(heads, rows)]
+
+
 REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "overhead": (OVERHEAD, _overhead),
     "no_barrier": (NO_BARRIER, _no_barrier),
@@ -257,4 +291,5 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "ray_workers": (RAY_WORKERS, _ray_workers),
     "rendering": (RENDERING, _rendering),
     "tree": (TREE, _tree),
+    "tree_prefix": (TREE_PREFIX, _tree_prefix),
 }
