@@ -46,6 +46,11 @@ with a player that takes the best action with a given probability. Mixed groups 
 sample is a row with an advantage that is not zero, for each 1,000 sampled tokens. On a virtual clock with keyed draws,
 so the figures are exact."""
 
+STARTUP = """How long it takes from nothing to the first generated token, part by part, each start a process of its own: Python
+itself; the command line's modules; torch; transformers and the policy; the tokenizer and renderer; the weights; one
+token. Before a cold start the kernel drops what it keeps of files; a warm one follows another. Medians.
+`rollwright doctor --startup bench/results/startup.json` compares a start on your machine with these."""
+
 TREE_PREFIX = """What an engine's prefix cache saves, for chains and for trees: groups of eight leaves of equal length, played by
 the engine in this process with random weights, with its prefix cache and without; without it, calls that are served at
 the same time still share what they have in common. Through the model went what was not at hand. The processor time is of a
@@ -252,6 +257,20 @@ def _tree(figures: Figures) -> list[str]:
     return [table(heads, rows)]
 
 
+def _startup(figures: Figures) -> list[str]:
+    cold, warm = figures["cold"], figures["warm"]
+    parts = [(part.replace("_", " "), cold and cold[part], seconds) for part, seconds in warm.items()]
+    parts.append(("in all", cold and sum(cold.values()), sum(warm.values())))
+    rows = [(part, "–" if slow is None else f"{slow:.2f}", f"{fast:.2f}") for part, slow, fast in parts]
+    totals = figures["warm_totals"]
+    spread = f"Warm starts took {totals[0]:.1f} to {totals[-1]:.1f} s"
+    if figures["cold_totals"]:
+        spread += f", cold ones {figures['cold_totals'][0]:.1f} to {figures['cold_totals'][-1]:.1f} s"
+    else:
+        spread += "; cold ones could not be made, because this needs root"
+    return [table(("part", "cold, s", "warm, s"), rows), "", f"Model: {figures['model']}. {spread}."]
+
+
 def _tree_prefix(figures: Figures) -> list[str]:
     rows = [
         (
@@ -292,4 +311,5 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "rendering": (RENDERING, _rendering),
     "tree": (TREE, _tree),
     "tree_prefix": (TREE_PREFIX, _tree_prefix),
+    "startup": (STARTUP, _startup),
 }
