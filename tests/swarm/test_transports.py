@@ -368,7 +368,9 @@ async def test_a_peer_that_hangs_holds_nobody_up() -> None:
                 await until(lambda node=node: sum(each.alive for each in node.peers()) == 2)
             assert await asking.fetch("0" * 64, digest_of(b"content"), 10, SECONDS) == b"content"
             os.kill(process.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # until then it may still answer
+            await asyncio.to_thread(
+                os.waitid, os.P_PID, process.pid, os.WSTOPPED
+            )  # until then it may still answer
             problem = await fails(asking.fetch("0" * 64, digest_of(b"content"), 10, 0.3))
             assert problem in {FetchProblem.DEADLINE, FetchProblem.ABSENT}
             number = 0
