@@ -107,7 +107,13 @@ def report(found: Profile, slots: int | None, name: str) -> RenderableType:
 
 def _agents(found: Profile, name: str) -> Table:
     """Calls of each agent, and the seconds that it waited for each phase alone."""
-    table = Table(title=f"profile of {name}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title=f"profile of {name}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        collapse_padding=True,  # up to six phases stand beside the figures
+    )
     phases = [phase for phase in Phase if phase is not Phase.AGENT and found.seconds(phase) > 0]
     table.add_column("agent", no_wrap=True)
     waited = [f"{'env' if phase is Phase.ENVIRONMENT else phase} s" for phase in phases]  # so that all fit
