@@ -33,7 +33,7 @@ from rollwright.run.training_run import TrainingRun
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "frozen_lake_train.yaml"
 BASE = [f"policy.model={ROOT / 'models' / 'frozen_lake'}", "training.checkpoint_steps=1000"]
-STEPS, EVAL_STEPS = 60, 5
+STEPS, EVAL_STEPS = 40, 5
 SEEDS = 3
 ENOUGH = 0.8
 """Share of held-out lakes that a run is timed to."""

@@ -77,7 +77,7 @@ class TrainingConfig(Settings):
     from_run: str | None = None
     """Folder of a recorded run: its batches are trained on, in their order, and nothing is played."""
     advantage: AdvantageConfig = AdvantageConfig()
-    view: Literal["paths", "turns"] = "paths"
+    samples: Literal["paths", "turns"] = "paths"
     """One row for each token sequence, or one for each turn, which costs more tokens and gives the same loss."""
     loss: LossConfig = LossConfig()
     lora: LoraConfig | None = None

@@ -311,7 +311,7 @@ class TrainingRun:
 
     def _step(self, groups: Sequence[Sequence[Trajectory]]) -> StepReport:
         self.left_out.update(left_out(groups))
-        return self.trainer.step(build_rows(groups, self._advantage, view=self.training.view))
+        return self.trainer.step(build_rows(groups, self._advantage, view=self.training.samples))
 
     async def _update(self) -> None:
         policy = self._policy

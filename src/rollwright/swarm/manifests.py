@@ -81,7 +81,8 @@ class Gate:
             raise Refused(Refusal.QUARANTINED, manifest.peer[:16])
         seen = self._state(manifest.peer)
         _mark(seen, manifest, data)
-        seen.round = max(seen.round, manifest.round) if self._believable(manifest, round) else seen.round
+        if manifest.sequence == max(seen.digests) and self._believable(manifest, round):
+            seen.round = manifest.round
         self._check_fresh(manifest, round, now)
         if manifest.size > MAX_CONTENT_BYTES:
             raise Refused(Refusal.TOO_LARGE, f"{manifest.size} bytes of content")
