@@ -44,6 +44,9 @@ FILTERED = "filtered"
 SHOWN_ROUNDS = 100
 """In the status; all of them are in the record."""
 
+SILENT_ROUNDS = 10
+"""Own rounds after which a peer that announced nothing does not count for which round it is: it may be stuck."""
+
 LOOK_SECONDS = 1.0
 """Between two looks at whether the engine got on."""
 
@@ -93,6 +96,8 @@ class SwarmNode:
         """Those of this round, by the id that they have in the record."""
         self.round = 0
         """Of the swarm; the own ones are counted in `training.pipeline.done`."""
+        self._heard: dict[str, tuple[int, int]] = {}
+        """Of each peer, the last sequence number, and in which step it was new."""
         self._rounds: deque[RoundStatus] = deque(maxlen=SHOWN_ROUNDS)
         folder = RunFolder.reopen(home) if resume else RunFolder.begin(home, config)
         if resume:
@@ -143,9 +148,16 @@ class SwarmNode:
         """Finds out which round it is."""
         exchange = self._joined
         await exchange.listen(self.round)
-        told = exchange.rounds()
-        there = [each.id for each in exchange.peers() if each.alive and each.id not in exchange.quarantine]
-        self.round = next_round(self.round, [told[each] for each in there if each in told])
+        for peer, sequence in exchange.sequences().items():
+            if self._heard.get(peer, (-1, 0))[0] != sequence:
+                self._heard[peer] = (sequence, step)
+        told, there = exchange.rounds(), {each.id for each in exchange.peers() if each.alive}
+        recent = [
+            told[peer]
+            for peer, (_, heard) in self._heard.items()
+            if peer in there and peer not in exchange.quarantine and step - heard < SILENT_ROUNDS
+        ]
+        self.round = next_round(self.round, recent)
         self._beat(Phase.GENERATE)
 
     async def complete(self, own: Batch) -> Batch:

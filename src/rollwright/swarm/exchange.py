@@ -195,6 +195,10 @@ class Exchange:
         """The last round that each peer told of."""
         return self._gate.rounds()
 
+    def sequences(self) -> dict[str, int]:
+        """The highest sequence number of each peer; it moves with everything that a peer announces."""
+        return self._gate.sequences()
+
     def snapshot(self) -> bytes:
         """What was seen already; kept in the folder after every round."""
         return msgspec.msgpack.encode(_Memory(self._gate.snapshot(), self._groups.snapshot()))

@@ -97,6 +97,10 @@ class Gate:
         """The last round that each peer told of."""
         return {peer: seen.round for peer, seen in self._peers.items()}
 
+    def sequences(self) -> dict[str, int]:
+        """The highest number that each peer has used: it moves with everything that a peer announces."""
+        return {peer: max(seen.digests, default=seen.floor) for peer, seen in self._peers.items()}
+
     def is_fresh(self, manifest: Manifest, round: int) -> bool:
         return manifest.round >= round - self._freshness.max_round_lag
 
