@@ -110,13 +110,13 @@ async def with_peers(home: Path, config: RunConfig, *, poison: bool) -> SwarmNod
 
 async def test_one_poisoner_of_eight_changes_no_bit_of_the_weights(model: Path, tmp_path: Path) -> None:
     """Nothing of it is trained, and nothing else is trained because of it: the run is the clean one."""
-    config = settings(model, max_steps=3)
+    config = settings(model, max_steps=6)
     clean = await with_peers(tmp_path / "clean", config, poison=False)
     poisoned = await with_peers(tmp_path / "poisoned", config, poison=True)
     told, caught = clean.status(), poisoned.status()
-    assert told.accepted == caught.accepted == 6, "two foreign groups in each round"
+    assert told.accepted == caught.accepted == 12, "two foreign groups in each round"
     assert not told.refused
-    assert caught.refused["wrong_reward"] == 1
+    assert caught.refused == {"wrong_reward": 1}
     assert len(caught.quarantined) == 1
     assert clean.training.checksum is not None
     assert poisoned.training.checksum == clean.training.checksum

@@ -32,11 +32,14 @@ class Claimants:
         self._waiting: list[_Claimant] = []
         self._serving: asyncio.Task[None] | None = None
         self._again = False
+        self._closed = False
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     async def wait(self, ask: Ask, timeout: float) -> list[AttemptedRollout]:
+        if self._closed:  # meanwhile, while the caller looked for itself
+            return []
         for earlier in self._waiting:
             if ask[2] is not None and earlier.ask[2] == ask[2]:
                 resolve(earlier.future)  # the caller lost that connection and asks again
@@ -61,12 +64,14 @@ class Claimants:
             self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     def close(self) -> None:
+        """Everyone goes away with nothing; the store must not be asked any more."""
+        self._closed = True
         for claimant in self._waiting:
             resolve(claimant.future)
 
     async def _serve(self) -> None:
         try:
-            while self._again and self._waiting:
+            while self._again and self._waiting and not self._closed:
                 self._again = False
                 asked = [each for each in self._waiting if not each.future.done()]
                 try:
