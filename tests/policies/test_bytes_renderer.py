@@ -27,4 +27,6 @@ def test_a_longer_conversation_extends_the_ids_of_the_shorter_one(asked: str, sa
 
 
 def test_a_cut_sample_is_given_the_end_mark_that_it_lacks() -> None:
-    assert RENDERER.extend(token_ids(), token_ids(), FinishReason.LENGTH, []) == token_ids([END]) + RENDERER.open([])
+    assert RENDERER.extend(token_ids(), token_ids(), FinishReason.LENGTH, []) == token_ids(
+        [END]
+    ) + RENDERER.open([])

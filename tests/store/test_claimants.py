@@ -17,6 +17,6 @@ async def test_who_begins_to_wait_while_the_store_closes_goes_away_with_nothing_
     claimants = Claimants(claim, lambda unwanted: None)
     claimants.wake()  # something came
     claimants.close()
-    assert await claimants.wait(("worker-0", 1, None), timeout=60) == []
+    assert await claimants.wait((1, "worker-0", None), timeout=60) == []
     claimants.wake()
     assert not asked

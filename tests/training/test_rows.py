@@ -64,7 +64,9 @@ def test_failed_episodes_and_second_copies_give_no_row(chain: Make) -> None:
 
 def test_ids_that_no_engine_sampled_are_refused_with_what_to_use(chain: Make) -> None:
     text = replaced(chain("a", [1.0]), 0, exact=False)
-    with pytest.raises(NotTrainable, match=r"rollout a .* log-probabilities; use an engine that returns token ids"):
+    with pytest.raises(
+        NotTrainable, match=r"rollout a .* log-probabilities; use an engine that returns token ids"
+    ):
         build_rows([[text, chain("b", [0.0])]], RLOO())
 
 

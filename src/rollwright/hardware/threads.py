@@ -92,5 +92,7 @@ def claim_threads(wanted: Threads = "auto") -> ThreadPlan:
 
 def _is_users(name: str, environment: Mapping[str, str]) -> bool:
     value = environment.get(name, "")
-    is_number = value.split(",")[0].isdigit()  # one number for each level of nesting; the first is the outermost
+    is_number = value.split(",")[
+        0
+    ].isdigit()  # one number for each level of nesting; the first is the outermost
     return is_number and environment.get(DECIDED_VARIABLE) != value
