@@ -1,23 +1,27 @@
 """Does sharing rollouts help, and does checking them protect? SAPO in miniature, on a CPU.
 
-    python bench/swarm.py [--seeds 8] [--rounds 40] [--workers 2]
+    python bench/swarm.py [--seeds 8] [--rounds 40] [--workers 2] [--arms NAME …]
 
 Eight nodes of `swarm_miniature` for each arm and seed: with I own and J foreign groups in a round (I/J), with a node that
-poisons and is believed, and with one that poisons and is checked. All arms of a seed have the same base model, keys and
+poisons and is believed, with one that poisons and is checked, and with one that shares nothing in its place. All arms of a seed have the same base model, keys and
 tasks. The figure is the cumulative reward: the mean reward of the nodes' own rollouts, summed over the rounds; the node
 that poisons, or would, is left out of it in every arm. Intervals are Student's, over the seeds, at 95 %.
+
+With `--arms` only these are run again; the others' figures, of as many seeds and rounds, stay.
 
 Leaves `bench/results/swarm.json` and the picture `bench/results/swarm.png`.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -32,7 +36,7 @@ from rollwright.cli.console import console
 from swarm_miniature import Arm, Outcome, base_model, run
 
 ALONE, SAME_GENERATION, SHARED = "8/0", "4/0", "4/4"
-TRUSTED, CHECKED = "4/4, poison believed", "4/4, poison checked"
+TRUSTED, CHECKED, WITHOUT = "4/4, poison believed", "4/4, poison checked", "4/4, one silent"
 ARMS = (
     Arm(ALONE, 8, 0),
     Arm(SAME_GENERATION, 4, 0),
@@ -41,11 +45,12 @@ ARMS = (
     Arm("2/6", 2, 6),
     Arm(TRUSTED, 4, 4, poisoned=True, verified=False),
     Arm(CHECKED, 4, 4, poisoned=True),
+    Arm(WITHOUT, 4, 4, silent=True),
 )
 LEAST_GAIN = 1.15
 """Of 4/4 over 4/0, which generates as much."""
 MOST_LOSS = 0.03
-"""What a poisoner that is checked may change, either way."""
+"""What a poisoner that is checked may change, either way, against the same swarm without what it sends."""
 PAPER_GAIN = 0.94
 """Of 4/4 over 8/0, as the authors of SAPO publish it for Qwen2.5-0.5B over 2,000 rounds."""
 STUDENT = {3: 4.303, 4: 3.182, 6: 2.571, 8: 2.365, 10: 2.262, 12: 2.201, 16: 2.131, 20: 2.093, 24: 2.069}
@@ -75,12 +80,23 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def compared(outcomes: dict[str, list[Outcome]], arm: str, base: str) -> dict[str, Any]:
+def compared(totals: Mapping[str, Sequence[float]], arm: str, base: str) -> dict[str, Any]:
     """How much more reward an arm brings than another, on the same seeds; 0.1 is a tenth more."""
-    pairs = zip(outcomes[arm], outcomes[base], strict=True)
-    gains = [sum(one.rewards) / sum(other.rewards) - 1 for one, other in pairs]
+    gains = [one / other - 1 for one, other in zip(totals[arm], totals[base], strict=True)]
     mean, low, high = interval(gains)
     return {"arm": arm, "base": base, "gain": mean, "low": low, "high": high, "by_seed": gains}
+
+
+def on_file(seeds: int, rounds: int, names: Collection[str]) -> tuple[list[dict[str, Any]], float]:
+    """The figures of arms that are not run again, and the CPU seconds that all on file took."""
+    if not names:
+        return [], 0.0
+    figures = json.loads((RESULTS / "swarm.json").read_text(encoding="utf-8"))
+    if (figures["seeds"], figures["rounds"]) != (seeds, rounds):
+        sys.exit(
+            f"swarm.json has {figures['seeds']} seeds and {figures['rounds']} rounds: run all arms again"
+        )
+    return [each for each in figures["arms"] if each["name"] in names], figures["cpu_seconds"]
 
 
 def figures_of(arm: Arm, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -135,15 +151,17 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=8, choices=sorted(STUDENT))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in ARMS])
     asked = parser.parse_args()
     screen = console()
     done: dict[tuple[str, int], Outcome] = {}
-    spent = 0.0
+    wanted = [arm for arm in ARMS if not asked.arms or arm.name in asked.arms]
+    kept_arms, spent = on_file(asked.seeds, asked.rounds, [arm.name for arm in ARMS if arm not in wanted])
     with ProcessPoolExecutor(asked.workers) as pool:
         jobs = {
             pool.submit(work, arm, seed, asked.rounds): (arm, seed)
             for seed in range(asked.seeds)
-            for arm in ARMS
+            for arm in wanted
         }
         for job in as_completed(jobs):
             arm, seed = jobs[job]
@@ -153,10 +171,13 @@ def main() -> int:
             screen.print(
                 f"{len(done)}/{len(jobs)}  seed {seed}  {arm.name:22} {total:6.2f}  {seconds:.0f} CPU s"
             )
-    outcomes = {arm.name: [done[arm.name, seed] for seed in range(asked.seeds)] for arm in ARMS}
-    arms = [figures_of(arm, outcomes[arm.name]) for arm in ARMS]
+    found = {each["name"]: each for each in kept_arms}
+    for arm in wanted:
+        found[arm.name] = figures_of(arm, [done[arm.name, seed] for seed in range(asked.seeds)])
+    arms = [found[arm.name] for arm in ARMS]
+    totals = {each["name"]: each["by_seed"] for each in arms}
     comparisons = [
-        compared(outcomes, *pair)
+        compared(totals, *pair)
         for pair in (
             (SHARED, SAME_GENERATION),
             ("6/2", ALONE),
@@ -165,10 +186,11 @@ def main() -> int:
             (TRUSTED, SAME_GENERATION),
             (TRUSTED, SHARED),
             (CHECKED, SHARED),
+            (CHECKED, WITHOUT),
         )
     ]
     by_pair = {(each["arm"], each["base"]): each for each in comparisons}
-    gain, checked = by_pair[SHARED, SAME_GENERATION], by_pair[CHECKED, SHARED]
+    gain, checked = by_pair[SHARED, SAME_GENERATION], by_pair[CHECKED, WITHOUT]
     kept = {
         "gain": 1 + gain["gain"] >= LEAST_GAIN,
         "protected": checked["low"] <= 0 <= checked["high"]

@@ -297,6 +297,8 @@ class Arm:
     foreign: int
     poisoned: bool = False
     verified: bool = True
+    silent: bool = False
+    """Whether the last node shares nothing."""
 
 
 @dataclass(frozen=True)
@@ -325,9 +327,10 @@ async def run(arm: Arm, seed: int, base: Any, rounds: int, home: Path) -> Outcom
         rewards.append(_mean([each.reward for own in played[:-1] for _, group in own for each in group]))
         if arm.foreign:
             for node, own in zip(nodes, played, strict=True):
-                await (
-                    node.forge(round, own[0][1]) if arm.poisoned and node is last else node.share(round, own)
-                )
+                if node is last and arm.poisoned:
+                    await node.forge(round, own[0][1])
+                elif node is not last or not arm.silent:
+                    await node.share(round, own)
         for node, own in zip(nodes, played, strict=True):
             foreign = await node.gather(round, arm.foreign) if arm.foreign else []
             node.train([group for _, group in own], foreign)

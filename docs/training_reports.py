@@ -33,7 +33,8 @@ SWARM_SHARING = """What sharing costs: each of the nodes announces its groups an
 hivemind's own nodes in the same run."""
 
 SWARM = """Sharing rollouts in miniature: eight nodes with a Llama of 60,000 parameters each, I own and J foreign groups in a round
-(I/J), alone, and with a node that poisons its groups, believed and checked. Exchange, checking, advantages and trainer are
+(I/J), alone, and with a node that poisons its groups, believed and checked; *one silent* is the same swarm when that node
+shares nothing. Exchange, checking, advantages and trainer are
 those of a node. The reward is that of the nodes' own rollouts, summed over the rounds, in means over paired seeds with
 Student's intervals at 95 %."""
 
@@ -250,7 +251,7 @@ def _swarm(figures: Figures) -> list[str]:
     ]
     by_pair = {(each["arm"], each["base"]): each for each in figures["comparisons"]}
     gain, alone = by_pair["4/4", "4/0"], by_pair["4/4", "8/0"]
-    checked = by_pair["4/4, poison checked", "4/4"]
+    checked = by_pair["4/4, poison checked", "4/4, one silent"]
     targets = figures["targets"]
     ends = f"{100 * checked['low']:+.1f} … {100 * checked['high']:+.1f} %"
     most = 100 * targets["most_loss"]
@@ -271,7 +272,8 @@ def _swarm(figures: Figures) -> list[str]:
                     targets["kept"]["gain"],
                 ),
                 (
-                    f"poison that is checked changes nothing: the interval holds 0 and lies within ±{most:.0f} %",
+                    "poison that is checked changes nothing against the same swarm without it: the interval holds 0 and "
+                    f"lies within ±{most:.0f} %",
                     ends,
                     targets["kept"]["protected"],
                 ),
@@ -279,8 +281,8 @@ def _swarm(figures: Figures) -> list[str]:
         ),
         "",
         f"Not reproduced: the authors of SAPO publish +{100 * targets['paper_gain']:.0f} % for 4/4 against 8/0 (Qwen2.5-0.5B,"
-        f" 2,000 rounds, one run); here it is {100 * alone['gain']:+.1f} %. What shows here is that half of the generation,"
-        " with groups of peers in its place, does about as well as all of it.",
+        f" 2,000 rounds, one run); here it is {100 * alone['gain']:+.1f} %. The figures depend on the learning rate, which is the"
+        " same for all arms (0.0015); in pilots with one seed the gain of 4/4 over 4/0 was 13 % at 0.001 and 48 % at 0.002.",
         "",
         "![mean reward by round, and the comparisons](../bench/results/swarm.png)",
     ]

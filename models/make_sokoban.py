@@ -19,11 +19,11 @@ from rollwright.envs.sokoban import STANDARD_VOCAB, Sokoban
 from rollwright.envs.sokoban_level import Room, State
 
 SIDE = 6
-EASY = 2
+EASY = 4
 EXAMPLES = 60_000
 STRAY = 0.3
 """Share of moves that go anywhere: without it nothing but the copied way would ever be tried."""
-STEPS = 1000
+STEPS = 1600
 SIZE = Size(layers=3, hidden=64)
 
 WALL, EMPTY, TARGET, DONE, BOX, PLAYER, PLAYER_ON_TARGET = (
