@@ -230,6 +230,15 @@ def _swarm_sharing(figures: Figures) -> list[str]:
     return [table(heads, rows)]
 
 
+def _identical(checked: Mapping[str, Any]) -> str:
+    same = sum(gain == 0 for gain in checked["by_seed"])
+    return (
+        f"With the poisoner checked, {same} of {len(checked['by_seed'])} seeds have exactly the reward of the swarm without it."
+        " Elsewhere, what was fetched before a group was refused came in another order, a near duplicate was told from"
+        " another one, and the run took another course."
+    )
+
+
 def _swarm(figures: Figures) -> list[str]:
     rows = [
         (
@@ -279,6 +288,8 @@ def _swarm(figures: Figures) -> list[str]:
                 ),
             ]
         ),
+        "",
+        _identical(checked),
         "",
         f"Not reproduced: the authors of SAPO publish +{100 * targets['paper_gain']:.0f} % for 4/4 against 8/0 (Qwen2.5-0.5B,"
         f" 2,000 rounds, one run); here it is {100 * alone['gain']:+.1f} %. The figures depend on the learning rate, which is the"
