@@ -234,8 +234,7 @@ def _identical(checked: Mapping[str, Any]) -> str:
     same = sum(gain == 0 for gain in checked["by_seed"])
     return (
         f"With the poisoner checked, {same} of {len(checked['by_seed'])} seeds have exactly the reward of the swarm without it."
-        " Elsewhere, what was fetched before a group was refused came in another order, a near duplicate was told from"
-        " another one, and the run took another course."
+        " In the others some groups were refused as near duplicates, or for their tokens, in one swarm and not in the other."
     )
 
 
