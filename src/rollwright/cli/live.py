@@ -1,11 +1,7 @@
 """The live view of a run: what is done, what is under way, and what it waits for."""
 
 import asyncio
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from rollwright.cli.tables import percent
@@ -15,36 +11,14 @@ from rollwright.run.local import LocalRun
 REFRESH_SECONDS = 0.25
 
 
-class LiveView:
-    """Redraws itself until it is left; on anything but a terminal it stays silent."""
+class RunView:
+    """What there is to see of a run; `table` is drawn again and again."""
 
-    def __init__(self, run: LocalRun, console: Console, *, enabled: bool = True) -> None:
+    def __init__(self, run: LocalRun) -> None:
         self._run = run
-        self._live = Live(console=console, transient=True, auto_refresh=False)
-        self._enabled = enabled and console.is_terminal
-        self._task: asyncio.Task[None] | None = None
         self._last = (0.0, 0, 0)
         """Time, turns and tokens at the last drawing."""
         self._rates = (0.0, 0.0)
-
-    async def __aenter__(self) -> Self:
-        if self._enabled:
-            self._live.start()
-            self._task = asyncio.create_task(self._draw())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._live.stop()
-
-    async def _draw(self) -> None:
-        while True:
-            self._live.update(self._table(), refresh=True)
-            await asyncio.sleep(REFRESH_SECONDS)
 
     def _measure(self) -> None:
         """Rates over the last second or so, smoothed over one redraw of the figures."""
@@ -56,7 +30,7 @@ class LiveView:
             self._rates = (activity.turns - turns) / passed, (activity.tokens - tokens) / passed
             self._last = (now, activity.turns, activity.tokens)
 
-    def _table(self) -> Table:
+    def table(self) -> Table:
         self._measure()
         run, activity = self._run, self._run.activity.total()
         places = {place: sum(each.ledger.counts[place] for each in run.schedulers) for place in Place}

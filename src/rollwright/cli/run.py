@@ -12,8 +12,9 @@ from rich.console import Console
 
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
-from rollwright.cli.live import LiveView
+from rollwright.cli.live import REFRESH_SECONDS, RunView
 from rollwright.cli.profile import RecentProfile
+from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.tables import capability_line, ledger_table, result_table
 from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
@@ -152,7 +153,8 @@ async def execute(
         async with running:
             if running.capabilities is not None:
                 screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
-            async with LiveView(running, screen, enabled=live):
+            view = RunView(running)
+            async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live):
                 await _collect(running, folder, progress, recent)
     except asyncio.CancelledError:
         interrupted = True

@@ -29,6 +29,15 @@ FOLLOWS = ("seed", "rollout_batch_size")
 HOMES = Path("runs")
 
 
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Settings that win over the file: key.path=value …", show_default=False),
+]
+Home = Annotated[
+    Path | None, typer.Option(help="The node's folder. Default: runs/NAME. One that exists is gone on with.")
+]
+
+
 @swarm_app.callback()
 def swarm() -> None:
     """Train together with other machines by sharing rollouts."""
@@ -43,14 +52,8 @@ def join(
             show_default=False,
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Settings that win over the file: key.path=value …", show_default=False),
-    ] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(help="The node's folder. Default: runs/NAME. One that exists is gone on with."),
-    ] = None,
+    overrides: Overrides = None,
+    home: Home = None,
     store: Annotated[
         str | None, typer.Option(help="Where rollouts are kept. Default: in the home.", show_default=False)
     ] = None,

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.cli.console import console
-from rollwright.cli.swarm import HOMES, SHIPPED, node_settings
+from rollwright.cli.swarm import HOMES, SHIPPED, Home, Overrides, node_settings
 from rollwright.config import RunConfig
 from rollwright.run.model_choice import smaller_models
 from rollwright.supervision.concessions import concessions
@@ -40,14 +40,8 @@ def run(
         Path | None,
         typer.Argument(help="As of `rollwright swarm join`, which this keeps at work.", show_default=False),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Settings that win over the file: key.path=value …", show_default=False),
-    ] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(help="The node's folder. Default: runs/NAME. One that exists is gone on with."),
-    ] = None,
+    overrides: Overrides = None,
+    home: Home = None,
     hang_seconds: Annotated[
         float, typer.Option(min=1, help="Without progress for so long, the node is started again.")
     ] = WatchRules.hang_seconds,

@@ -12,10 +12,11 @@ from rich.console import Console
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.profile import RecentProfile
+from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.report import LEVELS, make_report
 from rollwright.cli.run import summary_of
 from rollwright.cli.tables import ledger_table
-from rollwright.cli.training_view import TrainingView, training_table, validation_table
+from rollwright.cli.training_view import REFRESH_SECONDS, live_table, training_table, validation_table
 from rollwright.config import RunConfig, build, load
 from rollwright.errors import ConfigError
 from rollwright.observe.statistics import batch_row
@@ -127,7 +128,7 @@ async def execute(
     failure: Exception | None = None
     summary: dict[str, Any] = {"name": run.config.name}
     try:
-        async with TrainingView(run, screen, enabled=live):
+        async with Redrawn(screen, lambda: live_table(run), every=REFRESH_SECONDS, enabled=live):
             await run.run()
     except asyncio.CancelledError:
         interrupted = True

@@ -1,13 +1,9 @@
 """What a training run shows: a live view while it runs, tables when it has ended."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from rollwright.cli.tables import percent
@@ -15,35 +11,6 @@ from rollwright.run.baselines import Baseline
 from rollwright.run.training_run import TrainingRun
 
 REFRESH_SECONDS = 0.5
-
-
-class TrainingView:
-    """Redraws itself until it is left; on anything but a terminal it stays silent."""
-
-    def __init__(self, run: TrainingRun, screen: Console, *, enabled: bool = True) -> None:
-        self._run = run
-        self._live = Live(console=screen, transient=True, auto_refresh=False)
-        self._enabled = enabled and screen.is_terminal
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        if self._enabled:
-            self._live.start()
-            self._task = asyncio.create_task(self._draw())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._live.stop()
-
-    async def _draw(self) -> None:
-        while True:
-            self._live.update(live_table(self._run), refresh=True)
-            await asyncio.sleep(REFRESH_SECONDS)
 
 
 def live_table(run: TrainingRun) -> Table:
