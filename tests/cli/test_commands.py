@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,11 +137,23 @@ def test_a_mistake_leaves_no_run_folder_behind(played: Path, mistake: str) -> No
     assert not (played / "runs" / "wrong").exists()
 
 
-def test_two_processes_do_not_write_to_one_run(played: Path) -> None:
+def test_a_run_that_has_ended_is_not_gone_on_with_and_stays_as_it_is(played: Path) -> None:
+    run = played / "runs" / "lake"
+    before = {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()}
+    said = rollwright("resume", "runs/lake", cwd=played)
+    assert said.returncode == 0, said.stderr
+    assert "has ended" in said.stdout
+    assert {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()} == before
+
+
+def test_two_processes_do_not_write_to_one_run(played: Path, tmp_path: Path) -> None:
     from rollwright.run.folder import RunFolder
 
-    holding = RunFolder.reopen(played / "runs" / "lake")
-    refused = rollwright("resume", "runs/lake", cwd=played)
+    unfinished = tmp_path / "lake"
+    shutil.copytree(played / "runs" / "lake", unfinished)
+    (unfinished / "summary.json").unlink()
+    holding = RunFolder.reopen(unfinished)
+    refused = rollwright("resume", str(unfinished), cwd=played)
     assert refused.returncode == 2
     assert "another process is writing to this run" in refused.stderr
     holding._log.close()

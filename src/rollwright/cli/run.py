@@ -76,6 +76,10 @@ def resume(
 
         go_on(run, store=store, live=live)
         return
+    if reader.ended:
+        said = f"{run}: has ended, there is nothing to go on with; see `rollwright show {run}`"
+        console().print(said, soft_wrap=True, highlight=False)
+        return
     _play(reader.config, RunFolder.reopen(run), Progress.of(reader), store, workers, ray=ray, live=live)
 
 
@@ -165,6 +169,7 @@ async def execute(
         raise
     finally:
         summary = await summary_of(running, folder, time.monotonic() - started)
+        summary["resumed"] = progress.delivered is not None
         summary["interrupted"] = interrupted
         summary["error"] = str(failure) if failure is not None else None
         folder.finish(summary)

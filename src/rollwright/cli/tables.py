@@ -67,7 +67,7 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
             )
     seconds = max(summary["seconds"], 1e-9)
     table.add_section()
-    table.add_row("seconds", f"{seconds:.1f}")
+    table.add_row("seconds since it was resumed" if summary.get("resumed") else "seconds", f"{seconds:.1f}")
     table.add_row("turns", f"{activity['turns']:,} ({activity['turns'] / seconds:,.0f}/s)")
     table.add_row("sampled tokens", f"{activity['tokens']:,} ({activity['tokens'] / seconds:,.0f}/s)")
     return table

@@ -179,6 +179,12 @@ class RunReader:
         file = self.path / SUMMARY
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run came to its own end, neither interrupted nor by an error: there is nothing to go on with."""
+        summary = self.summary()
+        return summary is not None and not summary["interrupted"] and summary["error"] is None
+
     def metrics(self) -> list[dict[str, Any]]:
         return self._rows(METRICS)
 
