@@ -56,7 +56,6 @@ async def _enqueue(address: str, base_url: str) -> None:
         {
             "name": "sums",
             "policy": {"kind": "openai", "base_url": base_url, "model": "simulated"},
-            "val_env_manager": {"num_env_groups": 1, "tags": ["FrozenLake"]},  # not played: the function is
         }
     )
     store = await open_store(address)
