@@ -7,10 +7,11 @@ import sqlite3
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from rollwright import draws
-from rollwright.store.contract import Store
+from rollwright.store.contract import AttemptRefused, Store
 from rollwright.store.history import complaints, unfinished
 from rollwright.store.records import EnqueueRequest, RolloutConfig, RolloutStatus
 from rollwright.store.sql import SqlStore
@@ -101,7 +102,8 @@ async def test_the_log_is_cut_off_at_random_bytes(tmp_path: Path) -> None:
         await is_whole(folder / "store.db", store)
         finished.append((await store.statistics())["succeeded"])
         while claimed := await store.dequeue_rollout("after", timeout=0.2):
-            await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
+            with suppress(AttemptRefused):  # on a busy machine the lease may be over already: it comes again
+                await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
         await is_whole(folder / "store.db", store)
         counts = await store.statistics()
         assert counts["succeeded"] == sum(counts[status] for status in RolloutStatus)
@@ -126,7 +128,7 @@ async def is_whole(path: Path, store: Store) -> None:
 
 async def test_a_frozen_worker_loses_its_rollout_and_its_late_commit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    await enqueue(path, 1, lease=1.0)
+    await enqueue(path, 1, lease=4.0)  # long enough to commit in, also on a busy machine
     frozen = await start("hold", path, "frozen")
     word, rollout_id, attempt_id = await line_of(frozen)
     assert word == "took"
