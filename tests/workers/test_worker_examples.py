@@ -24,7 +24,7 @@ def example(name: str, *words: str) -> str:
 def test_four_workers_share_twenty_rollouts_C3_C4(words: tuple[str, ...]) -> None:
     shown = example("share_rollouts.py", *words)
     lines = re.findall(r"^(worker-\d) took (ro-\w+) ", shown, re.MULTILINE)
-    assert len(lines) == len({rollout for _, rollout in lines}) == 20
+    assert len(lines) == len({rollout for _, rollout in lines}) == 20, shown
     taken = Counter(worker for worker, _ in lines)
     assert set(taken) == {"worker-0", "worker-1", "worker-2", "worker-3"}
     assert min(taken.values()) >= 3
