@@ -9,13 +9,14 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
 
-FOUNDATION = {"errors", "draws", "listening"}
+FOUNDATION = {"errors", "draws", "listening", "http_client"}
 """Modules that know nobody and that everybody may use."""
 
 MAY_KNOW = {
     "errors": set(),
     "draws": set(),
     "listening": set(),
+    "http_client": set(),
     "trajectory": set(),
     "config": set(),
     "sandbox": set(),
