@@ -5,6 +5,11 @@
 Each size runs in a process of its own: FrozenLake episodes in the whole pipeline against the simulated engine, which
 has a slot for every episode, so that nothing caps them. The engine's speed is set so that about the same number of
 turns comes due each second at every size; what is compared is memory for each episode in flight and CPU for each turn.
+
+The engine answers nobody before all episodes are in flight, because the first would end while the last are opened.
+From then on as many are kept in flight: twice as many rollouts are open, and whoever has played one takes the next. It
+is measured until as many trajectories as there are episodes in flight have been handed out in batches, so that every
+size pays for beginnings, turns and ends in the same proportion. On two idle cores it takes about four minutes.
 """
 
 import asyncio
@@ -22,6 +27,7 @@ from results_file import write_results
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.config import build
+from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.players import SkilledPlayer
 from rollwright.policies.simulated import SimulatedEngine
@@ -32,6 +38,8 @@ TURNS_PER_SECOND = 1_500
 """About half of what one core can do, so that the event loop's lag shows hiccups and not overload."""
 MEAN_TOKENS = 40.0
 GROUP_SIZE = 10
+BATCH = 500
+"""Trajectories, at every size: what is handed out at once holds the event loop for as long everywhere."""
 LEAST_SECONDS = 20.0
 """A small size plays so many batches that it runs at least this long."""
 MOST_GROWTH = 1.3
@@ -43,9 +51,21 @@ def resident() -> int:
     return pages * 4096
 
 
+class HeldEngine(SimulatedEngine):
+    """Begins to work when it is let go."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.let_go = asyncio.Event()
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        await self.let_go.wait()
+        return await super().generate(prompt, sampling)
+
+
 async def lag(samples: list[float], interval: float = 0.01) -> None:
     """How much later than asked for the event loop comes back."""
-    clock = asyncio.get_running_loop().time
+    clock = time.perf_counter  # the loop's own clock stands still while it is busy
     while True:
         due = clock() + interval
         await asyncio.sleep(interval)
@@ -54,7 +74,7 @@ async def lag(samples: list[float], interval: float = 0.01) -> None:
 
 async def play(size: int) -> dict[str, Any]:
     turn_seconds = size / TURNS_PER_SECOND
-    engine = SimulatedEngine(
+    engine = HeldEngine(
         slots=size,
         tokens_per_second=MEAN_TOKENS / turn_seconds,
         lengths=LogNormalLength(MEAN_TOKENS, 0.5),
@@ -65,11 +85,11 @@ async def play(size: int) -> dict[str, Any]:
         {
             "name": "scale",
             "max_inflight": size,
-            "rollout_batch_size": size,
-            "async_generation_ratio": 1,
+            "rollout_batch_size": BATCH,
+            "async_generation_ratio": 2 * size / BATCH,
             "limits": {"generate_timeout": 1e6, "episode_timeout": 1e6},
             "train_env_manager": {
-                "num_env_groups": size // GROUP_SIZE,
+                "num_env_groups": 2 * size // GROUP_SIZE,
                 "group_size": GROUP_SIZE,
                 "tags": ["FrozenLake"],
             },
@@ -80,21 +100,23 @@ async def play(size: int) -> dict[str, Any]:
     async with LocalRun(config, policy=engine) as run:
         while run.activity.inflight < size:
             await asyncio.sleep(0.1)
+        engine.let_go.set()
+        wall, cpu = time.monotonic(), time.process_time()
         await asyncio.sleep(turn_seconds)
         held = resident() - before
         watching = asyncio.create_task(lag(lags))
-        wall, cpu, turns = time.monotonic(), time.process_time(), run.activity.turns
-        await run.get_batch()
-        while time.monotonic() - wall < LEAST_SECONDS:
-            await run.get_batch()
-        cpu, turns = time.process_time() - cpu, run.activity.turns - turns
+        inflight, played = [], 0
+        while played < size or time.monotonic() - wall < LEAST_SECONDS:
+            played += len((await run.get_batch()).trajectories)
+            inflight.append(run.activity.inflight)
+        cpu, turns = time.process_time() - cpu, run.activity.turns
         wall = time.monotonic() - wall
         watching.cancel()
-        inflight = run.activity.inflight
     lags.sort()
     return {
         "episodes": size,
-        "inflight_at_end": inflight,
+        "least_inflight": min(inflight),
+        "played": played,
         "turns": turns,
         "turns_per_second": turns / wall,
         "kib_per_episode": held / size / 1024,

@@ -17,5 +17,5 @@ class Answer(NamedTuple):
         wanted = name.lower().encode()
         for each, value in self.headers:
             if each.lower() == wanted:
-                return value.decode("latin-1")
+                return value.decode("latin-1").strip()
         return None

@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
         self._received += len(data)
         try:
             parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._kept = False
             if self._answer is None and self._refusal is None:
                 self._refusal = f"not an HTTP/1.1 answer: {error}"
@@ -164,7 +164,11 @@ class Connection(asyncio.Protocol):
         if self._headed:
             return  # after the body, or of what nobody asked for
         self._headers.append((name, value))
-        if len(name) == len(_CONTENT_ENCODING) and name.lower() == _CONTENT_ENCODING and value != b"identity":
+        if (
+            len(name) == len(_CONTENT_ENCODING)
+            and name.lower() == _CONTENT_ENCODING
+            and value.strip() != b"identity"
+        ):
             self._refusal = f"the body is compressed ({value.decode('latin-1')}), which was not asked for"
 
     def on_headers_complete(self) -> None:
