@@ -7,9 +7,9 @@ has a slot for every episode, so that nothing caps them. The engine's speed is s
 turns comes due each second at every size; what is compared is memory for each episode in flight and CPU for each turn.
 
 The engine answers nobody before all episodes are in flight, because the first would end while the last are opened.
-From then on as many are kept in flight: twice as many rollouts are open, and whoever has played one takes the next. It
-is measured until as many trajectories as there are episodes in flight have been handed out in batches, so that every
-size pays for beginnings, turns and ends in the same proportion. On two idle cores it takes about four minutes.
+From then on as many are kept in flight: twice as many rollouts are open, and whoever has played one takes the next,
+while batches are handed out. The clock starts when so much time has passed that beginnings, turns and ends come mixed,
+and stops after several turns of each episode. On two idle cores it takes about four minutes.
 """
 
 import asyncio
@@ -34,14 +34,20 @@ from rollwright.policies.simulated import SimulatedEngine
 from rollwright.run.local import LocalRun
 
 SIZES = (1_000, 10_000, 50_000)
-TURNS_PER_SECOND = 1_500
-"""About half of what one core can do, so that the event loop's lag shows hiccups and not overload."""
+TURNS_PER_SECOND = 2_000
+"""About two thirds of what one core can do, so that the event loop's lag shows hiccups and not overload."""
 MEAN_TOKENS = 40.0
-GROUP_SIZE = 10
+MAX_STEPS = 4
+"""A group is complete with its longest episode, and at 50,000 episodes a turn takes half a minute."""
+GROUP_SIZE = 5
 BATCH = 500
 """Trajectories, at every size: what is handed out at once holds the event loop for as long everywhere."""
+MIXING_TURNS = 2
+"""Each lasts as long as a turn takes on average; by then as many episodes end as begin."""
+MEASURED_TURNS = 3
+"""For each episode in flight: about as many as one has."""
 LEAST_SECONDS = 20.0
-"""A small size plays so many batches that it runs at least this long."""
+"""A small size is measured for at least so long."""
 MOST_GROWTH = 1.3
 
 
@@ -72,6 +78,11 @@ async def lag(samples: list[float], interval: float = 0.01) -> None:
         samples.append(clock() - due)
 
 
+async def take_batches(run: LocalRun) -> None:
+    while True:
+        await run.get_batch()
+
+
 async def play(size: int) -> dict[str, Any]:
     turn_seconds = size / TURNS_PER_SECOND
     engine = HeldEngine(
@@ -87,11 +98,12 @@ async def play(size: int) -> dict[str, Any]:
             "max_inflight": size,
             "rollout_batch_size": BATCH,
             "async_generation_ratio": 2 * size / BATCH,
-            "limits": {"generate_timeout": 1e6, "episode_timeout": 1e6},
+            "limits": {"generate_timeout": 1e6, "episode_timeout": 1e6, "lease_seconds": 1e6},
+            "custom_envs": {"Lake": {"env_type": "FrozenLake", "max_steps": MAX_STEPS}},
             "train_env_manager": {
                 "num_env_groups": 2 * size // GROUP_SIZE,
                 "group_size": GROUP_SIZE,
-                "tags": ["FrozenLake"],
+                "tags": ["Lake"],
             },
         }
     )
@@ -101,22 +113,25 @@ async def play(size: int) -> dict[str, Any]:
         while run.activity.inflight < size:
             await asyncio.sleep(0.1)
         engine.let_go.set()
-        wall, cpu = time.monotonic(), time.process_time()
-        await asyncio.sleep(turn_seconds)
+        taking = asyncio.create_task(take_batches(run))
+        await asyncio.sleep(MIXING_TURNS * turn_seconds)
         held = resident() - before
         watching = asyncio.create_task(lag(lags))
-        inflight, played = [], 0
-        while played < size or time.monotonic() - wall < LEAST_SECONDS:
-            played += len((await run.get_batch()).trajectories)
+        inflight = []
+        wall, cpu = time.monotonic(), time.process_time()
+        turns, claimed = run.activity.turns, run.activity.claimed
+        while run.activity.turns - turns < MEASURED_TURNS * size or time.monotonic() - wall < LEAST_SECONDS:
+            await asyncio.sleep(0.1)
             inflight.append(run.activity.inflight)
-        cpu, turns = time.process_time() - cpu, run.activity.turns
-        wall = time.monotonic() - wall
+        wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+        turns, claimed = run.activity.turns - turns, run.activity.claimed - claimed
         watching.cancel()
+        taking.cancel()
     lags.sort()
     return {
         "episodes": size,
-        "least_inflight": min(inflight),
-        "played": played,
+        "mean_inflight": sum(inflight) / len(inflight),
+        "begun": claimed,
         "turns": turns,
         "turns_per_second": turns / wall,
         "kib_per_episode": held / size / 1024,
