@@ -445,6 +445,27 @@ async def test_a_request_that_is_too_slow_takes_its_connection_with_it(said: byt
         await server.until(lambda server: server.open == 0)
 
 
+async def test_each_request_has_its_own_time_whatever_the_order() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.request()
+        await peer.gone()
+
+    async def late(client: HttpClient, server: Server, seconds: float) -> float:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(TimedOut, match=f"within {seconds:g} s"):
+            await client.request("POST", server.url, b"q", seconds)
+        return asyncio.get_running_loop().time() - began
+
+    limits = [0.3, 0.1, 0.2, 0.4, 0.05]
+    async with serving(serve) as server, opened() as client:
+        waiting = asyncio.create_task(client.request("POST", server.url, b"q", LONG))
+        took = await asyncio.gather(*(late(client, server, each) for each in limits))
+        assert all(each >= limit for each, limit in zip(took, limits, strict=True))
+        assert await late(client, server, 0.05) >= 0.05
+        assert not waiting.done()
+        waiting.cancel()
+
+
 async def test_a_host_that_takes_no_connections_is_given_up_after_the_connect_limit() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
