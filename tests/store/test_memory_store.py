@@ -156,6 +156,36 @@ async def test_dequeues_that_wait_cost_each_other_nothing(ask: str, monkeypatch:
     assert many <= 20 * few
 
 
+class WatchedId(str):
+    """Counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        WatchedId.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+async def test_deleting_what_was_taken_from_a_worker_costs_as_much_for_each_however_many() -> None:
+    async def comparisons(count: int) -> int:
+        store = MemoryStore()
+        ids = [WatchedId(f"ro-{number}") for number in range(count)]
+        for each in ids:
+            await store.enqueue_rollout(None, rollout_id=each)
+        await store.dequeue_many_rollouts(count, "worker-0")
+        await store.cancel_rollouts(reversed(ids), "the run ended")
+        WatchedId.compared = 0
+        assert await store.delete_rollouts(ids) == count
+        assert await store.wait_for_cancellations("worker-0", timeout=0) == []
+        await store.close()
+        return WatchedId.compared
+
+    few, many = await comparisons(30), await comparisons(600)
+    assert many <= 20 * max(few, 30)
+
+
 async def test_who_asks_again_under_the_same_claim_id_replaces_the_call_before() -> None:
     store = MemoryStore()
     first = asyncio.create_task(store.dequeue_rollout("worker-0", timeout=1000, claim_id="claim-0"))
