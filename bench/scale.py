@@ -26,7 +26,7 @@ from rich.table import Table
 from results_file import write_results
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
-from rollwright.config import build
+from rollwright.config import RunConfig, build
 from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.players import SkilledPlayer
@@ -87,8 +87,7 @@ async def take_batches(run: LocalRun) -> None:
         await run.get_batch()
 
 
-async def play(size: int) -> dict[str, Any]:
-    turn_seconds = size / TURNS_PER_SECOND
+def made(size: int, turn_seconds: float) -> tuple[RunConfig, HeldEngine]:
     engine = HeldEngine(
         slots=size,
         tokens_per_second=MEAN_TOKENS / turn_seconds,
@@ -100,8 +99,8 @@ async def play(size: int) -> dict[str, Any]:
         {
             "name": "scale",
             "max_inflight": size,
-            "rollout_batch_size": BATCH,
-            "async_generation_ratio": 2 * size / BATCH,
+            "rollout_batch_size": min(BATCH, size),
+            "async_generation_ratio": 2 * size / min(BATCH, size),
             "limits": {"generate_timeout": 1e6, "episode_timeout": 1e6, "lease_seconds": 1e6},
             "custom_envs": {"Lake": {"env_type": "FrozenLake", "max_steps": MAX_STEPS}},
             "train_env_manager": {
@@ -111,6 +110,21 @@ async def play(size: int) -> dict[str, Any]:
             },
         }
     )
+    return config, engine
+
+
+async def import_everything() -> None:
+    """What is imported at first use is no episode's memory."""
+    config, engine = made(GROUP_SIZE, 0.01)
+    engine.let_go.set()
+    async with LocalRun(config, policy=engine) as run:
+        await run.get_batch()
+
+
+async def play(size: int) -> dict[str, Any]:
+    turn_seconds = size / TURNS_PER_SECOND
+    config, engine = made(size, turn_seconds)
+    await import_everything()
     before = resident()
     lags: list[float] = []
     async with LocalRun(config, policy=engine) as run:
