@@ -5,6 +5,11 @@
 Each size runs in a process of its own: FrozenLake episodes in the whole pipeline against the simulated engine, which
 has a slot for every episode, so that nothing caps them. The engine's speed is set so that about the same number of
 turns comes due each second at every size; what is compared is memory for each episode in flight and CPU for each turn.
+
+The engine answers nobody before all episodes are in flight, because the first would end while the last are opened.
+From then on as many are kept in flight: twice as many rollouts are open, and whoever has played one takes the next,
+while batches are handed out. The clock starts when so much time has passed that beginnings, turns and ends come mixed,
+and stops after several turns of each episode. On two idle cores it takes about five minutes.
 """
 
 import asyncio
@@ -21,7 +26,8 @@ from rich.table import Table
 from results_file import write_results
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
-from rollwright.config import build
+from rollwright.config import RunConfig, build
+from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.players import SkilledPlayer
 from rollwright.policies.simulated import SimulatedEngine
@@ -31,9 +37,21 @@ SIZES = (1_000, 10_000, 50_000)
 TURNS_PER_SECOND = 1_500
 """About half of what one core can do, so that the event loop's lag shows hiccups and not overload."""
 MEAN_TOKENS = 40.0
-GROUP_SIZE = 10
+MAX_STEPS = 4
+"""A group is complete with its longest episode, and at 50,000 episodes a turn takes half a minute."""
+GROUP_SIZE = 5
+BATCH = 500
+"""Trajectories, at every size: what is handed out at once holds the event loop for as long everywhere."""
+MIXING_TURNS = 2
+"""Each lasts as long as a turn takes on average; by then as many episodes end as begin."""
+MEASURED_TURNS = 3
+"""For each episode in flight: about as many as one has."""
 LEAST_SECONDS = 20.0
-"""A small size plays so many batches that it runs at least this long."""
+"""A small size is measured for at least so long."""
+MOST_SECONDS = 240.0
+"""Twice what the largest size takes; a machine that needs longer has something else to do."""
+LEAST_INFLIGHT = 0.9
+"""Share of its size that must be in flight on average; with less, the figures would be those of a smaller size."""
 MOST_GROWTH = 1.3
 
 
@@ -43,18 +61,34 @@ def resident() -> int:
     return pages * 4096
 
 
+class HeldEngine(SimulatedEngine):
+    """Begins to work when it is let go."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.let_go = asyncio.Event()
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        await self.let_go.wait()
+        return await super().generate(prompt, sampling)
+
+
 async def lag(samples: list[float], interval: float = 0.01) -> None:
     """How much later than asked for the event loop comes back."""
-    clock = asyncio.get_running_loop().time
+    clock = time.perf_counter  # the loop's own clock stands still while it is busy
     while True:
         due = clock() + interval
         await asyncio.sleep(interval)
         samples.append(clock() - due)
 
 
-async def play(size: int) -> dict[str, Any]:
-    turn_seconds = size / TURNS_PER_SECOND
-    engine = SimulatedEngine(
+async def take_batches(run: LocalRun) -> None:
+    while True:
+        await run.get_batch()
+
+
+def made(size: int, turn_seconds: float) -> tuple[RunConfig, HeldEngine]:
+    engine = HeldEngine(
         slots=size,
         tokens_per_second=MEAN_TOKENS / turn_seconds,
         lengths=LogNormalLength(MEAN_TOKENS, 0.5),
@@ -65,36 +99,63 @@ async def play(size: int) -> dict[str, Any]:
         {
             "name": "scale",
             "max_inflight": size,
-            "rollout_batch_size": size,
-            "async_generation_ratio": 1,
-            "limits": {"generate_timeout": 1e6, "episode_timeout": 1e6},
+            "rollout_batch_size": min(BATCH, size),
+            "async_generation_ratio": 2 * size / min(BATCH, size),
+            "limits": {"generate_timeout": 1e6, "episode_timeout": 1e6, "lease_seconds": 1e6},
+            "custom_envs": {"Lake": {"env_type": "FrozenLake", "max_steps": MAX_STEPS}},
             "train_env_manager": {
-                "num_env_groups": size // GROUP_SIZE,
+                "num_env_groups": 2 * size // GROUP_SIZE,
                 "group_size": GROUP_SIZE,
-                "tags": ["FrozenLake"],
+                "tags": ["Lake"],
             },
         }
     )
+    return config, engine
+
+
+async def import_everything() -> None:
+    """What is imported at first use is no episode's memory."""
+    config, engine = made(GROUP_SIZE, 0.01)
+    engine.let_go.set()
+    async with LocalRun(config, policy=engine) as run:
+        await run.get_batch()
+
+
+async def play(size: int) -> dict[str, Any]:
+    turn_seconds = size / TURNS_PER_SECOND
+    config, engine = made(size, turn_seconds)
+    await import_everything()
     before = resident()
     lags: list[float] = []
     async with LocalRun(config, policy=engine) as run:
         while run.activity.inflight < size:
             await asyncio.sleep(0.1)
-        await asyncio.sleep(turn_seconds)
+        engine.let_go.set()
+        taking = asyncio.create_task(take_batches(run))
+        await asyncio.sleep(MIXING_TURNS * turn_seconds)
         held = resident() - before
         watching = asyncio.create_task(lag(lags))
-        wall, cpu, turns = time.monotonic(), time.process_time(), run.activity.turns
-        await run.get_batch()
-        while time.monotonic() - wall < LEAST_SECONDS:
-            await run.get_batch()
-        cpu, turns = time.process_time() - cpu, run.activity.turns - turns
-        wall = time.monotonic() - wall
+        inflight = []
+        wall, cpu = time.monotonic(), time.process_time()
+        turns, claimed = run.activity.turns, run.activity.claimed
+        while run.activity.turns - turns < MEASURED_TURNS * size or time.monotonic() - wall < LEAST_SECONDS:
+            await asyncio.sleep(0.1)
+            inflight.append(run.activity.inflight)
+            if taking.done():
+                taking.result()
+            if time.monotonic() - wall > MOST_SECONDS:
+                raise SystemExit(f"{size} episodes: the machine is too busy to keep them going")
+        wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+        turns, claimed = run.activity.turns - turns, run.activity.claimed - claimed
         watching.cancel()
-        inflight = run.activity.inflight
+        taking.cancel()
+    if (mean_inflight := sum(inflight) / len(inflight)) < LEAST_INFLIGHT * size:
+        raise SystemExit(f"{size} episodes: the machine is too busy, only {mean_inflight:.0f} were in flight")
     lags.sort()
     return {
         "episodes": size,
-        "inflight_at_end": inflight,
+        "mean_inflight": mean_inflight,
+        "begun": claimed,
         "turns": turns,
         "turns_per_second": turns / wall,
         "kib_per_episode": held / size / 1024,
@@ -112,9 +173,9 @@ def main() -> None:
     rows = []
     for size in SIZES:
         with screen.status(f"{size:,} episodes in flight …"):
-            done = subprocess.run(
-                [sys.executable, __file__, str(size)], capture_output=True, text=True, check=True
-            )
+            done = subprocess.run([sys.executable, __file__, str(size)], capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr.strip().splitlines()[-1])
             rows.append(json.loads(done.stdout))
     table = Table(box=box.SIMPLE_HEAD, title="episodes in flight in one process", title_justify="left")
     for name in ("episodes", "turns/s", "KiB/episode", "CPU ms/turn", "lag p50 ms", "lag p99 ms"):

@@ -9,13 +9,14 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
 
-FOUNDATION = {"errors", "draws", "listening"}
+FOUNDATION = {"errors", "draws", "listening", "http_client"}
 """Modules that know nobody and that everybody may use."""
 
 MAY_KNOW = {
     "errors": set(),
     "draws": set(),
     "listening": set(),
+    "http_client": set(),
     "trajectory": set(),
     "config": set(),
     "sandbox": set(),
@@ -78,6 +79,38 @@ MAY_KNOW = {
 """Which boxes each box may import."""
 
 
+PLAYED_OVER_HTTP = """
+import asyncio
+from rollwright.config import build
+from rollwright.policies.server_process import simulated_server
+from rollwright.run.local import LocalRun
+from rollwright.store.http.client import HttpStore
+from rollwright.store.http.server import StoreServer
+from rollwright.store.memory import MemoryStore
+
+
+async def play():
+    behind = MemoryStore()
+    async with simulated_server() as engine, StoreServer(behind) as server:
+        config = build(
+            {
+                "name": "light",
+                "rollout_batch_size": 2,
+                "policy": {"kind": "openai", "base_url": engine.base_url, "model": "m"},
+                "train_env_manager": {"num_env_groups": 1, "group_size": 2, "tags": ["FrozenLake"]},
+            }
+        )
+        store = HttpStore(server.url)
+        async with LocalRun(config, store=store) as run:
+            assert len((await run.get_batch()).trajectories) == 2
+        await store.close()
+
+
+asyncio.run(play())
+"""
+"""Rollouts against an engine over HTTP, from a store over HTTP."""
+
+
 def imported_boxes(file: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -125,8 +158,9 @@ def test_no_box_knows_itself_through_another() -> None:
         ),
         (
             "import rollwright.run.local",
-            {"torch", "ray", "transformers", "pyarrow", "reasoning_gym", "gymnasium"},
+            {"torch", "ray", "transformers", "pyarrow", "reasoning_gym", "gymnasium", "aiohttp"},
         ),
+        (PLAYED_OVER_HTTP, {"torch", "ray", "aiohttp", "httpx", "numpy"}),
         (
             "import rollwright.cli.main",
             {"torch", "ray", "transformers", "pyarrow", "reasoning_gym", "aiohttp", "sqlalchemy", "numpy"},

@@ -5,7 +5,10 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from rollwright.store.memory import MemoryStore
+from rollwright.store.memory.line import Claimant
 from rollwright.store.records import RolloutConfig
 
 
@@ -100,4 +103,97 @@ async def test_a_cursor_beyond_the_end_gives_nothing() -> None:
     await store.enqueue_rollout({}, rollout_id="r")
     assert await store.read_events(2**63 - 2, limit=10_000) == []
     assert await store.read_completions(2**63 - 2, limit=10_000) == []
+    await store.close()
+
+
+class WatchedClaimant(Claimant):
+    """Counts how often anybody looks at a waiting dequeue."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        WatchedClaimant.looks += 1
+        return super().__getattribute__(name)
+
+    def __eq__(self, other: object) -> bool:
+        WatchedClaimant.looks += 1
+        return self is other
+
+    def __hash__(self) -> int:
+        WatchedClaimant.looks += 1
+        return id(self)
+
+
+@pytest.mark.parametrize("ask", ["anonymous", "with claim ids"])
+async def test_dequeues_that_wait_cost_each_other_nothing(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollwright.store.memory.store.Claimant", WatchedClaimant)
+
+    async def looks(count: int) -> int:
+        """While so many come, a third of them gives up, a third asks again, and a third is served."""
+        store = MemoryStore()
+        WatchedClaimant.looks = 0
+
+        def dequeue(number: int) -> asyncio.Task[Any]:
+            claim_id = f"claim-{number}" if ask == "with claim ids" else None
+            return asyncio.create_task(store.dequeue_rollout("worker-0", timeout=1000, claim_id=claim_id))
+
+        waiting = [dequeue(number) for number in range(count)]
+        await asyncio.sleep(0.01)
+        for task in waiting[::3]:
+            task.cancel()
+        again = [dequeue(number) for number in range(1, count, 3)]
+        await asyncio.sleep(0.01)
+        for number in range(count // 3):
+            await store.enqueue_rollout(number)
+            await asyncio.sleep(0)
+        assert (await store.statistics())["preparing"] == count // 3
+        await store.close()
+        await asyncio.gather(*waiting, *again, return_exceptions=True)
+        return WatchedClaimant.looks
+
+    few, many = await looks(30), await looks(600)
+    assert few >= 30
+    assert many <= 20 * few
+
+
+class WatchedId(str):
+    """Counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        WatchedId.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+async def test_deleting_what_was_taken_from_a_worker_costs_as_much_for_each_however_many() -> None:
+    async def comparisons(count: int) -> int:
+        store = MemoryStore()
+        ids = [WatchedId(f"ro-{number}") for number in range(count)]
+        for each in ids:
+            await store.enqueue_rollout(None, rollout_id=each)
+        await store.dequeue_many_rollouts(count, "worker-0")
+        await store.cancel_rollouts(reversed(ids), "the run ended")
+        WatchedId.compared = 0
+        assert await store.delete_rollouts(ids) == count
+        assert await store.wait_for_cancellations("worker-0", timeout=0) == []
+        await store.close()
+        return WatchedId.compared
+
+    few, many = await comparisons(30), await comparisons(600)
+    assert many <= 20 * max(few, 30)
+
+
+async def test_who_asks_again_under_the_same_claim_id_replaces_the_call_before() -> None:
+    store = MemoryStore()
+    first = asyncio.create_task(store.dequeue_rollout("worker-0", timeout=1000, claim_id="claim-0"))
+    await asyncio.sleep(0.01)
+    second = asyncio.create_task(store.dequeue_rollout("worker-0", timeout=1000, claim_id="claim-0"))
+    assert await first is None
+    await store.enqueue_rollout("played")
+    claimed = await second
+    assert claimed is not None
+    assert claimed.input == "played"
     await store.close()

@@ -3,7 +3,7 @@
 What is true: a call ends with what the engine answered or with one `EngineError` that says where, after how
 many tries and why. In between, what may pass by itself (429, 5xx, time limits, broken bodies, broken
 connections) is retried as the `RetryPolicy` says, on asyncio's clock, and counted by cause. A cancelled call
-leaves no connection behind. Each event loop has a session of its own; waiting for a free connection is not
+leaves no connection behind. Each event loop has a client of its own; waiting for a free connection is not
 counted against a request's time limit.
 """
 
@@ -14,24 +14,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import aiohttp
-from yarl import URL
-
 from rollwright.draws import KeyPart, uniform
 from rollwright.errors import ConfigError
+from rollwright.http_client import BrokenAnswer, HoldsPassword, HttpClient, TimedOut, Unreachable, Url
 from rollwright.policies.base import EngineError, RateLimited
 from rollwright.policies.openai_api import one_line, server_message
 from rollwright.policies.retry import Cause, RetryPolicy, retry_after_seconds, status_cause
 
-CONNECT_SECONDS = 10.0
-"""A host that does not answer a connection attempt for so long is not busy but gone."""
-
 KEEP_ALIVE_SECONDS = 4.0
 """vLLM and SGLang (uvicorn) close idle connections after 5 s; letting go first avoids posting into a closing
 one."""
-
-_SKIPPED_HEADERS = ("Accept", "Accept-Encoding", "User-Agent")
-"""An engine needs none of them, and unpacking a compressed answer would cost more than it saves."""
 
 Made = TypeVar("Made")
 
@@ -69,7 +61,7 @@ class Fault:
 class _Link:
     """One event loop's way to the engine."""
 
-    session: aiohttp.ClientSession
+    client: HttpClient
     free: asyncio.Semaphore
 
 
@@ -99,7 +91,7 @@ class HttpCalls:
         self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
 
     async def repeat(
-        self, attempt: Callable[[], Awaitable[Made | Fault]], key: tuple[KeyPart, ...], where: URL | str
+        self, attempt: Callable[[], Awaitable[Made | Fault]], key: tuple[KeyPart, ...], where: Url | str
     ) -> Made:
         """What the first successful `attempt` made; raises when the retry policy gives up."""
         tries = 1
@@ -113,13 +105,13 @@ class HttpCalls:
             tries += 1
         return made
 
-    async def once(self, url: URL, body: bytes) -> bytes | Fault:
+    async def once(self, url: Url, body: bytes) -> bytes | Fault:
         """The body of a 200 answer to one POST, when a connection is free for it."""
         link = await self._link()
         async with link.free:
             return await self._send(link, "POST", url, body, self._request_timeout)
 
-    async def control(self, method: str, url: URL, body: bytes | None, seconds: float) -> bytes | Fault:
+    async def control(self, method: str, url: Url, body: bytes | None, seconds: float) -> bytes | Fault:
         """One request that does not wait for a free connection: it may be what makes the others end."""
         return await self._send(await self._link(), method, url, body, seconds)
 
@@ -127,72 +119,62 @@ class HttpCalls:
         """Closes this event loop's connections, when no call is under way. A later call opens new ones."""
         link = self._links.pop(asyncio.get_running_loop(), None)
         if link is not None:
-            await link.session.close()
+            await link.client.close()
         await self._drop_dead_links()
 
     async def _send(
-        self, link: _Link, method: str, url: URL, body: bytes | None, seconds: float
+        self, link: _Link, method: str, url: Url, body: bytes | None, seconds: float
     ) -> bytes | Fault:
-        limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         try:
-            async with link.session.request(
-                method, url, data=body, allow_redirects=False, timeout=limit
-            ) as response:
-                raw = await response.read()
-        except TimeoutError as error:
-            if isinstance(error, aiohttp.ConnectionTimeoutError):
-                seconds = min(seconds, CONNECT_SECONDS)
-            return Fault(Cause.TIMEOUT, f"no answer within {seconds:g} s")
-        except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
-            return Fault(Cause.BROKEN_BODY, one_line(f"broken HTTP response: {error}"))
-        except (aiohttp.ClientError, OSError) as error:
-            return Fault(Cause.CONNECTION, one_line(str(error) or type(error).__name__))
-        if response.status != 200:
-            wait = retry_after_seconds(response.headers.get("Retry-After"))
-            detail = f"HTTP {response.status}: {server_message(raw) or response.reason}"
-            return Fault(status_cause(response.status), detail, wait)
-        return raw
+            answer = await link.client.request(method, url, body, seconds)
+        except TimedOut as fault:
+            return Fault(Cause.TIMEOUT, str(fault))
+        except BrokenAnswer as fault:
+            return Fault(Cause.BROKEN_BODY, one_line(f"broken HTTP response: {fault}"))
+        except Unreachable as fault:
+            return Fault(Cause.CONNECTION, one_line(str(fault)))
+        if answer.status != 200:
+            wait = retry_after_seconds(answer.header("Retry-After"))
+            detail = f"HTTP {answer.status}: {server_message(answer.body) or answer.reason}"
+            return Fault(status_cause(answer.status), detail, wait)
+        return answer.body
 
     async def _link(self) -> _Link:
         loop = asyncio.get_running_loop()
         link = self._links.get(loop)
         if link is None:
             link = self._links[loop] = _Link(
-                aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
-                    cookie_jar=aiohttp.DummyCookieJar(),
-                    headers=self._headers,
-                    skip_auto_headers=_SKIPPED_HEADERS,
-                ),
+                HttpClient(self._headers, keep_alive=KEEP_ALIVE_SECONDS),
                 asyncio.Semaphore(self._max_connections),
             )
             await self._drop_dead_links()
         return link
 
     async def _drop_dead_links(self) -> None:
-        """Sessions whose event loop has ended without `close`; their sockets ended with it."""
+        """Clients whose event loop has ended without `close`; their sockets ended with it."""
         for loop in [loop for loop in self._links if loop.is_closed()]:
-            await self._links.pop(loop).session.close()
+            await self._links.pop(loop).client.close()
 
 
-def engine_error(fault: Fault, tries: int, where: URL | str) -> EngineError:
+def engine_error(fault: Fault, tries: int, where: Url | str) -> EngineError:
     message = f"{where}: {fault.detail} (after {tries} {'try' if tries == 1 else 'tries'})"
     if fault.cause is Cause.RATE_LIMITED:
         return RateLimited(message, fault.retry_after)
     return EngineError(message)
 
 
-def endpoint(base_url: str, path: str, name: str = "base_url") -> URL:
+def endpoint(base_url: str, path: str, name: str = "base_url") -> Url:
     """Where `path` is below `base_url`; raises a `ConfigError` that names the setting."""
     try:
-        url = URL(base_url.rstrip("/") + path)
+        return Url.parse(base_url.rstrip("/") + path)
+    except HoldsPassword:
+        raise ConfigError(
+            f"{name}: holds a user name or password; give the key in api_key or api_key_env"
+        ) from None
     except ValueError as error:
-        raise ConfigError(f"{name}: {base_url!r} is not a URL: {error}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"{name}: {base_url!r} is not a URL like http://127.0.0.1:8000/v1")
-    if url.user is not None:
-        raise ConfigError(f"{name}: holds a user name or password; give the key in api_key or api_key_env")
-    return url
+        raise ConfigError(
+            f"{name}: {base_url!r} is not a URL like http://127.0.0.1:8000/v1: {error}"
+        ) from None
 
 
 def _key(api_key: str | None, api_key_env: str | None) -> str | None:

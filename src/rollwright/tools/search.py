@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-import aiohttp
 import msgspec
 
 from rollwright.errors import ConfigError
+from rollwright.http_client import HttpClient, HttpFault, Url
 from rollwright.tools.result import ToolFailure
 from rollwright.tools.tool import FunctionTool, Tool
 
@@ -24,6 +24,8 @@ _PASSAGE = 2000
 _TRIES = 3
 _FIRST_WAIT = 0.5
 """Seconds before the second try; doubled for each further one."""
+_KEEP_ALIVE = 4.0
+"""Seconds; usual servers close an idle connection after 5 s, and letting go first avoids asking into a closing one."""
 _RETRIED = (429, 500, 502, 503, 504)
 """Answers that mean: not now."""
 
@@ -80,39 +82,42 @@ class HttpSearch:
     attempt, because an empty answer would teach the model something false."""
 
     def __init__(self, url: str, *, headers: dict[str, str] | None = None, timeout: float = 30.0) -> None:
-        self._url = url
-        self._headers = headers or {}
-        self._timeout = aiohttp.ClientTimeout(total=timeout)
-        self._client: aiohttp.ClientSession | None = None
+        try:
+            self._url = Url.parse(url)
+        except ValueError as error:
+            raise ConfigError(
+                f"search: the address is not a URL like http://127.0.0.1:8900/search: {error}"
+            ) from None
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        self._client = HttpClient(sent, keep_alive=_KEEP_ALIVE)
+        self._timeout = timeout
 
     async def search(self, query: str, count: int) -> Sequence[Passage]:
+        asked = msgspec.json.encode({"query": query, "count": count})
         wait = _FIRST_WAIT
         for tries_left in reversed(range(_TRIES)):
             try:
-                return await self._ask(query, count)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                final = isinstance(error, aiohttp.ClientResponseError) and error.status not in _RETRIED
-                if final or not tries_left:
-                    raise ToolFailure(f"search at {self._url}: {type(error).__name__}: {error}") from error
+                answer = await self._client.request("POST", self._url, asked, self._timeout)
+            except HttpFault as fault:
+                if not tries_left:
+                    raise ToolFailure(f"search at {self._url}: {fault}") from fault
+            else:
+                if answer.status == 200:
+                    return self._results(answer.body, count)
+                if answer.status not in _RETRIED or not tries_left:
+                    raise ToolFailure(f"search at {self._url}: HTTP {answer.status}: {answer.reason}")
             await asyncio.sleep(wait)
             wait *= 2
         raise AssertionError("every try returns or raises")
 
-    async def _ask(self, query: str, count: int) -> Sequence[Passage]:
-        if self._client is None:
-            self._client = aiohttp.ClientSession(
-                headers=self._headers, timeout=self._timeout, raise_for_status=True
-            )
-        async with self._client.post(self._url, json={"query": query, "count": count}) as answer:
-            body = await answer.read()
+    def _results(self, body: bytes, count: int) -> Sequence[Passage]:
         try:
             return msgspec.json.decode(body, type=Answer).results[:count]
         except msgspec.MsgspecError as error:
             raise ToolFailure(f"search at {self._url}: not an answer: {error}") from error
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self._client.close()
 
 
 def search_tool(searcher: Searcher, name: str = "search", *, concurrency: int | None = None) -> Tool:

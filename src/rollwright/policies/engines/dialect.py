@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
-from yarl import URL
 
 from rollwright.errors import ConfigError
+from rollwright.http_client import Url
 from rollwright.policies.base import Capabilities, EngineError, Sampling, UpdateMode, Weights
 from rollwright.policies.engines.pieces import Ask, Piece
 from rollwright.policies.http_calls import Fault, HttpCalls, endpoint, engine_error
@@ -78,7 +78,7 @@ class Control:
         self.base_url = base_url
         self._calls = calls
 
-    def url(self, path: str) -> URL:
+    def url(self, path: str) -> Url:
         return endpoint(self.base_url, path, "base_urls")
 
     async def get(self, path: str) -> Any:

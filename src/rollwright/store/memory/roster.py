@@ -33,21 +33,20 @@ class Roster:
         if not worker.held:
             worker.last_idle_time = now
         if taken:
-            worker.taken.append((attempt.rollout.rollout_id, attempt.attempt_id))
+            worker.taken[attempt.rollout.rollout_id, attempt.attempt_id] = None
             self.told.add(worker.worker_id)
 
     def forget(self, row: RolloutRow) -> None:
         """What was taken with a rollout that is deleted is nobody's business any more."""
         for attempt in row.attempts:
-            pair = (row.rollout_id, attempt.attempt_id)
             worker = self.workers.get(attempt.worker_id or "")
-            if worker is not None and pair in worker.taken:
-                worker.taken.remove(pair)
+            if worker is not None:
+                worker.taken.pop((row.rollout_id, attempt.attempt_id), None)
 
     def tell(self, worker_id: str) -> list[tuple[str, str]]:
         """What was taken from the worker since it was last told."""
         worker = self.workers.get(worker_id)
         if worker is None:
             return []
-        taken, worker.taken = worker.taken, []
-        return taken
+        taken, worker.taken = worker.taken, {}
+        return list(taken)

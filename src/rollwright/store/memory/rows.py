@@ -121,8 +121,8 @@ class WorkerRow:
     last_idle_time: float | None = None
     held: dict[str, AttemptRow] = field(default_factory=dict)
     """By attempt id, the newest last."""
-    taken: list[tuple[str, str]] = field(default_factory=list)
-    """Attempts taken from it that it has not been told of."""
+    taken: dict[tuple[str, str], None] = field(default_factory=dict)
+    """Rollout and attempt, of those taken from it that it has not been told of; in order."""
 
     def record(self, now: float) -> Worker:
         current = next(reversed(self.held.values()), None)

@@ -7,9 +7,7 @@ stops it.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -23,6 +21,7 @@ from rollwright.store.checks import (
     clean_reason,
 )
 from rollwright.store.contract import NotFound
+from rollwright.store.memory.line import Claimant, Line
 from rollwright.store.memory.looking import LookingStore
 from rollwright.store.memory.rows import AttemptRow
 from rollwright.store.records import (
@@ -42,17 +41,6 @@ _TIMER_SLACK = 0.001
 """Clocks round: a timer set to the exact end of a lease could fire just before it and have to fire again."""
 
 
-@dataclass(eq=False, slots=True)
-class _Claimant:
-    """A `dequeue` that waits."""
-
-    limit: int
-    worker_id: str | None
-    claim_id: str | None
-    future: "asyncio.Future[None]"
-    attempts: list[AttemptRow] = field(default_factory=list)
-
-
 class MemoryStore(LookingStore):
     """`clock` gives the time in seconds; without one it is the wall clock at first use, moved on by the event
     loop's own clock, so that neither a jump of the system's time nor a simulated loop confuses the leases.
@@ -62,7 +50,7 @@ class MemoryStore(LookingStore):
 
     def __init__(self, *, clock: Callable[[], float] | None = None, record_events: bool = True) -> None:
         super().__init__(clock=clock, record_events=record_events)
-        self._claimants: deque[_Claimant] = deque()
+        self._line = Line()
         self._completed = Signal()
         self._countdowns: set[Countdown] = set()
         self._stops: dict[str, Signal] = {}
@@ -137,12 +125,8 @@ class MemoryStore(LookingStore):
     async def _wait_for_claim(
         self, limit: int, worker_id: str | None, claim_id: str | None, timeout: float
     ) -> list[AttemptRow]:
-        for earlier in self._claimants:
-            if claim_id is not None and earlier.claim_id == claim_id:
-                resolve(earlier.future)  # the caller lost that connection and asks again
-        future = asyncio.get_running_loop().create_future()
-        claimant = _Claimant(limit, worker_id, claim_id, future)
-        self._claimants.append(claimant)
+        claimant = Claimant(limit, worker_id, claim_id, asyncio.get_running_loop().create_future())
+        self._line.join(claimant)
         try:
             await wait_until(claimant.future, timeout)
         except asyncio.CancelledError:
@@ -151,8 +135,7 @@ class MemoryStore(LookingStore):
             self._settle()
             raise
         finally:
-            if not claimant.attempts and claimant in self._claimants:
-                self._claimants.remove(claimant)
+            self._line.leave(claimant)
         return claimant.attempts
 
     async def start_attempt(
@@ -291,11 +274,9 @@ class MemoryStore(LookingStore):
 
     async def close(self) -> None:
         self._closed = True
-        self._claimants, claimants = deque(), self._claimants
         if self._timer is not None:
             self._timer.cancel()
-        for claimant in claimants:
-            resolve(claimant.future)
+        self._line.dissolve()
         for countdown in self._countdowns:
             resolve(countdown.future)
         for signal in [self._completed, *self._stops.values()]:
@@ -305,13 +286,11 @@ class MemoryStore(LookingStore):
 
     def _settle(self) -> None:
         ledger = self._ledger
-        while self._claimants and len(ledger.ready):
-            claimant = self._claimants.popleft()
-            if not claimant.future.done():
-                claimant.attempts = ledger.claim(
-                    claimant.limit, claimant.worker_id, claimant.claim_id, self._clock()
-                )
-                resolve(claimant.future)
+        while len(ledger.ready) and (claimant := self._line.next()) is not None:
+            claimant.attempts = ledger.claim(
+                claimant.limit, claimant.worker_id, claimant.claim_id, self._clock()
+            )
+            resolve(claimant.future)
         if ledger.finished:
             ledger.finished = False
             self._completed.notify()

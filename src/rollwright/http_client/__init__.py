@@ -1,0 +1,20 @@
+"""HTTP/1.1 requests over kept connections: what every turn of a rollout pays, so as little of it as can be.
+
+No redirects, cookies, proxies or compression: an engine, a store and a search server need none of them.
+"""
+
+from rollwright.http_client.answer import Answer
+from rollwright.http_client.client import HttpClient
+from rollwright.http_client.faults import BrokenAnswer, HttpFault, TimedOut, Unreachable
+from rollwright.http_client.url import HoldsPassword, Url
+
+__all__ = [
+    "Answer",
+    "BrokenAnswer",
+    "HoldsPassword",
+    "HttpClient",
+    "HttpFault",
+    "TimedOut",
+    "Unreachable",
+    "Url",
+]
