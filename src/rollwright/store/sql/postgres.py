@@ -3,7 +3,8 @@
 Calls that write gather while the writers are busy, and the next free writer runs all of them in one transaction.
 Rows are locked as they are read (`FOR UPDATE`, and `SKIP LOCKED` where somebody else's work is not waited for),
 so any number of processes on any number of machines can share the database. Each commit says with `NOTIFY` what
-others may wait for.
+others may wait for. Leases that are over are ended by one transaction at a time: another one that finds them waits
+until that is committed, so a claim never passes over a rollout that is coming back into the queue at that moment.
 
 A broken connection is made anew and the transaction run again, for up to `RETRY_SECONDS`: a restart of the
 server is a pause, not a failure. Nobody can know whether a commit came through whose answer was lost; the
@@ -50,6 +51,9 @@ _CLOSE_SECONDS = 2.0
 
 _MIGRATION_LOCK = 0x726F6C6C
 """Held while the schema is changed; any number will do that other programs are unlikely to use."""
+_EXPIRY_LOCK = 0x6C656173
+"""Held, together with the schema's name, by the transaction that ends leases. It is taken before any row is locked, so
+nobody who waits for it can hold up its holder."""
 
 LOST = (
     OSError,
@@ -195,6 +199,9 @@ class PostgresDriver:
     ) -> tuple[list[Outcome], Changes]:
         async with connection.transaction():
             [(now, lease)] = await connection.fetch(PULSE.postgresql.sql)
+            if lapsed(lease, now):
+                await connection.execute(TAKE_TURN, _EXPIRY_LOCK, self._schema)
+                [(now, lease)] = await connection.fetch(PULSE.postgresql.sql)
             tx = Transaction(now, self.stamps, repeated)
             if lapsed(lease, now):
                 await drive(connection, expire(tx))
@@ -360,4 +367,5 @@ def _without_password(url: str) -> str:
     return f"{head.partition('://')[0]}://…@{tail}" if at else url
 
 
+TAKE_TURN = "SELECT pg_advisory_xact_lock($1, hashtext($2))"
 PULSE = Statement(select(NOW, select(func.min(rollouts.c.lease_expires)).where(HELD).scalar_subquery()))
