@@ -168,7 +168,7 @@ def test_claims_and_the_health_check_search_an_index(tmp_path: Path) -> None:
     assert "USING INDEX rollouts_lease" in plan(looking.FIRST_LEASE)
     assert "USING INDEX rollouts_worker" in plan(reporting.EXTEND_ALL)
     assert "USING INDEX attempts_taken" in plan(looking.UNTOLD)
-    for hot in (queueing.CLAIM, reporting.FIND, reporting.EXTEND_ONE, reporting.EXTEND, changes.RELEASE):
+    for hot in (queueing.CLAIM, reporting.FIND, reporting.ALIVE, reporting.EXTEND, changes.RELEASE):
         assert "TEMP B-TREE" not in plan(hot)
         assert "SCAN rollouts;" not in plan(hot) + ";"
     connection.close()
