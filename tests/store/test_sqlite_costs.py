@@ -10,8 +10,9 @@ from typing import Any
 from rollwright.store.checks import check_request
 from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
 from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting
-from rollwright.store.sql.sqlite import SqliteDriver, drive
+from rollwright.store.sql.sqlite import SqliteDriver
 from rollwright.store.sql.sqlite_file import connect, prepare
+from rollwright.store.sql.sqlite_thread import drive
 from rollwright.store.sql.statements import Operation
 from rollwright.store.sql.transaction import Stamps, Transaction
 

@@ -80,14 +80,15 @@ async def drive(connection: "asyncpg.Connection", operation: Operation[Result]) 
     try:
         statement, values = next(operation)
         while True:
-            sql, arguments, returns_rows = statement.postgresql
+            compiled = statement.postgresql
+            arguments = list(compiled.arguments(values))
             rows: list[Row] = []
-            if len(values) == 1:
-                rows = await connection.fetch(sql, *arguments(values[0]))
-            elif returns_rows:
-                rows = await connection.fetchmany(sql, [arguments(each) for each in values])
+            if len(arguments) == 1:
+                rows = await connection.fetch(compiled.sql, *arguments[0])
+            elif compiled.returns_rows:
+                rows = await connection.fetchmany(compiled.sql, arguments)
             else:
-                await connection.executemany(sql, [arguments(each) for each in values])
+                await connection.executemany(compiled.sql, arguments)
             statement, values = operation.send(rows)
     except StopIteration as stop:
         result: Result = stop.value
@@ -153,12 +154,17 @@ class PostgresDriver:
     # -- running operations -------------------------------------------------------------------------
 
     def write(
-        self, make: Write[Result], *, lasting: bool, orphaned: Callable[[Result], None] | None = None
+        self,
+        make: Write[Result],
+        *,
+        lasting: bool,
+        brief: bool = False,
+        orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
         if self._closing:
             raise StoreError("the store is closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._queues[lasting].put(Job(make, future, lasting, orphaned))
+        self._queues[lasting].put(Job(make, future, lasting, brief, orphaned))
         return future
 
     async def read(self, make: Read[Result]) -> Result:

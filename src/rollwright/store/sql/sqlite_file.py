@@ -21,10 +21,10 @@ _CACHED_STATEMENTS = 256
 """More than the store has, so that none is prepared twice."""
 _CACHE_KIB = 65536
 """Keeps the hot pages of some 100,000 rollouts in memory."""
-_CHECKPOINT_PAGES = 1000
-"""Of the write-ahead log (4 MB) before they are copied into the file: a page that changes with every call is copied
+CHECKPOINT_PAGES = 2000
+"""Of the write-ahead log (8 MB) before they are copied into the file: a page that changes with every call is copied
 once for all of them. Opening the file after a crash reads as much, in milliseconds."""
-LOG_BYTES = 5 * 2**20
+LOG_BYTES = 9 * 2**20
 """Of the log from the beginning: as much as it holds at a checkpoint, and room for the transaction that ends there."""
 _SPILL_PAGES = 10
 """SQLite's smallest cache: what a transaction changes beyond it goes into the log at once."""
@@ -62,7 +62,7 @@ def connect(path: Path, clock: Clock) -> sqlite3.Connection:
     for setting in (
         "journal_mode=WAL",
         "synchronous=FULL",
-        f"wal_autocheckpoint={_CHECKPOINT_PAGES}",
+        f"wal_autocheckpoint={CHECKPOINT_PAGES}",
         f"cache_size=-{_CACHE_KIB}",
         "secure_delete=OFF",  # some builds of SQLite overwrite whatever is deleted, such as each index entry
     ):
