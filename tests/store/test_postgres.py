@@ -32,7 +32,7 @@ async def schema(postgres_url: str, request: pytest.FixtureRequest) -> AsyncIter
     await connection.close()
 
 
-async def opened(url: str, schema: str) -> Store:
+async def opened(url: str, schema: str) -> SqlStore:
     return SqlStore(await PostgresDriver.open(url, schema))
 
 
@@ -111,6 +111,62 @@ async def test_a_lease_of_another_process_is_ended_here(postgres_url: str, schem
     assert again is not None
     assert again.attempt.sequence_id == 2
     await here.close()
+
+
+@contextlib.asynccontextmanager
+async def held_up(url: str, schema: str, lock: str) -> AsyncIterator[asyncpg.Connection]:
+    """Whoever needs the table waits, with all that it has locked, until this is over."""
+    connection = await asyncpg.connect(url, server_settings={"search_path": schema})
+    try:
+        async with connection.transaction():
+            await connection.execute(f"LOCK TABLE {lock} MODE")
+            yield connection
+    finally:
+        await connection.close()
+
+
+async def have_to_wait(connection: asyncpg.Connection, count: int) -> None:
+    """Until so many transactions wait for a lock."""
+    while await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") < count:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_claim_finds_the_rollout_whose_lease_another_transaction_is_ending(
+    postgres_url: str, schema: str
+) -> None:
+    store = await opened(postgres_url, schema)
+    await store.enqueue_rollout(None, rollout_id="ro-1", config=RolloutConfig(unresponsive_seconds=0.2))
+    async with held_up(postgres_url, schema, "attempts IN SHARE") as connection:
+        assert await store.dequeue_rollout("silent") is not None
+        await have_to_wait(connection, 1)  # the watch ends the lease, and cannot finish
+        dequeuing = asyncio.create_task(store.dequeue_rollout("worker-0"))
+        waits = asyncio.create_task(have_to_wait(connection, 2))
+        await asyncio.wait([dequeuing, waits], return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+    again = await asyncio.wait_for(dequeuing, 60)
+    assert again is not None
+    assert again.attempt.sequence_id == 2
+    await store.close()
+
+
+async def test_a_claimant_that_passed_over_a_rollout_while_it_was_changed_is_woken(
+    postgres_url: str, schema: str
+) -> None:
+    store = await opened(postgres_url, schema)
+    await store.enqueue_rollout(None, rollout_id="ro-1")
+    await store.add_resources({}, resources_id="rs-1")
+    async with held_up(postgres_url, schema, "resources IN ACCESS EXCLUSIVE") as connection:
+        changing = asyncio.create_task(store.update_rollout("ro-1", resources_id="rs-1"))
+        await have_to_wait(connection, 1)
+        dequeuing = asyncio.create_task(store.dequeue_rollout("worker-0", timeout=600))
+        while not store._claimants or store._claimants._serving:  # it looks, finds nothing, and waits
+            await asyncio.sleep(0.01)
+    await changing
+    claimed = await asyncio.wait_for(dequeuing, 60)
+    assert claimed is not None
+    assert claimed.resources_id == "rs-1"
+    await store.close()
 
 
 async def test_texts_that_postgresql_cannot_hold_are_refused_or_replaced(

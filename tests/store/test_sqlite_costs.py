@@ -2,16 +2,21 @@
 
 import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rollwright.store.checks import check_request
 from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
-from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting
-from rollwright.store.sql.sqlite import SqliteDriver, drive
-from rollwright.store.sql.sqlite_file import connect, prepare
+from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting, sqlite_writer
+from rollwright.store.sql.sqlite import SqliteDriver
+from rollwright.store.sql.sqlite_file import LOG_BYTES, connect, prepare
+from rollwright.store.sql.sqlite_thread import drive
 from rollwright.store.sql.statements import Operation
 from rollwright.store.sql.transaction import Stamps, Transaction
 
@@ -103,6 +108,63 @@ async def test_callers_together_need_fewer_statements_than_one_after_the_other(t
     assert four < 4 * one
     commits = [each for each in said if each == "COMMIT"]
     assert len(commits) == 1, "they share a transaction, and with it a flush to disk"
+    await store.close()
+
+
+async def test_only_what_must_last_waits_for_the_writer_thread(tmp_path: Path) -> None:
+    """And four rollouts that are played at the same time are flushed to disk twice: enqueued, finished."""
+    said: list[tuple[str, str]] = []
+    here = threading.current_thread().name
+    driver = await SqliteDriver.open(tmp_path / "store.db")
+    store = SqlStore(driver)
+    store._watch.cancel()  # it writes too, whenever the machine gets to it
+    await asyncio.gather(store._watch, return_exceptions=True)
+    driver._writer._next_look = driver._writer._next_lapse = inf  # looking for others takes the thread, too
+    driver._writer._connection.set_trace_callback(
+        lambda statement: said.append((threading.current_thread().name, statement))
+    )
+    await asyncio.gather(*(store.enqueue_rollout(n) for n in range(4)))
+    found = await asyncio.gather(*(store.dequeue_rollout(f"worker-{n}") for n in range(4)))
+    pairs = [(each.rollout_id, each.attempt.attempt_id) for each in found if each]
+    await asyncio.gather(*(store.update_worker(f"worker-{n}", attempts=[pairs[n]]) for n in range(4)))
+    await asyncio.gather(*(store.update_attempt(*pair, status="succeeded") for pair in pairs))
+    assert [thread for thread, statement in said if statement == "BEGIN IMMEDIATE"] == [here] * 4
+    left = [(thread, statement) for thread, statement in said if thread != here]
+    assert left == [("store.db writer", "COMMIT")] * 2
+    await store.close()
+
+
+async def test_a_heartbeat_of_the_same_moment_writes_nothing(tmp_path: Path) -> None:
+    now = 1000.0
+    driver = await SqliteDriver.open(tmp_path / "store.db", lambda: now)
+    connection, store = driver._writer._connection, SqlStore(driver)
+    claimed = await store.start_rollout(None, worker_id="w", config=RolloutConfig(unresponsive_seconds=100))
+    pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+    for later, written in ((0.9, 0), (0.2, 1), (0.9, 0)):
+        now += later
+        await store.query_workers()  # so that no stamp of the worker is due
+        before = connection.total_changes
+        assert await store.update_worker("w", attempts=[pair]) == []
+        assert connection.total_changes - before == written
+    await store.close()
+
+
+async def test_the_log_has_its_length_from_the_beginning_and_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush that makes a file longer costs twice as much."""
+    monkeypatch.setattr(sqlite_writer, "CHECKPOINT_PAGES", 20)
+    store, log = SqlStore(await SqliteDriver.open(tmp_path / "store.db")), tmp_path / "store.db-wal"
+    length = log.stat().st_size
+    assert length >= LOG_BYTES
+    assert log.stat().st_blocks * 512 >= LOG_BYTES, "no holes"
+    for number in range(40):
+        await store.enqueue_rollout(number)
+    connection = connect(tmp_path / "store.db", time.time)
+    [_, frames, _] = connection.execute("PRAGMA wal_checkpoint").fetchone()
+    connection.close()
+    assert frames < 40, "checkpoints start it again from its beginning"
+    assert log.stat().st_size == length
     await store.close()
 
 

@@ -18,6 +18,7 @@ from rollwright.store.transitions import (
     check_attempt_change,
     check_caller_change,
     check_rollout_change,
+    is_news,
     lapsed,
     lapsed_as,
     lease_end,
@@ -121,3 +122,11 @@ def test_a_worker_is_known_by_its_last_sign_of_life() -> None:
     assert worker_status(2, 100.0, 130.0) is WorkerStatus.BUSY
     assert worker_status(2, 100.0, 160.0) is WorkerStatus.UNKNOWN
     assert worker_status(0, None, 0.0) is WorkerStatus.UNKNOWN
+
+
+def test_a_heartbeat_is_written_down_unless_one_was_a_moment_ago() -> None:
+    patient = RolloutConfig(unresponsive_seconds=100.0)
+    assert not is_news(patient, 50.0, 50.0)
+    assert not is_news(patient, 50.0, 50.9)
+    assert is_news(patient, 50.0, 51.0)
+    assert is_news(RolloutConfig(unresponsive_seconds=None), 50.0, 50.0)

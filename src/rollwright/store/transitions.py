@@ -48,6 +48,10 @@ CHANGES_BY_CALLER = frozenset({_R.REQUEUING, _R.FAILED, _R.CANCELLED})
 WORKER_SILENCE_SECONDS = 60.0
 """A worker not heard of for so long is `unknown`; the default lease, so both give up together."""
 
+SAME_MOMENT = 0.01
+"""Of `unresponsive_seconds`: heartbeats this close together may count as one. A worker beats several times in the life
+of a lease, so it never loses one by so little."""
+
 
 def check_rollout_change(rollout_id: str, old: RolloutStatus, new: RolloutStatus) -> None:
     if new not in ROLLOUT_CHANGES[old]:
@@ -103,6 +107,12 @@ def lease_end(config: RolloutConfig, start_time: float, heartbeat_time: float) -
     if config.unresponsive_seconds is not None:
         ends.append(heartbeat_time + config.unresponsive_seconds)
     return min(ends, default=None)
+
+
+def is_news(config: RolloutConfig, last_heartbeat_time: float, now: float) -> bool:
+    """Whether a heartbeat is worth writing down, or the one before it was a moment ago."""
+    silence = config.unresponsive_seconds
+    return silence is None or now - last_heartbeat_time >= silence * SAME_MOMENT
 
 
 def lapsed(lease_expires: float | None, now: float) -> bool:

@@ -43,6 +43,7 @@ class Job(msgspec.Struct, Generic[Result], frozen=True):
     make: Callable[..., Operation[Result]]
     future: "asyncio.Future[Result]"
     lasting: bool = False
+    brief: bool = False
     orphaned: Callable[[Result], None] | None = None
 
 
@@ -85,12 +86,18 @@ class Driver(Protocol):
     """Of its workers, not yet written."""
 
     def write(
-        self, make: Write[Result], *, lasting: bool, orphaned: Callable[[Result], None] | None = None
+        self,
+        make: Write[Result],
+        *,
+        lasting: bool,
+        brief: bool = False,
+        orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
         """Runs the operation in a transaction, alone or with others, and returns when it is committed.
 
         `lasting`: it must survive a power cut, not only the death of every process. What is not, such as a claim
         or a heartbeat, is as if it had never happened if the power fails: the rollout is given out again.
+        `brief`: it touches a handful of rows, so a driver without a server may run it in the event loop itself.
         `orphaned` gets the result if the caller was cancelled while it waited. A transaction first ends the
         attempts whose lease is over, if it is time to look for them.
         """

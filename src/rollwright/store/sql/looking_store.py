@@ -46,11 +46,12 @@ class LookingStore(Store):
         make: Write[Result],
         *,
         lasting: bool = True,
+        brief: bool = False,
         orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
         if self._closed:
             raise StoreError("the store is closed")
-        return self._driver.write(make, lasting=lasting, orphaned=orphaned)
+        return self._driver.write(make, lasting=lasting, brief=brief, orphaned=orphaned)
 
     async def _read(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
         """Never shows an attempt whose lease is over as alive: it is ended first."""

@@ -3,7 +3,8 @@
 Calls that write gather while the writers are busy, and the next free writer runs all of them in one transaction.
 Rows are locked as they are read (`FOR UPDATE`, and `SKIP LOCKED` where somebody else's work is not waited for),
 so any number of processes on any number of machines can share the database. Each commit says with `NOTIFY` what
-others may wait for.
+others may wait for. Leases that are over are ended by one transaction at a time: another one that finds them waits
+until that is committed, so a claim never passes over a rollout that is coming back into the queue at that moment.
 
 A broken connection is made anew and the transaction run again, for up to `RETRY_SECONDS`: a restart of the
 server is a pause, not a failure. Nobody can know whether a commit came through whose answer was lost; the
@@ -50,6 +51,9 @@ _CLOSE_SECONDS = 2.0
 
 _MIGRATION_LOCK = 0x726F6C6C
 """Held while the schema is changed; any number will do that other programs are unlikely to use."""
+_EXPIRY_LOCK = 0x6C656173
+"""Held, together with the schema's name, by the transaction that ends leases. It is taken before any row is locked, so
+nobody who waits for it can hold up its holder."""
 
 LOST = (
     OSError,
@@ -76,14 +80,15 @@ async def drive(connection: "asyncpg.Connection", operation: Operation[Result]) 
     try:
         statement, values = next(operation)
         while True:
-            sql, arguments, returns_rows = statement.postgresql
+            compiled = statement.postgresql
+            arguments = list(compiled.arguments(values))
             rows: list[Row] = []
-            if len(values) == 1:
-                rows = await connection.fetch(sql, *arguments(values[0]))
-            elif returns_rows:
-                rows = await connection.fetchmany(sql, [arguments(each) for each in values])
+            if len(arguments) == 1:
+                rows = await connection.fetch(compiled.sql, *arguments[0])
+            elif compiled.returns_rows:
+                rows = await connection.fetchmany(compiled.sql, arguments)
             else:
-                await connection.executemany(sql, [arguments(each) for each in values])
+                await connection.executemany(compiled.sql, arguments)
             statement, values = operation.send(rows)
     except StopIteration as stop:
         result: Result = stop.value
@@ -149,12 +154,17 @@ class PostgresDriver:
     # -- running operations -------------------------------------------------------------------------
 
     def write(
-        self, make: Write[Result], *, lasting: bool, orphaned: Callable[[Result], None] | None = None
+        self,
+        make: Write[Result],
+        *,
+        lasting: bool,
+        brief: bool = False,
+        orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
         if self._closing:
             raise StoreError("the store is closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._queues[lasting].put(Job(make, future, lasting, orphaned))
+        self._queues[lasting].put(Job(make, future, lasting, brief, orphaned))
         return future
 
     async def read(self, make: Read[Result]) -> Result:
@@ -195,6 +205,9 @@ class PostgresDriver:
     ) -> tuple[list[Outcome], Changes]:
         async with connection.transaction():
             [(now, lease)] = await connection.fetch(PULSE.postgresql.sql)
+            if lapsed(lease, now):
+                await connection.execute(TAKE_TURN, _EXPIRY_LOCK, self._schema)
+                [(now, lease)] = await connection.fetch(PULSE.postgresql.sql)
             tx = Transaction(now, self.stamps, repeated)
             if lapsed(lease, now):
                 await drive(connection, expire(tx))
@@ -360,4 +373,5 @@ def _without_password(url: str) -> str:
     return f"{head.partition('://')[0]}://…@{tail}" if at else url
 
 
+TAKE_TURN = "SELECT pg_advisory_xact_lock($1, hashtext($2))"
 PULSE = Statement(select(NOW, select(func.min(rollouts.c.lease_expires)).where(HELD).scalar_subquery()))

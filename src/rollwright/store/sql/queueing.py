@@ -234,6 +234,8 @@ def update_rollout(
     )
     if status is not None:
         yield from withdraw(tx, before, status, reason or f"set to {status} by a caller")
+    elif before.status in WAITING:
+        tx.changes.waiting = True  # whoever wanted to claim it meanwhile has passed it over
     [row] = yield ROLLOUTS(ids=[rollout_id])
     return RolloutRow(*row).record()
 

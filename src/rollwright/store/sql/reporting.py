@@ -25,7 +25,14 @@ from rollwright.store.sql.schema import (
 )
 from rollwright.store.sql.statements import Operation, Row, Statement, Values, any_of, insert_into
 from rollwright.store.sql.transaction import Transaction
-from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, check_attempt_change, lapsed, lease_end
+from rollwright.store.transitions import (
+    FINAL_ATTEMPT,
+    FINAL_ROLLOUT,
+    check_attempt_change,
+    is_news,
+    lapsed,
+    lease_end,
+)
 
 Pair = tuple[str, str]
 """A rollout and an attempt."""
@@ -77,11 +84,7 @@ def give_back(tx: Transaction, claimed: Sequence[AttemptedRollout], reason: str)
 
 def heartbeats(tx: Transaction, beats: Sequence[Beat]) -> Operation[list[list[Pair]]]:
     """Several callers'; each learns what it does not hold any more."""
-    kept: set[Held] = set()
-    if len(beats) > 1:
-        kept = yield from _extend_each(
-            tx, [(worker, pairs[0]) for worker, _, pairs in beats if _is_one(pairs)]
-        )
+    kept = yield from _extend_each(tx, [(worker, pairs[0]) for worker, _, pairs in beats if _is_one(pairs)])
     lost: list[list[Pair]] = []
     for worker_id, stats, pairs in beats:
         if _is_one(pairs) and (worker_id, pairs[0]) in kept:
@@ -97,21 +100,26 @@ def _is_one(pairs: Sequence[Pair] | None) -> TypeGuard[Sequence[Pair]]:
 
 
 def _extend_each(tx: Transaction, asked: Sequence[Held]) -> Operation[set[Held]]:
-    """One attempt of each worker; returns those that are alive and that worker's."""
+    """One attempt of each worker; returns those that are alive and that worker's. A lease that was extended a moment
+    ago is left as it is, which writes nothing."""
     if not asked:
         return set()
     values = [
         {"worker": worker_id, "now": tx.now, "rollout_id": rollout_id, "attempt_id": attempt_id}
         for worker_id, (rollout_id, attempt_id) in asked
     ]
-    kept: dict[Held, Values] = {}
-    for worker_id, rollout_id, attempt_id, place, start, config in (yield ALIVE.many(values)):
-        lease = lease_end(config_from_bytes(config), start, tx.now)
-        kept[worker_id, (rollout_id, attempt_id)] = {"at_place": place, "now": tx.now, "new_lease": lease}
-        tx.leased(lease)
-    if kept:
-        yield KEEP.many(list(kept.values()))
-    return set(kept)
+    kept: set[Held] = set()
+    extended: list[Values] = []
+    for worker_id, rollout_id, attempt_id, place, start, heard_at, packed in (yield ALIVE.many(values)):
+        kept.add((worker_id, (rollout_id, attempt_id)))
+        config = config_from_bytes(packed)
+        if is_news(config, heard_at, tx.now):
+            lease = lease_end(config, start, tx.now)
+            extended.append({"at_place": place, "now": tx.now, "new_lease": lease})
+            tx.leased(lease)
+    if extended:
+        yield KEEP.many(extended)
+    return kept
 
 
 def heartbeat(
@@ -120,9 +128,6 @@ def heartbeat(
     adopted: list[Row] = []
     if pairs is None:
         rows = yield EXTEND_ALL(worker=worker_id, now=tx.now)
-    elif len(pairs) == 1:
-        [(rollout_id, attempt_id)] = pairs
-        rows = yield EXTEND_ONE(worker=worker_id, now=tx.now, rollout_id=rollout_id, attempt_id=attempt_id)
     else:
         rows = (yield EXTEND(worker=worker_id, now=tx.now, **_by_column(pairs))) if pairs else []
     kept = {(row[0], row[1]) for row in rows}
@@ -285,14 +290,13 @@ _one = [rollouts.c.rollout_id == bindparam("rollout_id"), rollouts.c.attempt_id 
 _many = [any_of(rollouts.c.rollout_id, "ids"), any_of(rollouts.c.attempt_id, "attempts")]
 
 
-def _extend(*conditions: Any, one: bool = False, **also: Any) -> Statement:
+def _extend(*conditions: Any, **also: Any) -> Statement:
     """Extends the leases of attempts that are alive. A row that another transaction has locked is passed over:
     it is being reported on in this moment, and to wait for it while holding others could block both."""
     free = select(rollouts.c.place).where(*_alive, *conditions).with_for_update(skip_locked=True)
-    place = rollouts.c.place
     return Statement(
         update(rollouts)
-        .where(place == free.scalar_subquery() if one else place.in_(select(free.cte("free").c.place)))
+        .where(rollouts.c.place.in_(select(free.cte("free").c.place)))
         .values(last_heartbeat_time=_now, lease_expires=lease_from(rollouts.c.attempt_start, _now), **also)
         .returning(rollouts.c.rollout_id, rollouts.c.attempt_id, rollouts.c.lease_expires)
     )
@@ -305,6 +309,7 @@ ALIVE = Statement(
         rollouts.c.attempt_id,
         rollouts.c.place,
         rollouts.c.attempt_start,
+        rollouts.c.last_heartbeat_time,
         rollouts.c.config,
     )
     .where(*_alive, _own, *_one)
@@ -317,7 +322,6 @@ KEEP = Statement(
 )
 EXTEND_ALL = _extend(_own)
 EXTEND = _extend(_own, *_many)
-EXTEND_ONE = _extend(_own, *_one, one=True)
 ADOPT = _extend(rollouts.c.worker_id.is_(None), *_many, worker_id=_worker)
 """Takes on attempts that were claimed without a worker."""
 HELD_OF = Statement(select(rollouts.c.rollout_id, rollouts.c.attempt_id).where(*_alive, _own, *_many))

@@ -1,5 +1,10 @@
-"""Opening a SQLite file: its tables are made or brought up to date, and its clock is found."""
+"""Opening a SQLite file: its tables are made or brought up to date, its clock is found, its log is laid out.
 
+A flush to disk costs twice as much, and waits for the file system's own journal, where it makes a file longer. So
+the write-ahead log has its full length before the first call, and checkpoints start it again from its beginning.
+"""
+
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +21,13 @@ _CACHED_STATEMENTS = 256
 """More than the store has, so that none is prepared twice."""
 _CACHE_KIB = 65536
 """Keeps the hot pages of some 100,000 rollouts in memory."""
-_CHECKPOINT_PAGES = 4000
-"""Of the write-ahead log (16 MB) before they are copied into the file: a page that changes with every call is copied
+CHECKPOINT_PAGES = 2000
+"""Of the write-ahead log (8 MB) before they are copied into the file: a page that changes with every call is copied
 once for all of them. Opening the file after a crash reads as much, in milliseconds."""
+LOG_BYTES = 9 * 2**20
+"""Of the log from the beginning: as much as it holds at a checkpoint, and room for the transaction that ends there."""
+_SPILL_PAGES = 10
+"""SQLite's smallest cache: what a transaction changes beyond it goes into the log at once."""
 _OLDEST_SQLITE = (3, 35)
 """The first with `RETURNING`."""
 
@@ -33,6 +42,10 @@ def open_file(path: Path, clock: Clock | None) -> tuple[Clock, sqlite3.Connectio
     """The file's clock, unless another one is given, and a connection to write and one to read with."""
     own = prepare(path)
     writer, reader = connect(path, clock or own), connect(path, clock or own)
+    try:
+        lay_out_log(path, writer)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"{path} cannot be opened as a store: {error}") from error
     writer.execute("PRAGMA busy_timeout=0")  # it asks again by itself, at shorter intervals than SQLite does
     return clock or own, writer, reader
 
@@ -49,7 +62,7 @@ def connect(path: Path, clock: Clock) -> sqlite3.Connection:
     for setting in (
         "journal_mode=WAL",
         "synchronous=FULL",
-        f"wal_autocheckpoint={_CHECKPOINT_PAGES}",
+        f"wal_autocheckpoint={CHECKPOINT_PAGES}",
         f"cache_size=-{_CACHE_KIB}",
         "secure_delete=OFF",  # some builds of SQLite overwrite whatever is deleted, such as each index entry
     ):
@@ -75,6 +88,21 @@ def prepare(path: Path) -> Clock:
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be opened as a store: {error}") from error
     return clock
+
+
+def lay_out_log(path: Path, connection: sqlite3.Connection) -> None:
+    """Gives the write-ahead log its full length on disk, with a transaction that is taken back."""
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size >= LOG_BYTES:
+        return
+    connection.execute(f"PRAGMA cache_size={_SPILL_PAGES}")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("CREATE TABLE log_layout (data BLOB)")
+    connection.execute("INSERT INTO log_layout VALUES (zeroblob(?))", [LOG_BYTES])
+    connection.execute("ROLLBACK")
+    connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+    with log.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _version(connection: sqlite3.Connection) -> str | None:

@@ -9,7 +9,7 @@ same operation runs in SQLite's writer thread and on PostgreSQL's asynchronous c
 """
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from operator import itemgetter
@@ -59,27 +59,24 @@ def _any_of_postgresql(element: any_of, compiler: SQLCompiler, **options: Any) -
 
 Values = Mapping[str, Any] | tuple[Any, ...]
 """By name; or in the order of the placeholders, which for `insert_into` is that of the columns."""
-Arguments = Callable[[Values], Sequence[Any]]
+Arguments = Callable[[Mapping[str, Any]], Sequence[Any]]
 
 
 class Compiled(NamedTuple):
     sql: str
-    arguments: Arguments
-    """Puts the values of a call in the order of the placeholders; a missing one is a `KeyError`."""
+    by_name: Arguments
+    """Puts values that came by name in the order of the placeholders; a missing one is a `KeyError`."""
     returns_rows: bool
+
+    def arguments(self, values: Sequence[Values]) -> Iterable[Sequence[Any]]:
+        """For each set of values, those of one call in one and the same form."""
+        return values if values and type(values[0]) is tuple else map(self.by_name, values)  # type: ignore[arg-type, return-value]
 
 
 def _arguments(order: Sequence[str], fixed: Mapping[str, Any]) -> Arguments:
     """`fixed` are the values that are part of the statement."""
     pick = itemgetter(*order) if len(order) > 1 else lambda values: tuple(values[name] for name in order)
-
-    def arguments(values: Values) -> Sequence[Any]:
-        if isinstance(values, tuple):
-            return values
-        found: Sequence[Any] = pick({**fixed, **values}) if fixed else pick(values)
-        return found
-
-    return arguments
+    return (lambda values: pick({**fixed, **values})) if fixed else pick
 
 
 Row = Sequence[Any]

@@ -59,6 +59,9 @@ FAREWELL_SECONDS = 2.0
 _NEWS = 10_000
 """Completions read at once by a waiter; the log is read on if there are more."""
 
+BRIEF_ROWS, BRIEF_BYTES = 8, 65536
+"""A call with no more of both is brief: SQLite takes some microseconds for each row, and as long for each page."""
+
 
 class SqlStore(LookingStore):
     """Takes over the driver; `close` closes it."""
@@ -79,7 +82,8 @@ class SqlStore(LookingStore):
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRequest]) -> list[Rollout]:
         checked = [check_request(request) for request in requests]
         if all(request.rollout_id is None and request.resources_id is None for request in requests):
-            return await self._write(Together(queueing.enqueue_new, checked))
+            brief = len(checked) <= BRIEF_ROWS and sum(len(each.input) for each in checked) <= BRIEF_BYTES
+            return await self._write(Together(queueing.enqueue_new, checked), brief=brief)
         return await self._write(lambda tx: queueing.enqueue(tx, checked))
 
     async def update_rollout(
@@ -123,6 +127,7 @@ class SqlStore(LookingStore):
                 if claim_id is None
                 else lambda tx: queueing.claim(tx, *ask),
                 lasting=False,
+                brief=limit <= BRIEF_ROWS,
                 orphaned=self._abandoned,
             )
         if not claimed and timeout > 0:
@@ -184,6 +189,7 @@ class SqlStore(LookingStore):
                 metadata=metadata,
             ),
             lasting=parsed in FINAL_ATTEMPT,
+            brief=trajectory is None or len(trajectory) <= BRIEF_BYTES,
         )
 
     async def update_worker(
@@ -195,8 +201,12 @@ class SqlStore(LookingStore):
     ) -> list[tuple[str, str]]:
         check_id(worker_id, "worker_id")
         stats = None if heartbeat_stats is None else pack_mapping(heartbeat_stats, "heartbeat_stats")
-        beat = (worker_id, stats, None if attempts is None else list(attempts))
-        return await self._write(Together(reporting.heartbeats, beat), lasting=False)
+        pairs = None if attempts is None else list(attempts)
+        return await self._write(
+            Together(reporting.heartbeats, (worker_id, stats, pairs)),
+            lasting=False,
+            brief=pairs is not None and len(pairs) <= BRIEF_ROWS,
+        )
 
     async def wait_for_cancellations(self, worker_id: str, *, timeout: float) -> list[tuple[str, str]]:
         check_id(worker_id, "worker_id")
@@ -217,7 +227,10 @@ class SqlStore(LookingStore):
         self, rollout_id: str, attempt_id: str, entries: Sequence[bytes], *, append_id: str | None = None
     ) -> None:
         name = append_id or new_id("ap")
-        await self._write(lambda tx: reporting.append_journal(tx, rollout_id, attempt_id, entries, name))
+        await self._write(
+            lambda tx: reporting.append_journal(tx, rollout_id, attempt_id, entries, name),
+            brief=len(entries) <= BRIEF_ROWS and sum(map(len, entries)) <= BRIEF_BYTES,
+        )
 
     async def clear_journal(self, rollout_id: str, attempt_id: str) -> None:
         await self._write(lambda tx: reporting.clear_journal(tx, rollout_id, attempt_id))

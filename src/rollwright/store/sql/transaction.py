@@ -154,10 +154,10 @@ class Transaction:
         if self._events:
             yield INSERT_EVENT.many(self._events)
         if self._completions:
-            [[last]] = yield COUNT(count=len(self._completions))
-            first = last - len(self._completions) + 1
+            count = len(self._completions)
+            yield COUNT(count=count)
             yield INSERT_COMPLETION.many(
-                [(cursor, *row) for cursor, row in enumerate(self._completions, first)]
+                [(count - number, *row) for number, row in enumerate(self._completions, 1)]
             )
         self._events, self._completions = [], []
 
@@ -186,10 +186,12 @@ IDLE_WORKER = Statement(
     .values(last_idle_time=bindparam("now"))
 )
 INSERT_EVENT = Statement(insert_into(events, "sequence"))
-INSERT_COMPLETION = Statement(insert_into(completions))
-COUNT = Statement(
-    update(counters)
-    .where(counters.c.name == constant(COMPLETIONS))
-    .values(value=counters.c.value + bindparam("count"))
-    .returning(counters.c.value)
+_is_last_cursor = counters.c.name == constant(COMPLETIONS)
+COUNT = Statement(update(counters).where(_is_last_cursor).values(value=counters.c.value + bindparam("count")))
+INSERT_COMPLETION = Statement(
+    insert_into(completions).values(
+        cursor=select(counters.c.value).where(_is_last_cursor).scalar_subquery()
+        - bindparam("before_last", type_=completions.c.cursor.type)
+    )
 )
+"""Counts back from the counter's value, so that it need not be asked for."""

@@ -1,0 +1,247 @@
+"""Who writes to a SQLite file: many calls in one transaction, on disk before any of them is answered.
+
+The connection is used by one at a time. All calls of one round of the event loop make a batch: callers that were
+answered together ask together. A brief batch runs where the callers are, in the event loop's own thread, because
+handing it to another thread and back costs more than its statements do. Whatever can take long is left to the writer
+thread: a commit that is flushed to disk (`synchronous=FULL`: what was committed survives a power cut), a checkpoint,
+waiting for another process's lock, ending leases, calls with much to do. While it is busy the next calls gather: the
+busier the store, the more calls share a commit.
+
+Several processes may open the same file. Each transaction begins with the write lock, so they take turns, and
+a process that sees another one writing makes a short pause after each commit: SQLite's lock has no queue, and
+without the pause the process that just released it would get it again.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollwright.store.contract import StoreError, StoreUnavailable
+from rollwright.store.sql.changes import expire
+from rollwright.store.sql.driver import Job, Outcome, run_all
+from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES
+from rollwright.store.sql.sqlite_thread import ConnectionThread, drive
+from rollwright.store.sql.transaction import Changes, Stamps, Transaction
+
+MAX_BATCH = 256
+"""A transaction with so many calls takes no more: enough to hide the cost of a flush, few enough to answer
+within milliseconds."""
+BRIEF_BATCH = 8
+"""Brief calls that run in the event loop at once: they hold it up for less than a millisecond."""
+
+_RETRY_SECONDS = 0.0002
+"""Pause between two tries to get the write lock; shorter than the courtesy pause, so that it falls into it."""
+_COURTESY_SECONDS = 0.0005
+_CONTENTION_SECONDS = 1.0
+"""For how long after it was last seen writing another process is treated as present."""
+_LOOK_SECONDS = 0.01
+"""How often to look whether another process writes, or let a lease run out."""
+
+
+class Done(NamedTuple):
+    """A transaction that is over, and what came of its calls."""
+
+    jobs: Sequence[Job[Any]]
+    outcomes: Sequence[Outcome]
+    changes: Changes
+
+
+class Writer:
+    """Belongs to the event loop it was made in. `deliver` is called there with all that was done."""
+
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        clock: Callable[[], float],
+        stamps: Stamps,
+        deliver: Callable[[Done], None],
+    ) -> None:
+        self._path = path
+        self._connection = connection
+        self._clock = clock
+        self._stamps = stamps
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._thread = ConnectionThread(f"{path.name} writer", connection)
+        self._gathered: list[Job[Any]] = []
+        self._called = False
+        """Whether the event loop is going to call `_begin_batch`."""
+        self._handed_over = False
+        """Whether the thread has the connection."""
+        self._tuned = ""
+        self._next_look = 0.0
+        self._next_lapse = 0.0
+        """When, by the store's clock, to look for leases that are over."""
+        self._seen_version = 0
+        self._contended_until = 0.0
+
+    # -- in the event loop --------------------------------------------------------------------------
+
+    def gather(self, job: Job[Any]) -> None:
+        self._gathered.append(job)
+        self._call_soon()
+
+    def finish(self) -> None:
+        """Leaves what has gathered to the thread; `stop` waits for it."""
+        if self._gathered:
+            self._hand_over(partial(self._run_in_thread, self._gathered))
+            self._gathered = []
+
+    def stop(self) -> None:
+        """In any thread; returns when the jobs that came before `finish` are done."""
+        self._thread.stop()
+
+    def _call_soon(self) -> None:
+        if not self._called and not self._handed_over:
+            self._called = True
+            self._loop.call_soon(self._begin_batch)
+
+    def _begin_batch(self) -> None:
+        self._called = False
+        if self._handed_over or not self._gathered:
+            return
+        batch, self._gathered = self._gathered[:MAX_BATCH], self._gathered[MAX_BATCH:]
+        if self._is_brief(batch):
+            self._run_here(batch)
+        else:
+            self._hand_over(partial(self._run_in_thread, batch))
+
+    def _is_brief(self, batch: Sequence[Job[Any]]) -> bool:
+        return (
+            len(batch) <= BRIEF_BATCH
+            and all(job.brief for job in batch)
+            and self._contended_until < time.monotonic() < self._next_look
+            and self._clock() < self._next_lapse
+        )
+
+    def _run_here(self, batch: Sequence[Job[Any]]) -> None:
+        lasting = any(job.lasting for job in batch)
+        try:
+            self._tune(lasting=lasting, checkpoint=lasting)
+            self._connection.execute("BEGIN IMMEDIATE")
+            done = self._run(batch)
+            if not lasting:
+                self._connection.execute("COMMIT")
+        except Exception:  # noqa: BLE001 - the thread waits for the lock, and finds the call that fails
+            self._roll_back()
+            self._hand_over(partial(self._run_in_thread, batch))
+            return
+        if lasting:
+            self._hand_over(partial(self._commit, done))
+        else:
+            self._end_batch([done])
+
+    def _hand_over(self, work: Callable[[], None]) -> None:
+        self._handed_over = True
+        self._thread.put(work)
+
+    def _taken_back(self, done: Sequence[Done]) -> None:
+        self._handed_over = False
+        self._end_batch(done)
+
+    def _end_batch(self, done: Sequence[Done]) -> None:
+        for each in done:
+            self._deliver(each)
+        if self._gathered:
+            self._call_soon()  # after those who were just answered, so that they take part
+
+    # -- in the writer thread -----------------------------------------------------------------------
+
+    def _commit(self, done: Done) -> None:
+        try:
+            self._connection.execute("COMMIT")
+        except sqlite3.Error:
+            self._roll_back()
+            self._run_in_thread(done.jobs)
+        else:
+            self._answer([done])
+
+    def _run_in_thread(self, batch: Sequence[Job[Any]]) -> None:
+        self._answer(self._transact(batch))
+        if time.monotonic() < self._contended_until:
+            time.sleep(_COURTESY_SECONDS)
+
+    def _transact(self, batch: Sequence[Job[Any]]) -> list[Done]:
+        try:
+            self._tune(lasting=any(job.lasting for job in batch), checkpoint=True)
+            self._wait_for_lock()
+            self._notice_others()
+            done = self._run(batch)
+            self._connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
+            self._roll_back()
+            if len(batch) > 1:  # so that only the call that fails is told
+                return [done for job in batch for done in self._transact([job])]
+            return [Done(batch, [(None, plain(error, self._path))], Changes())]
+        return [done]
+
+    def _wait_for_lock(self) -> None:
+        give_up = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                if time.monotonic() > give_up:
+                    raise StoreUnavailable(
+                        f"{self._path}: another process has held the write lock for {BUSY_SECONDS:g} s"
+                    ) from error
+                time.sleep(_RETRY_SECONDS)
+
+    def _notice_others(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        [version] = self._connection.execute("PRAGMA data_version").fetchone()
+        if version != self._seen_version:
+            self._contended_until = now + _CONTENTION_SECONDS if self._seen_version else 0.0
+            self._seen_version = version
+
+    def _answer(self, done: Sequence[Done]) -> None:
+        if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
+            self._loop.call_soon_threadsafe(self._taken_back, done)
+
+    # -- whoever has the connection -----------------------------------------------------------------
+
+    def _tune(self, *, lasting: bool, checkpoint: bool) -> None:
+        """Whether the next commit is flushed to disk, and whether it may copy the log into the file."""
+        wanted = (
+            f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'};"
+            f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoint else 0}"
+        )
+        if wanted != self._tuned:
+            # As a script, which is compiled each time: some pragmas take effect when they are compiled.
+            self._connection.executescript(wanted)
+            self._tuned = wanted
+
+    def _run(self, batch: Sequence[Job[Any]]) -> Done:
+        """All of the transaction but its beginning and its end."""
+        tx = Transaction(self._clock(), self._stamps)
+        if tx.now >= self._next_lapse:
+            # Leases that this process gave end on time; those of others are looked for now and then.
+            drive(self._connection, expire(tx))
+            self._next_lapse = tx.now + _LOOK_SECONDS
+        outcomes = drive(self._connection, run_all(tx, batch))
+        self._next_lapse = min(self._next_lapse, tx.changes.lease)
+        return Done(batch, outcomes, tx.changes)
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+
+def plain(error: Exception, path: Path) -> Exception:
+    """What the caller is told."""
+    if isinstance(error, UnicodeEncodeError):  # half a character
+        return StoreError(f"a text that cannot be stored: {error}")
+    if isinstance(error, sqlite3.Error):
+        return StoreUnavailable(f"{path}: {error}")
+    return error
