@@ -31,7 +31,7 @@ def tree_view(trajectory: Trajectory, advantages: Sequence[float]) -> Tree:
     head = Text.assemble(
         ("start", "bold"),
         f"  {leaf_count(trajectory)} leaves, {len(trajectory.turns)} turns, {sampled:,} tokens sampled, "
-        f"{saved:,} saved by sharing{share}{_copied(trajectory)}",
+        f"{saved:,} saved by sharing{share}{_copied(trajectory)}{_left_out(trajectory)}",
     )
     drawn = Tree(head, guide_style="dim")
     below = children(trajectory.turns)
@@ -59,6 +59,16 @@ def _copied(trajectory: Trajectory) -> str:
         told += f", {steps:,.0f} steps replayed"
     if other := metrics.get("tree_replay_mismatches"):
         told += f", {other:,.0f} came another way and were not used"
+    return told
+
+
+def _left_out(trajectory: Trajectory) -> str:
+    """Answers that were asked for and are no turn of their own."""
+    told = ""
+    if merged := trajectory.metrics.get("tree_merged"):
+        told += f"; {merged:,.0f} answers the same as another"
+    if refused := trajectory.metrics.get("tree_refused"):
+        told += f"; {refused:,.0f} answers not in the budget"
     return told
 
 
