@@ -74,6 +74,11 @@ def test_a_tree_is_drawn_with_its_values_advantages_and_what_sharing_saved() -> 
     assert drawn(msgspec.structs.replace(tree, turns=tree.turns[:2]))[1].count("→") == 1
     twice = msgspec.structs.replace(tree.turns[1], count=2)
     assert "Left ×2 solved" in drawn(msgspec.structs.replace(tree, turns=[tree.turns[0], twice]))[2]
+    twice = msgspec.structs.replace(tree.turns[2], count=2)
+    assert (
+        "Right ×2 → Down not solved"
+        in drawn(msgspec.structs.replace(tree, turns=[*tree.turns[:2], twice, tree.turns[3]]))[3]
+    )
     assert tokens_saved(tree) == 10
     assert "2 leaves, 4 turns, 40 tokens sampled, 10 saved by sharing (20 %)" in head
     tree.metrics |= {"tree_by_replay": 1.0, "tree_replayed_steps": 3.0}

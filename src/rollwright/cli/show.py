@@ -235,6 +235,7 @@ def _headline(trajectory: Trajectory) -> Text:
 def _turn(turn: Turn) -> RenderableType:
     parts: list[RenderableType] = [Text(turn.text, style="cyan")]
     title = f"turn {turn.id + 1} · {turn.completion_tokens} tokens"
+    title += f" · {turn.count} answers the same" if turn.count > 1 else ""
     if turn.versions:
         first, last = turn.versions[0].version, turn.versions[-1].version
         title += f" · version {first}" + (f"–{last}" if last != first else "")

@@ -77,9 +77,12 @@ def _line(turns: Sequence[Turn], weight: float, value: float, advantage: float, 
     actions = [(turn.outcome.action if turn.outcome else None) or "no action" for turn in turns]
     if len(actions) > MOST_ACTIONS:
         actions = [*actions[: MOST_ACTIONS - 1], f"… {len(actions) - MOST_ACTIONS} …", actions[-1]]
-    text = Text(" → ".join(actions), style="bold" if ends else "")
+    style = "bold" if ends else ""
+    text = Text(actions[0], style=style)
     if first.count > 1:
         text.append(f" ×{first.count}", style="magenta")
+    for action in actions[1:]:
+        text.append(f" → {action}", style=style)
     if ends and last.outcome is not None and last.outcome.success is not None:
         text.append(" solved" if last.outcome.success else " not solved", style="italic")
     text.append(f"  V {value:.3g}", style="cyan")
