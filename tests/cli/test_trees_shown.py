@@ -56,29 +56,30 @@ def drawn(trajectory: Trajectory) -> list[str]:
     return screen.export_text().splitlines()
 
 
+def small_tree() -> Trajectory:
+    turns = [
+        turn(0, None, "Up"),
+        turn(1, 0, "Left", 1.0, ends=True),
+        turn(2, 0, "Right"),
+        turn(3, 2, "Down", ends=True),
+    ]
+    return Trajectory("r", "a", "g", "T", 1, turns=turns)
+
+
+def test_answers_that_came_out_the_same_are_drawn_once_with_their_number_and_were_paid_for() -> None:
+    tree = small_tree()
+    tree.turns[1] = msgspec.structs.replace(tree.turns[1], count=2)
+    tree.turns[2] = msgspec.structs.replace(tree.turns[2], count=3)
+    head, _, left, right = drawn(tree)
+    assert "4 turns, 70 tokens sampled, 10 saved by sharing" in head
+    assert "Left ×2 solved" in left
+    assert "Right ×3 → Down not solved" in right
+
+
 def test_a_tree_is_drawn_with_its_values_advantages_and_what_sharing_saved() -> None:
-    tree = Trajectory(
-        "r",
-        "a",
-        "g",
-        "T",
-        1,
-        turns=[
-            turn(0, None, "Up"),
-            turn(1, 0, "Left", 1.0, ends=True),
-            turn(2, 0, "Right"),
-            turn(3, 2, "Down", ends=True),
-        ],
-    )
+    tree = small_tree()
     head, trunk, left, right = drawn(tree)
     assert drawn(msgspec.structs.replace(tree, turns=tree.turns[:2]))[1].count("→") == 1
-    twice = msgspec.structs.replace(tree.turns[1], count=2)
-    assert "Left ×2 solved" in drawn(msgspec.structs.replace(tree, turns=[tree.turns[0], twice]))[2]
-    twice = msgspec.structs.replace(tree.turns[2], count=2)
-    assert (
-        "Right ×2 → Down not solved"
-        in drawn(msgspec.structs.replace(tree, turns=[*tree.turns[:2], twice, tree.turns[3]]))[3]
-    )
     assert tokens_saved(tree) == 10
     assert "2 leaves, 4 turns, 40 tokens sampled, 10 saved by sharing (20 %)" in head
     tree.metrics |= {"tree_by_replay": 1.0, "tree_replayed_steps": 3.0}

@@ -26,11 +26,11 @@ def tokens_saved(trajectory: Trajectory) -> int:
 
 def tree_view(trajectory: Trajectory, advantages: Sequence[float]) -> Tree:
     """One line for each stretch without a branch: actions, share of the tree, value V and advantage A."""
-    saved, sampled = tokens_saved(trajectory), trajectory.sampled_tokens
-    share = f" ({100 * saved / (saved + sampled):.0f} %)" if saved else ""
+    saved = tokens_saved(trajectory)
+    share = f" ({100 * saved / (saved + trajectory.sampled_tokens):.0f} %)" if saved else ""
     head = Text.assemble(
         ("start", "bold"),
-        f"  {leaf_count(trajectory)} leaves, {len(trajectory.turns)} turns, {sampled:,} tokens sampled, "
+        f"  {leaf_count(trajectory)} leaves, {len(trajectory.turns)} turns, {trajectory.paid_tokens:,} tokens sampled, "
         f"{saved:,} saved by sharing{share}{_copied(trajectory)}{_left_out(trajectory)}",
     )
     drawn = Tree(head, guide_style="dim")
