@@ -30,6 +30,7 @@ from rollwright.policies.rendering import make_renderer
 from rollwright.policies.rendering.tokenizer import load_tokenizer
 from rollwright.run.local import LocalRun
 from rollwright.trajectory import Trajectory
+from vllm_metrics import empty_cache, totals
 from vllm_server import MODEL, VllmServer, fetched_model, vllm_server
 
 CONCURRENCY = 8
@@ -121,23 +122,10 @@ async def ask(
     return list(answer["choices"][0]["token_ids"])
 
 
-async def empty_cache(server: VllmServer) -> None:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{server.url}/reset_prefix_cache") as response,
-    ):
-        response.raise_for_status()
-
-
 async def cache_figures(server: VllmServer) -> tuple[float, float]:
     """Prompt tokens looked up in the prefix cache so far, and found there."""
-    async with aiohttp.ClientSession() as session, session.get(f"{server.url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-
-    def total(name: str) -> float:
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
-
-    return total("vllm:prefix_cache_queries_total"), total("vllm:prefix_cache_hits_total")
+    asked, found = await totals(server, ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"))
+    return asked, found
 
 
 def hit_rate(before: tuple[float, float], after: tuple[float, float]) -> float:

@@ -137,13 +137,13 @@ async def played(arm: Arm, tag: str, skill: float) -> list[list[Trajectory]]:
         while tokens < TOKENS:
             batch = await run.get_batch()
             groups += [group.trajectories for group in batch.groups]
-            tokens += sum(each.sampled_tokens for each in batch.trajectories)
+            tokens += sum(each.paid_tokens for each in batch.trajectories)
     return groups
 
 
 def measured(arm: Arm, tag: str, skill: float, groups: Sequence[Sequence[Trajectory]]) -> Figures:
     every = [each for group in groups for each in group]
-    tokens = sum(each.sampled_tokens for each in every)
+    tokens = sum(each.paid_tokens for each in every)
     ways = [path(each.turns, leaf) for each in every for leaf in leaves(each.turns)]
     turns = sum(len(each.turns) for each in every)
     length = sum(map(len, ways)) / len(ways)

@@ -1,4 +1,5 @@
-"""A real vLLM server on the CPU, in an environment of its own, for the engine tests and `bench/saturation.py`.
+"""A real vLLM server on the CPU, in an environment of its own, for the engine tests, `bench/saturation.py` and
+`bench/tree_prefix_vllm.py`.
 
     python bench/vllm_server.py
 
@@ -44,10 +45,16 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 
+CONTEXT = 2048
+"""Tokens that one sequence can hold."""
+
+SEQUENCES = 16
+"""Computed at the same time, at most."""
+
 _ARGUMENTS = (
     "--dtype=float32",  # bfloat16 ends with an illegal instruction on CPUs without AVX512_BF16
-    "--max-model-len=2048",
-    "--max-num-seqs=16",
+    f"--max-model-len={CONTEXT}",
+    f"--max-num-seqs={SEQUENCES}",
     "--enforce-eager",
     "--distributed-executor-backend=uni",
     "--logprobs-mode=processed_logprobs",
@@ -79,6 +86,8 @@ class VllmServer:
 
     folder: Path
     log: Path
+    arguments: tuple[str, ...] = ()
+    """Beside those that every server here gets."""
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -90,7 +99,7 @@ class VllmServer:
         command = [
             *(str(vllm_python()), "-m", "vllm.entrypoints.openai.api_server"),
             *("--host=127.0.0.1", f"--port={self.port}", f"--model={self.folder}"),
-            *(f"--served-model-name={MODEL}", *_ARGUMENTS),
+            *(f"--served-model-name={MODEL}", *_ARGUMENTS, *self.arguments),
         ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -123,8 +132,8 @@ class VllmServer:
 
 
 @contextmanager
-def vllm_server(folder: Path, log: Path) -> Iterator[VllmServer]:
-    server = VllmServer(folder, log)
+def vllm_server(folder: Path, log: Path, *arguments: str) -> Iterator[VllmServer]:
+    server = VllmServer(folder, log, arguments)
     server.start()
     try:
         server.wait()

@@ -56,6 +56,11 @@ the engine in this process with random weights, with its prefix cache and withou
 the same time still share what they have in common. Through the model went what was not at hand. The processor time is of a
 busy machine."""
 
+TREE_PREFIX_VLLM = """The same on a served engine: SmolLM2 on vLLM (CPU build, float32), one server with its prefix cache and one
+without, groups of eight leaves of four turns and answers of equal length. Engine time is the processor time of the
+server's processes; calls, tokens and hits are its own counters. Each arm begins with an empty cache; arms take turns, and
+the figures are sums over the rounds. Not part of `make bench`, because it installs vLLM."""
+
 MOST_GROWTH = 1.3
 """What still counts as flat, from the smallest size to the largest."""
 
@@ -300,6 +305,41 @@ def _tree_prefix(figures: Figures) -> list[str]:
     return [table(heads, rows)]
 
 
+def _tree_prefix_vllm(figures: Figures) -> list[str]:
+    rows = [
+        (
+            each["shape"],
+            "on" if each["cache"] else "off",
+            f"{each['leaves']}",
+            f"{each['calls']}",
+            f"{each['prompt_tokens']:,}",
+            f"{each['cached_tokens']:,}",
+            f"{each['sampled_tokens']:,}",
+            f"{each['cpu_seconds']:.1f}",
+            f"{each['cpu_per_leaf']:.2f}",
+        )
+        for each in figures["arms"]
+    ]
+    heads = (
+        "shape",
+        "prefix cache",
+        "leaves",
+        "calls",
+        "tokens of prompts",
+        "found in the cache",
+        "sampled tokens",
+        "engine CPU s",
+        "for each leaf",
+    )
+    saved, shared = figures["cached_to_uncached"], figures["tree_to_chain"]
+    return [
+        table(heads, rows),
+        "",
+        f"The cache takes the engine time of a leaf to {saved['chain']:.2f}× for chains and to {saved['tree']:.2f}× for "
+        f"trees. With it a tree's leaf takes {shared['cache']:.2f}× a chain's, without it {shared['no_cache']:.2f}×.",
+    ]
+
+
 REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "overhead": (OVERHEAD, _overhead),
     "no_barrier": (NO_BARRIER, _no_barrier),
@@ -311,5 +351,6 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "rendering": (RENDERING, _rendering),
     "tree": (TREE, _tree),
     "tree_prefix": (TREE_PREFIX, _tree_prefix),
+    "tree_prefix_vllm": (TREE_PREFIX_VLLM, _tree_prefix_vllm),
     "startup": (STARTUP, _startup),
 }

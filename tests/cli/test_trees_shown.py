@@ -56,28 +56,37 @@ def drawn(trajectory: Trajectory) -> list[str]:
     return screen.export_text().splitlines()
 
 
+def small_tree() -> Trajectory:
+    turns = [
+        turn(0, None, "Up"),
+        turn(1, 0, "Left", 1.0, ends=True),
+        turn(2, 0, "Right"),
+        turn(3, 2, "Down", ends=True),
+    ]
+    return Trajectory("r", "a", "g", "T", 1, turns=turns)
+
+
+def test_answers_that_came_out_the_same_are_drawn_once_with_their_number_and_were_paid_for() -> None:
+    tree = small_tree()
+    tree.turns[1] = msgspec.structs.replace(tree.turns[1], count=2)
+    tree.turns[2] = msgspec.structs.replace(tree.turns[2], count=3)
+    head, _, left, right = drawn(tree)
+    assert "4 turns, 70 tokens sampled, 10 saved by sharing" in head
+    assert "Left ×2 solved" in left
+    assert "Right ×3 → Down not solved" in right
+
+
 def test_a_tree_is_drawn_with_its_values_advantages_and_what_sharing_saved() -> None:
-    tree = Trajectory(
-        "r",
-        "a",
-        "g",
-        "T",
-        1,
-        turns=[
-            turn(0, None, "Up"),
-            turn(1, 0, "Left", 1.0, ends=True),
-            turn(2, 0, "Right"),
-            turn(3, 2, "Down", ends=True),
-        ],
-    )
+    tree = small_tree()
     head, trunk, left, right = drawn(tree)
     assert drawn(msgspec.structs.replace(tree, turns=tree.turns[:2]))[1].count("→") == 1
-    twice = msgspec.structs.replace(tree.turns[1], count=2)
-    assert "Left ×2 solved" in drawn(msgspec.structs.replace(tree, turns=[tree.turns[0], twice]))[2]
     assert tokens_saved(tree) == 10
     assert "2 leaves, 4 turns, 40 tokens sampled, 10 saved by sharing (20 %)" in head
     tree.metrics |= {"tree_by_replay": 1.0, "tree_replayed_steps": 3.0}
     assert "; environments copied by replay, 3 steps replayed" in " ".join(" ".join(drawn(tree)[:2]).split())
+    tree.metrics |= {"tree_merged": 2.0, "tree_refused": 5.0}
+    told = " ".join(" ".join(drawn(tree)[:3]).split())
+    assert "; 2 answers the same as another; 5 answers not in the budget" in told
     assert "Up  V 0.5  A +0" in trunk
     assert "Left solved  V 1  A +1  weight 0.5, 10 tokens" in left
     assert "Right → Down not solved  V 0  A -1  weight 0.5, 20 tokens" in right
@@ -93,6 +102,26 @@ def test_show_draws_every_leaf_of_a_recorded_tree(run: Path) -> None:
     assert f"V {turn_values(tree)[0]:.3g}" in shown
     assert "turn 1 ·" not in shown
     assert "turn 1 ·" in command("show", run, tree.rollout_id, "--turns")
+
+
+def test_the_summary_says_what_trees_saved_and_what_was_left_out(tmp_path: Path) -> None:
+    (tmp_path / "lake.yaml").write_text(CONFIG, encoding="utf-8")
+    budget = ("strategy.budget=3", "strategy.fork=replay")
+    told = command("run", tmp_path / "lake.yaml", *budget, "--runs", tmp_path, "--no-live")
+    reader = RunReader(tmp_path / "lake")
+    played = [each for each in reader.trajectories() if ".train-" in each.rollout_id]
+    summary = reader.summary()
+    assert summary is not None
+    assert summary["trees"]["leaves"] == sum(len(leaves(each.turns)) for each in played)
+    assert summary["trees"]["tokens_saved"] == sum(tokens_saved(each) for each in played)
+    for name, words in (
+        ("leaves", "leaves of trees"),
+        ("tokens_saved", "sampled tokens saved by sharing"),
+        ("refused", "answers not in the budget"),
+        ("replayed_steps", "steps replayed"),
+    ):
+        line = next(line for line in told.splitlines() if words in line)
+        assert f" {summary['trees'][name]:,} " in line
 
 
 def test_a_picture_has_the_figures_of_the_run(run: Path) -> None:
@@ -122,7 +151,9 @@ def test_plot_writes_pictures_into_the_run_folder(run: Path, kind: str, begins: 
 def test_a_run_of_chains_has_no_picture_of_trees(tmp_path: Path) -> None:
     (tmp_path / "lake.yaml").write_text(CONFIG, encoding="utf-8")
     command("run", tmp_path / "lake.yaml", "strategy.kind=chain", "--runs", tmp_path, "--no-live")
-    picture = picture_of(RunReader(tmp_path / "lake"))
+    reader = RunReader(tmp_path / "lake")
+    assert (reader.summary() or {})["trees"] == {}
+    picture = picture_of(reader)
     assert not picture.leaves
     assert "trees" not in {file.stem for file in draw(picture, tmp_path / "plots", "svg")}
 

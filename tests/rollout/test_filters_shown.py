@@ -82,6 +82,35 @@ def test_an_example_says_what_followed_from_it(run: Path, summary: dict[str, Any
         assert words in " ".join(opened.replace("│", " ").split()), opened  # lines of a tree are wrapped
 
 
+TWINS = """
+name: twins
+policy: {kind: simulated, skill: 1.0, tokens_per_second: 100000, spread: 0.0}
+train_env_manager:
+  num_env_groups: 2
+  group_size: 12
+  tags: [FrozenLake]
+  filters: [{kind: duplicate, action: mask}, {kind: accuracy_band, high: 0.5, action: count}]
+"""
+"""Perfect play, with answers of one length: who takes the same way as another is its duplicate."""
+
+
+def test_a_member_that_was_caught_beside_the_others_says_so(tmp_path: Path) -> None:
+    (tmp_path / "twins.yaml").write_text(TWINS, encoding="utf-8")
+    rollwright("run", tmp_path / "twins.yaml", "--runs", tmp_path, "--no-live")
+    run = tmp_path / "twins"
+    caught = json.loads((run / "summary.json").read_text(encoding="utf-8"))["filters"]
+    for group in (each for row in RunReader(run).metrics() for each in row["groups"]):
+        first = rollwright("show", run, f"{group}-m0")
+        assert "caught by filter accuracy_band, beside the others of its group" in first
+        assert "duplicate" not in first  # the earliest of them is none, whoever ended first
+        assert "for example" in rollwright("show", run, group)
+    example = caught["duplicate"]["example"]
+    opened = rollwright("show", run, example)
+    assert "caught by filter duplicate, beside the others of its group" in opened
+    assert "out of the loss: duplicate" in opened
+    assert f"for example {example}" in rollwright("show", run, example.rpartition("-")[0])
+
+
 def recounted(run: Path) -> dict[str, int]:
     """What the run's filters catch among the trajectories that it left."""
     reader = RunReader(run)

@@ -1,5 +1,7 @@
 """The book of groups: every opened rollout is in exactly one place, and only whole groups are handed out."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -147,6 +149,22 @@ def test_a_filtered_group_leaves_with_its_reason_and_its_runners_are_cancelled()
     kept = opened(groups.open_group())
     finish_all(groups, kept[:2], reward=1.0)
     finish_all(groups, kept[2:4], reward=0.0)
+    assert groups.ready == 4
+
+
+def too_easy(group: Sequence[Trajectory]) -> str | None:
+    return "nobody failed" if all(each.reward > 0 for each in group) else None
+
+
+def test_the_reason_that_a_users_own_filter_gives_is_the_reason_that_is_counted() -> None:
+    own = f"{__name__}:too_easy"
+    groups = book(filters=(group_filter(own),))
+    easy = opened(groups.open_group())
+    finish_all(groups, easy, reward=1.0)
+    assert groups.ledger.reasons == {f"filtered: {own}: nobody failed": 4}
+    caught = groups.ledger.catches.by_filter[own]
+    assert (caught.count, caught.example) == (1, easy[0].rpartition("-")[0])
+    finish_all(groups, opened(groups.open_group()), reward=0.0)
     assert groups.ready == 4
 
 

@@ -11,6 +11,8 @@ import pytest
 from rollwright.config import build
 from rollwright.envs import registry
 from rollwright.envs.base import Env, Reset, Step
+from rollwright.envs.frozen_lake import FrozenLake
+from rollwright.errors import ConfigError
 from rollwright.policies.base import Policy
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.players import SkilledPlayer
@@ -142,6 +144,23 @@ def test_an_environment_that_does_not_replay_is_noticed_and_not_branched_there()
     assert tree.metrics["tree_replay_mismatches"] > 0
     inner = [turn for turn in tree.turns if turn.after is not None]
     assert len({turn.after for turn in inner}) == len(inner)
+
+
+class Unforkable(FrozenLake):
+    fork = None  # type: ignore[assignment]
+
+
+def test_a_fork_that_an_environment_cannot_make_is_refused_before_anything_is_played() -> None:
+    manager = {"num_env_groups": 1, "tags": ["Lake"]}
+    content = {"custom_envs": {"Lake": {"env_type": f"{__name__}:Unforkable"}}}
+    by_fork = {**content, "strategy": {"kind": "tree", "fork": "fork"}}
+    says = "strategy.fork: `Lake` cannot copy itself; accepted for it: auto, replay, root"
+    with pytest.raises(ConfigError, match=says):
+        SettingsTable(build({**by_fork, "train_env_manager": manager}))
+    SettingsTable(build({**by_fork, "val_env_manager": manager}))  # validation plays chains
+    for other in ("auto", "replay", "root"):
+        strategy = {"kind": "tree", "fork": other}
+        SettingsTable(build({**content, "strategy": strategy, "train_env_manager": manager}))
 
 
 def test_the_answers_to_one_question_are_asked_for_at_the_same_time() -> None:

@@ -1,5 +1,6 @@
 """Kill any process of a run at any time: it finishes, or goes on, and nothing is lost, doubled or paid for twice."""
 
+import asyncio
 import os
 import signal
 import time
@@ -11,7 +12,7 @@ import pytest
 from rollwright.draws import generator
 from rollwright.policies.server_process import RunningServer, simulated_server
 from rollwright.run.folder import RunReader
-from rollwright.trajectory import Trajectory
+from rollwright.trajectory import Trajectory, check, leaves, turn_weights
 
 LATENCY = 0.08
 """Seconds of a generation: slow enough to be killed in the middle, fast enough for a test."""
@@ -94,6 +95,45 @@ def test_a_run_that_is_killed_again_and_again_still_ends_with_everything_once(
     trajectories, story = crash_lab.check_whole()
     requests = crash_lab.requests(engine.stats_url)
     assert turns(trajectories) <= requests <= turns(trajectories) + story.lost_attempts
+
+
+SLOW = 1.0
+"""Seconds of a generation: trees of five turns are half grown for long enough to be killed then, by a slow machine too."""
+
+
+async def test_trees_that_are_killed_half_grown_grow_on_and_no_recorded_answer_is_generated_again(
+    crash_lab: Any,
+) -> None:
+    manager = {"num_env_groups": 2, "group_size": 2, "tags": ["SimpleSokoban"]}
+    async with simulated_server(latency=SLOW, latency_sigma=0.0) as engine:
+        crash_lab.config(
+            policy={"kind": "openai", "base_url": engine.base_url, "model": "simulated"},
+            strategy={"kind": "tree", "width": 2, "depth": 2},
+            custom_envs={"SimpleSokoban": {"max_steps": 5}},
+            train_env_manager=manager,
+            max_steps=1,
+        )
+        await asyncio.to_thread(killed_and_resumed, crash_lab, engine)
+
+
+def killed_and_resumed(crash_lab: Any, engine: RunningServer) -> None:
+    run = crash_lab.start("run", "crash.yaml")
+    wait_for_requests(crash_lab, engine, 12)  # four trees: eight first answers, and some of the next level
+    run.kill()
+    run.wait()
+    paid = crash_lab.settled_requests(engine.stats_url, quiet_seconds=SLOW)
+    story = crash_lab.story()
+    assert not story.completions, "it was over before it could be killed"
+    assert story.recorded_turns > 0
+    crash_lab.do("resume", "runs/crash")
+    trees = list(RunReader(crash_lab.run_folder).trajectories())
+    answers = sum(turn.count for tree in trees for turn in tree.turns)
+    assert crash_lab.requests(engine.stats_url) - paid == answers - story.recorded_turns
+    assert len(trees) == 4
+    for tree in trees:
+        weights = turn_weights(check(tree).turns)
+        assert sum(weights[leaf] for leaf in leaves(tree.turns)) == pytest.approx(1)
+    assert any(len(leaves(tree.turns)) > 1 for tree in trees)
 
 
 def test_a_run_that_was_interrupted_ends_with_the_results_of_one_that_was_not(crash_lab: Any) -> None:

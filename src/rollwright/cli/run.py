@@ -18,6 +18,7 @@ from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.tables import capability_line, ledger_table, result_table
 from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
+from rollwright.observe.trees import TreeSums
 from rollwright.observe.views import ViewSizes
 from rollwright.rollout.filters import Catches
 from rollwright.run.baselines import baseline
@@ -217,7 +218,7 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, rec
 
 async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str, Any]:
     """What a run came to: results by mode and tag with chance and perfect play, and where every rollout went."""
-    statistics, views = RunStatistics(), ViewSizes()
+    statistics, views, trees = RunStatistics(), ViewSizes(), TreeSums()
     batches = RunReader(folder.path).metrics()
     modes = {group: row["mode"] for row in batches for group in row["groups"]}
     for trajectory in folder.trajectories():
@@ -226,6 +227,7 @@ async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[s
             statistics.add(mode, [trajectory])
         if mode == "train":
             views.add(trajectory)
+            trees.add(trajectory)
     baselines = {
         (mode, tag): await baseline(tag, list(played.levels), run.config.seed, run.settings)
         for (mode, tag), played in statistics.tags.items()
@@ -248,6 +250,7 @@ async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[s
         "reasons": reasons,
         "filters": {name: asdict(catch) for name, catch in catches.by_filter.items()},
         "views": views.row(),
+        "trees": trees.row(),
         "activity": activity_row(run.activity),
         "engine": None if run.capabilities is None else msgspec.to_builtins(run.capabilities),
     }

@@ -5,7 +5,7 @@ The log of a run holds play as it was; what filters made of it is worked out aga
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -17,7 +17,15 @@ from rollwright.cli.console import console
 from rollwright.cli.tables import ledger_table, result_table
 from rollwright.cli.tree_view import leaf_count, tree_view
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.rollout.filters import Catches, Filter, build_filters, judge, judge_group
+from rollwright.rollout.filters import (
+    Catches,
+    Filter,
+    GroupTest,
+    MemberTest,
+    build_filters,
+    judge,
+    judge_group,
+)
 from rollwright.run.folder import RunReader
 from rollwright.run.training_assembly import make_training_advantage
 from rollwright.training.advantages import Tree as TreeCredit
@@ -99,50 +107,90 @@ def _filters(reader: RunReader, trajectory: Trajectory, screen: Console) -> tupl
         return ()
 
 
-def _caught(filters: Sequence[Filter], group: Sequence[Trajectory]) -> RenderableType:
+class _InGroup(NamedTuple):
+    """What the filters left of a group."""
+
+    judged: list[Trajectory]
+    """Its members without those that were replaced, as the filters of turns and trajectories left them."""
+    members: list[Trajectory]
+    """The same, as all filters left them."""
+    catches: Catches
+    replaced: dict[str, str]
+    """By rollout: the filter."""
+    dropped: str | None
+    """The filter that leaves the whole group out."""
+
+
+def _judged(filters: Sequence[Filter], group: Sequence[Trajectory]) -> _InGroup:
+    """In the order of its members, as it was judged while the run played; the log has them as they ended."""
     catches = Catches()
-    judged = [judge(filters, each, catches) for each in group]
+    in_order = sorted(group, key=lambda each: (len(each.rollout_id), each.rollout_id))  # m2 before m10
+    judged = [judge(filters, each, catches) for each in in_order]
+    replaced = {each.trajectory.rollout_id: each.dropped for each in judged if each.dropped is not None}
     kept = [each.trajectory for each in judged if each.dropped is None]
-    _, dropped = judge_group(filters, kept, catches)
+    members, dropped = judge_group(filters, kept, catches)
+    return _InGroup(kept, members, catches, replaced, dropped)
+
+
+def _caught(filters: Sequence[Filter], group: Sequence[Trajectory]) -> RenderableType:
+    in_group = _judged(filters, group)
     lines = [
-        f"{each.trajectory.rollout_id}: replaced, because of filter {each.dropped}"
-        for each in judged
-        if each.dropped
+        f"{rollout}: replaced, because of filter {caught_by}"
+        for rollout, caught_by in in_group.replaced.items()
     ]
     lines += [
         f"filter {name}: {catch.count}, for example {catch.example}"
-        for name, catch in catches.by_filter.items()
+        for name, catch in in_group.catches.by_filter.items()
     ]
-    if dropped is not None:
-        lines.append(f"the whole group is left out, because of filter {dropped}")
+    if in_group.dropped is not None:
+        lines.append(_left_out(in_group.dropped))
     return Text("\n".join(lines), style="yellow")
+
+
+def _left_out(dropped: str) -> str:
+    return f"the whole group is left out, because of filter {dropped}"
 
 
 def _trajectory(
     reader: RunReader, trajectory: Trajectory, screen: Console, *, prompts: bool, turns: bool
 ) -> None:
     filters = _filters(reader, trajectory, screen)
+    group = _judged(filters, [each for each in reader.trajectories() if each.group_id == trajectory.group_id])
     catches = Catches()
-    judged, dropped = judge(filters, trajectory, catches)
+    alone = judge(filters, trajectory, catches).trajectory
+    left = next((each for each in group.members if each.rollout_id == trajectory.rollout_id), alone)
     is_tree = leaf_count(trajectory) > 1
-    screen.print(render(judged, prompts=prompts, turns=turns or not is_tree))
+    screen.print(render(left, prompts=prompts, turns=turns or not is_tree))
     if is_tree:
-        name, advantages = _advantages(reader, filters, judged)
-        screen.print(tree_view(judged, advantages))
-        screen.print(f"advantages: {name}, among the rollouts of {judged.group_id}", highlight=False)
+        name, advantages = _advantages(reader, left, group.members)
+        screen.print(tree_view(left, advantages))
+        screen.print(f"advantages: {name}, among the rollouts of {left.group_id}", highlight=False)
     for caught, catch in catches.by_filter.items():
-        screen.print(f"[yellow]caught by filter {caught}[/], {catch.count} times", highlight=False)
-    if dropped is not None:
-        screen.print(f"[yellow]replaced by another rollout, because of filter {dropped}[/]", highlight=False)
+        times = "once" if catch.count == 1 else f"{catch.count} times"
+        screen.print(f"[yellow]caught by filter {caught}[/], {times}", highlight=False)
+    for caught in _caught_beside(filters, group.judged, trajectory.rollout_id):
+        screen.print(f"[yellow]caught by filter {caught}[/], beside the others of its group", highlight=False)
+    if (replaced := group.replaced.get(trajectory.rollout_id)) is not None:
+        screen.print(f"[yellow]replaced by another rollout, because of filter {replaced}[/]", highlight=False)
+    if group.dropped is not None:
+        screen.print(f"[yellow]{_left_out(group.dropped)}[/]", highlight=False)
+
+
+def _caught_beside(filters: Sequence[Filter], members: Sequence[Trajectory], rollout_id: str) -> list[str]:
+    """The filters that caught this member among the others, or all of them together."""
+    places = [place for place, each in enumerate(members) if each.rollout_id == rollout_id]
+    return [
+        each.name
+        for each in filters
+        if (isinstance(each.test, MemberTest) and set(places) & set(each.test.caught_members(members)))
+        or (isinstance(each.test, GroupTest) and places and each.test.catches_group(members))
+    ]
 
 
 def _advantages(
-    reader: RunReader, filters: Sequence[Filter], trajectory: Trajectory
+    reader: RunReader, trajectory: Trajectory, members: Sequence[Trajectory]
 ) -> tuple[str, list[float]]:
     """As the run's training works them out, or by `tree` where it does not train; and the name of that."""
-    group = [each for each in reader.trajectories() if each.group_id == trajectory.group_id]
-    judged = [judge(filters, each, Catches()) for each in group]
-    members, _ = judge_group(filters, [each.trajectory for each in judged if not each.dropped], Catches())
     others = [each for each in members if each.rollout_id != trajectory.rollout_id]
     training = reader.config.training
     name, advantage = (
@@ -187,6 +235,7 @@ def _headline(trajectory: Trajectory) -> Text:
 def _turn(turn: Turn) -> RenderableType:
     parts: list[RenderableType] = [Text(turn.text, style="cyan")]
     title = f"turn {turn.id + 1} · {turn.completion_tokens} tokens"
+    title += f" · {turn.count} answers the same" if turn.count > 1 else ""
     if turn.versions:
         first, last = turn.versions[0].version, turn.versions[-1].version
         title += f" · version {first}" + (f"–{last}" if last != first else "")

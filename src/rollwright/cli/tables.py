@@ -65,12 +65,32 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
             table.add_row(
                 f"rows as {view}: rows, tokens, longest row", f"{rows:,} · {tokens:,} · {longest:,}"
             )
+    _add_trees(table, summary.get("trees", {}))
     seconds = max(summary["seconds"], 1e-9)
     table.add_section()
     table.add_row("seconds since it was resumed" if summary.get("resumed") else "seconds", f"{seconds:.1f}")
     table.add_row("turns", f"{activity['turns']:,} ({activity['turns'] / seconds:,.0f}/s)")
     table.add_row("sampled tokens", f"{activity['tokens']:,} ({activity['tokens'] / seconds:,.0f}/s)")
     return table
+
+
+TREE_FIGURES = {
+    "leaves": "leaves of trees",
+    "tokens_saved": "  sampled tokens saved by sharing",
+    "merged": "  answers the same as another",
+    "refused": "  answers not in the budget",
+    "replayed_steps": "  steps replayed for copies of environments",
+    "replay_mismatches": "  copies that came another way and were not used",
+}
+"""In this order; what a run has none of is left out."""
+
+
+def _add_trees(table: Table, trees: Mapping[str, int]) -> None:
+    if trees:
+        table.add_section()
+    for name, words in TREE_FIGURES.items():
+        if count := trees.get(name):
+            table.add_row(words, f"{count:,}", style="dim" if words.startswith(" ") else None)
 
 
 def percent(share: float | None) -> str:

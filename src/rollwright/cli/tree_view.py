@@ -26,12 +26,12 @@ def tokens_saved(trajectory: Trajectory) -> int:
 
 def tree_view(trajectory: Trajectory, advantages: Sequence[float]) -> Tree:
     """One line for each stretch without a branch: actions, share of the tree, value V and advantage A."""
-    saved, sampled = tokens_saved(trajectory), trajectory.sampled_tokens
-    share = f" ({100 * saved / (saved + sampled):.0f} %)" if saved else ""
+    saved = tokens_saved(trajectory)
+    share = f" ({100 * saved / (saved + trajectory.sampled_tokens):.0f} %)" if saved else ""
     head = Text.assemble(
         ("start", "bold"),
-        f"  {leaf_count(trajectory)} leaves, {len(trajectory.turns)} turns, {sampled:,} tokens sampled, "
-        f"{saved:,} saved by sharing{share}{_copied(trajectory)}",
+        f"  {leaf_count(trajectory)} leaves, {len(trajectory.turns)} turns, {trajectory.paid_tokens:,} tokens sampled, "
+        f"{saved:,} saved by sharing{share}{_copied(trajectory)}{_left_out(trajectory)}",
     )
     drawn = Tree(head, guide_style="dim")
     below = children(trajectory.turns)
@@ -62,14 +62,27 @@ def _copied(trajectory: Trajectory) -> str:
     return told
 
 
+def _left_out(trajectory: Trajectory) -> str:
+    """Answers that were asked for and are no turn of their own."""
+    told = ""
+    if merged := trajectory.metrics.get("tree_merged"):
+        told += f"; {merged:,.0f} answers the same as another"
+    if refused := trajectory.metrics.get("tree_refused"):
+        told += f"; {refused:,.0f} answers not in the budget"
+    return told
+
+
 def _line(turns: Sequence[Turn], weight: float, value: float, advantage: float, *, ends: bool) -> Text:
     first, last = turns[0], turns[-1]
     actions = [(turn.outcome.action if turn.outcome else None) or "no action" for turn in turns]
     if len(actions) > MOST_ACTIONS:
         actions = [*actions[: MOST_ACTIONS - 1], f"… {len(actions) - MOST_ACTIONS} …", actions[-1]]
-    text = Text(" → ".join(actions), style="bold" if ends else "")
+    style = "bold" if ends else ""
+    text = Text(actions[0], style=style)
     if first.count > 1:
         text.append(f" ×{first.count}", style="magenta")
+    for action in actions[1:]:
+        text.append(f" → {action}", style=style)
     if ends and last.outcome is not None and last.outcome.success is not None:
         text.append(" solved" if last.outcome.success else " not solved", style="italic")
     text.append(f"  V {value:.3g}", style="cyan")

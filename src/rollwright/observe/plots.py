@@ -76,7 +76,7 @@ def _add_paths(picture: RunPicture, steps: Mapping[str, int], played: Sequence[T
             depth for depth, _ in {(place, turn.id) for way in ways for place, turn in enumerate(way)}
         )
         total = totals.setdefault(steps[trajectory.group_id], [0, 0, 0])
-        for place, value in enumerate((len(ways), trajectory.sampled_tokens, sum(tokens))):
+        for place, value in enumerate((len(ways), trajectory.paid_tokens, sum(tokens))):
             total[place] += value
     for step, (ends, sampled, along) in sorted(totals.items()):
         if ends:

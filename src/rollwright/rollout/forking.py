@@ -70,10 +70,12 @@ class EnvCopies:
             step = await bounded(env.step(turn.text), self._timeout, Boundary.ENVIRONMENT, turn.id)
             self.replayed_steps += 1
             outcome = turn.outcome
-            same = outcome is not None and (step.observation, float(step.reward), bool(step.terminated)) == (
+            came = (step.observation, float(step.reward), bool(step.terminated), bool(step.truncated))
+            same = outcome is not None and came == (
                 outcome.observation,
                 outcome.reward,
                 outcome.terminated,
+                outcome.truncated,
             )
         if same:
             return env

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -20,7 +21,7 @@ from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits, 
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.function import AgentFunction
 from rollwright.run.orchestras import build_teams
-from rollwright.run.strategies import build_strategy
+from rollwright.run.strategies import build_strategy, check_strategy
 from rollwright.run.tools import ToolShelf
 
 
@@ -33,6 +34,8 @@ class SettingsTable:
         teams = build_teams(config, self._tools)
         for tag in config.tags:
             train = _settings(config, tag)
+            if config.train_env_manager is not None and tag in config.train_env_manager.tags:
+                check_strategy(config.strategy, tag, partial(make_env, train))
             single: Strategy = CHAIN
             if (team := teams.get(tag)) is not None:
                 train, single = replace(train, strategy=team), team.greedy()

@@ -1,5 +1,7 @@
 """From a strategy's configuration to the strategy."""
 
+from collections.abc import Callable
+
 from rollwright.config.strategy import (
     BranchConfig,
     FixedBranchConfig,
@@ -9,6 +11,8 @@ from rollwright.config.strategy import (
     TreeStrategyConfig,
     UncertaintyBranchConfig,
 )
+from rollwright.envs.base import Env, can_fork
+from rollwright.errors import ConfigError
 from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
 from rollwright.rollout.budget import BudgetUnit
 from rollwright.rollout.episode import CHAIN, Strategy
@@ -25,6 +29,12 @@ def build_strategy(config: StrategyConfig) -> Strategy:
         BudgetUnit(config.unit),
         None if config.fork == "auto" else ForkMode(config.fork),
     )
+
+
+def check_strategy(config: StrategyConfig, tag: str, make_env: Callable[[], Env]) -> None:
+    """Whether training episodes of `tag` can be played so."""
+    if isinstance(config, TreeStrategyConfig) and config.fork == "fork" and not can_fork(make_env()):
+        raise ConfigError(f"strategy.fork: `{tag}` cannot copy itself; accepted for it: auto, replay, root")
 
 
 def _branching(config: BranchConfig, width: int, depth: int) -> Branching:

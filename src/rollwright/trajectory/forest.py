@@ -118,7 +118,13 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
 
     @property
     def sampled_tokens(self) -> int:
+        """Of its turns, each counted once."""
         return sum(turn.completion_tokens for turn in self.turns)
+
+    @property
+    def paid_tokens(self) -> int:
+        """What was sampled for it: a turn that stands for several equal answers was sampled as often."""
+        return sum(turn.completion_tokens * turn.count for turn in self.turns)
 
     @property
     def not_trainable(self) -> str | None:

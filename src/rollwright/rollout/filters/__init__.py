@@ -1,7 +1,7 @@
 """Filters: what is left out of the loss, the batch or the baseline, and why."""
 
 from rollwright.rollout.filters.applying import Judged, judge, judge_group, stops
-from rollwright.rollout.filters.base import Action, Catch, Catches, Filter
+from rollwright.rollout.filters.base import Action, Catch, Catches, Filter, GroupTest, MemberTest
 from rollwright.rollout.filters.building import build_filters
 from rollwright.rollout.filters.catching import (
     AccuracyBand,
@@ -23,7 +23,9 @@ __all__ = [
     "Duplicate",
     "Filter",
     "FormatError",
+    "GroupTest",
     "Judged",
+    "MemberTest",
     "NoTrainableToken",
     "Overlong",
     "Repetition",

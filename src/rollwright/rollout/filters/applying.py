@@ -16,6 +16,7 @@ from rollwright.rollout.filters.base import (
     GroupTest,
     MemberTest,
     Penalty,
+    Reasoned,
     TrajectoryTest,
     TurnTest,
 )
@@ -49,7 +50,7 @@ def judge_group(
     filters: Sequence[Filter], group: Sequence[Trajectory], catches: Catches
 ) -> tuple[list[Trajectory], str | None]:
     """Applies the filters that look at a complete group: its members as they are then, and the filter that leaves the
-    whole group out."""
+    whole group out, with its reason where it gives one."""
     members, dropped = list(group), None
     for each in filters:
         if isinstance(each.test, MemberTest):
@@ -60,10 +61,14 @@ def judge_group(
         elif isinstance(each.test, GroupTest) and each.test.catches_group(group):
             catches.add(each.name, group[0].group_id)
             if each.action is Action.DROP:
-                dropped = dropped or each.name
+                dropped = dropped or _because(each, group)
             elif each.action is Action.MASK:
                 members = [_masked(each, member, None) for member in members]
     return members, dropped
+
+
+def _because(each: Filter, group: Sequence[Trajectory]) -> str:
+    return f"{each.name}: {each.test.reason(group)}" if isinstance(each.test, Reasoned) else each.name
 
 
 def stops(filters: Sequence[Filter], turn: Turn) -> bool:

@@ -59,6 +59,13 @@ class GroupTest(Protocol):
 
 
 @runtime_checkable
+class Reasoned(Protocol):
+    """Says in words why it catches a group."""
+
+    def reason(self, group: Sequence[Trajectory]) -> str | None: ...
+
+
+@runtime_checkable
 class MemberTest(Protocol):
     """Catches members of a complete group, seen beside the others."""
 

@@ -20,8 +20,11 @@ class OwnTest:
     function: GroupFunction
 
     def catches_group(self, group: Sequence[Trajectory]) -> bool:
+        return self.reason(group) is not None
+
+    def reason(self, group: Sequence[Trajectory]) -> str | None:
         try:
-            return self.function(group) is not None
+            return self.function(group)
         except Exception as error:
             where = group[0].group_id if group else "without members"
             raise RollwrightError(

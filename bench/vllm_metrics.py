@@ -1,0 +1,42 @@
+"""What a vLLM server says of itself and what it spends, and its prefix cache emptied."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+
+from vllm_server import VllmServer
+
+
+async def totals(server: VllmServer, names: Sequence[str]) -> list[float]:
+    """Counters of the server so far, each over all its labels; 0 for one that it does not have."""
+    async with aiohttp.ClientSession() as session, session.get(f"{server.url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return [
+        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+        for name in names
+    ]
+
+
+async def empty_cache(server: VllmServer) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{server.url}/reset_prefix_cache") as response,
+    ):
+        response.raise_for_status()
+
+
+def cpu_seconds(server: VllmServer) -> float:
+    """Processor time of all processes of the server since they began."""
+    assert server.process is not None
+    group = str(server.process.pid)
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text().rpartition(")")[2].split()  # behind the name, which may hold anything
+        except OSError:  # it has ended since it was listed
+            continue
+        if fields[2] == group:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
