@@ -11,7 +11,7 @@ needs no model; the ids it samples are the ids that are recorded.
 import asyncio
 from collections.abc import Sequence
 
-import aiohttp
+import httpx
 from openai import AsyncOpenAI
 
 from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
@@ -82,14 +82,12 @@ async def main() -> None:
     )
     service.listen()
     running = asyncio.create_task(service.run())
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {ADMIN_KEY}"}) as http:
-        async with http.post(f"{gateway.url}/rollouts", json={"input": "Lisbon"}) as answer:
-            opened = await answer.json()
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {ADMIN_KEY}"}) as http:
+        opened = (await http.post(f"{gateway.url}/rollouts", json={"input": "Lisbon"})).json()
         said = await play(opened["base_url"], opened["api_key"])
         reward = float("warm" in said)
         end = f"{gateway.address(opened['rollout_id'])}/end"
-        async with http.post(end, json={"reward": reward}) as answer:
-            print(await answer.text())
+        print((await http.post(end, json={"reward": reward})).text)
     kept = await store.get_trajectories([opened["rollout_id"]])
     trajectory = Trajectory.from_bytes(kept[opened["rollout_id"]])
     for turn in trajectory.turns:

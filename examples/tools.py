@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import web
+from fastapi import FastAPI
 
 from rollwright.agents import Session
 from rollwright.agents.tool_agent import ToolAgent
+from rollwright.listening import Listener, listening_socket
 from rollwright.policies.base import Generation, Parsed, Prompt, Sampling, ToolSpec
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.tools import Toolbox, tool
@@ -57,18 +58,19 @@ async def submit(kilometres: int) -> int:
 async def search_server() -> AsyncIterator[str]:
     index = Bm25Index(PASSAGES)
 
-    async def search(request: web.Request) -> web.Response:
-        asked = await request.json()
-        found = index.find(asked["query"], asked["count"])
-        return web.json_response({"results": [{"title": each.title, "text": each.text} for each in found]})
+    app = FastAPI()
 
-    app = web.Application()
-    app.router.add_post("/search", search)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}/search"
-    await runner.cleanup()
+    @app.post("/search")
+    async def search(asked: dict[str, Any]) -> dict[str, Any]:
+        found = index.find(asked["query"], asked["count"])
+        return {"results": [{"title": each.title, "text": each.text} for each in found]}
+
+    server = Listener(app)
+    bound = listening_socket("127.0.0.1", 0)
+    serving = asyncio.create_task(server.serve([bound]))
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}/search"
+    server.stop()
+    await serving
 
 
 class ScriptRenderer(BytesRenderer):
