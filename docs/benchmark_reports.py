@@ -19,17 +19,18 @@ completions have heavy-tailed lengths. All arms play the same episodes with the 
 figures are exact and the same on every machine. The bound is max(total work / slots, longest episode): no scheduler
 can be faster. In the *batch-synchronous* arm all environments wait for the slowest answer of each turn."""
 
-SCALE = """Whether an episode costs more when there are many. Real clock, one process for each size, all episodes in flight at
-once on a simulated engine with a slot for each, whose speed is set so that about the same number of turns comes due
-each second. Lag is how late the event loop is for a timer."""
+SCALE = """Whether an episode costs more when there are many. Real clock, one process for each size, so many episodes in flight at
+all times on a simulated engine with a slot for each, whose speed is set so that about the same number of turns comes due
+each second; whoever has played one takes the next. Memory is that of an episode in flight, and of the rollout that waits
+behind it. Lag is how late the event loop is for a timer."""
 
 ENVS = """How fast the environments are, in steps and resets for each second of CPU (`reasoning_gym`: by the clock, because its
 work is done in another process). `gym_sokoban` from PyPI draws a picture at every step; the second figure is with the
 drawing taken out."""
 
 STORE = """How fast the stores are: enqueue, claim, heartbeat, finish, with four workers that each do one thing at a time, next
-to the stores of `agentlightning` from PyPI in the same run. Every change in SQLite and PostgreSQL is on disk before it
-is answered."""
+to the stores of `agentlightning` from PyPI in the same run. SQLite and PostgreSQL flush what is enqueued and what is
+finished to disk before they answer; a claim or heartbeat that a power cut takes back is as if it had never been made."""
 
 RECOVERY = """How long it takes until the episodes of a dead worker are played elsewhere, 256 of them in flight, and what is paid for
 twice. A killed worker is noticed when its leases end; one that is told to stop hands its episodes back."""
