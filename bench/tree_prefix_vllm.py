@@ -5,8 +5,8 @@
 SmolLM2-135M on two vLLM servers on the CPU, one with its prefix cache and one without, which work one at a time.
 FrozenLake in groups of eight leaves, as chains and as trees. The lakes have no holes and a goal as far away as there are
 turns, and no answer ends before its limit of tokens, so all leaves are equally long. Each arm begins with an empty
-cache; arms take turns, and the figures are sums over the rounds. Engine time is the processor time of all processes of
-the server, which other work on the machine stretches little. Calls, tokens and hits are the server's own counters.
+cache; arms take turns, and the figures are sums over the rounds. Engine time is the processor time of the process that
+runs the model, which other work on the machine stretches little. Calls, tokens and hits are the server's own counters.
 
 The CPU build of vLLM dies when it cuts the prompt of a request with a seed into pieces (chunked prefill), which happens
 when the prompts that come together are longer than what it computes at a time. Here it computes as much at a time as all
@@ -74,7 +74,7 @@ class Arm:
     cached_tokens: int
     """Of the prompts, those found in the prefix cache."""
     cpu_seconds: float
-    """Of all processes of the server."""
+    """Of the process that runs the model."""
 
     @property
     def cpu_per_leaf(self) -> float:

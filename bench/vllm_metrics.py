@@ -27,16 +27,25 @@ async def empty_cache(server: VllmServer) -> None:
         response.raise_for_status()
 
 
+WORKER = "VLLM::Worker"
+"""The process that runs the model. What the others take, which wait for it, depends more on how long they wait, and so on
+what else the machine does."""
+
+
 def cpu_seconds(server: VllmServer) -> float:
-    """Processor time of all processes of the server since they began."""
+    """Processor time of the process that runs the model, since it began."""
     assert server.process is not None
     group = str(server.process.pid)
-    ticks = 0
+    ticks, workers = 0, 0
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = file.read_text().rpartition(")")[2].split()  # behind the name, which may hold anything
+            name, _, behind = file.read_text().partition("(")[2].rpartition(")")
         except OSError:  # it has ended since it was listed
             continue
-        if fields[2] == group:
+        fields = behind.split()
+        if fields[2] == group and name.startswith(WORKER):
+            workers += 1
             ticks += int(fields[11]) + int(fields[12])
+    if workers != 1:
+        raise SystemExit(f"the server has {workers} processes called {WORKER}, not one")
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -59,8 +59,8 @@ busy machine."""
 
 TREE_PREFIX_VLLM = """The same on a served engine: SmolLM2 on vLLM (CPU build, float32), one server with its prefix cache and one
 without, groups of eight leaves of four turns and answers of equal length. Engine time is the processor time of the
-server's processes; calls, tokens and hits are its own counters. Each arm begins with an empty cache; arms take turns, and
-the figures are sums over the rounds. Not part of `make bench`, because it installs vLLM."""
+process that runs the model; calls, tokens and hits are the server's own counters. Each arm begins with an empty cache;
+arms take turns, and the figures are sums over the rounds. Not part of `make bench`, because it installs vLLM."""
 
 MOST_GROWTH = 1.3
 """What still counts as flat, from the smallest size to the largest."""
