@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollwright.draws import generator
-from rollwright.rollout.capacity import PATIENCE, START, CapacityFinder, Window
+from rollwright.rollout.capacity import MOST_PATIENCE, PATIENCE, START, CapacityFinder, Window
 
 
 def served(limit: int, slots: int) -> Window:
@@ -38,8 +38,17 @@ def test_noise_does_not_make_it_drift_away(seed: int) -> None:
 def test_it_grows_when_the_engine_grows() -> None:
     finder = CapacityFinder(maximum=4096)
     for slots, least in ((64, 64), (512, 400)):
-        seen = [finder.observe(served(finder.limit, slots)) for _ in range(80)]
-        assert sorted(seen[40:])[20] >= least
+        seen = [finder.observe(served(finder.limit, slots)) for _ in range(80 + 2 * MOST_PATIENCE)]
+        assert sorted(seen[-40:])[20] >= least
+
+
+def test_trials_that_change_nothing_become_rare() -> None:
+    finder = CapacityFinder(maximum=4096)
+    seen = [finder.observe(served(finder.limit, 64)) for _ in range(1000)]
+    usual = sorted(seen)[len(seen) // 2]
+    assert usual == 64
+    below = [limit for limit in seen[100:] if limit < usual]
+    assert 0 < len(below) <= 1000 // (2 * MOST_PATIENCE) + 1
 
 
 def test_it_backs_off_at_once_when_the_engine_refuses_load_and_never_to_nothing() -> None:

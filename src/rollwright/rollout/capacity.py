@@ -4,8 +4,8 @@
 no task, clock or client. The idea: a busier engine is worth it while its throughput grows with the load. So the
 limit climbs by steps while each step pays, and stops where one does not. From then on it tries a step down and a
 step up in turn, now and then: it stays down when that costs nothing, and up when that pays, so it follows the knee
-and does not drift with the noise. When the engine refuses load, it shrinks at once. It learns only from windows in
-which the limit was what held episodes back.
+and does not drift with the noise. A trial costs throughput, so trials that change nothing become rarer. When the engine
+refuses load, it shrinks at once. It learns only from windows in which the limit was what held episodes back.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,11 @@ BACK_OFF = 0.7
 """What is left of the limit after the engine refused load: enough to drain its queue within a few calls."""
 
 PATIENCE = 6
-"""Full windows between trials, once the climb is over."""
+"""Full windows between trials, once the climb is over, and after each trial that changed something."""
+
+MOST_PATIENCE = 48
+"""Each trial that changes nothing doubles the windows before the next, up to these: a step down from the knee then costs
+less than one in a hundred of the turns, and an engine that grows is still found out within minutes."""
 
 HELD_BACK = 0.9
 """Share of the limit that must be in flight, on average, for the limit to be what holds episodes back."""
@@ -66,6 +70,8 @@ class CapacityFinder:
         self._trial: _Trial | None = None
         self._rest = 0
         """Full windows to wait before the next trial."""
+        self._patience = PATIENCE
+        """Full windows to wait after it."""
         self._climb_next = True
         """Whether the next trial is a step up."""
         self._factor = CLIMB
@@ -78,6 +84,7 @@ class CapacityFinder:
         """The limit to use from now on."""
         throughput = window.tokens / window.seconds
         if window.pressure:
+            self._patience = PATIENCE
             self._settle(max(1, int(self.limit * BACK_OFF)))
         elif window.inflight < HELD_BACK * self.limit:
             pass
@@ -93,7 +100,10 @@ class CapacityFinder:
         worth = trial.throughput * (1 + WORTHWHILE * (self.limit / trial.before - 1))
         if throughput < worth:
             self._settle(trial.before)
-        elif self.limit > trial.before:
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+            return
+        self._patience = PATIENCE
+        if self.limit > trial.before:
             self._step(throughput, up=True)
         else:
             self._settle(self.limit)
@@ -113,4 +123,4 @@ class CapacityFinder:
             self._climb_next = False
         elif limit == 1:
             self._climb_next = True
-        self.limit, self._trial, self._rest, self._factor = limit, None, PATIENCE, STEP
+        self.limit, self._trial, self._rest, self._factor = limit, None, self._patience, STEP
