@@ -1,4 +1,4 @@
-"""How fast does a model learn? The demo's training, synchronous, asynchronous and with trees, three seeds each.
+"""How fast does a model learn? The demo's training with GiGPO, synchronous, asynchronous and with trees, three seeds each.
 
     python bench/learning.py [ARM …]
 
@@ -33,7 +33,11 @@ from rollwright.run.training_run import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "frozen_lake_train.yaml"
-BASE = [f"policy.model={ROOT / 'models' / 'frozen_lake'}", "training.checkpoint_steps=1000"]
+BASE = [
+    f"policy.model={ROOT / 'models' / 'frozen_lake'}",
+    "training.checkpoint_steps=1000",
+    "training.advantage={name: gigpo, options: {std: true}}",  # each move beside the others made in the same state
+]
 STEPS = {"synchronous": 40, "asynchronous": 40, "tree": 100}
 """About the same number of sampled tokens: a tree's leaves share their first turns."""
 EVAL_STEPS = 5

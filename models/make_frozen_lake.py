@@ -5,7 +5,7 @@
 The player walks towards the goal over whatever lies there, and now and then strays a step; it never walks against the
 edge. The model also learns what lies in the twelve cells around it (see `cloning`). Nothing in this rewards staying out of
 a hole, and no move in the data depends on where the holes are, so that what the trained model knows about that, it
-learned afterwards. Every lake is drawn from the part to train on (see `rollwright.envs.frozen_lake`).
+learned afterwards. Every lake is drawn from the part to train on (see `rollwright.envs.parts`).
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,8 @@ from pathlib import Path
 from cloning import Example, Size, clone
 
 from rollwright import draws
-from rollwright.envs.frozen_lake import FrozenLake, Lake, Part
+from rollwright.envs.frozen_lake import FrozenLake, Lake
+from rollwright.envs.parts import Part
 
 SIDE = 4
 ICE_SHARE = 0.75

@@ -68,8 +68,17 @@ def test_what_cannot_be_loaded_is_one_line_that_says_what_to_do(
         load_tokenizer("smollm")
     with pytest.raises(ConfigError, match="no such folder"):
         load_model(tmp_path / "nowhere")
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(
+            ConfigError, match=r"cannot be loaded: the folder has no config\.json; a model's has"
+        ):
+            load(tmp_path)
+
+
+def test_a_damaged_model_is_one_line(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "no such type"}', encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be loaded") as caught:
-        load_model(tmp_path)
+        load_model(folder)
     assert "\n" not in str(caught.value)
 
 

@@ -1,5 +1,8 @@
-"""What `make demo` trains: levels that are kept apart, a base model that ignores holes, and what the run leaves behind."""
+"""What the shipped trainings do: levels kept apart, base models that know no more than they should, what a run leaves behind."""
 
+import importlib
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -11,7 +14,9 @@ from typer.testing import CliRunner
 
 from rollwright.cli.report import report
 from rollwright.cli.train import train
-from rollwright.envs.frozen_lake import FrozenLake, Part, read_lake
+from rollwright.envs.frozen_lake import FrozenLake, read_lake
+from rollwright.envs.parts import Part
+from rollwright.envs.sokoban import read_level
 from rollwright.errors import RollwrightError
 from rollwright.models import load_model, load_tokenizer
 from rollwright.observe.training_report import CURVE, PAGE, report_of
@@ -44,11 +49,31 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs / "frozen_lake_train"
 
 
-def test_no_level_that_is_validated_on_was_trained_on_whichever_way_it_is_turned(run: Path) -> None:
+def parts_played(run: Path, part_of: Callable[[str], Part]) -> dict[str, set[Part]]:
     parts: dict[str, set[Part]] = {}
     for each in RunReader(run).trajectories():
-        parts.setdefault(each.tag, set()).add(read_lake(each.observation).part(4))
-    assert parts == {"Lake": {Part.TRAIN}, "HeldOutLake": {Part.HELD_OUT}}
+        parts.setdefault(each.tag, set()).add(part_of(each.observation))
+    return parts
+
+
+def test_no_lake_that_is_validated_on_was_trained_on_whichever_way_it_is_turned(run: Path) -> None:
+    played = parts_played(run, lambda board: read_lake(board).part(4))
+    assert played == {"Lake": {Part.TRAIN}, "HeldOutLake": {Part.HELD_OUT}}
+
+
+def test_no_room_that_is_validated_on_was_trained_on_whichever_way_it_is_turned(tmp_path: Path) -> None:
+    config, model = ROOT / "configs" / "sokoban_train.yaml", ROOT / "models" / "sokoban"
+    command(train, config, f"policy.model={model}", *SMALL, "--runs", tmp_path)
+    played = parts_played(tmp_path / "sokoban_train", lambda board: read_level(board).room.part())
+    assert played == {"Room": {Part.TRAIN}, "HeldOutRoom": {Part.HELD_OUT}}
+
+
+def test_base_models_are_cloned_from_levels_to_train_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "models")
+    lakes = importlib.import_module("make_frozen_lake").lakes()
+    assert {lake.part(4) for lake in islice(lakes, 500)} == {Part.TRAIN}
+    states = importlib.import_module("make_sokoban").states()
+    assert {room.part() for room, _, _ in islice(states, 500)} == {Part.TRAIN}
 
 
 def test_the_report_leaves_a_curve_and_a_page_with_the_same_levels_before_and_after(run: Path) -> None:

@@ -4,15 +4,12 @@ Start and goal stand anywhere, and the goal can be reached in `max_steps` action
 slip. On slippery ice every action's slip is drawn from (seed, number of the action) alone, so an episode is
 still a function of its seed and its answers, and a fork slips exactly as the original would.
 
-Lakes are parted once and for all into those to train on and those held out, by their holes and goal: a lake that is
-turned, mirrored or started from another cell is in the same part. So a level of one part shares no state of the
-game with a level of the other, whatever the seeds.
+Lakes are parted by their holes and goal (see `parts`): one that is started from another cell is in the same part.
 
 Levels are drawn here and not with Gymnasium's generator: that one always starts in one corner and ends in
 the opposite one, and takes its numbers from a stream that may change with the version of numpy.
 """
 
-from enum import StrEnum
 from random import Random
 from types import MappingProxyType
 from typing import NamedTuple
@@ -20,6 +17,7 @@ from typing import NamedTuple
 from rollwright import draws
 from rollwright.envs.answers import ANSWER_PATTERN
 from rollwright.envs.grid_game import DEFAULT_MAX_STEPS, GridGame, Move
+from rollwright.envs.parts import Part, part_of, views
 from rollwright.errors import ConfigError
 
 FORMAT_PENALTY = -0.01
@@ -31,18 +29,6 @@ _MAX_TRIES = 10_000
 """Far beyond what any option that allows a level needs (the default takes 1.1 on average)."""
 
 
-_HELD_OUT = 10
-"""One lake in so many is held out: enough to evaluate on, and most are left to train on."""
-
-
-class Part(StrEnum):
-    """Which lakes may be drawn."""
-
-    ALL = "all"
-    TRAIN = "train"
-    HELD_OUT = "held_out"
-
-
 class Lake(NamedTuple):
     """A level. Cells are numbered row by row."""
 
@@ -52,8 +38,8 @@ class Lake(NamedTuple):
 
     def part(self, size: int) -> Part:
         """`HELD_OUT` or `TRAIN`, by holes and goal alone and the same in all eight views of the square."""
-        views = (_view(self, size, turned, mirrored) for turned in range(4) for mirrored in (False, True))
-        return Part.TRAIN if draws.digest("frozen lake part", min(views)) % _HELD_OUT else Part.HELD_OUT
+        seen = views(size, size, (self.goal,), self.holes)
+        return part_of("frozen lake", (f"{size} {view}" for view in seen))
 
 
 class FrozenLake(GridGame):
@@ -96,9 +82,7 @@ class FrozenLake(GridGame):
             raise ConfigError(f"p must be above 0 and at most 1, got {p}")
         if not 1 <= min_distance <= max_steps:
             raise ConfigError(f"min_distance must be from 1 to max_steps ({max_steps}), got {min_distance}")
-        if part not in list(Part):
-            raise ConfigError(f"part must be one of {', '.join(Part)}, got {part!r}")
-        self._part = Part(part)
+        self._part = Part.named(part)
         self._fixed = None if board is None else read_lake(board)
         self._size = size if board is None else len(board.split())
         self._p = p
@@ -127,7 +111,7 @@ class FrozenLake(GridGame):
 
     def _draw_lake(self, rng: Random) -> Lake:
         cells = range(self._size**2)
-        for _ in range(_MAX_TRIES):
+        for _ in range(_MAX_TRIES * self._part.one_in):
             holes = frozenset(cell for cell in cells if rng.random() >= self._p)
             ice = [cell for cell in cells if cell not in holes]
             if len(ice) < 2:
@@ -141,7 +125,7 @@ class FrozenLake(GridGame):
                 return lake
         raise ConfigError(
             f"FrozenLake: found no level with size={self._size}, p={self._p}, "
-            f"min_distance={self._min_distance}, max_steps={self._max_steps}; "
+            f"min_distance={self._min_distance}, max_steps={self._max_steps}, part={self._part}; "
             "lower min_distance, or raise p or max_steps"
         )
 
@@ -206,18 +190,6 @@ def _neighbours(cell: int, size: int) -> tuple[int, int, int, int]:
         cell + 1 if column < size - 1 else cell,
         cell - size if row > 0 else cell,
     )
-
-
-def _view(lake: Lake, size: int, turned: int, mirrored: bool) -> str:
-    """Goal and holes as they stand after so many quarter turns and, if so, a mirror; the start is left out."""
-
-    def moved(cell: int) -> int:
-        row, column = divmod(cell, size)
-        for _ in range(turned):
-            row, column = column, size - 1 - row
-        return row * size + (size - 1 - column if mirrored else column)
-
-    return " ".join(map(str, (size, moved(lake.goal), *sorted(map(moved, lake.holes)))))
 
 
 def read_lake(board: str) -> Lake:

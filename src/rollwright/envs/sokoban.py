@@ -13,6 +13,7 @@ from rollwright.envs import sokoban_level
 from rollwright.envs.answers import ANSWER_PATTERN
 from rollwright.envs.grid_game import DEFAULT_MAX_STEPS, GridGame, Move
 from rollwright.envs.nearest import suggestion
+from rollwright.envs.parts import Part
 from rollwright.envs.sokoban_level import Level, Room, State
 from rollwright.errors import ConfigError
 
@@ -79,6 +80,7 @@ class Sokoban(GridGame):
         dim_room: tuple[int, int] = (6, 6),
         num_boxes: int = 1,
         search_depth: int = SEARCH_DEPTH,
+        part: str = "all",
         grid_vocab: Mapping[str, str] = STANDARD_VOCAB,
         board: str | None = None,
         max_steps: int = DEFAULT_MAX_STEPS,
@@ -86,7 +88,8 @@ class Sokoban(GridGame):
         action_pattern: str = ANSWER_PATTERN,
         answer_template: str | None = None,
     ) -> None:
-        """`dim_room` is rows and columns with the border; `board` a fixed level in the symbols in use."""
+        """`dim_room` is rows and columns with the border, `part` which rooms are drawn (`all`, `train` or `held_out`),
+        and `board` a fixed level in the symbols in use."""
         super().__init__(max_steps, format_penalty, action_pattern, answer_template)
         if min(dim_room) < _SMALLEST_SIDE:
             raise ConfigError(f"dim_room must be {_SMALLEST_SIDE} or more each way, got {list(dim_room)}")
@@ -97,6 +100,7 @@ class Sokoban(GridGame):
         self._dim_room = dim_room
         self._num_boxes = num_boxes
         self._depth = min(search_depth, max_steps)
+        self._part = Part.named(part)
         self._vocab = _checked_vocab(grid_vocab)
         self._fixed = None if board is None else read_level(board, self._vocab)
 
@@ -116,7 +120,7 @@ class Sokoban(GridGame):
 
     def _deal(self, seed: int) -> None:
         level = self._fixed or sokoban_level.draw(
-            draws.generator("sokoban", seed), *self._dim_room, self._num_boxes, self._depth
+            draws.generator("sokoban", seed), *self._dim_room, self._num_boxes, self._depth, self._part
         )
         self._room, self._state = level
         self._floor = _floor(level.room, self._vocab)

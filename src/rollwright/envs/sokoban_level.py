@@ -5,6 +5,8 @@ wall and the line breaks count as wall, so a step never needs a check for the ed
 
 Every level that `draw` returns has no box on a target, and a solution of at most `depth` actions: it is
 made by playing backwards from the solved state, and its shortest solution is then searched for.
+
+Rooms are parted by their walls and targets (see `parts`): one with its box or player elsewhere is in the same part.
 """
 
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
+from rollwright.envs.parts import Part, part_of, views
 from rollwright.errors import ConfigError
 
 UNREACHABLE = 1 << 16
@@ -33,7 +36,8 @@ _PLAYS_PER_ROOM = 6
 """Backward plays before a new room is dug, which costs about as much as four of them."""
 
 _MAX_ROOMS = 2_000
-"""Far beyond what a size that has room for its boxes needs (the built-in tags: 4 and 11 on average)."""
+"""Of the part asked for: far beyond what a size that has room for its boxes needs (the built-in tags: 4 and 11 on
+average)."""
 
 _SHORTEST_WANTED = range(5)
 """How many actions beyond one for each box a level's shortest solution has at least, drawn evenly: a spread
@@ -66,6 +70,15 @@ class Room:
         stride = self.width + 1
         object.__setattr__(self, "steps", (-stride, stride, -1, 1))
         object.__setattr__(self, "pushes", _pushes_to_target(self))
+
+    def part(self) -> Part:
+        """`HELD_OUT` or `TRAIN`, by walls and targets alone and the same in all eight views."""
+        stride = self.width + 1
+        targets, floor = (
+            [cell - cell // stride for cell in cells]  # without the line breaks before it
+            for cells in (self.targets, (cell for cell, free in enumerate(self.is_open) if free))
+        )
+        return part_of("sokoban", views(len(self.is_open) // stride, self.width, targets, floor))
 
 
 class Level(NamedTuple):
@@ -161,15 +174,17 @@ def pushed(boxes: tuple[int, ...], box: int, to: int) -> tuple[int, ...]:
     return tuple(sorted(to if each == box else each for each in boxes))
 
 
-def draw(rng: Random, height: int, width: int, num_boxes: int, depth: int) -> Level:
-    """A level whose shortest solution has at most `depth` actions."""
+def draw(rng: Random, height: int, width: int, num_boxes: int, depth: int, part: Part = Part.ALL) -> Level:
+    """A level of this part whose shortest solution has at most `depth` actions."""
     wanted = min(depth, num_boxes + _pick(rng, _SHORTEST_WANTED))
-    for _ in range(_MAX_ROOMS):
+    for _ in range(_MAX_ROOMS * part.one_in):
         is_open = _dig(rng, height, width)
         cells = [cell for cell, free in enumerate(is_open) if free]
         if len(cells) < 2 * num_boxes + 1:
             continue
         room = Room(width, is_open, tuple(sorted(_sample(rng, cells, num_boxes))))
+        if part is not Part.ALL and part is not room.part():
+            continue
         for _ in range(_PLAYS_PER_ROOM):
             start = _play_backwards(rng, room, cells, depth)
             if any(box in room.targets for box in start.boxes):
@@ -178,8 +193,8 @@ def draw(rng: Random, height: int, width: int, num_boxes: int, depth: int) -> Le
             if solution is not None and len(solution) >= wanted:
                 return Level(room, start)
     raise ConfigError(
-        f"Sokoban: found no level with dim_room=[{height}, {width}], num_boxes={num_boxes} that takes at "
-        f"most {depth} actions; use a larger room, fewer boxes, or a higher search_depth and max_steps"
+        f"Sokoban: found no level with dim_room=[{height}, {width}], num_boxes={num_boxes}, part={part} "
+        f"that takes at most {depth} actions; use a larger room, fewer boxes, or a higher search_depth and max_steps"
     )
 
 

@@ -51,7 +51,7 @@ def load_model(
         with quiet_library():
             loaded = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model {place}: cannot be loaded: {_first_line(error)}") from error
+        raise ConfigError(f"model {place}: cannot be loaded: {_why(place, error)}") from error
     found: PreTrainedModel = loaded.to(place_of_it).eval()
     return found
 
@@ -62,7 +62,7 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
     try:
         found: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model {place}: its tokenizer cannot be loaded: {_first_line(error)}") from error
+        raise ConfigError(f"model {place}: its tokenizer cannot be loaded: {_why(place, error)}") from error
     return found
 
 
@@ -99,5 +99,8 @@ def _libraries() -> tuple[Any, Any]:
     return torch, transformers
 
 
-def _first_line(error: Exception) -> str:
+def _why(place: str, error: Exception) -> str:
+    """In one line; of a folder that was never a model, more plainly than the library says it."""
+    if not (Path(place) / "config.json").is_file():
+        return "the folder has no config.json; a model's has, beside its weights and its tokenizer"
     return str(error).strip().split("\n")[0]

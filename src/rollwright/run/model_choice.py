@@ -145,7 +145,7 @@ def _fetch(config: RunConfig, say: Say, *, from_pool: bool) -> None:
     if not is_hub_name(policy.model):
         return
     if local_copy(policy.model) is None:
-        say(f"model: {policy.model} is downloaded")
+        say(f"model: {policy.model} is no folder here, and is downloaded")
         wait = config.downloads
         rules = DownloadRules(wait.timeout, wait.total_timeout, wait.retries, wait.offline)
         download(policy.model, rules)
