@@ -17,6 +17,7 @@ from rollwright.models.hub import DownloadRules, is_hub_name, local_copy
 from rollwright.run.model_choice import POOLED, pick_model
 from rollwright.supervision.record import is_supervised, read_record
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity, short_name
+from rollwright.swarm.zenoh_transport import listening
 
 REACH_SECONDS = 3.0
 """For an address to answer: enough around the world."""
@@ -87,7 +88,7 @@ def check_ports(config: RunConfig, home: Path) -> Iterator[Finding]:
         else:
             yield must_fix("ports", f"the shared folder {folder} is not there", "mount it, or make it")
         return
-    for address in told.listen:
+    for address in listening(told.listen, told.bootstrap):
         yield _listens(address, at_work=is_supervised(home))
     reached = [address for address in told.bootstrap if _reaches(address)]
     if told.bootstrap and not reached:

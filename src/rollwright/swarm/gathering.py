@@ -167,9 +167,9 @@ class Gathering:
             if look.task is not None and look.task.done():
                 task, look.task = look.task, None
                 task.result()  # whatever is no refusal is a fault of this node
-        while (look := self._next_to_judge()) is not None:
-            look.judged = True
-            self._judge(look)
+        while (found := self._next_to_judge()) is not None:
+            found.judged = True
+            self._judge(found)
 
     def _next_to_judge(self) -> Look | None:
         """The first that is done, before which nothing is open; what lies behind a peer's silence does not count."""
