@@ -118,7 +118,7 @@ def slowed(kinds: Sequence[Kind], delays: Sequence[int]) -> list[Kind]:
     ]
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None)
 @given(pools, st.integers(1, 6), st.integers(1, 5), st.integers(0, 50))
 def test_a_peer_of_which_nothing_is_taken_might_as_well_not_be_there(pool, count, beam_size, key) -> None:
     taken = Round(pool, count, beam_size, key).taken()
@@ -128,7 +128,7 @@ def test_a_peer_of_which_nothing_is_taken_might_as_well_not_be_there(pool, count
         assert Round(others, count, beam_size, key).taken() == taken
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None)
 @given(
     pools,
     st.integers(1, 6),
@@ -142,7 +142,7 @@ def test_who_is_quick_makes_no_difference(pool, count, beam_size, key, delays) -
     assert Round(slowed(pool, delays), count, beam_size, key).taken() == taken
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None)
 @given(pools, st.integers(1, 6), st.integers(1, 5), st.integers(0, 50))
 def test_no_place_stays_empty_while_something_good_is_left(pool, count, beam_size, key) -> None:
     good = [Kind(int(each.peer, 16), each.manifest.index, None, place, 1) for place, each in enumerate(pool)]
