@@ -232,7 +232,9 @@ def _swarm_sharing(figures: Figures) -> list[str]:
 
 def _identical(checked: Mapping[str, Any]) -> str:
     same, seeds = sum(gain == 0 for gain in checked["by_seed"]), len(checked["by_seed"])
-    told = f"With the poisoner checked, {same} of {seeds} seeds have exactly the reward of the swarm without it."
+    told = (
+        f"With the poisoner checked, {same} of {seeds} seeds have exactly the reward of the swarm without it."
+    )
     if same == seeds:
         return told
     return (
