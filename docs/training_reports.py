@@ -231,10 +231,15 @@ def _swarm_sharing(figures: Figures) -> list[str]:
 
 
 def _identical(checked: Mapping[str, Any]) -> str:
-    same = sum(gain == 0 for gain in checked["by_seed"])
+    same, seeds = sum(gain == 0 for gain in checked["by_seed"]), len(checked["by_seed"])
+    told = (
+        f"With the poisoner checked, {same} of {seeds} seeds have exactly the reward of the swarm without it."
+    )
+    if same == seeds:
+        return told
     return (
-        f"With the poisoner checked, {same} of {len(checked['by_seed'])} seeds have exactly the reward of the swarm without it."
-        " In the others some groups were refused as near duplicates, or for their tokens, in one swarm and not in the other."
+        f"{told} In the others some groups were refused as near duplicates, or for their tokens, in one swarm and not in the"
+        " other."
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from rollwright.config import build
 from rollwright.doctor.findings import Health
 from rollwright.doctor.machine import check_clock, check_machine
-from rollwright.doctor.node import check_engine, check_identity, check_ports
+from rollwright.doctor.node import check_engine, check_identity, check_lives, check_ports
 from rollwright.doctor.startup import PARTS, check_startup, compare, median_start
 from rollwright.errors import FormatError
 from rollwright.swarm.heartbeat import Phase, Pulse
@@ -86,6 +86,25 @@ def test_an_address_in_use_and_an_engine_that_is_away_must_be_fixed(tmp_path: Pa
     (engine,) = check_engine(config)
     assert engine.health is Health.FIX
     assert "does not answer" in engine.what
+
+
+def test_a_node_without_a_supervisor_is_known_by_its_heartbeat(tmp_path: Path) -> None:
+    (nothing,) = check_lives(tmp_path)
+    assert "nothing was run here yet" in nothing.what
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = [f"tcp/127.0.0.1:{taken.getsockname()[1]}"]
+        config = build({"swarm": {"communication": {"listen": listen}}})
+        pulse = Pulse(tmp_path)
+        pulse.enter(Phase.TRAIN, 7, 7)
+        (running,), (port,) = check_lives(tmp_path), check_ports(config, tmp_path)
+        assert "it runs, with 7 rounds done" in running.what
+        assert (port.health, "by this node" in port.what) == (Health.WELL, True)
+        pulse.enter(Phase.STOPPED, 7, 7)
+        (stopped,), (port,) = check_lives(tmp_path), check_ports(config, tmp_path)
+        assert "does not run now" in stopped.what
+        assert port.health is Health.FIX
 
 
 def test_a_model_is_looked_for_where_it_would_be_loaded_from(

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the nodes' environment is found by its module's name
-from tiny_swarm import CUT, Nodes
+from tiny_swarm import CUT, Nodes, check_records, given_by
 
-MAX_LAG = 3
 HOUR = 3600.0
 
 
@@ -36,23 +35,6 @@ def over_zenoh(tmp_path: Path, free_port: int) -> Iterator[Nodes]:
     nodes = Nodes(tmp_path, communication)
     yield nodes
     nodes.stop_all()
-
-
-def check_records(nodes: Nodes, *names: str) -> None:
-    """Nothing stale, nothing twice, nothing of oneself."""
-    for name in names:
-        given = [(row["round"], each) for row in nodes.rows(name) for each in row["foreign"]]
-        groups = [each["group"] for _, each in given]
-        assert len(set(groups)) == len(groups), f"{name} trained on a group twice"
-        assert all(taken - each["round"] <= MAX_LAG for taken, each in given), (
-            f"{name} trained on stale groups"
-        )
-        assert nodes.status(name).peer not in {each["peer"] for _, each in given}
-
-
-def given_by(nodes: Nodes, taker: str, peer: str) -> int:
-    """Groups of a peer that a node has trained on."""
-    return sum(each["peer"] == peer for row in nodes.rows(taker) for each in row["foreign"])
 
 
 def test_whatever_happens_to_some_nodes_the_rounds_of_the_others_go_on(over_zenoh: Nodes) -> None:

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +10,7 @@ from rollwright.swarm.content import Action, Member, Recipe, SharedGroup
 from rollwright.swarm.duplicates import SeenGroups
 from rollwright.swarm.envelope import Manifest
 from rollwright.swarm.refusals import Refusal, Refused
-from rollwright.swarm.selection import choose, fair_share, is_flat
+from rollwright.swarm.selection import in_turns, is_flat, places
 from rollwright.trajectory import FinishReason
 
 
@@ -43,44 +42,58 @@ pools = st.lists(
 )
 
 
-@given(pools, st.integers(0, 10), st.integers(1, 4), st.integers(), st.randoms())
+def taken(pool, count, key, out=(), per_peer=None) -> list[Manifest]:
+    order = in_turns(pool, (key,))
+    return [order[place] for place in places(order, count, is_out=out.__contains__, per_peer=per_peer)]
+
+
+@given(pools, st.integers(0, 10), st.none() | st.integers(1, 4), st.integers(), st.randoms())
 def test_the_choice_keeps_its_rules_whatever_the_order(pool, count, per_peer, key, shuffled) -> None:
-    chosen = choose(pool, count, per_peer=per_peer, key=(key,))
-    assert len(chosen) <= count
+    chosen = taken(pool, count, key, per_peer=per_peer)
+    available = Counter(each.peer for each in pool if not is_flat(each.rewards))
+    most = per_peer or len(pool)
+    assert len(chosen) == min(count, sum(min(most, number) for number in available.values()))
     assert len({each.digest for each in chosen}) == len(chosen)
     assert not any(is_flat(each.rewards) for each in chosen)
-    assert all(given <= per_peer for given in Counter(each.peer for each in chosen).values())
-    available = Counter(each.peer for each in pool if not is_flat(each.rewards))
-    assert len(chosen) == min(count, sum(min(per_peer, number) for number in available.values()))
     mixed = list(pool)
     shuffled.shuffle(mixed)
-    assert choose(mixed, count, per_peer=per_peer, key=(key,)) == chosen
+    assert taken(mixed, count, key, per_peer=per_peer) == chosen
+
+
+@given(pools, st.integers(0, 10), st.integers())
+def test_nobody_gives_more_than_another_that_has_something_left(pool, count, key) -> None:
+    chosen = Counter(each.peer for each in taken(pool, count, key))
+    available = Counter(each.peer for each in pool if not is_flat(each.rewards))
+    left = [chosen[peer] for peer in available if chosen[peer] < available[peer]]
+    assert not left or max(chosen.values(), default=0) <= min(left) + 1
+
+
+@given(pools, st.integers(0, 10), st.none() | st.integers(1, 4), st.integers(), st.sets(st.integers(0, 99)))
+def test_a_peer_whose_groups_are_all_refused_might_as_well_not_be_there(
+    pool, count, per_peer, key, refused
+) -> None:
+    out = [each for each in pool if each.peer == f"{0:064x}" or each.index in refused]
+    others = [each for each in pool if each.peer != f"{0:064x}"]
+    assert taken(pool, count, key, out, per_peer) == taken(others, count, key, out, per_peer)
 
 
 def test_flat_groups_are_left_out_before_the_draw() -> None:
     pool = [manifest(1, number, (1.0, 1.0)) for number in range(50)] + [manifest(2, 0), manifest(3, 0)]
     for key in range(20):
-        assert {each.peer for each in choose(pool, 2, per_peer=2, key=(key,))} == {f"{2:064x}", f"{3:064x}"}
+        assert {each.peer for each in taken(pool, 2, key)} == {f"{2:064x}", f"{3:064x}"}
 
 
-def test_the_draw_is_uniform() -> None:
-    pool = [manifest(peer, 0) for peer in range(8)]
-    drawn = Counter(each.peer for key in range(2000) for each in choose(pool, 2, per_peer=1, key=(key,)))
+def test_the_draw_is_uniform_over_the_groups_where_all_have_as_many() -> None:
+    pool = [manifest(peer, number) for peer in range(4) for number in range(2)]
+    drawn = Counter(each.digest for key in range(2000) for each in taken(pool, 2, key))
     assert len(drawn) == 8
     assert all(400 < times < 600 for times in drawn.values())
 
 
-def test_what_was_taken_before_counts() -> None:
-    pool = [manifest(1, number) for number in range(5)]
-    assert choose(pool, 4, per_peer=2, key=(1,), taken={f"{1:064x}": 2}) == []
-    assert len(choose(pool, 4, per_peer=2, key=(1,), taken={f"{1:064x}": 1})) == 1
-
-
-@pytest.mark.parametrize(
-    ("count", "peers", "share"), [(4, 0, 8), (4, 1, 8), (4, 2, 4), (4, 7, 2), (4, 100, 1)]
-)
-def test_a_fair_share_leaves_room_for_the_others(count: int, peers: int, share: int) -> None:
-    assert fair_share(count, peers) == share
+def test_whoever_announces_more_is_not_drawn_more_often() -> None:
+    pool = [manifest(0, number) for number in range(32)] + [manifest(peer, 0) for peer in range(1, 4)]
+    drawn = Counter(each.peer for key in range(2000) for each in taken(pool, 2, key))
+    assert all(900 < times < 1100 for times in drawn.values())
 
 
 LONG = "the box stands left of its target so I walk around it and push it right twice then " * 3

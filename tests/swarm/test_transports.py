@@ -27,7 +27,7 @@ from rollwright.swarm.transport import (
     digest_of,
 )
 from rollwright.swarm.transport_inbox import MAX_PER_PEER, Held, Inbox
-from rollwright.swarm.zenoh_transport import ZenohTransport
+from rollwright.swarm.zenoh_transport import ZenohTransport, listening
 
 SECONDS = 20.0
 """For something to happen on a busy machine."""
@@ -416,3 +416,22 @@ def test_held_content_is_bounded_and_the_oldest_goes() -> None:
         held.add(f"d{number}", bytes(1000))
         held.add(f"d{number}", bytes(1000))
     assert [held.get(f"d{number}") is not None for number in range(5)] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("listen", "bootstrap", "expected"),
+    [
+        ([], [], "tcp/127.0.0.1:0"),
+        ([], ["tcp/127.0.0.1:7447"], "tcp/127.0.0.1:0"),
+        ([], ["tcp/localhost:7447", "tcp/[::1]:7447"], "tcp/127.0.0.1:0"),
+        ([], ["tcp/127.0.0.1:7447", "tcp/192.0.2.7:7447"], "tcp/0.0.0.0:0"),
+        ([], ["tcp/node.example:7447"], "tcp/0.0.0.0:0"),
+        ([], ["tcp/[2001:db8::7]:7447"], "tcp/[::]:0"),
+        ([], ["tls/node.example:7447"], "tcp/127.0.0.1:0"),
+        (["tcp/192.0.2.1:7447"], ["tcp/192.0.2.7:7447"], "tcp/192.0.2.1:7447"),
+    ],
+)
+def test_a_node_is_reachable_from_other_machines_once_it_knows_one(
+    listen: list[str], bootstrap: list[str], expected: str
+) -> None:
+    assert listening(listen, bootstrap) == [expected]

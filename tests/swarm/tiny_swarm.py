@@ -29,6 +29,8 @@ CUT = "cut"
 PATIENCE = 240.0
 """Seconds for anything to happen; on an idle machine nothing that is waited for takes more than a few."""
 CLONE_NEWNET = 0x40000000
+MAX_LAG = 3
+"""Rounds, as it is when it is not set."""
 
 
 class OddOnes:
@@ -245,3 +247,20 @@ class Nodes:
             f"{count} more foreign groups of {names}",
             lambda: all(self.foreign(n) >= g for n, g in goals.items()),
         )
+
+
+def check_records(nodes: Nodes, *names: str) -> None:
+    """Nothing stale, nothing twice, nothing of oneself."""
+    for name in names:
+        given = [(row["round"], each) for row in nodes.rows(name) for each in row["foreign"]]
+        groups = [each["group"] for _, each in given]
+        assert len(set(groups)) == len(groups), f"{name} trained on a group twice"
+        assert all(taken - each["round"] <= MAX_LAG for taken, each in given), (
+            f"{name} trained on stale groups"
+        )
+        assert nodes.status(name).peer not in {each["peer"] for _, each in given}
+
+
+def given_by(nodes: Nodes, taker: str, peer: str) -> int:
+    """Groups of a peer that a node has trained on."""
+    return sum(each["peer"] == peer for row in nodes.rows(taker) for each in row["foreign"])

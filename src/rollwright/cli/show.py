@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rollwright.cli.console import console
 from rollwright.cli.tables import ledger_table, result_table
+from rollwright.cli.training_view import training_table
 from rollwright.cli.tree_view import leaf_count, tree_view
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.rollout.filters import (
@@ -253,9 +254,12 @@ def _overview(reader: RunReader, console: Console) -> None:
     summary = reader.summary()
     if summary is None:
         console.print(f"{reader.path}: the run has not ended, or was killed; what is written so far:")
-    else:
-        console.print(result_table(summary))
-        console.print(ledger_table(summary))
+    else:  # a training that plays nothing here has no results, a run without training no training
+        if "training" in summary:
+            console.print(training_table(summary))
+        if "results" in summary:
+            console.print(result_table(summary))
+            console.print(ledger_table(summary))
     console.print(_list(reader.trajectories()))
     failures = reader.failures()
     for row in failures[:LISTED]:

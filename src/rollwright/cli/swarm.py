@@ -129,7 +129,8 @@ def _show(status: NodeStatus, screen: Console) -> None:
     parts = [f"round {last.round}"]
     parts += [] if last.reward is None else [f"reward {last.reward:.3f}"]
     parts.append(f"{last.own_groups} own + {last.foreign_groups} foreign groups")
-    parts.append(f"{sum(each.alive for each in status.peers)} peers")
+    peers = sum(each.alive for each in status.peers)
+    parts.append(f"{peers} peer" if peers == 1 else f"{peers} peers")
     parts += [] if last.evaluation is None else [f"evaluation {last.evaluation:.3f}"]
     parts += [f"{len(status.quarantined)} in quarantine"] if status.quarantined else []
     screen.print(" · ".join(parts), highlight=False, soft_wrap=True)

@@ -16,9 +16,10 @@ class CommunicationConfig(Settings):
     bootstrap: list[str] = Field(default_factory=list)
     """Addresses of nodes to begin with, as `tcp/HOST:PORT`; any node of the swarm will do, and it may be away. Unset:
     nodes of this machine find each other."""
-    listen: list[str] = Field(default_factory=lambda: ["tcp/127.0.0.1:0"])
-    """Addresses to be reached at. Unset: this machine alone, any free port; `tcp/0.0.0.0:7447` is open to the
-    network."""
+    listen: list[str] = Field(default_factory=list)
+    """Addresses to be reached at, as `tcp/0.0.0.0:7447`. Unset: any free port, of this machine alone as long as no
+    other one is in `bootstrap`; else of every address that this machine has, so that nodes which met at the bootstrap
+    can do without it."""
     multicast: bool = True
     """Whether to look for nodes on the same machine and network without any address."""
     folder: str | None = None
@@ -55,13 +56,13 @@ class SwarmConfig(Settings):
     """Own groups in a round."""
     external_groups: NonNegativeInt = 4
     """Groups of peers in a round, as far as there are so many. Those without anything to learn from are left out first,
-    then they are drawn uniformly."""
+    then they are drawn by lot, from everybody in turn."""
     max_round_lag: NonNegativeInt = 3
     """Rounds that a foreign group may be older than the round that takes it."""
     max_clock_skew: PositiveFloat = 300.0
     """Seconds that the clock of a peer may differ from this node's."""
     per_peer: PositiveInt | None = None
-    """Groups that one peer may give to a round. Unset: twice its even share."""
+    """Groups that one peer may give to a round. Unset: as many as are left when the others have given theirs."""
     max_group_kb: PositiveInt = 1024
     """Kilobytes of content in a foreign group; larger ones are not fetched."""
     min_mean_logprob: float | None = None

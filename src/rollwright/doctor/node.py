@@ -1,5 +1,6 @@
 """Checks of a node: its configuration, model or engine, addresses, identity, and how its last lives ended."""
 
+import os
 import socket
 import urllib.error
 import urllib.request
@@ -16,7 +17,9 @@ from rollwright.models.catalogue import CATALOGUE
 from rollwright.models.hub import DownloadRules, is_hub_name, local_copy
 from rollwright.run.model_choice import POOLED, pick_model
 from rollwright.supervision.record import is_supervised, read_record
+from rollwright.swarm.heartbeat import Phase, read_heartbeat
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity, short_name
+from rollwright.swarm.zenoh_transport import listening
 
 REACH_SECONDS = 3.0
 """For an address to answer: enough around the world."""
@@ -87,8 +90,8 @@ def check_ports(config: RunConfig, home: Path) -> Iterator[Finding]:
         else:
             yield must_fix("ports", f"the shared folder {folder} is not there", "mount it, or make it")
         return
-    for address in told.listen:
-        yield _listens(address, at_work=is_supervised(home))
+    for address in listening(told.listen, told.bootstrap):
+        yield _listens(address, at_work=_runs(home))
     reached = [address for address in told.bootstrap if _reaches(address)]
     if told.bootstrap and not reached:
         yield note(
@@ -150,11 +153,29 @@ def check_identity(home: Path) -> Iterator[Finding]:
         yield must_fix("identity", what, fix)
 
 
+def _runs(home: Path) -> bool:
+    """Whether the node itself is there now, under a supervisor or not."""
+    beat = read_heartbeat(home)
+    if beat is None or beat.phase is Phase.STOPPED:
+        return False
+    try:
+        os.kill(beat.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's process
+        pass
+    return True
+
+
 def check_lives(home: Path) -> Iterator[Finding]:
-    record = read_record(home)
-    if record is None:
+    record, beat = read_record(home), read_heartbeat(home)
+    if record is None and beat is None:
         yield note("node", f"{home}: nothing was run here yet", "rollwright swarm run")
-    elif is_supervised(home):
+    elif record is None and beat is not None:
+        does = "runs" if _runs(home) else "does not run now"
+        what = f"it {does}, with {beat.rounds_done} rounds done; nobody starts it again when it dies"
+        yield note("node", what, "rollwright swarm run")
+    elif record is not None and is_supervised(home):
         yield well("node", f"it is kept at work: {record.reason}")
-    else:
+    elif record is not None:
         yield note("node", f"it is not kept at work; the last time: {record.reason}", "rollwright swarm run")

@@ -36,14 +36,15 @@ class SeenGroups:
         self._owners: dict[int, str] = {}
         """For each hash, the newest group that has it."""
 
-    def check(self, digest: str, group: SharedGroup) -> None:
-        """Raises `Refused` for a group that brings nothing new."""
-        if digest in self._groups:
+    def check(self, digest: str, group: SharedGroup, beside: "SeenGroups | None" = None) -> None:
+        """Raises `Refused` for a group that brings nothing new to what is in here, and in `beside`."""
+        known = [self] if beside is None else [self, beside]
+        if any(digest in each._groups for each in known):
             raise Refused(Refusal.DUPLICATE, f"content {digest[:12]} again")
-        if _task(group) in self._tasks:
+        if any(_task(group) in each._tasks for each in known):
             raise Refused(Refusal.DUPLICATE_TASK, f"task {group.recipe.index} of {group.recipe.env} again")
         sketches = _sketches(group)
-        near = sum(self._is_near(sketch) for sketch in sketches)
+        near = sum(any(each._is_near(sketch) for each in known) for sketch in sketches)
         if 2 * near > len(sketches):
             raise Refused(Refusal.NEAR_DUPLICATE, f"{near} of {len(sketches)} answers were seen before")
 

@@ -17,17 +17,17 @@ from pathlib import Path
 
 import msgspec
 
-from rollwright.agents.boundary import together
 from rollwright.errors import FormatError, RollwrightError
 from rollwright.swarm import content, envelope
 from rollwright.swarm.duplicates import SeenGroups
+from rollwright.swarm.gathering import Gathering, Look
 from rollwright.swarm.identity import SEQUENCE_FILE, Identity, SequenceFile, short_name
 from rollwright.swarm.manifests import Candidates, Freshness, Gate
 from rollwright.swarm.quarantine import Quarantine
 from rollwright.swarm.recipes import TaskBook, task_digest, task_seed
 from rollwright.swarm.refusals import Refusal, Refused
-from rollwright.swarm.selection import choose, fair_share, is_flat
-from rollwright.swarm.transport import FetchFailed, Peer, Transport, digest_of
+from rollwright.swarm.selection import in_turns, is_flat
+from rollwright.swarm.transport import FetchFailed, FetchProblem, Peer, Transport, digest_of
 from rollwright.swarm.verification import (
     SCORER_KILLED,
     VERIFY_SECONDS,
@@ -54,7 +54,7 @@ class ExchangeLimits:
 
     freshness: Freshness = field(default_factory=Freshness)
     per_peer: int | None = None
-    """Groups that one peer may give to a round; `None`: twice its even share."""
+    """Groups that one peer may give to a round; `None`: as many as are left when the others have given theirs."""
     beam_size: int = 4
     """Groups that are fetched and verified at the same time."""
     fetch_seconds: float = 10.0
@@ -156,18 +156,20 @@ class Exchange:
 
     async def gather(self, round: int, count: int, scorer: Scorer) -> list[ForeignGroup]:
         """Up to `count` foreign groups for this round, by the rule of `selection`; fewer when there are no more."""
-        taken: list[ForeignGroup] = []
+        gathering: Gathering | None = None
         try:
             async with asyncio.timeout(self._limits.gather_seconds) as limit:
                 await self.listen(round)
-                await self._fill(round, count, scorer, taken)
+                gathering = self._gathering(round, count, scorer)
+                await gathering.run()
         except TimeoutError:
             if not limit.expired():
                 raise
+        taken = [] if gathering is None else self._take(gathering)
+        if limit.expired():
             _log.warning("round %d: gathering took too long; going on with %d groups", round, len(taken))
         self._keep()
-        kept = [each for each in taken if each.peer not in self.quarantine]
-        return sorted(kept, key=lambda each: (each.peer, each.digest))  # not in the order in which they came
+        return sorted(taken, key=lambda each: (each.peer, each.digest))
 
     async def listen(self, round: int) -> None:
         """Lets in what was announced; `gather` does so too."""
@@ -249,66 +251,51 @@ class Exchange:
         if size > self._limits.max_group_bytes or members > self._limits.max_group_size:
             raise Refused(Refusal.TOO_LARGE, f"{members} members, {size} bytes of content")
 
-    async def _fill(self, round: int, count: int, scorer: Scorer, taken: list[ForeignGroup]) -> None:
-        """Chooses, fetches and verifies until there are `count` groups, or no more to choose from."""
+    def _gathering(self, round: int, count: int, scorer: Scorer) -> Gathering:
+        """The search of a round, which has looked at nothing yet."""
+
+        async def look(at: Look) -> None:
+            await self._look(at, scorer)
+
         fresh = self._candidates.fresh(lambda each: self._gate.is_fresh(each, round))
-        per_peer = self._limits.per_peer or fair_share(count, len({each.peer for each in fresh}))
-        beam = asyncio.Semaphore(self._limits.beam_size)
-        while len(taken) < count:
-            chosen = choose(
-                [each for each in fresh if each.peer not in self.quarantine],
-                count - len(taken),
-                per_peer=per_peer,
-                key=(self._secret, round),
-                taken=Counter(each.peer for each in taken),
-            )
-            if not chosen:
-                return
-            fresh = [each for each in fresh if each not in chosen]
-            await together(self._take(manifest, scorer, beam, taken) for manifest in chosen)
+        return Gathering(
+            in_turns(fresh, (self._secret, round)),
+            count,
+            per_peer=self._limits.per_peer,
+            beam_size=self._limits.beam_size,
+            seen=self._groups,
+            is_caught=self.quarantine.__contains__,
+            look=look,
+            judge=self._judge,
+        )
 
-    async def _take(
-        self, manifest: envelope.Manifest, scorer: Scorer, beam: asyncio.Semaphore, taken: list[ForeignGroup]
-    ) -> None:
-        async with beam:
-            data = b""
-            signed = self._candidates.take(manifest)
-            try:
-                data = await self._fetched(manifest)
-                verified = await self._verified(manifest, data, scorer)
-            except Refused as refused:
-                self._refuse(refused, signed, data, manifest.peer)
-                return
-            self.counts[ACCEPTED] += 1
-            self.quarantine.trust_again(manifest.peer)
-            taken.append(
-                ForeignGroup(
-                    manifest.peer, manifest.digest, manifest.round, verified.trajectories, verified.off_policy
-                )
-            )
+    async def _look(self, look: Look, scorer: Scorer) -> None:
+        """Fetches and verifies a group; raises `Refused`."""
+        await self._fetch(look)
+        await self._verify(look, scorer)
 
-    async def _fetched(self, manifest: envelope.Manifest) -> bytes:
+    async def _fetch(self, look: Look) -> None:
+        manifest = look.manifest
         try:
-            data = await self._transport.fetch(
+            look.data = await self._transport.fetch(
                 manifest.peer, manifest.digest, manifest.size, self._limits.fetch_seconds
             )
         except FetchFailed as failed:
+            look.unanswered = failed.problem is FetchProblem.DEADLINE
             raise Refused(Refusal.NOT_FETCHED, str(failed)) from failed
-        if len(data) != manifest.size:
-            raise Refused(Refusal.CONTENT_DIFFERS, f"{len(data)} bytes, not {manifest.size}")
-        return data
+        if len(look.data) != manifest.size:
+            raise Refused(Refusal.CONTENT_DIFFERS, f"{len(look.data)} bytes, not {manifest.size}")
 
-    async def _verified(self, manifest: envelope.Manifest, data: bytes, scorer: Scorer) -> Verified:
-        group = content.decode(data)
-        check_claims(group, manifest, self._swarm)
-        self._groups.check(manifest.digest, group)
+    async def _verify(self, look: Look, scorer: Scorer) -> None:
+        manifest = look.manifest
+        look.group = content.decode(look.data)
+        check_claims(look.group, manifest, self._swarm)
+        self._groups.check(manifest.digest, look.group)  # before it is played again, which takes longer
         verified = await self._verifier(
-            group, manifest.digest, self._book, scorer, self._limits.verify_seconds
+            look.group, manifest.digest, self._book, scorer, self._limits.verify_seconds
         )
         self._check_likely(verified)
-        self._groups.check(manifest.digest, group)  # a copy may have been verified meanwhile
-        self._groups.add(manifest.digest, group)
-        return verified
+        look.verified = verified
 
     def _check_likely(self, verified: Verified) -> None:
         least = self._limits.min_mean_logprob
@@ -321,11 +308,34 @@ class Exchange:
                     Refusal.UNLIKELY, f"{trajectory.rollout_id}: mean log-probability below {least:g}"
                 )
 
-    def _refuse(self, refused: Refused, signed: bytes, data: bytes = b"", peer: str | None = None) -> None:
+    def _take(self, gathering: Gathering) -> list[ForeignGroup]:
+        """Those that have a place; they, and all that are refused, are not looked at again."""
+        taken, refused = gathering.results()
+        for look, reason in refused:
+            self.counts[str(reason.reason)] += 1
+            self._candidates.take(look.manifest)
+        for look in taken:
+            assert look.group is not None, "it was verified"
+            self.counts[ACCEPTED] += 1
+            self._candidates.take(look.manifest)
+            self._groups.add(look.manifest.digest, look.group)
+        return [_foreign(look) for look in taken]
+
+    def _judge(self, look: Look) -> None:
+        """What a group says about its peer."""
+        if look.refused is None:
+            self.quarantine.trust_again(look.manifest.peer)
+        else:
+            self._blame(look.manifest.peer, look.refused, self._candidates.envelope(look.manifest), look.data)
+
+    def _refuse(self, refused: Refused, signed: bytes) -> None:
+        """At the gate."""
         self.counts[str(refused.reason)] += 1
-        if peer is None and refused.reason is Refusal.EQUIVOCATION:
-            peer = envelope.unseal(signed).peer
-        if peer is None or peer in self.quarantine:
+        if refused.reason is Refusal.EQUIVOCATION:
+            self._blame(envelope.unseal(signed).peer, refused, signed)
+
+    def _blame(self, peer: str, refused: Refused, signed: bytes, data: bytes = b"") -> None:
+        if peer in self.quarantine:
             return
         if self.quarantine.judge(peer, refused, now=self._clock(), manifest=signed, content=data):
             _log.warning("peer %s (%s) is in quarantine: %s", short_name(peer), peer[:16], refused)
@@ -334,3 +344,11 @@ class Exchange:
         partial = self._seen_file.with_name(f"{SEEN_FILE}.partial")
         partial.write_bytes(self.snapshot())
         partial.replace(self._seen_file)
+
+
+def _foreign(look: Look) -> ForeignGroup:
+    manifest, verified = look.manifest, look.verified
+    assert verified is not None, "it has a place"
+    return ForeignGroup(
+        manifest.peer, manifest.digest, manifest.round, verified.trajectories, verified.off_policy
+    )

@@ -181,9 +181,13 @@ class Candidates:
                 del self._waiting[key]
         return [manifest for manifest, _ in self._waiting.values()]
 
-    def take(self, manifest: Manifest) -> bytes:
-        """Its envelope; it does not wait any more."""
-        return self._waiting.pop((manifest.peer, manifest.digest))[1]
+    def envelope(self, manifest: Manifest) -> bytes:
+        """As it was signed."""
+        return self._waiting[manifest.peer, manifest.digest][1]
+
+    def take(self, manifest: Manifest) -> None:
+        """It does not wait any more."""
+        del self._waiting[manifest.peer, manifest.digest]
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -9,6 +9,7 @@ locked, bounded containers or hand a value to the event loop.
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import re
 import time
@@ -30,8 +31,8 @@ from rollwright.swarm.transport import (
 )
 from rollwright.swarm.transport_inbox import MAX_PEERS, MAX_PER_PEER, Held, Inbox
 
-DEFAULT_LISTEN = ("tcp/127.0.0.1:0",)
-"""Loopback, any free port. A node that others reach over a network has to say on which address."""
+LOOPBACK, ALL, ALL_OF_IPV6 = "tcp/127.0.0.1:0", "tcp/0.0.0.0:0", "tcp/[::]:0"
+"""Any free port, for this machine alone or for whoever reaches it."""
 
 STARTUP_SECONDS = 60.0
 
@@ -44,6 +45,30 @@ _MAX_REPLIES = 16
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 
 _CLOSE_SECONDS = 5.0
+
+
+def listening(listen: Sequence[str], bootstrap: Sequence[str]) -> list[str]:
+    """Where a node is reached: at the addresses that it is told. Without any it is loopback as long as it knows this
+    machine alone, else every address of the machine: nodes that only a bootstrap can reach would lose each other with
+    it. For links other than plain TCP an address has to be told, because they need certificates or the like."""
+    if listen:
+        return list(listen)
+    hosts = [
+        place.rpartition(":")[0]
+        for kind, _, place in (each.partition("/") for each in bootstrap)
+        if kind == "tcp"
+    ]
+    others = [host.strip("[]") for host in hosts if not _is_loopback(host.strip("[]"))]
+    if not others:
+        return [LOOPBACK]
+    return [ALL_OF_IPV6 if all(":" in host for host in others) else ALL]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 class ZenohTransport:
@@ -69,17 +94,17 @@ class ZenohTransport:
         swarm: str,
         peer: str,
         *,
-        listen: Sequence[str] = DEFAULT_LISTEN,
+        listen: Sequence[str] = (),
         bootstrap: Sequence[str] = (),
         startup_timeout: float = STARTUP_SECONDS,
         multicast: bool = False,
         settings: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> "ZenohTransport":
-        """Joins. Addresses are zenoh's: `tcp/HOST:PORT`. `multicast`: also find peers on the same network without any
+        """Joins. Addresses are zenoh's: `tcp/HOST:PORT`; without any in `listen`, see `listening`. `multicast`: also find peers on the same network without any
         address. `settings` are zenoh's own, by path: `transport/link/tls` for certificates, say."""
         made = cls(swarm, peer, clock)
-        config = _config(listen, bootstrap, multicast, settings or {})
+        config = _config(listening(listen, bootstrap), bootstrap, multicast, settings or {})
         try:
             await asyncio.wait_for(asyncio.to_thread(made._join, config), startup_timeout)
         except TimeoutError as error:
