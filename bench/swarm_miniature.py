@@ -1,7 +1,7 @@
 """A swarm in miniature for `bench/swarm.py`: small enough for a CPU, made of the parts that a node is made of.
 
 Eight nodes, each with a Llama of some 60,000 parameters, learn five operations on four digits from 0 to 5; an answer is
-two digits, so chance is one in 36. All begin with the same model, which was shown examples with mostly wrong answers.
+two digits, so chance is one in 36. All begin with the same model, which was shown a few examples, many of them wrong.
 Episodes, sharing, checking, advantages and the trainer are rollwright's own; only the scheduler and the engine are
 replaced, by a loop that plays the nodes in turn and a sampler that serves a node's whole round at once.
 """
@@ -24,7 +24,7 @@ from rollwright.agents import ChatAgent
 from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.models.tiny import tiny_llama
 from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.bytes_renderer import ASSISTANT, END, USER, VOCABULARY_SIZE, BytesRenderer
+from rollwright.policies.bytes_renderer import ASSISTANT, END, SYSTEM, USER, VOCABULARY_SIZE, BytesRenderer
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play
 from rollwright.swarm.content import SharedGroup
 from rollwright.swarm.exchange import Exchange, ExchangeLimits, Verifier
@@ -42,8 +42,9 @@ NODES, GROUP_SIZE = 8, 8
 DIGITS, OPERATIONS, ANSWER = 6, "abcde", 2
 TAG, SWARM, TOKENIZER = "digits", "miniature", "bytes"
 LEARNING_RATE = 1.5e-3
-SHOWN, SHOWN_BATCH, RIGHT = 1500, 64, 0.6
-"""Examples that the base model has seen, in batches, and the share of them that is right."""
+SHOWN, SHOWN_BATCH, RIGHT = 300, 64, 0.6
+"""Batches of examples that the base model has seen, their size, and the share of them that is right: after so many, one
+greedy answer in seven is right, so there is something to learn from and much to learn."""
 FORGED = 8
 """Groups that the poisoner announces in a round; it need not play them."""
 
@@ -67,6 +68,11 @@ def solution(question: str) -> str:
 def question(seed: int) -> str:
     rng = draws.generator("question", seed)
     return rng.choice(OPERATIONS) + "".join(str(rng.randrange(DIGITS)) for _ in range(4))
+
+
+def prompt(asked: str) -> list[int]:
+    """A question as an episode renders it: a chat begins with a system message, though this one is empty."""
+    return [SYSTEM, END, USER, *asked.encode(), END, ASSISTANT]
 
 
 class Digits:
@@ -112,7 +118,7 @@ def base_model(seed: int) -> Any:
             said = solution(asked)
             if rng.random() >= RIGHT:
                 said = "".join(str(rng.randrange(DIGITS)) for _ in range(ANSWER))
-            rows.append([USER, *asked.encode(), END, ASSISTANT, *said.encode(), END])
+            rows.append([*prompt(asked), *said.encode(), END])
         ids = torch.tensor(rows)
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits[:, -(ANSWER + 1) :]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -(ANSWER + 1) :].flatten())
@@ -235,6 +241,8 @@ class Node:
         first, self._next = self._next, self._next + groups
         places = [(index, member) for index in range(first, self._next) for member in range(GROUP_SIZE)]
         played = await asyncio.gather(*(self._episode(index, member) for index, member in places))
+        asked = played[0].observation
+        assert list(played[0].turns[0].prompt_ids) == prompt(asked), "the base model was shown other prompts"
         return [
             (first + each, list(played[each * GROUP_SIZE : (each + 1) * GROUP_SIZE]))
             for each in range(groups)
@@ -350,7 +358,7 @@ async def run(arm: Arm, seed: int, base: Any, rounds: int, home: Path) -> Outcom
 @torch.no_grad()
 def _accuracy(model: Any, seed: int, questions: int = 256) -> float:
     asked = [question(draws.seed("held out", seed, each)) for each in range(questions)]
-    ids = torch.tensor([[USER, *each.encode(), END, ASSISTANT] for each in asked])
+    ids = torch.tensor([prompt(each) for each in asked])
     for _ in range(ANSWER):
         ids = torch.cat(
             [ids, model(input_ids=ids, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], dim=1
