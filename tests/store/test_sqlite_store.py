@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -74,6 +76,23 @@ async def test_a_store_is_found_again_as_it_was_left(tmp_path: Path) -> None:
     await again.update_attempt("ro-1", held.attempt.attempt_id, status="succeeded")
     assert [each.cursor for each in await again.read_completions()] == [1, 2]
     await again.close()
+
+
+def test_several_new_files_can_be_opened_at_once_by_one_process(tmp_path: Path) -> None:
+    """In a process of its own: what one opening has worked out serves the later ones."""
+    program = (
+        "import asyncio, sys\n"
+        "from rollwright.store.opening import open_store\n"
+        "async def main():\n"
+        "    stores = await asyncio.gather(*(open_store(f'{sys.argv[1]}/{n}.db') for n in range(8)))\n"
+        "    print([(await each.enqueue_rollout('a task')).status for each in stores].count('queuing'))\n"
+        "    await asyncio.gather(*(each.close() for each in stores))\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("8\n", "")
 
 
 async def test_two_stores_on_one_file_wake_each_other(tmp_path: Path) -> None:

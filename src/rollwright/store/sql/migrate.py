@@ -1,9 +1,10 @@
 """Brings a database to the newest schema when it is opened.
 
 Alembic renders the missing steps as SQL, and the driver runs them in one transaction under a lock, so several
-processes may open a new database at once. A database of a newer release is refused.
+processes may open a new database at once, and so may several threads of one. A database of a newer release is refused.
 """
 
+import threading
 from functools import cache
 from io import StringIO
 
@@ -18,17 +19,21 @@ READ_VERSION = f"SELECT version_num FROM {VERSION_TABLE}"
 NEWEST = "0001"
 """The last step in `migrations`. Written down so that opening a current database needs no alembic."""
 
+_alembic = threading.Lock()
+"""Alembic keeps what it is doing in variables of its modules, so one thread at a time."""
+
 
 def missing_steps(dialect: Dialect, version: str | None, where: str) -> str:
     """The SQL that leads from `version` (`None`: an empty database) to the newest schema."""
     if version == NEWEST:
         return ""
-    if version is not None and version not in _known():
-        raise StoreError(
-            f"{where} has schema {version}, which this release does not know (it knows up to {NEWEST});"
-            " open it with a newer release"
-        )
-    return _render(dialect, version)
+    with _alembic:
+        if version is not None and version not in _known():
+            raise StoreError(
+                f"{where} has schema {version}, which this release does not know (it knows up to {NEWEST});"
+                " open it with a newer release"
+            )
+        return _render(dialect, version)
 
 
 @cache
