@@ -101,8 +101,9 @@ class ZenohTransport:
         settings: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> "ZenohTransport":
-        """Joins. Addresses are zenoh's: `tcp/HOST:PORT`; without any in `listen`, see `listening`. `multicast`: also find peers on the same network without any
-        address. `settings` are zenoh's own, by path: `transport/link/tls` for certificates, say."""
+        """Joins. Addresses are zenoh's: `tcp/HOST:PORT`; without any in `listen`, see `listening`. `multicast`: also find
+        peers on the same network without any address. `settings` are zenoh's own, by path: `transport/link/tls` for
+        certificates, say."""
         made = cls(swarm, peer, clock)
         config = _config(listening(listen, bootstrap), bootstrap, multicast, settings or {})
         try:
