@@ -99,9 +99,12 @@ def constant(value: str | int) -> ColumnElement[Any]:
 
 
 def insert_into(table: Table, *numbered: str) -> Insert:
-    """Inserts a row with a value for every column but those that the database numbers itself."""
+    """Inserts a row with a value for every column but those that the database numbers itself.
+
+    Inline: a key that is computed is not asked for, which would take a call for each row instead of one for all.
+    """
     names = [column.name for column in table.columns if column.name not in numbered]
-    return insert(table).values({name: bindparam(name) for name in names})
+    return insert(table).values({name: bindparam(name) for name in names}).inline()
 
 
 class Statement:
