@@ -5,7 +5,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,9 @@ async def test_callers_together_need_fewer_statements_than_one_after_the_other(t
     await store.close()
 
 
-async def test_only_what_must_last_waits_for_the_writer_thread(tmp_path: Path) -> None:
+async def test_only_what_must_last_waits_for_the_writer_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And four rollouts that are played at the same time are flushed to disk twice: enqueued, finished."""
     said: list[tuple[str, str]] = []
     here = threading.current_thread().name
@@ -119,10 +120,13 @@ async def test_only_what_must_last_waits_for_the_writer_thread(tmp_path: Path) -
     store = SqlStore(driver)
     store._watch.cancel()  # it writes too, whenever the machine gets to it
     await asyncio.gather(store._watch, return_exceptions=True)
-    driver._writer._next_look = driver._writer._next_lapse = inf  # looking for others takes the thread, too
     driver._writer._connection.set_trace_callback(
         lambda statement: said.append((threading.current_thread().name, statement))
     )
+    monkeypatch.setattr(
+        sqlite_writer, "flush", lambda file: said.append((threading.current_thread().name, "flush"))
+    )
+    monkeypatch.setattr(sqlite_writer, "IDLE_SHARE", 0.0)  # as if the event loop always had more to do
     await asyncio.gather(*(store.enqueue_rollout(n) for n in range(4)))
     found = await asyncio.gather(*(store.dequeue_rollout(f"worker-{n}") for n in range(4)))
     pairs = [(each.rollout_id, each.attempt.attempt_id) for each in found if each]
@@ -130,7 +134,7 @@ async def test_only_what_must_last_waits_for_the_writer_thread(tmp_path: Path) -
     await asyncio.gather(*(store.update_attempt(*pair, status="succeeded") for pair in pairs))
     assert [thread for thread, statement in said if statement == "BEGIN IMMEDIATE"] == [here] * 4
     left = [(thread, statement) for thread, statement in said if thread != here]
-    assert left == [("store.db writer", "COMMIT")] * 2
+    assert left == [("store.db writer", "flush")] * 2
     await store.close()
 
 
@@ -154,6 +158,7 @@ async def test_the_log_has_its_length_from_the_beginning_and_keeps_it(
 ) -> None:
     """A flush that makes a file longer costs twice as much."""
     monkeypatch.setattr(sqlite_writer, "CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr(sqlite_writer, "COMMITS_HERE", 3)
     store, log = SqlStore(await SqliteDriver.open(tmp_path / "store.db")), tmp_path / "store.db-wal"
     length = log.stat().st_size
     assert length >= LOG_BYTES

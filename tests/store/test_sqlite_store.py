@@ -1,18 +1,25 @@
 """What is particular to a SQLite file: its settings, its schema, its clock, and several stores on one file."""
 
 import asyncio
+import errno
+import os
+import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Awaitable
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
 
-from rollwright.store.contract import StoreError
+from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.records import EnqueueRequest, RolloutConfig, RolloutStatus
-from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting
+from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting, sqlite_writer
 from rollwright.store.sql.schema import metadata
 from rollwright.store.sql.sqlite import SqliteDriver
 from rollwright.store.sql.sqlite_file import connect, prepare
@@ -30,29 +37,189 @@ def test_a_lasting_commit_survives_a_power_cut(tmp_path: Path) -> None:
     connection.close()
 
 
-async def test_the_writer_flushes_what_must_last_and_only_that(tmp_path: Path) -> None:
-    driver = await SqliteDriver.open(tmp_path / "store.db")
-    flushed: list[int] = []
+async def quiet(path: Path) -> SqlStore:
+    """One whose watch does not write, whenever the machine gets to it."""
+    store = await opened(path)
+    store._watch.cancel()
+    await asyncio.gather(store._watch, return_exceptions=True)
+    return store
+
+
+@pytest.mark.parametrize("brief", [True, False], ids=["in the event loop", "in the thread"])
+async def test_the_writer_flushes_what_must_last_and_only_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: bool
+) -> None:
+    if not brief:
+        monkeypatch.setattr(sqlite_writer, "BRIEF_BATCH", 0)
+    store = await quiet(tmp_path / "store.db")
+    writer = store._driver._writer  # type: ignore[attr-defined]
+    flushes: list[str] = []
 
     def said(statement: str) -> None:
-        if statement == "BEGIN IMMEDIATE":
-            flushed.append(driver._writer._connection.execute("PRAGMA synchronous").fetchone()[0])
+        if statement == "COMMIT" and writer._connection.execute("PRAGMA synchronous").fetchone() == (2,):
+            flushes.append("FULL")
 
-    driver._writer._connection.set_trace_callback(said)
-    store = SqlStore(driver)
-    store._watch.cancel()  # it writes too, whenever the machine gets to it
-    await asyncio.gather(store._watch, return_exceptions=True)
+    def flushed(file: int) -> None:
+        flushes.append("flush")
+        os.fsync(file)
+
+    writer._connection.set_trace_callback(said)
+    monkeypatch.setattr(sqlite_writer, "flush", flushed)
+
+    async def flushed_by(call: Awaitable[Any]) -> list[str]:
+        flushes.clear()
+        await call
+        return flushes.copy()
+
+    once = ["flush"] if brief else ["FULL"]
     for _ in range(2):
-        flushed.clear()
-        rollout = await store.enqueue_rollout(None)
+        assert await flushed_by(store.enqueue_rollout(None)) == once
+        assert await flushed_by(store.enqueue_rollout(None)) == once
+        claim = asyncio.ensure_future(store.dequeue_rollout("worker-0"))
+        assert await flushed_by(claim) == []
+        claimed = claim.result()
+        assert claimed is not None
+        pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+        assert await flushed_by(store.update_worker("worker-0", attempts=[pair])) == []
+        assert await flushed_by(store.append_journal(*pair, [b"turn"])) == once
+        assert await flushed_by(store.update_attempt(*pair, status="succeeded")) == once
+    await store.close()
+
+
+async def test_what_was_answered_is_on_the_disk_as_it_was_last_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut at the very moment after an answer."""
+    disk = tmp_path / "disk"
+
+    def flushed(file: int) -> None:
+        os.fsync(file)
+        shutil.rmtree(disk, ignore_errors=True)
+        disk.mkdir()
+        for name in ("store.db", "store.db-wal"):
+            shutil.copy(tmp_path / name, disk / name)
+
+    monkeypatch.setattr(sqlite_writer, "flush", flushed)
+    store = await quiet(tmp_path / "store.db")
+    for number in range(5):
+        await store.enqueue_rollout(number, rollout_id=f"ro-{number}")  # an id of one's own: not brief
+        await asyncio.gather(*(store.enqueue_rollout(number) for _ in range(3)))
         claimed = await store.dequeue_rollout("worker-0")
         assert claimed is not None
-        pair = (rollout.rollout_id, claimed.attempt.attempt_id)
-        await store.update_worker("worker-0", attempts=[pair])
+        pair = (claimed.rollout_id, claimed.attempt.attempt_id)
         await store.append_journal(*pair, [b"turn"])
-        await store.update_attempt(*pair, status="succeeded")
-        full, normal = 2, 1
-        assert flushed == [full, normal, normal, full, full]
+        after = await opened(disk / "store.db")
+        assert len(await after.query_rollouts()) == 4 * (number + 1)
+        assert await after.read_journal(claimed.rollout_id) == [b"turn"]
+        await after.close()
+        await store.update_attempt(*pair, status="succeeded", trajectory=b"x")
+        after = await opened(disk / "store.db")
+        assert await after.get_trajectories([claimed.rollout_id]) == {claimed.rollout_id: b"x"}
+        await after.close()
+    await store.close()
+
+
+async def test_while_the_disk_is_written_only_what_has_to_last_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_go_on = threading.Event(), threading.Event()
+    flushes = 0
+
+    def flushed(file: int) -> None:
+        nonlocal flushes
+        flushes += 1
+        began.set()
+        assert may_go_on.wait(60)
+        os.fsync(file)
+
+    store = await quiet(tmp_path / "store.db")
+    await store.enqueue_rollout("first")
+    store._driver._writer._flushes_here = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(sqlite_writer, "flush", flushed)
+    second = asyncio.create_task(store.enqueue_rollout("second"))
+    await asyncio.to_thread(began.wait, 60)
+    claimed = await store.dequeue_rollout("worker-0")
+    assert claimed is not None
+    assert claimed.input == "first"
+    pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+    assert await store.update_worker("worker-0", attempts=[pair]) == []
+    looking = asyncio.create_task(store.query_rollouts())
+    later = [asyncio.create_task(store.append_journal(*pair, [bytes([n])])) for n in range(3)]
+    for _ in range(3):  # the reader's thread answers in its own time
+        await asyncio.sleep(0.02)
+    assert not second.done(), "it is not on disk"
+    assert not looking.done(), "what it has seen is not on disk"
+    assert not any(each.done() for each in later)
+    may_go_on.set()
+    assert (await second).input == "second"
+    assert len(await looking) == 2
+    await asyncio.gather(*later)
+    assert await store.read_journal(claimed.rollout_id) == [b"\0", b"\1", b"\2"]
+    assert flushes == 2, "what waited for one flush shares the next"
+    await store.close()
+
+
+async def test_a_store_whose_flush_failed_says_so_until_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = await quiet(tmp_path / "store.db")
+    await store.enqueue_rollout("good")
+    with monkeypatch.context() as broken:
+        broken.setattr(sqlite_writer, "flush", failing)
+        with pytest.raises(StoreUnavailable, match=r"store\.db: cannot be flushed.*Input/output error"):
+            await store.enqueue_rollout("lost or not")
+    for call in (store.enqueue_rollout("too late"), store.dequeue_rollout("worker-0")):
+        with pytest.raises(StoreUnavailable, match="open it again"):
+            await call
+    await store.close()
+    again = await opened(tmp_path / "store.db")
+    assert "good" in [each.input for each in await again.query_rollouts()]
+    await again.enqueue_rollout("good again")
+    await again.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "worked", "here"),
+    [(0.0001, 0.00001, True), (0.0001, 0.00009, False), (0.01, 0.00001, False)],
+    ids=["idle", "busy", "slow disk"],
+)
+def test_the_event_loop_may_wait_for_a_quick_disk_where_it_has_nothing_else_to_do(
+    seconds: float, worked: float, here: bool
+) -> None:
+    assert sqlite_writer.may_wait_here(seconds, worked) == here
+
+
+async def test_now_and_then_the_thread_waits_for_the_disk_to_see_what_the_event_loop_has_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+    here = threading.current_thread()
+    idle = True
+
+    def flushed(file: int) -> None:
+        threads.append(threading.current_thread() is here)
+
+    monkeypatch.setattr(sqlite_writer, "flush", flushed)
+    monkeypatch.setattr(sqlite_writer, "QUICK_FLUSH_SECONDS", inf)
+    monkeypatch.setattr(sqlite_writer, "may_wait_here", lambda seconds, worked: idle)
+    monkeypatch.setattr(sqlite_writer, "FLUSHES_HERE", 3)
+    store = await quiet(tmp_path / "store.db")
+
+    async def flushed_by(count: int) -> list[bool]:
+        threads.clear()
+        for _ in range(count):
+            await store.enqueue_rollout(None)
+        return threads.copy()
+
+    assert await flushed_by(8) == [False, True, True, True, False, True, True, True]
+    idle = False
+    assert await flushed_by(4) == [False] * 4
+    idle = True
+    monkeypatch.setattr(sqlite_writer, "QUICK_FLUSH_SECONDS", 0.0)
+    assert await flushed_by(4) == [False, True, False, True], "one slow flush, and it is the thread's again"
     await store.close()
 
 

@@ -50,7 +50,7 @@ def check_id(value: str, what: str) -> str:
     return value
 
 
-class NewRollout(msgspec.Struct, frozen=True):
+class NewRollout(msgspec.Struct, frozen=True, gc=False):
     """A request that passed every check, packed."""
 
     rollout_id: str
@@ -75,7 +75,7 @@ def check_request(request: EnqueueRequest) -> NewRollout:
     )
 
 
-class RolloutChange(msgspec.Struct, frozen=True):
+class RolloutChange(msgspec.Struct, frozen=True, gc=False):
     """What `update_rollout` is to set; `None` leaves a field as it is."""
 
     status: RolloutStatus | None

@@ -49,7 +49,7 @@ class WorkerStatus(StrEnum):
     """Has not been heard of for a while."""
 
 
-class RolloutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RolloutConfig(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Retry rules of one rollout."""
 
     timeout_seconds: float | None = None
@@ -66,7 +66,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     was given back (`cancelled`) is not one of them: its rollout is always tried again, and it does not count."""
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class Attempt(msgspec.Struct, frozen=True, gc=False):
     """One try at a rollout by one worker. Its id is the fencing token: only the current one may commit."""
 
     rollout_id: str
@@ -85,7 +85,7 @@ class Attempt(msgspec.Struct, frozen=True):
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Rollout(msgspec.Struct, frozen=True):
+class Rollout(msgspec.Struct, frozen=True, gc=False):
     """One episode to be played: the durable unit."""
 
     rollout_id: str
@@ -110,7 +110,7 @@ class AttemptedRollout(Rollout, frozen=True, kw_only=True):
     attempt: Attempt
 
 
-class Completion(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True, gc=False):
     """One entry of the store's append-only log of finished rollouts."""
 
     cursor: int
@@ -122,7 +122,7 @@ class Completion(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
-class Worker(msgspec.Struct, frozen=True):
+class Worker(msgspec.Struct, frozen=True, gc=False):
     worker_id: str
     status: WorkerStatus
     heartbeat_stats: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -134,7 +134,7 @@ class Worker(msgspec.Struct, frozen=True):
     current_attempt_id: str | None = None
 
 
-class ResourcesUpdate(msgspec.Struct, frozen=True):
+class ResourcesUpdate(msgspec.Struct, frozen=True, gc=False):
     """Named settings that rollouts refer to, such as a run's configuration. Old versions are kept."""
 
     resources_id: str
@@ -158,7 +158,7 @@ class EventKind(StrEnum):
     """A rollout was forgotten, with all that belonged to it but its events."""
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """One entry of the store's history, kept so that what it promises can be checked afterwards."""
 
     sequence: int
@@ -177,7 +177,7 @@ class Event(msgspec.Struct, frozen=True):
     """The rollout's status after an attempt's end; a final one is its entry in the completion log."""
 
 
-class EnqueueRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EnqueueRequest(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One rollout to enqueue. With an id given by the caller, asking twice enqueues once."""
 
     input: Any

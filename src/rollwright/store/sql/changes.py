@@ -33,7 +33,7 @@ def noted(
     """The rollout after a sign of life of the attempt that holds it; `None` leaves a field as it is."""
     return replace(
         row,
-        status=row.status if status is None else status.value,
+        status=row.status if status is None else status._value_,
         worker_id=worker_id if row.worker_id is None else row.worker_id,
         last_heartbeat_time=now,
         attempt_metadata=row.attempt_metadata if metadata is None else metadata,
@@ -83,7 +83,7 @@ def end(
     check_rollout_change(row.rollout_id, row.rollout_status, after)
     yield RELEASE(
         at_place=row.place,
-        new_status=after.value,
+        new_status=after._value_,
         new_waiting=int(waits),
         new_end=None if waits else tx.now,
         new_tries=tries,
@@ -94,7 +94,7 @@ def end(
             row.place,
             row.attempts,
             row.attempt_id,
-            status.value,
+            status._value_,
             row.attempt_start,
             tx.now,
             row.worker_id,
@@ -113,9 +113,9 @@ def end(
         row.rollout_id,
         row.attempt_id,
         row.worker_id,
-        status.value,
+        status._value_,
         row.lease_expires,
-        after.value,
+        after._value_,
     )
     if not waits:
         if trajectory is not None:
@@ -133,10 +133,10 @@ def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: st
         return
     check_rollout_change(row.rollout_id, row.rollout_status, status)
     yield RELEASE(
-        at_place=row.place, new_status=status.value, new_waiting=0, new_end=tx.now, new_tries=row.tries
+        at_place=row.place, new_status=status._value_, new_waiting=0, new_end=tx.now, new_tries=row.tries
     )
     yield CLEAR_JOURNAL(at_place=row.place)
-    tx.event(EventKind.ENDED, row.rollout_id, becomes=status.value)
+    tx.event(EventKind.ENDED, row.rollout_id, becomes=status._value_)
     tx.complete(row.place, row.rollout_id, None, status, reason)
 
 

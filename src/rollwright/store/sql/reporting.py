@@ -269,7 +269,7 @@ def _refuse(tx: Transaction, attempt: Attempt, status: AttemptStatus | None, why
         attempt.rollout_id,
         attempt.attempt_id,
         attempt.worker_id,
-        None if status is None else status.value,
+        None if status is None else status._value_,
         attempt.lease_expires,
     )
     raise AttemptRefused(f"attempt {attempt.attempt_id} of rollout {attempt.rollout_id}: {why}")

@@ -51,7 +51,7 @@ class SqliteDriver:
         self._closed = False
         self.stamps = Stamps()
         self._writer = Writer(path, writer, clock, self.stamps, self._deliver)
-        self._reader = _Reader(path, reader)
+        self._reader = _Reader(path, reader, self._writer.once_flushed)
 
     def write(
         self,
@@ -112,8 +112,15 @@ class SqliteDriver:
 class _Reader:
     """Runs the reads of one round of the event loop one after the other, and answers them together."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        once_flushed: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`once_flushed` is called in the event loop with the answering, and calls it."""
         self._path = path
+        self._once_flushed = once_flushed
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._thread = ConnectionThread(f"{path.name} reader", connection)
@@ -145,7 +152,7 @@ class _Reader:
             finally:
                 self._connection.execute("COMMIT")
         if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
-            self._loop.call_soon_threadsafe(answer, batch, outcomes)
+            self._loop.call_soon_threadsafe(self._once_flushed, partial(answer, batch, outcomes))
 
 
 def _news(version: int) -> Operation[tuple[int, tuple[bool, int, bool] | None]]:

@@ -24,8 +24,8 @@ _CACHE_KIB = 65536
 CHECKPOINT_PAGES = 2000
 """Of the write-ahead log (8 MB) before they are copied into the file: a page that changes with every call is copied
 once for all of them. Opening the file after a crash reads as much, in milliseconds."""
-LOG_BYTES = 9 * 2**20
-"""Of the log from the beginning: as much as it holds at a checkpoint, and room for the transaction that ends there."""
+LOG_BYTES = 12 * 2**20
+"""Of the log from the beginning: as much as it holds at a checkpoint, and room for what is committed until then."""
 _SPILL_PAGES = 10
 """SQLite's smallest cache: what a transaction changes beyond it goes into the log at once."""
 _OLDEST_SQLITE = (3, 35)

@@ -16,6 +16,7 @@ Result = TypeVar("Result")
 
 def drive(connection: sqlite3.Connection, operation: Operation[Result]) -> Result:
     """Runs an operation to its end."""
+    cursor = connection.cursor()
     try:
         statement, values = next(operation)
         while True:
@@ -23,9 +24,9 @@ def drive(connection: sqlite3.Connection, operation: Operation[Result]) -> Resul
             rows: list[Any] = []
             if compiled.returns_rows:
                 for each in compiled.arguments(values):
-                    rows += connection.execute(compiled.sql, each)
+                    rows += cursor.execute(compiled.sql, each)
             else:
-                connection.executemany(compiled.sql, compiled.arguments(values))
+                cursor.executemany(compiled.sql, compiled.arguments(values))
             statement, values = operation.send(rows)
     except StopIteration as stop:
         result: Result = stop.value

@@ -3,9 +3,12 @@
 The connection is used by one at a time. All calls of one round of the event loop make a batch: callers that were
 answered together ask together. A brief batch runs where the callers are, in the event loop's own thread, because
 handing it to another thread and back costs more than its statements do. Whatever can take long is left to the writer
-thread: a commit that is flushed to disk (`synchronous=FULL`: what was committed survives a power cut), a checkpoint,
-waiting for another process's lock, ending leases, calls with much to do. While it is busy the next calls gather: the
-busier the store, the more calls share a commit.
+thread: flushing the log to disk, a checkpoint, waiting for another process's lock, ending leases, calls with much to
+do. What has to last is answered when it is on disk (it survives a power cut); until then whatever else has to last
+gathers, to share the next flush, and what need not goes on. The busier the store, the more calls share a commit.
+
+The thread commits with `synchronous=FULL`. A batch that ran in the event loop is committed without a flush, and the
+thread flushes the log: the same, in two steps. Whoever reads in between is answered after the flush.
 
 Several processes may open the same file. Each transaction begins with the write lock, so they take turns, and
 a process that sees another one writing makes a short pause after each commit: SQLite's lock has no queue, and
@@ -13,6 +16,7 @@ without the pause the process that just released it would get it again.
 """
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +27,7 @@ from typing import Any, NamedTuple
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Job, Outcome, run_all
+from rollwright.store.sql.looking import FIRST_LEASE
 from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES
 from rollwright.store.sql.sqlite_thread import ConnectionThread, drive
 from rollwright.store.sql.transaction import Changes, Stamps, Transaction
@@ -32,6 +37,14 @@ MAX_BATCH = 256
 within milliseconds."""
 BRIEF_BATCH = 8
 """Brief calls that run in the event loop at once: they hold it up for less than a millisecond."""
+COMMITS_HERE = 64
+"""Batches committed in the event loop, after which one goes to the thread, which may copy the log into the file."""
+FLUSHES_HERE = 32
+"""How often the event loop waits for the disk itself, after it had nothing else to do while the thread did."""
+QUICK_FLUSH_SECONDS = 0.0005
+"""A flush that takes longer is the thread's."""
+IDLE_SHARE = 0.25
+"""Of the time of a flush: with less work in it, the event loop had nothing else to do."""
 
 _RETRY_SECONDS = 0.0002
 """Pause between two tries to get the write lock; shorter than the courtesy pause, so that it falls into it."""
@@ -68,11 +81,23 @@ class Writer:
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._thread = ConnectionThread(f"{path.name} writer", connection)
+        self._log = os.open(f"{path}-wal", os.O_RDONLY)
         self._gathered: list[Job[Any]] = []
         self._called = False
         """Whether the event loop is going to call `_begin_batch`."""
         self._handed_over = False
         """Whether the thread has the connection."""
+        self._flushing = False
+        """Whether the thread is about to flush what was committed here."""
+        self._held_back: list[Callable[[], None]] = []
+        """Answers to reads, which may have seen what is not on disk yet."""
+        self._broken: OSError | None = None
+        """Why a flush failed: what the disk has is not known any more."""
+        self._commits_here = 0
+        self._flushes_here = 0
+        """How many more the event loop waits for itself."""
+        self._worked = 0.0
+        """CPU time of the event loop's thread when a flush began."""
         self._tuned = ""
         self._next_look = 0.0
         self._next_lapse = 0.0
@@ -95,6 +120,14 @@ class Writer:
     def stop(self) -> None:
         """In any thread; returns when the jobs that came before `finish` are done."""
         self._thread.stop()
+        os.close(self._log)
+
+    def once_flushed(self, answer: Callable[[], None]) -> None:
+        """Calls it when all that is committed now is on disk."""
+        if self._flushing:
+            self._held_back.append(answer)
+        else:
+            answer()
 
     def _call_soon(self) -> None:
         if not self._called and not self._handed_over:
@@ -103,46 +136,88 @@ class Writer:
 
     def _begin_batch(self) -> None:
         self._called = False
-        if self._handed_over or not self._gathered:
+        if self._handed_over:
             return
-        batch, self._gathered = self._gathered[:MAX_BATCH], self._gathered[MAX_BATCH:]
+        batch = self._next_batch()
+        if not batch:
+            return
         if self._is_brief(batch):
             self._run_here(batch)
         else:
             self._hand_over(partial(self._run_in_thread, batch))
 
+    def _next_batch(self) -> list[Job[Any]]:
+        if not self._flushing:
+            batch, self._gathered = self._gathered[:MAX_BATCH], self._gathered[MAX_BATCH:]
+            return batch
+        batch = [job for job in self._gathered if not job.lasting]
+        if batch:
+            self._gathered = [job for job in self._gathered if job.lasting]
+        return batch
+
     def _is_brief(self, batch: Sequence[Job[Any]]) -> bool:
-        return (
-            len(batch) <= BRIEF_BATCH
-            and all(job.brief for job in batch)
-            and self._contended_until < time.monotonic() < self._next_look
-            and self._clock() < self._next_lapse
-        )
+        if len(batch) > BRIEF_BATCH or self._commits_here >= COMMITS_HERE or self._broken is not None:
+            return False
+        for job in batch:
+            if not job.brief:
+                return False
+        return time.monotonic() >= self._contended_until and not self._lapsed()
+
+    def _lapsed(self) -> bool:
+        """Whether leases are over. Ending them may take long; looking for them does not."""
+        now = self._clock()
+        if now >= self._next_lapse:
+            [lease] = self._connection.execute(FIRST_LEASE.sqlite.sql).fetchone()
+            self._next_lapse = now + _LOOK_SECONDS if lease is None else min(lease, now + _LOOK_SECONDS)
+        return now >= self._next_lapse
 
     def _run_here(self, batch: Sequence[Job[Any]]) -> None:
-        lasting = any(job.lasting for job in batch)
         try:
-            self._tune(lasting=lasting, checkpoint=lasting)
+            self._tune(lasting=False, checkpoint=False)
             self._connection.execute("BEGIN IMMEDIATE")
+            self._notice_others()
             done = self._run(batch)
-            if not lasting:
-                self._connection.execute("COMMIT")
+            self._connection.execute("COMMIT")
         except Exception:  # noqa: BLE001 - the thread waits for the lock, and finds the call that fails
             self._roll_back()
             self._hand_over(partial(self._run_in_thread, batch))
             return
-        if lasting:
-            self._hand_over(partial(self._commit, done))
-        else:
+        self._commits_here += 1
+        for job in batch:
+            if job.lasting:
+                self._make_last(done)
+                return
+        self._end_batch([done])
+
+    def _make_last(self, done: Done) -> None:
+        if self._flushes_here:
+            self._flushes_here -= 1
+            done, seconds = self._flush(done)
+            if seconds > QUICK_FLUSH_SECONDS:
+                self._flushes_here = 0
             self._end_batch([done])
+        else:
+            self._flushing = True
+            self._worked = time.thread_time()
+            self._thread.put(partial(self._flush_in_thread, done))
 
     def _hand_over(self, work: Callable[[], None]) -> None:
         self._handed_over = True
+        self._commits_here = 0
         self._thread.put(work)
 
     def _taken_back(self, done: Sequence[Done]) -> None:
         self._handed_over = False
         self._end_batch(done)
+
+    def _flushed(self, done: Done, seconds: float) -> None:
+        self._flushing = False
+        if may_wait_here(seconds, time.thread_time() - self._worked):
+            self._flushes_here = FLUSHES_HERE
+        held_back, self._held_back = self._held_back, []
+        self._end_batch([done])
+        for answer in held_back:
+            answer()
 
     def _end_batch(self, done: Sequence[Done]) -> None:
         for each in done:
@@ -152,14 +227,10 @@ class Writer:
 
     # -- in the writer thread -----------------------------------------------------------------------
 
-    def _commit(self, done: Done) -> None:
-        try:
-            self._connection.execute("COMMIT")
-        except sqlite3.Error:
-            self._roll_back()
-            self._run_in_thread(done.jobs)
-        else:
-            self._answer([done])
+    def _flush_in_thread(self, done: Done) -> None:
+        done, seconds = self._flush(done)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._flushed, done, seconds)
 
     def _run_in_thread(self, batch: Sequence[Job[Any]]) -> None:
         self._answer(self._transact(batch))
@@ -168,6 +239,8 @@ class Writer:
 
     def _transact(self, batch: Sequence[Job[Any]]) -> list[Done]:
         try:
+            if self._broken is not None:
+                raise self._cannot_flush()
             self._tune(lasting=any(job.lasting for job in batch), checkpoint=True)
             self._wait_for_lock()
             self._notice_others()
@@ -233,9 +306,33 @@ class Writer:
         self._next_lapse = min(self._next_lapse, tx.changes.lease)
         return Done(batch, outcomes, tx.changes)
 
+    def _flush(self, done: Done) -> tuple[Done, float]:
+        """What its callers are to be told once the log is on disk, and how long that took."""
+        began = time.perf_counter()
+        try:
+            flush(self._log)
+        except OSError as error:
+            self._broken = error
+            done = Done(done.jobs, [(None, self._cannot_flush())] * len(done.jobs), Changes())
+        return done, time.perf_counter() - began
+
+    def _cannot_flush(self) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._path}: cannot be flushed to disk; open it again: {self._broken}")
+
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
+
+
+def may_wait_here(seconds: float, worked: float) -> bool:
+    """Whether the event loop may wait for the disk itself, after a flush that took so long, in which it worked so much.
+    That spares the way to another thread and back, which costs about as much again."""
+    return seconds <= QUICK_FLUSH_SECONDS and worked < seconds * IDLE_SHARE
+
+
+def flush(file: int) -> None:
+    """Its contents and its length."""
+    os.fdatasync(file) if hasattr(os, "fdatasync") else os.fsync(file)
 
 
 def plain(error: Exception, path: Path) -> Exception:

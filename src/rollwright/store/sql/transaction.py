@@ -126,13 +126,13 @@ class Transaction:
     ) -> None:
         """The statuses as plain text: an enum is bound more slowly."""
         self._events.append(
-            (self.now, kind.value, rollout_id, attempt_id, worker_id, status, lease_expires, becomes)
+            (self.now, kind._value_, rollout_id, attempt_id, worker_id, status, lease_expires, becomes)
         )
 
     def complete(
         self, place: int, rollout_id: str, attempt_id: str | None, status: RolloutStatus, reason: str | None
     ) -> None:
-        self._completions.append((place, rollout_id, attempt_id, status.value, reason, self.now))
+        self._completions.append((place, rollout_id, attempt_id, status._value_, reason, self.now))
         self.changes.completed = True
 
     def later(self, insert: Statement, values: Values) -> None:
