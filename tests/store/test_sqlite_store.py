@@ -50,7 +50,7 @@ async def test_the_writer_flushes_what_must_last_and_only_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: bool
 ) -> None:
     if not brief:
-        monkeypatch.setattr(sqlite_writer, "BRIEF_BATCH", 0)
+        monkeypatch.setattr(sqlite_writer, "COMMITS_HERE", 0)
     store = await quiet(tmp_path / "store.db")
     writer = store._driver._writer  # type: ignore[attr-defined]
     flushes: list[str] = []

@@ -120,7 +120,7 @@ def end(
     if not waits:
         if trajectory is not None:
             tx.later(INSERT_TRAJECTORY, (row.place, trajectory))
-        if row.attempts > 1 or row.last_append_id is not None:
+        if row.attempts > 1 or row.status == AttemptStatus.RUNNING:  # as it is once it has journalled a turn
             yield CLEAR_JOURNAL(at_place=row.place)
         tx.complete(row.place, row.rollout_id, row.attempt_id, after, reason)
     return row.attempt(status, tx.now, reason)

@@ -153,12 +153,23 @@ def _by_column(pairs: Sequence[Pair]) -> dict[str, list[str]]:
 
 
 def append_journal(
-    tx: Transaction, rollout_id: str, attempt_id: str, entries: Sequence[bytes], append_id: str
+    tx: Transaction, rollout_id: str, attempt_id: str, entries: Sequence[bytes], append_id: str | None
 ) -> Operation[None]:
+    """`append_id`: under which it may be asked for again; `None`: it never is. It counts as a heartbeat, and like one
+    that comes a moment after another it then leaves the rollout's row as it is."""
     row = yield from _holding(tx, rollout_id, attempt_id)
-    if append_id != row.last_append_id:
+    assert row.last_heartbeat_time is not None
+    if append_id is not None and append_id == row.last_append_id:
+        return
+    if (
+        append_id is not None
+        or row.status != AttemptStatus.RUNNING
+        or is_news(row.config, row.last_heartbeat_time, tx.now)
+    ):
         yield from heard(tx, row, status=AttemptStatus.RUNNING, append_id=append_id)
-        yield INSERT_JOURNAL.many([{"place": row.place, "data": bytes(entry)} for entry in entries])
+    else:
+        tx.stamps.heard(row.worker_id, tx.now)
+    yield INSERT_JOURNAL.many([(row.place, bytes(entry)) for entry in entries])
 
 
 def clear_journal(tx: Transaction, rollout_id: str, attempt_id: str) -> Operation[None]:

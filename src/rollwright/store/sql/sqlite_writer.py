@@ -32,11 +32,10 @@ from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES
 from rollwright.store.sql.sqlite_thread import ConnectionThread, drive
 from rollwright.store.sql.transaction import Changes, Stamps, Transaction
 
-MAX_BATCH = 256
-"""A transaction with so many calls takes no more: enough to hide the cost of a flush, few enough to answer
-within milliseconds."""
-BRIEF_BATCH = 8
-"""Brief calls that run in the event loop at once: they hold it up for less than a millisecond."""
+MAX_BATCH = 128
+"""A transaction with so many calls takes no more: enough to hide the cost of a flush, few enough to hold up the event
+loop for a millisecond or two. In the thread they would take it as long: most of their time is Python's, which runs
+in one thread at a time."""
 COMMITS_HERE = 64
 """Batches committed in the event loop, after which one goes to the thread, which may copy the log into the file."""
 FLUSHES_HERE = 32
@@ -147,16 +146,17 @@ class Writer:
             self._hand_over(partial(self._run_in_thread, batch))
 
     def _next_batch(self) -> list[Job[Any]]:
-        if not self._flushing:
-            batch, self._gathered = self._gathered[:MAX_BATCH], self._gathered[MAX_BATCH:]
-            return batch
-        batch = [job for job in self._gathered if not job.lasting]
-        if batch:
-            self._gathered = [job for job in self._gathered if job.lasting]
-        return batch
+        """While the disk is written, what has to last stays where it is."""
+        may_run = self._gathered
+        waits: list[Job[Any]] = []
+        if self._flushing:
+            may_run = [job for job in self._gathered if not job.lasting]
+            waits = [job for job in self._gathered if job.lasting]
+        self._gathered = may_run[MAX_BATCH:] + waits
+        return may_run[:MAX_BATCH]
 
     def _is_brief(self, batch: Sequence[Job[Any]]) -> bool:
-        if len(batch) > BRIEF_BATCH or self._commits_here >= COMMITS_HERE or self._broken is not None:
+        if self._commits_here >= COMMITS_HERE or self._broken is not None:
             return False
         for job in batch:
             if not job.brief:
@@ -167,7 +167,10 @@ class Writer:
         """Whether leases are over. Ending them may take long; looking for them does not."""
         now = self._clock()
         if now >= self._next_lapse:
-            [lease] = self._connection.execute(FIRST_LEASE.sqlite.sql).fetchone()
+            try:
+                [lease] = self._connection.execute(FIRST_LEASE.sqlite.sql).fetchone()
+            except sqlite3.Error:
+                return True  # the thread finds out what is wrong, and whom to tell
             self._next_lapse = now + _LOOK_SECONDS if lease is None else min(lease, now + _LOOK_SECONDS)
         return now >= self._next_lapse
 

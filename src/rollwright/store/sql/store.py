@@ -118,7 +118,7 @@ class SqlStore(LookingStore):
         claim_id: str | None = None,
     ) -> list[AttemptedRollout]:
         check_claim(limit, worker_id, claim_id)
-        ask = (limit, worker_id, claim_id or self._claim_name())
+        ask = (limit, worker_id, claim_id or self._name("cl"))
         if self._claimants and timeout > 0:
             claimed = []  # whoever came earlier is served first
         else:
@@ -134,8 +134,9 @@ class SqlStore(LookingStore):
             claimed = await self._claimants.wait(ask, timeout)
         return claimed
 
-    def _claim_name(self) -> str | None:
-        return new_id("cl") if self._driver.repeats else None
+    def _name(self, prefix: str) -> str | None:
+        """For a call that the driver may run again, so that the second time is known for what it is."""
+        return new_id(prefix) if self._driver.repeats else None
 
     def _abandoned(self, claimed: Sequence[AttemptedRollout]) -> None:
         """The caller stopped waiting while its claim was made: back into the queue with it."""
@@ -155,14 +156,14 @@ class SqlStore(LookingStore):
         self, rollout_id: str, worker_id: str | None = None, *, claim_id: str | None = None
     ) -> AttemptedRollout:
         check_claim(1, worker_id, claim_id)
-        claim = claim_id or self._claim_name()
+        claim = claim_id or self._name("cl")
         return await self._write(lambda tx: queueing.start(tx, rollout_id, worker_id, claim), lasting=False)
 
     async def start_requested_rollout(
         self, request: EnqueueRequest, worker_id: str | None = None, *, claim_id: str | None = None
     ) -> AttemptedRollout:
         check_claim(1, worker_id, claim_id)
-        claim, checked = claim_id or self._claim_name(), check_request(request)
+        claim, checked = claim_id or self._name("cl"), check_request(request)
         return await self._write(lambda tx: queueing.start_new(tx, checked, worker_id, claim))
 
     async def update_attempt(
@@ -226,7 +227,7 @@ class SqlStore(LookingStore):
     async def append_journal(
         self, rollout_id: str, attempt_id: str, entries: Sequence[bytes], *, append_id: str | None = None
     ) -> None:
-        name = append_id or new_id("ap")
+        name = append_id or self._name("ap")
         await self._write(
             lambda tx: reporting.append_journal(tx, rollout_id, attempt_id, entries, name),
             brief=len(entries) <= BRIEF_ROWS and sum(map(len, entries)) <= BRIEF_BYTES,
