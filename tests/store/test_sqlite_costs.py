@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rollwright.store.checks import check_request
+from rollwright.store.contract import AttemptRefused
 from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
 from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting, sqlite_writer
 from rollwright.store.sql.sqlite import SqliteDriver
@@ -150,6 +151,50 @@ async def test_a_heartbeat_of_the_same_moment_writes_nothing(tmp_path: Path) -> 
         before = connection.total_changes
         assert await store.update_worker("w", attempts=[pair]) == []
         assert connection.total_changes - before == written
+    await store.close()
+
+
+async def test_a_turn_that_follows_soon_writes_nothing_but_itself(tmp_path: Path) -> None:
+    now = 1000.0
+    driver = await SqliteDriver.open(tmp_path / "store.db", lambda: now)
+    connection, store = driver._writer._connection, SqlStore(driver)
+    claimed = await store.start_rollout(None, worker_id="w", config=RolloutConfig(unresponsive_seconds=100))
+    pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+    rows = ((0.1, 2), (0.9, 1), (0.05, 1), (0.1, 2), (0.1, 1))  # the first and the fourth: heard of, too
+    for number, (later, written) in enumerate(rows):
+        now += later
+        await store.query_workers()  # so that no stamp of the worker is due
+        before = connection.total_changes
+        await store.append_journal(*pair, [bytes([number])])
+        assert connection.total_changes - before == written
+    assert await store.read_journal(claimed.rollout_id) == [bytes([number]) for number in range(5)]
+    [attempt] = await store.query_attempts(claimed.rollout_id)
+    assert (attempt.status, attempt.lease_expires) == (AttemptStatus.RUNNING, pytest.approx(1101.15))
+    now += 100.0
+    with pytest.raises(AttemptRefused):
+        await store.append_journal(*pair, [b"too late"])
+    again = await store.dequeue_rollout("w")
+    assert again is not None
+    with pytest.raises(AttemptRefused):
+        await store.append_journal(*pair, [b"too late"])
+    await store.update_attempt(again.rollout_id, again.attempt.attempt_id, status="succeeded")
+    assert connection.execute("SELECT count(*) FROM journal").fetchone() == (0,)
+    await store.close()
+
+
+async def test_the_journal_of_a_rollout_that_ends_is_cleared(tmp_path: Path) -> None:
+    driver = await SqliteDriver.open(tmp_path / "store.db")
+    store = SqlStore(driver)
+    for withdrawn in (True, False):
+        claimed = await store.start_rollout(None, worker_id="w")
+        pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+        for _ in range(3):
+            await store.append_journal(*pair, [b"turn"])
+        if withdrawn:
+            await store.cancel_rollouts([claimed.rollout_id], "not needed")
+        else:
+            await store.update_attempt(*pair, status="succeeded")
+        assert driver._writer._connection.execute("SELECT count(*) FROM journal").fetchone() == (0,)
     await store.close()
 
 
