@@ -1,0 +1,63 @@
+"""When the cyclic garbage collector looks while a run is on."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from rollwright.run import garbage
+from rollwright.run.garbage import growth, rare_collections
+
+
+class Loop:
+    """Refers to itself, so that only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_a_large_process_may_grow_by_more_before_it_is_looked_at() -> None:
+    assert growth(0) == growth(100_000) == garbage.LEAST_GROWTH
+    assert growth(10_000_000) == 2_000_000
+
+
+def test_what_was_set_before_is_set_again() -> None:
+    before = gc.get_threshold(), list(gc.callbacks)
+    with rare_collections():
+        assert gc.get_threshold()[0] >= garbage.LEAST_GROWTH
+        with rare_collections():
+            pass
+        assert gc.get_threshold()[0] >= garbage.LEAST_GROWTH
+    assert (gc.get_threshold(), list(gc.callbacks)) == before
+
+
+def test_as_long_as_as_much_ends_as_begins_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def look(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            looks.append(info["generation"])
+
+    monkeypatch.setattr(garbage, "LEAST_GROWTH", 20_000)
+    monkeypatch.setattr(garbage, "BLOCKS_PER_GROWTH", 10**9)
+    with rare_collections():
+        held: list[list[int]] = [[n] for n in range(10_000)]
+        gc.callbacks.append(look)
+        try:
+            for number in range(200_000):
+                held[number % len(held)] = [number]
+            assert looks == []
+            held += [[n] for n in range(30_000)]
+            assert looks != []
+        finally:
+            gc.callbacks.remove(look)
+
+
+def test_cycles_that_make_the_process_grow_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "LEAST_GROWTH", 2_000)
+    monkeypatch.setattr(garbage, "BLOCKS_PER_GROWTH", 10**9)
+    with rare_collections():
+        there = [weakref.ref(Loop()) for _ in range(20_000)]
+        alive = sum(each() is not None for each in there)
+        assert alive < 10_000
