@@ -13,9 +13,9 @@ factory's signature, so a typo or a wrong type is one clear line.
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
@@ -181,12 +181,20 @@ def _checked(factory: Factory, settings: Mapping[str, Any], leading: int) -> dic
     }
 
 
-def _parameters(factory: Factory) -> list[inspect.Parameter]:
+def _parameters(factory: Factory) -> Sequence[inspect.Parameter]:
+    """Environments of one factory are made again and again."""
+    return _cached_parameters(factory) if isinstance(factory, Hashable) else _read_parameters(factory)
+
+
+def _read_parameters(factory: Factory) -> Sequence[inspect.Parameter]:
     try:
         signature = inspect.signature(factory, eval_str=True)
     except NameError:  # a type that is imported for type checkers only; the names still count
         signature = inspect.signature(factory)
-    return list(signature.parameters.values())
+    return tuple(signature.parameters.values())
+
+
+_cached_parameters = lru_cache(maxsize=256)(_read_parameters)
 
 
 def _converted(key: str, value: Any, declared: Any) -> Any:
