@@ -65,19 +65,21 @@ def enqueue_new(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Opera
     return [[_record(each, tx.now) for each in new] for new in calls]
 
 
-def _values(new: NewRollout, now: float) -> dict[str, Any]:
-    return {
-        "rollout_id": new.rollout_id,
-        "start_time": now,
-        "mode": new.mode,
-        "resources_id": new.resources_id,
-        "config": config_to_bytes(new.config),
-        "timeout_seconds": new.config.timeout_seconds,
-        "unresponsive_seconds": new.config.unresponsive_seconds,
-        "metadata": new.metadata,
-        "priority": new.priority,
-        "input": new.input,
-    }
+def _values(new: NewRollout, now: float) -> tuple[Any, ...]:
+    """In the order of the columns."""
+    config = new.config
+    return (
+        new.rollout_id,
+        now,
+        new.mode,
+        new.resources_id,
+        config_to_bytes(config),
+        config.timeout_seconds,
+        config.unresponsive_seconds,
+        new.metadata,
+        new.priority,
+        new.input,
+    )
 
 
 def _record(new: NewRollout, now: float) -> Rollout:
