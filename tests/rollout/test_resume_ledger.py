@@ -8,7 +8,7 @@ import pytest
 
 from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Gate, GroupBook, GroupRules, Place, RolloutContext, RolloutScheduler
-from rollwright.rollout.filters import Action, Catches, Filter
+from rollwright.rollout.filters import Action, Filter
 from rollwright.rollout.retelling import Retelling
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import Completion, RolloutStatus
@@ -139,9 +139,8 @@ def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> Non
         def catches(self, trajectory: Trajectory) -> bool:
             return trajectory.seed % 2 == 0
 
-    catches = Catches()
     filters = (Filter(Even(), Action.DROP),)
-    retelling = Retelling(["a-g0"], 2, filters, catches)
+    retelling = Retelling(["a-g0"], 2, filters)
     log = [completion(each, "succeeded") for each in (0, 1, 3)] + [completion(2, "failed", "engine: gone")]
     log.append(completion(4, "succeeded"))
     for each in log:
@@ -151,4 +150,4 @@ def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> Non
     retelling.end()
     places = [place for place, _ in retelling.fates["a-g0"]]
     assert places == [Place.FILTERED, Place.DELIVERED, Place.DELIVERED, Place.FAILED, Place.CANCELLED]
-    assert catches.by_filter["even"].count == 1, "the last one came too late to be looked at"
+    assert retelling.caught["a-g0"].by_filter["even"].count == 1, "the last one came too late to be looked at"
