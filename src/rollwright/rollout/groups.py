@@ -76,9 +76,7 @@ class Ledger:
         return {
             "counts": {str(place): count for place, count in self.counts.items()},
             "reasons": dict(self.reasons),
-            "catches": {
-                name: [each.count, each.example] for name, each in self.catches.by_filter.items()
-            },
+            "catches": {name: [each.count, each.example] for name, each in self.catches.by_filter.items()},
         }
 
     @classmethod
@@ -435,9 +433,7 @@ class GroupBook:
             self._move(group, Place.RUNNING, Place.CANCELLED, reason)
         return cancel
 
-    def _move(
-        self, group: Group, old: Place, new: Place, reason: str | None = None, count: int = 1
-    ) -> None:
+    def _move(self, group: Group, old: Place, new: Place, reason: str | None = None, count: int = 1) -> None:
         self.ledger.move(old, new, reason, count)
         group.account.move(old, new, reason, count)
 
