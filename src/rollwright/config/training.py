@@ -138,13 +138,12 @@ class TrainingConfig(Settings):
                 )
         return value
 
-    @field_validator("keep_steps", mode="before")
+    @model_validator(mode="before")
     @classmethod
     def _some_or_all(cls, value: Any) -> Any:
-        if value not in (None, "all") and (
-            not isinstance(value, int) or isinstance(value, bool) or value < 1
-        ):
-            raise ValueError(f"{value!r} is neither a number of steps, at least 1, nor `all`")
+        keep = value.get("keep_steps") if isinstance(value, dict) else None
+        if keep not in (None, "all") and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 1):
+            raise ValueError(f"keep_steps: {keep!r} is neither a number of steps, at least 1, nor `all`")
         return value
 
     @field_validator("advantage", mode="before")
