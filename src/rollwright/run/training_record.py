@@ -6,16 +6,16 @@ model, or where its first steps are forgotten (`retention`), from any checkpoint
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from rollwright.errors import FormatError
-from rollwright.rollout import Batch
+from rollwright.rollout import Batch, Ledger
 from rollwright.rollout.filters import Catches, build_filters, judge, judge_group
 from rollwright.run.folder import TRAJECTORIES, RunReader
-from rollwright.run.retention import Position
+from rollwright.run.retention import Forgotten, Position, own_index
 from rollwright.trajectory import Trajectory
 
 FIGURES = "training"
@@ -162,3 +162,44 @@ def _after(position: Position, groups: Sequence[str]) -> Position:
 def _flat_digest(rows: Iterable[Mapping[str, Any]]) -> str:
     """What checkpoints were kept with before records could be forgotten; of no use without all lines."""
     return sha256("\n".join(group for row in rows for group in row["groups"]).encode()).hexdigest()
+
+
+def trained_in(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Own episodes of a batch, and their sampled tokens."""
+    return row.get("own", row["trajectories"]), row["tokens"]
+
+
+def forgotten_with(
+    before: Forgotten,
+    record: TrainingRecord,
+    cut: int,
+    *,
+    floor: int,
+    settled: Ledger,
+    generated: Iterable[int],
+    played: bool,
+) -> Forgotten:
+    """What is forgotten when the steps before `cut` are, too.
+
+    `floor`: own groups below it are settled, and in no line that is kept; `settled` and `generated`: what became of those
+    that were above the floor before, and their lengths. `played`: whether the run plays, or trains on a recorded one.
+    """
+    gone = record.before(cut)
+    ledger, bias = Ledger(), replace(before.bias)
+    for each in (before.ledger, settled):
+        ledger.add(each)
+    for length in generated:
+        bias.add_generated(length)
+    for row in gone if played else ():
+        bias.add_trained(*trained_in(row))
+    groups = [*before.delivered, *(group for row in gone for group in row["groups"])]
+    own = {group: index for group in groups if (index := own_index(before.name, group)) is not None}
+    return Forgotten(
+        name=before.name,
+        position=record.position(cut),
+        floor=floor,
+        delivered=tuple(group for group, index in own.items() if index >= floor),
+        foreign=frozenset(groups) - own.keys(),
+        ledger=ledger,
+        bias=bias,
+    )

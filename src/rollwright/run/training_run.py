@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -39,8 +39,10 @@ from rollwright.run.training_record import (
     FIGURES,
     RecordedBatch,
     TrainingRecord,
+    forgotten_with,
     plain_row,
     recorded_batches,
+    trained_in,
     training_rows,
 )
 from rollwright.training.advantages import left_out
@@ -292,7 +294,7 @@ class TrainingRun:
         if self._resume and self._source is None:
             self.bias.add(self.forgotten.bias)
             for row in self._record.rows:
-                self.bias.add_trained(*_trained(row))
+                self.bias.add_trained(*trained_in(row))
             for trajectory in reader.trajectories():
                 self._count_generated(trajectory)
 
@@ -317,7 +319,7 @@ class TrainingRun:
             row["curriculum"] = self.local.curriculum.state()
         self.folder.add_metrics(row)
         self._record.append(row)
-        self.bias.add_trained(*_trained(row))
+        self.bias.add_trained(*trained_in(row))
 
     def _note_again(self, step: int, batch: RecordedBatch, seconds: float) -> None:
         self.folder.add_metrics(batch.row)
@@ -387,10 +389,23 @@ class TrainingRun:
         cut = next_cut(self._keep, forgotten=self.forgotten.steps, done=done, oldest_checkpoint=oldest)
         if cut is None:
             return
-        self.forgotten = forgotten = self._forgotten_at(cut)
+        floor, settled = self._settled(self._record.since(cut))
+        below = {
+            each: length for each, length in self._lengths.items() if _index(self.config.name, each) < floor
+        }
+        self.forgotten = forgotten = forgotten_with(
+            self.forgotten,
+            self._record,
+            cut,
+            floor=floor,
+            settled=settled,
+            generated=below.values(),
+            played=self._source is None,
+        )
         await self._in_thread(write_forgotten, self.folder.path, forgotten)
         # From here on it is forgotten. What follows removes it, and is done again by whoever goes on after a crash.
         self._record.forget(cut)
+        self._lengths = {each: length for each, length in self._lengths.items() if each not in below}
         self.validations = [each for each in self.validations if each["step"] >= cut]
         self.folder.remove(await self._in_thread(self.folder.copy_kept, forgotten))
         assert self._metrics is not None
@@ -398,32 +413,15 @@ class TrainingRun:
         if self.local is not None:
             await self.local.forget(forgotten)
 
-    def _forgotten_at(self, cut: int) -> Forgotten:
-        """What is forgotten with the steps before `cut`. Groups that it counts are settled, so it stays true."""
-        before, name = self.forgotten, self.config.name
-        gone, kept = self._record.before(cut), self._record.since(cut)
-        ledger, bias = Ledger(), replace(before.bias)
-        ledger.add(before.ledger)
-        for row in gone if self._source is None else ():
-            bias.add_trained(*_trained(row))
-        floor = before.floor
-        if self.local is not None:
-            needed = lowest_index(name, kept)
-            floor = self.local.first_unsettled if needed is None else min(needed, self.local.first_unsettled)
-            ledger.add(self.local.settle(floor))
-        for rollout_id in [each for each in self._lengths if _index(name, each) < floor]:
-            bias.add_generated(self._lengths.pop(rollout_id))
-        groups = [*before.delivered, *(group for row in gone for group in row["groups"])]
-        own = {group: index for group in groups if (index := own_index(name, group)) is not None}
-        return Forgotten(
-            name=name,
-            position=self._record.position(cut),
-            floor=floor,
-            delivered=[group for group, index in own.items() if index >= floor],
-            foreign=frozenset(groups) - own.keys(),
-            ledger=ledger,
-            bias=bias,
-        )
+    def _settled(self, kept: Sequence[Mapping[str, Any]]) -> tuple[int, Ledger]:
+        """Below which index all own groups are settled and in none of these lines; and what became of them since this
+        was last asked."""
+        if self.local is None:
+            return 0, Ledger()
+        floor = self.local.first_unsettled
+        if (needed := lowest_index(self.config.name, kept)) is not None:
+            floor = min(floor, needed)
+        return floor, self.local.settle(floor)
 
     def _save(self, place: Path, stands_at: Mapping[str, Any]) -> None:
         for name in (TRAJECTORIES, METRICS):  # the record is on the disk before a checkpoint refers to it
@@ -457,11 +455,6 @@ class TrainingRun:
     def _close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
-
-
-def _trained(row: Mapping[str, Any]) -> tuple[int, int]:
-    """Own episodes of a batch, and their sampled tokens."""
-    return row.get("own", row["trajectories"]), row["tokens"]
 
 
 def _index(name: str, rollout_id: str) -> int:
