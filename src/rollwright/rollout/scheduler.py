@@ -279,6 +279,7 @@ class RolloutScheduler:
             await self._store.enqueue_many_rollouts(lost)
         for first in range(0, len(log), RESTORED_AT_ONCE):
             await self._settle(log[first : first + RESTORED_AT_ONCE])
+        self._book.dropped_in_a_row = 0  # between those that were dropped, others were handed out
 
     async def _retold(self, log: Sequence[Completion], delivered: Collection[str]) -> Retelling:
         """What became of the members of groups that were handed out, and what the filters caught among them."""
