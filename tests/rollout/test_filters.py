@@ -30,7 +30,7 @@ from rollwright.rollout.filters import (
     judge,
     judge_group,
 )
-from rollwright.rollout.groups import GroupBook, GroupRules, Place
+from rollwright.rollout import GroupBook, GroupRules, Place
 from rollwright.run.local import LocalRun
 from rollwright.trajectory import (
     FinishReason,

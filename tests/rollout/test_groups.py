@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rollwright.errors import ConfigError
 from rollwright.rollout import Group, GroupBook, GroupRules, Place
 from rollwright.rollout.filters import Action, Filter, ZeroVariance, group_filter
-from rollwright.rollout.groups import Decision, Ledger
+from rollwright.rollout.groups import Decision
+from rollwright.rollout.ledger import MAX_REASONS, Ledger
 from rollwright.trajectory import Outcome, Trajectory, Turn, VersionRun, floats, token_ids
 
 
@@ -196,6 +197,17 @@ def test_a_member_that_gave_up_as_too_old_takes_its_group_with_it() -> None:
     assert sorted(decision.cancel) == members[2:]
     assert counts(groups) == {"stale": 2, "cancelled": 2}
     assert groups.supply == 0
+
+
+def test_reasons_are_told_apart_up_to_a_number_and_none_is_lost() -> None:
+    ledger = Ledger()
+    for number in range(MAX_REASONS + 50):
+        ledger.move(Place.WAITING, Place.FILTERED, f"mean reward {number}")
+        ledger.move(Place.RUNNING, Place.FAILED, "engine: EngineError")
+    assert len(ledger.reasons) <= MAX_REASONS + len(Place)
+    assert ledger.reasons["filtered: other reasons"] > 40
+    assert ledger.reasons["failed: engine: EngineError"] == MAX_REASONS + 50
+    assert sum(ledger.reasons.values()) == 2 * (MAX_REASONS + 50)
 
 
 def plain(ledger: Ledger) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import FormatError
-from rollwright.rollout.groups import Ledger, Place
+from rollwright.rollout.ledger import Ledger, Place
 from rollwright.run.retention import (
     FORGOTTEN,
     Forgotten,

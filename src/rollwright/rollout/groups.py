@@ -6,87 +6,14 @@ at most once, in the order in which groups became complete. A failed rollout nev
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
 
 from rollwright.errors import ConfigError
 from rollwright.rollout.episode import Episode, level_seed
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
+from rollwright.rollout.ledger import Fate, Ledger, Place
 from rollwright.trajectory import Trajectory
-
-
-class Place(StrEnum):
-    """Where an opened rollout is."""
-
-    RUNNING = "running"
-    """Queued, being played, or between two attempts."""
-    WAITING = "waiting"
-    """Finished; its group is not complete, or complete and not handed out yet."""
-    DELIVERED = "delivered"
-    FILTERED = "filtered"
-    """Finished, but its group was left out by a filter or fell below `min_group_size`."""
-    STALE = "stale"
-    """Finished or given up, but too old to be handed out."""
-    CANCELLED = "cancelled"
-    """Not needed any more: its group was complete without it, or gone."""
-    FAILED = "failed"
-    """Its retry rules allowed no further attempt."""
-
-
-Fate = tuple[Place, str | None]
-"""Where a rollout came to, and why if it was left out."""
-
-
-@dataclass
-class Ledger:
-    """How many rollouts are in which place, and why those left out were."""
-
-    counts: dict[Place, int] = field(default_factory=lambda: dict.fromkeys(Place, 0))
-    reasons: dict[str, int] = field(default_factory=dict)
-    """Rollouts that were filtered, stale, cancelled or failed, by `place: reason`."""
-    catches: Catches = field(default_factory=Catches)
-    """What the filters caught, whatever followed from it."""
-
-    @property
-    def opened(self) -> int:
-        return sum(self.counts.values())
-
-    def open(self) -> None:
-        self.counts[Place.RUNNING] += 1
-
-    def move(self, old: Place, new: Place, reason: str | None = None, count: int = 1) -> None:
-        self.counts[old] -= count
-        self.counts[new] += count
-        if reason is not None and count:
-            key = f"{new}: {reason}"
-            self.reasons[key] = self.reasons.get(key, 0) + count
-
-    def add(self, other: "Ledger") -> None:
-        """What stands in another one, on top."""
-        for place, count in other.counts.items():
-            self.counts[place] += count
-        for reason, count in other.reasons.items():
-            self.reasons[reason] = self.reasons.get(reason, 0) + count
-        self.catches.add_all(other.catches)
-
-    def row(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
-            "counts": {str(place): count for place, count in self.counts.items()},
-            "reasons": dict(self.reasons),
-            "catches": {name: [each.count, each.example] for name, each in self.catches.by_filter.items()},
-        }
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "Ledger":
-        """What `row` gave."""
-        ledger = cls(reasons={str(reason): int(count) for reason, count in row["reasons"].items()})
-        ledger.counts.update({Place(place): int(count) for place, count in row["counts"].items()})
-        for name, (count, example) in row["catches"].items():
-            ledger.catches.add(name, example, count)
-        return ledger
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 
 from rollwright.agents import EpisodeFailure
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
-from rollwright.rollout.groups import NOT_NEEDED, Fate, Place
+from rollwright.rollout.groups import NOT_NEEDED
+from rollwright.rollout.ledger import Fate, Place
 from rollwright.store.records import Completion, RolloutStatus
 from rollwright.trajectory import Trajectory
 

@@ -27,10 +27,10 @@ from rollwright.rollout.groups import (
     Group,
     GroupBook,
     GroupRules,
-    Ledger,
     Version,
     check_batch_size,
 )
+from rollwright.rollout.ledger import Ledger
 from rollwright.rollout.retelling import NO_REASON, Retelling
 from rollwright.store.contract import Store
 from rollwright.store.records import (

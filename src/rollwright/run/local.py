@@ -263,15 +263,15 @@ class LocalRun:
             ledger.add(each)
         return ledger
 
-    @property
-    def first_unsettled(self) -> int:
-        """Of the training stream, see `GroupBook.first_unsettled`."""
-        return 0 if self._training is None else self._training.first_unsettled
-
-    def settle(self, floor: int) -> Ledger:
-        """Takes the training groups below `floor` for settled once and for all; gives what became of them since this was
-        last asked. Only of a run that may forget."""
-        return Ledger() if self._training is None else self._training.forget(floor)
+    def settle(self, needed: int | None) -> tuple[int, Ledger]:
+        """Takes training groups for settled once and for all: those before the first that is not, and before the index
+        `needed`. Gives where that is, and what became of them since this was last asked. Only of a run that may
+        forget."""
+        if self._training is None:
+            return 0, Ledger()
+        first = self._training.first_unsettled
+        floor = first if needed is None else min(first, needed)
+        return floor, self._training.forget(floor)
 
     async def forget(self, forgotten: Forgotten) -> None:
         """Removes from the store what is forgotten."""

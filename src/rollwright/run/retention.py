@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.errors import FormatError
-from rollwright.rollout.groups import Ledger
+from rollwright.rollout.ledger import Ledger
 from rollwright.training.pipeline import LengthBias
 
 FORGOTTEN = "forgotten.json"

@@ -9,7 +9,6 @@ older steps than that are forgotten, after a checkpoint and never beyond the old
 
 import asyncio
 import os
-import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,9 @@ from rollwright.policies.base import Policy, Probed, UpdateMode
 from rollwright.rollout import Batch, Ledger
 from rollwright.run.folder import METRICS, TRAJECTORIES, RunFolder, RunReader
 from rollwright.run.local import LocalRun
-from rollwright.run.retention import Forgotten, lowest_index, next_cut, own_index, write_forgotten
+from rollwright.run.numbered_folders import keep_last, numbered
+from rollwright.run.own_lengths import OwnLengths
+from rollwright.run.retention import Forgotten, lowest_index, next_cut, write_forgotten
 from rollwright.run.training_assembly import (
     check,
     copy_tokenizer,
@@ -47,7 +48,7 @@ from rollwright.run.training_record import (
 )
 from rollwright.training.advantages import left_out
 from rollwright.training.metrics import Metrics
-from rollwright.training.pipeline import Cadence, LengthBias, Pipeline, Stages
+from rollwright.training.pipeline import Cadence, Pipeline, Stages
 from rollwright.training.report import StepReport
 from rollwright.training.rows import build_rows
 from rollwright.trajectory import Floats, TokenIds, Trajectory
@@ -102,7 +103,8 @@ class TrainingRun:
         self.folder = folder
         self.local: LocalRun | None = None
         """The rollouts; `None` before they begin, and when recorded ones are trained on."""
-        self.bias = LengthBias()
+        self._lengths = OwnLengths(config.name)
+        self.bias = self._lengths.bias
         self.staleness: Counter[int] = Counter()
         """Trained tokens by how many versions old they were at hand-over."""
         self.left_out: Counter[str] = Counter()
@@ -128,8 +130,6 @@ class TrainingRun:
         self._sharing = sharing
         self._on_progress = on_progress
         self._record = TrainingRecord()
-        self._lengths: dict[str, int] = {}
-        """Sampled tokens of the rollouts that are in `bias` and not forgotten; after a restart some are told of again."""
         self._trainer: Trainer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._metrics: Metrics | None = None
@@ -276,7 +276,7 @@ class TrainingRun:
 
     def _restore(self) -> int:
         """The step that the last checkpoint stands at; 0 without one."""
-        saved = _numbered(self.folder.path / CHECKPOINTS)
+        saved = numbered(self.folder.path / CHECKPOINTS)
         if not saved:
             if self.forgotten.steps:
                 raise FormatError(
@@ -296,7 +296,7 @@ class TrainingRun:
             for row in self._record.rows:
                 self.bias.add_trained(*trained_in(row))
             for trajectory in reader.trajectories():
-                self._count_generated(trajectory)
+                self._lengths.add_generated(trajectory)
 
     async def _next_batch(self) -> Batch:
         assert self.local is not None
@@ -357,7 +357,7 @@ class TrainingRun:
         await updatable(policy, self.config.policy.kind).update_weights(
             weights, UpdateMode(self.training.update_mode)
         )
-        _keep_last(self.folder.path / WEIGHTS, KEPT_WEIGHTS)
+        keep_last(self.folder.path / WEIGHTS, KEPT_WEIGHTS)
 
     async def _evaluate(self, done: int) -> None:
         assert self.local is not None
@@ -379,49 +379,37 @@ class TrainingRun:
     async def _checkpoint(self, done: int) -> None:
         place = self.folder.path / CHECKPOINTS
         await self._in_thread(self._save, place / f"{done:06d}", asdict(self._record.position(done)))
-        _keep_last(place, self.training.keep_checkpoints)
+        keep_last(place, self.training.keep_checkpoints)
         if self.local is not None or self._source is not None:  # else it is not known yet what is settled
             await self._forget(done)
 
     async def _forget(self, done: int) -> None:
         """Forgets what is older than `keep_steps`, if it is worth it."""
-        oldest = int(_numbered(self.folder.path / CHECKPOINTS)[0].name)
+        oldest = int(numbered(self.folder.path / CHECKPOINTS)[0].name)
         cut = next_cut(self._keep, forgotten=self.forgotten.steps, done=done, oldest_checkpoint=oldest)
         if cut is None:
             return
-        floor, settled = self._settled(self._record.since(cut))
-        below = {
-            each: length for each, length in self._lengths.items() if _index(self.config.name, each) < floor
-        }
+        floor, settled = 0, Ledger()
+        if self.local is not None:
+            floor, settled = self.local.settle(lowest_index(self.config.name, self._record.since(cut)))
         self.forgotten = forgotten = forgotten_with(
             self.forgotten,
             self._record,
             cut,
             floor=floor,
             settled=settled,
-            generated=below.values(),
+            generated=self._lengths.forget(floor),
             played=self._source is None,
         )
         await self._in_thread(write_forgotten, self.folder.path, forgotten)
         # From here on it is forgotten. What follows removes it, and is done again by whoever goes on after a crash.
         self._record.forget(cut)
-        self._lengths = {each: length for each, length in self._lengths.items() if each not in below}
         self.validations = [each for each in self.validations if each["step"] >= cut]
         self.folder.remove(await self._in_thread(self.folder.copy_kept, forgotten))
         assert self._metrics is not None
         self._metrics.forget(cut)
         if self.local is not None:
             await self.local.forget(forgotten)
-
-    def _settled(self, kept: Sequence[Mapping[str, Any]]) -> tuple[int, Ledger]:
-        """Below which index all own groups are settled and in none of these lines; and what became of them since this
-        was last asked."""
-        if self.local is None:
-            return 0, Ledger()
-        floor = self.local.first_unsettled
-        if (needed := lowest_index(self.config.name, kept)) is not None:
-            floor = min(floor, needed)
-        return floor, self.local.settle(floor)
 
     def _save(self, place: Path, stands_at: Mapping[str, Any]) -> None:
         for name in (TRAJECTORIES, METRICS):  # the record is on the disk before a checkpoint refers to it
@@ -432,12 +420,7 @@ class TrainingRun:
     def _on_finished(self, rollout_id: str, encoded: bytes) -> None:
         self._on_progress()
         self.folder.add_trajectory(rollout_id, encoded)
-        self._count_generated(Trajectory.from_bytes(encoded))
-
-    def _count_generated(self, trajectory: Trajectory) -> None:
-        if self._is_own(trajectory.group_id) and trajectory.rollout_id not in self._lengths:
-            self._lengths[trajectory.rollout_id] = trajectory.sampled_tokens
-            self.bias.add_generated(trajectory.sampled_tokens)
+        self._lengths.add_generated(Trajectory.from_bytes(encoded))
 
     def _export_result(self) -> Any:
         place = self.folder.path / MODEL
@@ -457,13 +440,6 @@ class TrainingRun:
             self._metrics.close()
 
 
-def _index(name: str, rollout_id: str) -> int:
-    """The place of an own rollout's group in its stream."""
-    index = own_index(name, rollout_id.rpartition("-m")[0])
-    assert index is not None, "only own ones are asked about"
-    return index
-
-
 async def _refuse_text(policy: Policy) -> None:
     """An engine that cannot give ids and log-probabilities is refused before anything is played."""
     if isinstance(policy, Probed) and not (can := await policy.probe()).trainable:
@@ -474,17 +450,6 @@ def _groups(batch: Batch | RecordedBatch) -> Sequence[Sequence[Trajectory]]:
     if isinstance(batch, RecordedBatch):
         return batch.groups
     return [group.trajectories for group in batch.groups]
-
-
-def _numbered(place: Path) -> list[Path]:
-    """The folders in it that are named by a number, the highest last."""
-    found = [each for each in place.iterdir() if each.name.isdigit()] if place.is_dir() else []
-    return sorted(found, key=lambda each: int(each.name))
-
-
-def _keep_last(place: Path, count: int) -> None:
-    for old in _numbered(place)[:-count]:
-        shutil.rmtree(old)
 
 
 def _flush_to_disk(file: Path) -> None:
