@@ -1,14 +1,16 @@
 """A training run that is killed while it forgets, before a chosen one of the operations by which it does."""
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tiny_training
 
+from rollwright.run.folder import RunFolder
 from rollwright.run.training_run import TrainingRun
 from rollwright.store.sql.store import SqlStore
 
@@ -50,3 +52,16 @@ def train_in_process(runs: Path, model: Path, more: dict[str, Any], fatal: int) 
     Operations(fatal).watch(setattr)
     config = tiny_training.configuration(model, **more)
     asyncio.run(tiny_training.train(runs, config, model))
+
+
+def train_and_tell(runs: Path, model: Path, more: dict[str, Any], told: Path) -> None:
+    """As `train_in_process`, and every line of the record also goes to a file that forgets nothing."""
+    add = RunFolder.add_metrics
+
+    def add_and_tell(folder: RunFolder, row: Mapping[str, Any]) -> None:
+        add(folder, row)
+        with told.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    setattr(RunFolder, "add_metrics", add_and_tell)  # noqa: B010
+    asyncio.run(tiny_training.train(runs, tiny_training.configuration(model, **more), model))

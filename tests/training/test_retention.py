@@ -8,12 +8,14 @@ import shutil
 import signal
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollwright.draws import uniform
 from rollwright.errors import ConfigError, FormatError, RollwrightError
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.retention import FORGOTTEN, own_index
@@ -21,6 +23,8 @@ from rollwright.run.training_assembly import check
 from rollwright.run.training_run import TrainingRun
 
 PRELOADED = ["torch", "transformers", "rollwright.run.training_run", "rollwright.policies.torch"]
+PATIENCE = 60.0
+"""Seconds after which something that was waited for will not come any more, on however slow a machine."""
 KEEP = 2
 FILTERS = [
     {"kind": "format_error", "action": "drop"},
@@ -255,6 +259,51 @@ async def test_killed_at_any_operation_of_forgetting_it_goes_on_as_if_it_had_not
             assert files == in_files(undisturbed.folder.path)
             same += 1
     assert same >= each_time - 3
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    whole = file.read_text(encoding="utf-8").rpartition("\n")[0] if file.exists() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def test_an_asynchronous_run_killed_at_any_moment_hands_out_every_group_once(
+    tiny: Any, model: Path, tmp_path: Path
+) -> None:
+    """Groups are handed out in another order than they were opened in, and some are dropped."""
+    import dying
+
+    steps, told = 30, tmp_path / "told"
+    more = settings(model, steps, KEEP, async_generation_ratio=2)
+    more["train_env_manager"]["num_env_groups"] = 9
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    kills = 0
+    while kills < 6 and len(lines(told)) < steps:
+        goal = len(lines(told)) + 3
+        process = context.Process(target=dying.train_and_tell, args=(tmp_path, model, more, told))
+        process.start()
+        ends = time.monotonic() + PATIENCE
+        while len(lines(told)) < goal and process.is_alive():
+            assert time.monotonic() < ends, "waited in vain for batches"
+            time.sleep(0.005)
+        time.sleep(0.05 * uniform("kill", kills))
+        kills += process.is_alive()
+        process.kill()
+        process.join()
+    assert kills >= 4, "the run was too fast to be killed"
+    process = context.Process(target=dying.train_and_tell, args=(tmp_path, model, more, told))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    reader = RunReader(tmp_path / "tiny")
+    assert reader.forgotten().steps > steps - 2 * KEEP - 1
+    batches = [row for row in lines(told) if row["mode"] == "train"]
+    # a line that was written and not told, because the process was killed in between, is missing here
+    assert steps - kills <= len(batches) <= steps
+    groups = [group for row in batches for group in row["groups"]]
+    assert len(groups) == len(set(groups)), "no group was handed out twice"
+    folder = reader.path
+    assert not any(reader.forgotten().has_rollout(each) for each in in_files(folder)["store"])
 
 
 async def test_stopped_and_gone_on_with_again_and_again_it_is_the_same_run(
