@@ -139,6 +139,7 @@ class RunFolder:
     def copy_kept(self, forgotten: Forgotten) -> "KeptLog":
         """The first half of removing what is forgotten: a copy of the log without it, beside it. Other threads may write
         to the folder meanwhile."""
+        self._log.flush()
         rows = RunReader(self.path).metrics()
         return KeptLog.copy(self.path, forgotten, {group for row in rows for group in row["groups"]})
 
