@@ -129,10 +129,8 @@ class LocalRun:
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)
-        if (
-            self._forgotten is not None and self._forgotten.steps
-        ):  # an earlier process may not have come to it
-            await self._delete(self._forgotten, cancel=True)
+        if self._forgotten is not None and self._forgotten.steps:
+            await self._delete(self._forgotten, cancel=True)  # an earlier process may not have come to it
         await self._leave_settings()
         if self._ray is not None:
             self.fleet = await self._make_ray_fleet(self._ray)
