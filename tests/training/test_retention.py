@@ -88,6 +88,13 @@ def told(run: TrainingRun) -> dict[str, Any]:
     }
 
 
+def without_examples(found: dict[str, Any]) -> dict[str, Any]:
+    """What a filter caught first may be another rollout after a restart: groups that were handed out are told first."""
+    ledger = found["ledger"].row()
+    ledger["catches"] = {name: count for name, (count, _) in ledger["catches"].items()}
+    return {**found, "ledger": ledger}
+
+
 def figures(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "training" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     timed = ("time/", "seconds", "per_second")
@@ -320,7 +327,7 @@ async def test_stopped_and_gone_on_with_again_and_again_it_is_the_same_run(
                 )
             )
         run = await train(tiny, model, tmp_path, steps, KEEP)
-    assert {**told(run), "ledger": None} == {**told(whole), "ledger": None}
+    assert without_examples(told(run)) == without_examples(told(whole))
     assert run.forgotten.steps > 0
 
 
