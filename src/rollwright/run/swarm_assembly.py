@@ -17,8 +17,8 @@ from rollwright.swarm.transport import Transport
 from rollwright.swarm.zenoh_transport import ZenohTransport
 
 KEPT_STEPS = 200
-"""Steps that a node keeps which is not told how many: enough to look back over a day of short rounds, and with small
-models some ten megabytes, however long it runs."""
+"""Steps that a node keeps which is not told how many: more than its status shows, so that its last rounds can be looked
+at with their episodes, and few beside those of a node that runs for months."""
 
 _ANY_LEAD = 1 << 53
 """Rounds that a peer may be ahead: a node that joins late has to believe the others."""
