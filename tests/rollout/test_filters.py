@@ -14,6 +14,7 @@ from rollwright.errors import ConfigError
 from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.players import RandomPlayer
 from rollwright.policies.virtual_clock import run_virtual
+from rollwright.rollout import GroupBook, GroupRules, Place
 from rollwright.rollout.filters import (
     AccuracyBand,
     Action,
@@ -30,7 +31,6 @@ from rollwright.rollout.filters import (
     judge,
     judge_group,
 )
-from rollwright.rollout.groups import GroupBook, GroupRules, Place
 from rollwright.run.local import LocalRun
 from rollwright.trajectory import (
     FinishReason,

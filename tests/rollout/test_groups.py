@@ -10,6 +10,7 @@ from rollwright.errors import ConfigError
 from rollwright.rollout import Group, GroupBook, GroupRules, Place
 from rollwright.rollout.filters import Action, Filter, ZeroVariance, group_filter
 from rollwright.rollout.groups import Decision
+from rollwright.rollout.ledger import MAX_REASONS, Ledger
 from rollwright.trajectory import Outcome, Trajectory, Turn, VersionRun, floats, token_ids
 
 
@@ -28,7 +29,14 @@ def finished(rollout_id: str, reward: float = 0.0, version: int = 0) -> Trajecto
 
 def book(**rules: object) -> GroupBook:
     chosen = GroupRules(**{"group_size": 4, **rules})  # type: ignore[arg-type]
-    return GroupBook(chosen, ["FrozenLake", "SimpleSokoban"], run_seed=1, mode="train", prefix="run.train")
+    return GroupBook(
+        chosen,
+        ["FrozenLake", "SimpleSokoban"],
+        run_seed=1,
+        mode="train",
+        prefix="run.train",
+        keep_accounts=True,
+    )
 
 
 def opened(decision: Decision) -> list[str]:
@@ -191,6 +199,32 @@ def test_a_member_that_gave_up_as_too_old_takes_its_group_with_it() -> None:
     assert groups.supply == 0
 
 
+def test_reasons_are_told_apart_up_to_a_number_and_none_is_lost() -> None:
+    ledger = Ledger()
+    for number in range(MAX_REASONS + 50):
+        ledger.move(Place.WAITING, Place.FILTERED, f"mean reward {number}")
+        ledger.move(Place.RUNNING, Place.FAILED, "engine: EngineError")
+    assert len(ledger.reasons) <= MAX_REASONS + len(Place)
+    assert ledger.reasons["filtered: other reasons"] > 40
+    assert ledger.reasons["failed: engine: EngineError"] == MAX_REASONS + 50
+    assert sum(ledger.reasons.values()) == 2 * (MAX_REASONS + 50)
+
+
+def plain(ledger: Ledger) -> tuple[object, ...]:
+    caught = {name: catch.count for name, catch in ledger.catches.by_filter.items()}
+    return ledger.counts, ledger.reasons, caught
+
+
+def added_up(groups: GroupBook, gone: Ledger) -> tuple[object, ...]:
+    """What was forgotten, and the accounts of all groups that were not."""
+    total = Ledger()
+    assert groups._accounts is not None
+    unsettled = [each.account for each in (*groups._open.values(), *groups._complete)]
+    for account in (gone, *groups._accounts.values(), *unsettled):
+        total.add(account)
+    return plain(total)
+
+
 @settings(max_examples=200)
 @given(st.data())
 def test_everything_opened_is_accounted_for_at_every_moment(data: st.DataObject) -> None:
@@ -205,13 +239,17 @@ def test_everything_opened_is_accounted_for_at_every_moment(data: st.DataObject)
     running: set[str] = set()
     ever: set[str] = set()
     given_out: list[Group] = []
+    gone = Ledger()
     for _ in range(data.draw(st.integers(0, 60))):
-        event = data.draw(st.sampled_from(["open", "finish", "finish", "fail", "stale", "take"]))
+        event = data.draw(st.sampled_from(["open", "finish", "finish", "fail", "stale", "take", "forget"]))
         decision = Decision()
         if event == "open":
             decision = groups.open_group()
         elif event == "take":
             given_out += groups.take(size, version=data.draw(st.integers(0, 5))) or []
+        elif event == "forget":
+            gone.add(groups.forget(data.draw(st.integers(0, groups.first_unsettled))))
+            assert gone.counts[Place.RUNNING] == gone.counts[Place.WAITING] == 0, "all of it is settled"
         elif running:
             chosen = data.draw(st.sampled_from(sorted(running)))
             running.discard(chosen)
@@ -233,6 +271,8 @@ def test_everything_opened_is_accounted_for_at_every_moment(data: st.DataObject)
         assert min(ledger.counts.values()) >= 0
         assert ledger.counts[Place.RUNNING] == len(running)
         assert ledger.counts[Place.DELIVERED] == sum(len(group.trajectories) for group in given_out)
+        assert added_up(groups, gone) == plain(ledger)
+        assert plain(Ledger.of(ledger.row())) == plain(ledger)
     handed = [each.rollout_id for group in given_out for each in group.trajectories]
     assert len(handed) == len(set(handed))
 

@@ -8,7 +8,7 @@ import pytest
 
 from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Gate, GroupBook, GroupRules, Place, RolloutContext, RolloutScheduler
-from rollwright.rollout.filters import Action, Catches, Filter
+from rollwright.rollout.filters import Action, Filter
 from rollwright.rollout.retelling import Retelling
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import Completion, RolloutStatus
@@ -19,12 +19,16 @@ Pause = Callable[..., Awaitable[float]]
 
 
 async def with_scheduler(
-    it: Any, store: MemoryStore, delivered: Any, experiment: Callable[[RolloutScheduler], Awaitable[Any]]
+    it: Any,
+    store: MemoryStore,
+    delivered: Any,
+    experiment: Callable[[RolloutScheduler], Awaitable[Any]],
+    **more: Any,
 ) -> Any:
     context = RolloutContext(store, it.role, lambda _: it.env(), Gate(1000), it.activity)
     work = asyncio.create_task(Worker(context, "worker-0", WorkerSettings(it.manager.num_envs)).run())
     scheduler = RolloutScheduler(
-        store, it.config, it.manager, lambda: it.policy.version, mode="train", delivered=delivered
+        store, it.config, it.manager, lambda: it.policy.version, mode="train", delivered=delivered, **more
     )
     try:
         async with scheduler:
@@ -126,6 +130,101 @@ def test_what_filters_caught_in_groups_that_were_handed_out_before_stays_counted
     run_virtual(run())
 
 
+@pytest.mark.parametrize("ratio", [0, 1])
+def test_a_stream_whose_first_groups_are_forgotten_goes_on_with_the_same_ledger_and_the_next_index(
+    lab: Any, pause: Pause, ratio: int
+) -> None:
+    async def behave(env: Any) -> float:
+        (playing,) = [name for name, session in env.lab.activity.sessions.items() if session._env is env]
+        slow = ratio and int(playing.partition("-g")[2].partition("-m")[0]) % 4 == 0
+        await pause(30.0 if slow else 1.0)
+        return float(env.number % 5 == 0)
+
+    def new_lab() -> Any:
+        manager = {"num_env_groups": 12, "group_size": 2, "filters": [*FILTERS]}
+        return lab(behave, manager=manager, limits={"max_refills": 1000}, async_generation_ratio=ratio)
+
+    async def run() -> None:
+        store = MemoryStore()
+        batches: list[list[str]] = []
+        before: list[Any] = []
+        gone: list[Any] = []
+        opened: set[int] = set()
+
+        def told(scheduler: RolloutScheduler) -> list[Any]:
+            ledger = scheduler.ledger
+            caught = {name: catch.count for name, catch in ledger.catches.by_filter.items()}
+            return [dict(ledger.counts), dict(ledger.reasons), caught]
+
+        async def first(scheduler: RolloutScheduler) -> None:
+            for _ in range(8):
+                batch = await scheduler.get_batch(4)
+                batches.append([group.group_id for group in batch.groups])
+            await asyncio.sleep(100.0)
+            kept = [scheduler.group_index(group) for batch in batches[5:] for group in batch]
+            floor = min([each for each in kept if each is not None] + [scheduler.first_unsettled])
+            gone.extend([floor, scheduler.forget(floor)])
+            before.extend(told(scheduler))
+            ids = [each.rollout_id for each in await store.query_rollouts()]
+            opened.update(index for each in ids if (index := scheduler.group_index(each)) is not None)
+            await store.delete_rollouts([each for each in ids if (scheduler.group_index(each) or 0) < floor])
+            raise InterruptedError  # so that what is open is left open
+
+        with pytest.raises(InterruptedError):
+            await with_scheduler(new_lab(), store, None, first, keep_accounts=True)
+        floor, ledger = gone
+        assert floor > 2
+        assert ledger.counts[Place.FILTERED] > 0, "groups that were left out are among them"
+        delivered = [group for batch in batches for group in batch if int(group.rpartition("-g")[2]) >= floor]
+        overtook = [group for batch in batches[:5] for group in batch if group in delivered]
+        assert bool(overtook) == bool(ratio), "of forgotten batches, groups that were faster than kept ones"
+
+        async def second(scheduler: RolloutScheduler) -> None:
+            assert told(scheduler) == before
+            again = await scheduler.get_batch(4)
+            indices = {group.index for group in again.groups}
+            assert not {group.group_id for group in again.groups} & {
+                each for batch in batches for each in batch
+            }
+            assert min(indices) >= floor
+            known = {scheduler.group_index(each.rollout_id) for each in await store.query_rollouts()}
+            assert max(each for each in known if each is not None) >= max(opened), "no index is used again"
+
+        more = {"first": floor, "forgotten": ledger, "keep_accounts": True}
+        await with_scheduler(new_lab(), store, delivered, second, **more)
+
+    run_virtual(run())
+
+
+def test_groups_that_were_dropped_between_others_before_a_restart_do_not_count_as_dropped_in_a_row(
+    lab: Any, pause: Pause
+) -> None:
+    async def behave(env: Any) -> float:
+        await pause(1.0)
+        return float(env.number % 5 == 0)
+
+    def new_lab() -> Any:
+        manager = {"num_env_groups": 4, "group_size": 2, "filters": ["zero_variance"]}
+        return lab(behave, manager=manager, limits={"max_refills": 12})
+
+    async def run() -> None:
+        store = MemoryStore()
+
+        async def first(scheduler: RolloutScheduler) -> list[str]:
+            batches = [await scheduler.get_batch(4) for _ in range(12)]
+            assert scheduler.ledger.counts[Place.FILTERED] > 2 * 12
+            return [group.group_id for batch in batches for group in batch.groups]
+
+        delivered = await with_scheduler(new_lab(), store, None, first)
+
+        async def second(scheduler: RolloutScheduler) -> None:
+            assert len((await scheduler.get_batch(4)).groups) == 2
+
+        await with_scheduler(new_lab(), store, delivered, second)
+
+    run_virtual(run())
+
+
 def completion(number: int, status: str, reason: str | None = None) -> Completion:
     return Completion(number + 1, f"a-g0-m{number}", "at", RolloutStatus(status), reason)
 
@@ -139,9 +238,8 @@ def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> Non
         def catches(self, trajectory: Trajectory) -> bool:
             return trajectory.seed % 2 == 0
 
-    catches = Catches()
     filters = (Filter(Even(), Action.DROP),)
-    retelling = Retelling(["a-g0"], 2, filters, catches)
+    retelling = Retelling(["a-g0"], 2, filters)
     log = [completion(each, "succeeded") for each in (0, 1, 3)] + [completion(2, "failed", "engine: gone")]
     log.append(completion(4, "succeeded"))
     for each in log:
@@ -151,4 +249,4 @@ def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> Non
     retelling.end()
     places = [place for place, _ in retelling.fates["a-g0"]]
     assert places == [Place.FILTERED, Place.DELIVERED, Place.DELIVERED, Place.FAILED, Place.CANCELLED]
-    assert catches.by_filter["even"].count == 1, "the last one came too late to be looked at"
+    assert retelling.caught["a-g0"].by_filter["even"].count == 1, "the last one came too late to be looked at"

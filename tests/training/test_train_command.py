@@ -11,8 +11,13 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from rollwright.cli.export import export
+from rollwright.cli.plot import plot
 from rollwright.cli.profile import profile
+from rollwright.cli.report import report
 from rollwright.cli.run import resume
+from rollwright.cli.show import show
+from rollwright.cli.swarm_supervision import status
 from rollwright.cli.train import train
 from rollwright.cli.training_view import live_table
 from rollwright.config import load
@@ -132,3 +137,36 @@ def test_settings_that_contradict_training_name_their_key(file: Path) -> None:
         ConfigError, match=r"training.learning_rat: unknown key; did you mean `learning_rate`"
     ):
         load(file, ["training.learning_rat=1"])
+
+
+def test_of_a_run_that_forgets_every_reader_says_which_steps_there_are(file: Path, tmp_path: Path) -> None:
+    keeping = ("training.keep_steps=2", "training.checkpoint_steps=1", "training.keep_checkpoints=1")
+    done = command(file, "max_steps=8", *keeping, "--runs", tmp_path)
+    kept = "steps 6…7; earlier ones were forgotten (training.keep_steps)"
+    assert done.exit_code == 0, done.output
+    assert kept in done.output
+    folder = str(tmp_path / "odd")
+    readers: dict[Any, list[str]] = {
+        show: [],
+        plot: [],
+        profile: [],
+        export: [],
+        report: ["--levels", "2"],
+        status: [],
+    }
+    for reader, options in readers.items():
+        app = typer.Typer()
+        app.command()(reader)
+        found = CliRunner().invoke(app, [folder, *options])
+        assert found.exit_code in (0, 3), found.exception
+        assert kept in found.output, reader.__name__
+    page = (tmp_path / "odd" / "report.html").read_text(encoding="utf-8")
+    assert kept in page
+    assert "before and after" not in page, "what is left of the start is not the start"
+    app = typer.Typer()
+    app.command()(show)
+    gone = CliRunner().invoke(app, [folder, "odd.train-g0-m0"])
+    assert "has no such rollout" in str(gone.exception)
+    assert kept in str(gone.exception)
+    ledger = json.loads((tmp_path / "odd" / "summary.json").read_text(encoding="utf-8"))["ledger"]
+    assert ledger["delivered"] >= 8 * 8, "what was forgotten is still counted"

@@ -33,7 +33,7 @@ class RunView:
     def table(self) -> Table:
         self._measure()
         run, activity = self._run, self._run.activity.total()
-        places = {place: sum(each.ledger.counts[place] for each in run.schedulers) for place in Place}
+        places = run.ledger.counts
         table = Table(title=run.config.name, title_justify="left", show_header=False, min_width=60)
         table.add_column(style="dim")
         table.add_column()

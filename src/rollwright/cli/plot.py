@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rollwright.cli.console import console
+from rollwright.cli.tables import say_shown_steps
 from rollwright.errors import RollwrightError
 from rollwright.run.folder import RunReader
 
@@ -25,8 +26,10 @@ def plot(
         raise RollwrightError(f"--to {to}: unknown format; known: {', '.join(KINDS)}")
     from rollwright.observe.plots import draw, picture_of
 
-    files = draw(picture_of(RunReader(run)), output or run / "plots", to)
+    reader = RunReader(run)
+    files = draw(picture_of(reader), output or run / "plots", to)
     if not files:
         raise RollwrightError(f"{run}: has no batch yet, so there is nothing to draw")
     for file in files:
         console().print(f"written: {file}", soft_wrap=True, highlight=False)
+    say_shown_steps(reader, console())

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
-from rollwright.cli.tables import percent
+from rollwright.cli.tables import percent, say_shown_steps
 from rollwright.config import RunConfig
 from rollwright.config.env_managers import TrainEnvManagerConfig
 from rollwright.observe.training_report import Standing, report_of, write_report
@@ -42,11 +42,12 @@ def make_report(run: Path, levels: int, screen: Console) -> None:
     screen.print(_table(standings))
     for file in write_report(report_of(reader, standings), run):
         screen.print(f"written: {file}", soft_wrap=True, highlight=False)
+    say_shown_steps(reader, screen)
 
 
 async def _standings(reader: RunReader, levels: int) -> list[Standing]:
     config = reader.config
-    greedy = [row["success"] for row in reader.metrics() if row["mode"] == "val"]
+    greedy = {row["step"]: row["success"] for row in reader.metrics() if row["mode"] == "val"}
     baselines = list((await validation_baselines(config)).values())
     base = trained = None
     if in_process(config):
@@ -55,8 +56,8 @@ async def _standings(reader: RunReader, levels: int) -> list[Standing]:
             trained = await _sampled(config, levels, model)
     return [
         Standing("random player", _mean([each.random for each in baselines]), None),
-        Standing("base model", base, greedy[0]),
-        Standing("trained model", trained, greedy[-1]),
+        Standing("base model", base, greedy.get(0)),
+        Standing("trained model", trained, greedy[max(greedy)]),
         Standing("oracle", None, _mean([each.oracle for each in baselines])),
     ]
 

@@ -20,7 +20,6 @@ from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
 from rollwright.observe.trees import TreeSums
 from rollwright.observe.views import ViewSizes
-from rollwright.rollout.filters import Catches
 from rollwright.run.baselines import baseline
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
@@ -232,23 +231,14 @@ async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[s
         (mode, tag): await baseline(tag, list(played.levels), run.config.seed, run.settings)
         for (mode, tag), played in statistics.tags.items()
     }
-    places: dict[str, int] = {}
-    reasons: dict[str, int] = {}
-    catches = Catches()
-    for scheduler in run.schedulers:
-        for place, count in scheduler.ledger.counts.items():
-            places[str(place)] = places.get(str(place), 0) + count
-        for reason, count in scheduler.ledger.reasons.items():
-            reasons[reason] = reasons.get(reason, 0) + count
-        for name, catch in scheduler.ledger.catches.by_filter.items():
-            catches.add(name, catch.example, catch.count)
+    ledger = run.ledger
     return {
         "name": run.config.name,
         "seconds": round(seconds, 3),
         "results": statistics.rows(baselines),
-        "ledger": {"opened": sum(places.values()), **places},
-        "reasons": reasons,
-        "filters": {name: asdict(catch) for name, catch in catches.by_filter.items()},
+        "ledger": {"opened": ledger.opened, **{str(place): count for place, count in ledger.counts.items()}},
+        "reasons": ledger.reasons,
+        "filters": {name: asdict(catch) for name, catch in ledger.catches.by_filter.items()},
         "views": views.row(),
         "trees": trees.row(),
         "activity": activity_row(run.activity),

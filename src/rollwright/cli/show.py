@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.cli.console import console
-from rollwright.cli.tables import ledger_table, result_table
+from rollwright.cli.tables import ledger_table, result_table, say_shown_steps
 from rollwright.cli.training_view import training_table
 from rollwright.cli.tree_view import leaf_count, tree_view
 from rollwright.errors import ConfigError, RollwrightError
@@ -57,6 +57,7 @@ def show(
         screen.print(_caught(_filters(reader, group[0], screen), group))
     else:
         _trajectory(reader, find(reader, rollout), screen, prompts=prompts, turns=turns)
+    say_shown_steps(reader, screen)
     if reader.cut_off:
         screen.print("[yellow]the last record of the trajectory log is incomplete and was left out[/]")
 
@@ -75,8 +76,10 @@ def find(reader: RunReader, wanted: str) -> Trajectory:
         raise RollwrightError(
             f"{failed[0]['rollout_id']}: failed, so it has no trajectory: {failed[0]['reason']}"
         )
+    shown = reader.shown_steps()
     raise RollwrightError(
         f"{wanted}: {reader.path} has no such rollout; `rollwright show {reader.path}` lists some"
+        + (f" (of {shown})" if shown else "")
     )
 
 

@@ -14,7 +14,9 @@ from rich.text import Text
 from rollwright.cli.console import console
 from rollwright.cli.swarm import HOMES, SHIPPED, Home, Overrides, node_settings
 from rollwright.config import RunConfig
+from rollwright.run.folder import CONFIG, RunReader
 from rollwright.run.model_choice import smaller_models
+from rollwright.run.retention import read_forgotten
 from rollwright.supervision.concessions import concessions
 from rollwright.supervision.decisions import RestartRules
 from rollwright.supervision.logs import NodeLogs
@@ -101,6 +103,7 @@ def status(
             "supervisor": msgspec.to_builtins(record),
             "heartbeat": msgspec.to_builtins(beat),
             "node": msgspec.to_builtins(node),
+            "forgotten_steps": read_forgotten(home).steps,
         }
         typer.echo(msgspec.json.format(msgspec.json.encode(content), indent=2).decode())
     else:
@@ -133,6 +136,8 @@ def _show(
         )
     if node is not None:
         _add_node(table, node)
+    if (home / CONFIG).is_file() and (shown := RunReader(home).shown_steps()) is not None:
+        table.add_row("kept", shown)
     if record is None and beat is None and node is None:
         table.add_row("", Text("nothing was run here yet; start with `rollwright swarm run`"))
     screen.print(table)

@@ -4,9 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from rollwright.policies.base import Capabilities
+from rollwright.run.folder import RunReader
+
+
+def say_shown_steps(reader: RunReader, screen: Console) -> None:
+    """Where not all of a run is there any more, what is."""
+    if (shown := reader.shown_steps()) is not None:
+        screen.print(shown, soft_wrap=True, highlight=False)
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:

@@ -15,7 +15,7 @@ from rollwright.cli.profile import RecentProfile
 from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.report import LEVELS, make_report
 from rollwright.cli.run import summary_of
-from rollwright.cli.tables import ledger_table
+from rollwright.cli.tables import ledger_table, say_shown_steps
 from rollwright.cli.training_view import REFRESH_SECONDS, live_table, training_table, validation_table
 from rollwright.config import RunConfig, build, load
 from rollwright.errors import ConfigError
@@ -166,4 +166,5 @@ def _show(
             f"[yellow]interrupted:[/] go on with `rollwright train --resume {run.folder.path}`",
             highlight=False,
         )
+    say_shown_steps(RunReader(run.folder.path), screen)
     screen.print(f"results: {run.folder.path}", soft_wrap=True, highlight=False)

@@ -120,6 +120,10 @@ class TrainingConfig(Settings):
     """Steps between checkpoints. A run that is killed does the steps since the last one again, from its record."""
     keep_checkpoints: PositiveInt = 2
     """Older ones are removed."""
+    keep_steps: PositiveInt | Literal["all"] | None = None
+    """Steps whose batches, trajectories, rollouts, failures and figures are kept; there are up to twice as many before
+    the older half is removed, and those since the oldest kept checkpoint stay in any case. `all`: nothing is removed.
+    Unset: all in `rollwright train`, 200 in a node of a swarm, which runs for months."""
     writers: list[Writer] = Field(default_factory=_jsonl)
     """Where the figures of each step go, beside the run's own files."""
 
@@ -132,6 +136,14 @@ class TrainingConfig(Settings):
                     f"{key}: training reads the prompts as the model saw them; a history that is cut only here would "
                     "be trained off-policy. Cut it while playing, with `agent.history`"
                 )
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _some_or_all(cls, value: Any) -> Any:
+        keep = value.get("keep_steps") if isinstance(value, dict) else None
+        if keep not in (None, "all") and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 1):
+            raise ValueError(f"keep_steps: {keep!r} is neither a number of steps, at least 1, nor `all`")
         return value
 
     @field_validator("advantage", mode="before")

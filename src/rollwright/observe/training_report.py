@@ -1,7 +1,8 @@
 """What a model learned, in one picture and one page: its curve, where it stands, episodes before and after.
 
 Everything comes from the run's folder, so a report can be made at any time, of a run that is still going on too. The
-episodes are validation's, whose levels are the same every time: the first validation is before, the last one after.
+episodes are validation's, whose levels are the same every time: the first validation is before, the last one after. Of a
+run that has forgotten its first steps, the first is the oldest that is kept, and the page says so.
 """
 
 import base64
@@ -60,6 +61,8 @@ class TrainingReport:
     pairs: Sequence[Pair]
     figures: Mapping[str, str]
     """What else is worth knowing, by name."""
+    shown: str | None = None
+    """Which steps it is about; `None`: all."""
 
 
 def report_of(reader: RunReader, standings: Sequence[Standing] = ()) -> TrainingReport:
@@ -81,6 +84,7 @@ def report_of(reader: RunReader, standings: Sequence[Standing] = ()) -> Training
         standings=standings,
         pairs=_pairs(reader, validations),
         figures=_figures(reader.summary() or {}, rows),
+        shown=reader.shown_steps(),
     )
 
 
@@ -205,14 +209,19 @@ def _page(report: TrainingReport, curve: bytes) -> str:
     ]
     if report.standings:
         body += ["<h2>Levels solved</h2>", _standings(report.standings)]
-    body += ["<h2>The run</h2>", "<table>"]
+    body.append("<h2>The run</h2>")
+    if report.shown is not None:
+        body.append(f"<p>{escape(report.shown)}</p>")
+    body.append("<table>")
     body += [
         f'<tr><td>{escape(name)}</td><td class="number">{escape(value)}</td></tr>'
         for name, value in report.figures.items()
     ]
     body.append("</table>")
     if report.pairs:
-        body.append("<h2>The same levels before and after</h2>")
+        first, last = report.greedy[0][0], report.greedy[-1][0]
+        when = "before and after" if report.shown is None else f"after {first:g} and after {last:g} steps"
+        body.append(f"<h2>The same levels {when}</h2>")
         body += [part for pair in report.pairs for part in _pair(pair)]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(report.name)}</title>'

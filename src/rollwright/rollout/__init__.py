@@ -5,7 +5,8 @@ from rollwright.rollout.env_manager import EnvManager, Playbook, Role, RolloutCo
 from rollwright.rollout.episode import Chain, Episode, EpisodeSettings, Limits
 from rollwright.rollout.function import AgentFunction, ThreadSession
 from rollwright.rollout.gate import Gate
-from rollwright.rollout.groups import Group, GroupBook, GroupRules, Ledger, Place
+from rollwright.rollout.groups import Group, GroupBook, GroupRules
+from rollwright.rollout.ledger import Ledger, Place
 from rollwright.rollout.scheduler import Batch, RolloutScheduler, TooManyRefills
 
 __all__ = [

@@ -8,59 +8,12 @@ at most once, in the order in which groups became complete. A failed rollout nev
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from rollwright.errors import ConfigError
 from rollwright.rollout.episode import Episode, level_seed
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
+from rollwright.rollout.ledger import Fate, Ledger, Place
 from rollwright.trajectory import Trajectory
-
-
-class Place(StrEnum):
-    """Where an opened rollout is."""
-
-    RUNNING = "running"
-    """Queued, being played, or between two attempts."""
-    WAITING = "waiting"
-    """Finished; its group is not complete, or complete and not handed out yet."""
-    DELIVERED = "delivered"
-    FILTERED = "filtered"
-    """Finished, but its group was left out by a filter or fell below `min_group_size`."""
-    STALE = "stale"
-    """Finished or given up, but too old to be handed out."""
-    CANCELLED = "cancelled"
-    """Not needed any more: its group was complete without it, or gone."""
-    FAILED = "failed"
-    """Its retry rules allowed no further attempt."""
-
-
-Fate = tuple[Place, str | None]
-"""Where a rollout came to, and why if it was left out."""
-
-
-@dataclass
-class Ledger:
-    """How many rollouts are in which place, and why those left out were."""
-
-    counts: dict[Place, int] = field(default_factory=lambda: dict.fromkeys(Place, 0))
-    reasons: dict[str, int] = field(default_factory=dict)
-    """Rollouts that were filtered, stale, cancelled or failed, by `place: reason`."""
-    catches: Catches = field(default_factory=Catches)
-    """What the filters caught, whatever followed from it."""
-
-    @property
-    def opened(self) -> int:
-        return sum(self.counts.values())
-
-    def open(self) -> None:
-        self.counts[Place.RUNNING] += 1
-
-    def move(self, old: Place, new: Place, reason: str | None = None, count: int = 1) -> None:
-        self.counts[old] -= count
-        self.counts[new] += count
-        if reason is not None and count:
-            key = f"{new}: {reason}"
-            self.reasons[key] = self.reasons.get(key, 0) + count
 
 
 @dataclass(frozen=True)
@@ -99,6 +52,8 @@ class Group:
     finished: dict[int, Trajectory] = field(default_factory=dict)
     """By member, so that the order does not depend on who was faster."""
     failures: list[str] = field(default_factory=list)
+    account: Ledger = field(default_factory=Ledger, repr=False)
+    """Of its rollouts alone."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -130,9 +85,17 @@ class GroupBook:
         prefix: str,
         levels: int | None = None,
         tag_of: Callable[[str], str] = str,
+        first: int = 0,
+        forgotten: Ledger | None = None,
+        keep_accounts: bool = False,
     ) -> None:
-        """`tag_of`: what to play for a slot's tag, when a group of it is opened. `levels`: groups in the stream; one that is dropped is then not replaced by another. `None`: no end."""
+        """`tag_of`: what to play for a slot's tag, when a group of it is opened. `levels`: groups in the stream; one that is dropped is then not replaced by another. `None`: no end.
+
+        `first`: the index that the stream goes on with, `forgotten`: what became of the groups before it. With
+        `keep_accounts`, groups can be forgotten, see `forget`."""
         self.ledger = Ledger()
+        if forgotten is not None:
+            self.ledger.add(forgotten)
         self.dropped_in_a_row = 0
         """Groups dropped since one last became complete."""
         self._rules = rules
@@ -144,13 +107,15 @@ class GroupBook:
         self._tag_of = tag_of
         self._swept = 0
         """The policy version for which groups that are too old were last dropped."""
-        self._next_index = 0
+        self._next_index = first
         self._open: dict[str, Group] = {}
         """Groups that are not complete, by id."""
         self._home: dict[str, tuple[Group, int]] = {}
         """Group and member of each running rollout."""
         self._complete: deque[Group] = deque()
         self._ready = 0
+        self._accounts: dict[int, Ledger] | None = {} if keep_accounts else None
+        """Of the groups that are settled and not forgotten, by index."""
 
     @property
     def filters(self) -> Sequence[Filter]:
@@ -174,6 +139,23 @@ class GroupBook:
     def all_opened(self) -> bool:
         """Whether the stream has an end, and has come to it."""
         return self._levels is not None and self._next_index >= self._levels
+
+    @property
+    def first_unsettled(self) -> int:
+        """The lowest index of a group that is open, or complete and not handed out; of the next one if there is none."""
+        return min((each.index for each in (*self._open.values(), *self._complete)), default=self._next_index)
+
+    def forget(self, index: int) -> Ledger:
+        """Forgets the groups before `index`, which must be settled; gives what became of them. What was counted stays
+        counted."""
+        assert self._accounts is not None, "accounts are kept if groups are to be forgotten"
+        assert index <= self.first_unsettled, "what is not settled must not be forgotten"
+        gone = Ledger()
+        for each in [each for each in self._accounts if each < index]:
+            gone.add(self._accounts.pop(each))
+        for name, catch in gone.catches.by_filter.items():  # the first that the filter ever caught
+            catch.example = self.ledger.catches.by_filter[name].example
+        return gone
 
     def concerns(self, rollout_id: str) -> bool:
         """Whether the rollout belongs to a group that is open."""
@@ -202,11 +184,13 @@ class GroupBook:
         if rollout_id not in self._home:
             return NOTHING
         group, member = self._leave(rollout_id)
-        trajectory, dropped = judge(self._rules.filters, trajectory, self.ledger.catches)
+        catches = Catches()
+        trajectory, dropped = judge(self._rules.filters, trajectory, catches)
+        self._caught(group, catches)
         if dropped is not None:
-            self.ledger.move(Place.RUNNING, Place.FILTERED, dropped)
+            self._move(group, Place.RUNNING, Place.FILTERED, dropped)
             return self._replace(group, f"filter {dropped}")
-        self.ledger.move(Place.RUNNING, Place.WAITING)
+        self._move(group, Place.RUNNING, Place.WAITING)
         group.finished[member] = trajectory
         if len(group.finished) == self._rules.group_size:
             return self._settle(group)
@@ -217,7 +201,7 @@ class GroupBook:
         if rollout_id not in self._home:
             return NOTHING
         group, _ = self._leave(rollout_id)
-        self.ledger.move(Place.RUNNING, Place.FAILED, reason)
+        self._move(group, Place.RUNNING, Place.FAILED, reason)
         return self._replace(group, reason)
 
     def _replace(self, group: Group, reason: str) -> Decision:
@@ -238,7 +222,7 @@ class GroupBook:
         if rollout_id not in self._home:
             return NOTHING
         group, _ = self._leave(rollout_id)
-        self.ledger.move(Place.RUNNING, Place.STALE, _TOO_OLD)
+        self._move(group, Place.RUNNING, Place.STALE, _TOO_OLD)
         return self._drop(group, Place.STALE, _TOO_OLD)
 
     def take(self, batch_size: int, version: int) -> list[Group] | None:
@@ -258,13 +242,16 @@ class GroupBook:
             group = self._complete.popleft()
             count += len(group.finished)
             taken.append(group)
+            self._move(group, Place.WAITING, Place.DELIVERED, count=len(group.finished))
+            self._close(group)
         self._ready -= count
-        self.ledger.move(Place.WAITING, Place.DELIVERED, count=count)
         return taken
 
-    def settle_as_delivered(self, group_id: str, fates: Sequence[Fate] = ()) -> None:
+    def settle_as_delivered(
+        self, group_id: str, fates: Sequence[Fate] = (), caught: Catches | None = None
+    ) -> None:
         """After a restart: this group was handed out before it. `fates`: what became of its members, as far as it is
-        still known; of the others, the first are taken for those that were handed out."""
+        still known; of the others, the first are taken for those that were handed out. `caught`: by filters, in it."""
         group = self._open.pop(group_id)
         while len(group.running) < len(fates):  # some had taken the places of members that failed
             self._open_member(group)
@@ -272,11 +259,14 @@ class GroupBook:
         for number, rollout_id in enumerate(sorted(group.running)):
             self._leave(rollout_id)
             if number < len(fates):
-                self.ledger.move(Place.RUNNING, *fates[number])
+                self._move(group, Place.RUNNING, *fates[number])
             elif number < missing:
-                self.ledger.move(Place.RUNNING, Place.DELIVERED)
+                self._move(group, Place.RUNNING, Place.DELIVERED)
             else:
-                self.ledger.move(Place.RUNNING, Place.CANCELLED, "settled before the restart")
+                self._move(group, Place.RUNNING, Place.CANCELLED, "settled before the restart")
+        if caught is not None:
+            self._caught(group, caught)
+        self._close(group)
 
     def group_index(self, rollout_id: str) -> int | None:
         """The place in the stream that a rollout's id names; `None` for a rollout of another stream."""
@@ -298,6 +288,7 @@ class GroupBook:
         group.running.add(rollout_id)
         self._home[rollout_id] = (group, member)
         self.ledger.open()
+        group.account.open()
         episode = Episode(
             tag=group.tag,
             seed=group.seed,
@@ -318,7 +309,9 @@ class GroupBook:
         """The group has all it will get: it is complete, unless the filter leaves it out."""
         if self._too_old(group, self._swept):
             return self._drop(group, Place.STALE, _TOO_OLD)
-        members, dropped = judge_group(self._rules.filters, group.trajectories, self.ledger.catches)
+        catches = Catches()
+        members, dropped = judge_group(self._rules.filters, group.trajectories, catches)
+        self._caught(group, catches)
         if dropped is not None:
             return self._drop(group, Place.FILTERED, dropped)
         group.finished = dict(zip(sorted(group.finished), members, strict=True))
@@ -340,7 +333,8 @@ class GroupBook:
                 continue
             count = len(group.finished)
             self._ready -= count
-            self.ledger.move(Place.WAITING, Place.STALE, _TOO_OLD, count=count)
+            self._move(group, Place.WAITING, Place.STALE, _TOO_OLD, count=count)
+            self._close(group)
         self._complete = fresh
 
     def _too_old(self, group: Group, version: int) -> bool:
@@ -351,10 +345,11 @@ class GroupBook:
         return max(ages, default=0) > bound
 
     def _drop(self, group: Group, place: Place, reason: str) -> Decision:
-        self.ledger.move(Place.WAITING, place, reason, count=len(group.finished))
+        self._move(group, Place.WAITING, place, reason, count=len(group.finished))
         why = f"its group was dropped: {reason}"
         cancel = self._cancel_running(group, why)
         del self._open[group.group_id]
+        self._close(group)
         self.dropped_in_a_row += 1
         return Decision(cancel=cancel, why=why)
 
@@ -362,8 +357,21 @@ class GroupBook:
         cancel = sorted(group.running)
         for rollout_id in cancel:
             self._leave(rollout_id)
-            self.ledger.move(Place.RUNNING, Place.CANCELLED, reason)
+            self._move(group, Place.RUNNING, Place.CANCELLED, reason)
         return cancel
+
+    def _move(self, group: Group, old: Place, new: Place, reason: str | None = None, count: int = 1) -> None:
+        self.ledger.move(old, new, reason, count)
+        group.account.move(old, new, reason, count)
+
+    def _caught(self, group: Group, catches: Catches) -> None:
+        self.ledger.catches.add_all(catches)
+        group.account.catches.add_all(catches)
+
+    def _close(self, group: Group) -> None:
+        """The group is settled: nothing becomes of its rollouts any more."""
+        if self._accounts is not None:
+            self._accounts[group.index] = group.account
 
 
 _TOO_OLD = "too old"

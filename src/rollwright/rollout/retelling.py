@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 
 from rollwright.agents import EpisodeFailure
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
-from rollwright.rollout.groups import NOT_NEEDED, Fate, Place
+from rollwright.rollout.groups import NOT_NEEDED
+from rollwright.rollout.ledger import Fate, Place
 from rollwright.store.records import Completion, RolloutStatus
 from rollwright.trajectory import Trajectory
 
@@ -20,18 +21,16 @@ HANDED_OUT: Fate = (Place.DELIVERED, None)
 class Retelling:
     """Takes the log of one stream, completion by completion."""
 
-    def __init__(
-        self, delivered: Collection[str], group_size: int, filters: Sequence[Filter], catches: Catches
-    ) -> None:
-        """`catches`: where what the filters caught is counted again."""
+    def __init__(self, delivered: Collection[str], group_size: int, filters: Sequence[Filter]) -> None:
         self._delivered = frozenset(delivered)
         self._group_size = group_size
         self._filters = filters
-        self._catches = catches
         self._members: dict[str, dict[int, Trajectory]] = {}
         """Of groups that are not complete yet."""
         self.fates: dict[str, list[Fate]] = {}
         """By group, in the order of the log."""
+        self.caught: dict[str, Catches] = {}
+        """By group: what the filters caught in it."""
 
     def asks_for(self, completion: Completion) -> bool:
         """Whether the trajectory is needed: filters look at it again."""
@@ -62,7 +61,7 @@ class Retelling:
             self._complete(group_id)
 
     def _judged(self, group_id: str, completion: Completion, trajectory: Trajectory) -> Fate:
-        judged = judge(self._filters, trajectory, self._catches)
+        judged = judge(self._filters, trajectory, self._catches(group_id))
         if judged.dropped is not None:
             return Place.FILTERED, judged.dropped
         member = int(completion.rollout_id.rpartition("-m")[2])
@@ -72,7 +71,11 @@ class Retelling:
     def _complete(self, group_id: str) -> None:
         members = self._members.pop(group_id, None)
         if members:
-            judge_group(self._filters, [members[member] for member in sorted(members)], self._catches)
+            in_order = [members[member] for member in sorted(members)]
+            judge_group(self._filters, in_order, self._catches(group_id))
+
+    def _catches(self, group_id: str) -> Catches:
+        return self.caught.setdefault(group_id, Catches())
 
 
 def _group_of(completion: Completion) -> str:

@@ -10,7 +10,7 @@ All decisions are the `GroupBook`'s; this shell carries them to the store and ba
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -24,14 +24,13 @@ from rollwright.rollout.env_manager import STALE
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
     Decision,
-    Fate,
     Group,
     GroupBook,
     GroupRules,
-    Ledger,
     Version,
     check_batch_size,
 )
+from rollwright.rollout.ledger import Ledger
 from rollwright.rollout.retelling import NO_REASON, Retelling
 from rollwright.store.contract import Store
 from rollwright.store.records import (
@@ -85,6 +84,9 @@ class RolloutScheduler:
         forget: bool = False,
         delivered: Collection[str] | None = None,
         tag_of: Callable[[str], str] = str,
+        first: int = 0,
+        forgotten: Ledger | None = None,
+        keep_accounts: bool = False,
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
@@ -92,7 +94,8 @@ class RolloutScheduler:
 
         `resources_id` tells workers in other processes where the run's settings are. `delivered` is given to go on
         with a stream that is in the store already: the groups that were handed out before.
-        `tag_of` says what is played for a slot's tag, see `Curriculum`.
+        `tag_of` says what is played for a slot's tag, see `Curriculum`. `first`, `forgotten`, `keep_accounts`: see
+        `GroupBook`; with a `first`, the store need not have the groups before it.
         With `forget`, what the book has taken over is deleted from the store, so that a store in memory does not grow.
         `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
         a rollout that failed for good, and the reason.
@@ -125,7 +128,11 @@ class RolloutScheduler:
             prefix=f"{config.name}.{stream or mode}",
             levels=None if mode == "train" else manager.num_env_groups,
             tag_of=tag_of,
+            first=first,
+            forgotten=forgotten,
+            keep_accounts=keep_accounts,
         )
+        self._first = first
         self._forget = forget
         self._resources_id = resources_id
         self._delivered = delivered
@@ -146,6 +153,19 @@ class RolloutScheduler:
     @property
     def ledger(self) -> Ledger:
         return self._book.ledger
+
+    @property
+    def first_unsettled(self) -> int:
+        """See `GroupBook.first_unsettled`."""
+        return self._book.first_unsettled
+
+    def forget(self, index: int) -> Ledger:
+        """Forgets the groups before `index`, all settled; gives what became of them. The store is left as it is."""
+        return self._book.forget(index)
+
+    def group_index(self, rollout_id: str) -> int | None:
+        """See `GroupBook.group_index`."""
+        return self._book.group_index(rollout_id)
 
     async def __aenter__(self) -> Self:
         if self._delivered is not None:
@@ -240,14 +260,16 @@ class RolloutScheduler:
         known = {each.rollout_id for each in await self._store.query_rollouts(mode=self._mode)}
         indices = [self._book.group_index(each) for each in (*known, *delivered)]
         opened = max((index for index in indices if index is not None), default=-1) + 1
-        requests = [each for _ in range(opened) for each in self._requests(self._book.open_group())]
+        requests = [
+            each for _ in range(self._first, opened) for each in self._requests(self._book.open_group())
+        ]
         log: list[Completion] = []
         while completions := await self._store.read_completions(self._cursor):
             self._cursor = completions[-1].cursor
             log += completions
-        fates = await self._fates(log, delivered)
+        told = await self._retold(log, delivered)
         for group_id in delivered:
-            self._book.settle_as_delivered(group_id, fates.get(group_id, ()))
+            self._book.settle_as_delivered(group_id, told.fates.get(group_id, ()), told.caught.get(group_id))
         lost = [
             each
             for each in requests
@@ -257,12 +279,11 @@ class RolloutScheduler:
             await self._store.enqueue_many_rollouts(lost)
         for first in range(0, len(log), RESTORED_AT_ONCE):
             await self._settle(log[first : first + RESTORED_AT_ONCE])
+        self._book.dropped_in_a_row = 0  # between those that were dropped, others were handed out
 
-    async def _fates(
-        self, log: Sequence[Completion], delivered: Collection[str]
-    ) -> Mapping[str, Sequence[Fate]]:
+    async def _retold(self, log: Sequence[Completion], delivered: Collection[str]) -> Retelling:
         """What became of the members of groups that were handed out, and what the filters caught among them."""
-        retelling = Retelling(delivered, self._group_size, self._book.filters, self.ledger.catches)
+        retelling = Retelling(delivered, self._group_size, self._book.filters)
         for first in range(0, len(log), RESTORED_AT_ONCE):
             part = log[first : first + RESTORED_AT_ONCE]
             wanted = [each.rollout_id for each in part if retelling.asks_for(each)]
@@ -271,7 +292,7 @@ class RolloutScheduler:
                 data = encoded.get(each.rollout_id)
                 retelling.tell(each, None if data is None else Trajectory.from_bytes(data))
         retelling.end()
-        return retelling.fates
+        return retelling
 
     async def _collect(self) -> None:
         try:

@@ -1,15 +1,18 @@
 """One run's folder: the configuration as used, every finished trajectory, metrics, failures, the summary.
 
-Always true: what was written stays readable. Trajectories are appended as length- and checksum-framed records,
-so a crash can cost at most the record that was being written, and reading stops there and says so.
+Always true: what was written stays readable, until the run forgets it (`retention`): then no reader shows it any more,
+removed or not. Trajectories are appended as length- and checksum-framed records, so a crash can cost at most the record
+that was being written, and reading stops there and says so. One process at a time writes.
 """
 
 import fcntl
 import json
+import os
 import re
+import shutil
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +20,7 @@ import yaml
 
 from rollwright.config import RunConfig, build, dump
 from rollwright.errors import FormatError, RollwrightError
+from rollwright.run.retention import Forgotten, flush_folder, read_forgotten, replace_durably
 from rollwright.trajectory import Trajectory
 
 _HEAD = b"RWLOG\x01\n"
@@ -76,13 +80,18 @@ class RunFolder:
         reader = RunReader(path)
         log = (path / TRAJECTORIES).open("r+b")
         _lock(log, path)
+        if not _is_at(log, path / TRAJECTORIES):  # its writer has just put another in its place
+            raise _taken(path)
         written = {each.rollout_id for each in reader.trajectories()}
         log.truncate(reader.whole_bytes)
         log.seek(0, 2)
         for name in (METRICS, FAILURES):
             _cut_half_line(path / name)
         written.update(row["rollout_id"] for row in reader.failures())
-        return cls(path, log, written)
+        folder = cls(path, log, written)
+        if reader.forgotten().steps:  # it may have been killed while it removed what is forgotten
+            folder.remove(folder.copy_kept(reader.forgotten()))
+        return folder
 
     def keep_settings(self, config: RunConfig) -> None:
         """Writes down what the run is played with from now on."""
@@ -108,7 +117,7 @@ class RunFolder:
         if rollout_id in self._written:
             return
         self._written.add(rollout_id)
-        self._log.write(_FRAME.pack(len(encoded), zlib.crc32(encoded)) + encoded)
+        self._log.write(_framed(encoded))
 
     def trajectories(self) -> Iterator[Trajectory]:
         """All that were added so far."""
@@ -127,6 +136,26 @@ class RunFolder:
         self._written.add(rollout_id)
         self._append(FAILURES, {"rollout_id": rollout_id, "reason": reason})
 
+    def copy_kept(self, forgotten: Forgotten) -> "KeptLog":
+        """The first half of removing what is forgotten: a copy of the log without it, beside it. Other threads may write
+        to the folder meanwhile."""
+        self._log.flush()
+        rows = RunReader(self.path).metrics()
+        return KeptLog.copy(self.path, forgotten, {group for row in rows for group in row["groups"]})
+
+    def remove(self, kept: "KeptLog") -> None:
+        """The second half, which is quick: everything in the folder is then without what is forgotten."""
+        self._log.flush()
+        log = kept.put_in_place()
+        self._log.close()
+        self._log = log
+        self._written = {each for each in self._written if not kept.leaves_out(each)}
+        for name, is_forgotten in (
+            (METRICS, kept.forgotten.has_row),
+            (FAILURES, lambda row: kept.forgotten.has_rollout(row["rollout_id"])),
+        ):
+            _remove_lines(self.path / name, is_forgotten)
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         partial = self.path / f"{SUMMARY}.partial"
         partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -138,12 +167,87 @@ class RunFolder:
             file.write(json.dumps(row) + "\n")
 
 
+class KeptLog:
+    """A copy of a run's log without what is forgotten, which is to take its place."""
+
+    def __init__(
+        self, path: Path, forgotten: Forgotten, recorded: Collection[str], partial: BinaryIO, end: int
+    ) -> None:
+        self._path = path
+        self.forgotten = forgotten
+        self._recorded = recorded
+        self._partial = partial
+        self._end = end
+        """Up to where the log was copied."""
+
+    @classmethod
+    def copy(cls, path: Path, forgotten: Forgotten, recorded: Collection[str]) -> "KeptLog":
+        """`recorded`: the groups that stand in the record."""
+        partial = (path / f"{TRAJECTORIES}.partial").open("w+b")
+        kept = cls(path, forgotten, recorded, partial, len(_HEAD))
+        partial.write(_HEAD)
+        with (path / TRAJECTORIES).open("rb") as log:
+            for encoded in _records(log):
+                kept._end = log.tell()
+                if not kept.leaves_out(Trajectory.from_bytes(encoded).rollout_id):
+                    partial.write(_framed(encoded))
+        _flush(partial)
+        return kept
+
+    def leaves_out(self, rollout_id: str) -> bool:
+        """What is forgotten, and what others have played that came into no batch, because the run was killed."""
+        group_id = rollout_id.rpartition("-m")[0]
+        foreign = not group_id.startswith(f"{self.forgotten.name}.")
+        return self.forgotten.has_group(group_id) or (foreign and group_id not in self._recorded)
+
+    def put_in_place(self) -> BinaryIO:
+        """With what was written to the log since. Gives the new log, locked."""
+        with (self._path / TRAJECTORIES).open("rb") as log:
+            log.seek(self._end)
+            shutil.copyfileobj(log, self._partial)
+        _flush(self._partial)
+        _lock(self._partial, self._path)
+        (self._path / f"{TRAJECTORIES}.partial").replace(self._path / TRAJECTORIES)
+        flush_folder(self._path)
+        return self._partial
+
+
+def _records(log: BinaryIO) -> Iterator[bytes]:
+    """The whole records of a log from where it stands, up to its end or to one that is incomplete."""
+    if log.read(len(_HEAD)) != _HEAD:
+        raise FormatError(f"{log.name}: is not a trajectory log of this release")
+    while len(head := log.read(_FRAME.size)) == _FRAME.size:
+        size, checksum = _FRAME.unpack(head)
+        encoded = log.read(size)
+        if len(encoded) < size or zlib.crc32(encoded) != checksum:
+            return
+        yield encoded
+
+
+def _framed(encoded: bytes) -> bytes:
+    return _FRAME.pack(len(encoded), zlib.crc32(encoded)) + encoded
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
 def _lock(log: BinaryIO, path: Path) -> None:
     """One writer at a time; the lock goes with the process."""
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise RollwrightError(f"{path}: another process is writing to this run") from error
+        raise _taken(path) from error
+
+
+def _taken(path: Path) -> RollwrightError:
+    return RollwrightError(f"{path}: another process is writing to this run")
+
+
+def _is_at(opened: BinaryIO, file: Path) -> bool:
+    """Whether the file that is open is still the one of that name."""
+    return os.path.samestat(os.fstat(opened.fileno()), file.stat())
 
 
 def _without_password(address: str) -> str:
@@ -154,6 +258,14 @@ def _cut_half_line(file: Path) -> None:
     if file.is_file():
         content = file.read_bytes()
         file.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+def _remove_lines(file: Path, is_forgotten: Callable[[dict[str, Any]], bool]) -> None:
+    if file.is_file():
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if not is_forgotten(json.loads(line))]
+        if len(kept) < len(lines):
+            replace_durably(file, "".join(kept))
 
 
 class RunReader:
@@ -185,29 +297,36 @@ class RunReader:
         summary = self.summary()
         return summary is not None and not summary["interrupted"] and summary["error"] is None
 
+    def forgotten(self) -> Forgotten:
+        """What is not shown any more."""
+        return read_forgotten(self.path)
+
+    def shown_steps(self) -> str | None:
+        """Which steps there are to show, where it is not all of them."""
+        if not (first := self.forgotten().steps):
+            return None
+        steps = [row["step"] for row in self.metrics() if row["mode"] == "train"]
+        return f"steps {first}…{max(steps, default=first)}; earlier ones were forgotten (training.keep_steps)"
+
     def metrics(self) -> list[dict[str, Any]]:
-        return self._rows(METRICS)
+        forgotten = self.forgotten()
+        return [row for row in self._rows(METRICS) if not forgotten.has_row(row)]
 
     def failures(self) -> list[dict[str, Any]]:
-        return self._rows(FAILURES)
+        forgotten = self.forgotten()
+        return [row for row in self._rows(FAILURES) if not forgotten.has_rollout(row["rollout_id"])]
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """All finished trajectories, in the order they were finished."""
+        """All finished trajectories that are not forgotten, in the order they were finished."""
+        forgotten = self.forgotten()
+        self.whole_bytes = len(_HEAD)
         with (self.path / TRAJECTORIES).open("rb") as file:
-            if file.read(len(_HEAD)) != _HEAD:
-                raise FormatError(f"{self.path / TRAJECTORIES}: is not a trajectory log of this release")
-            while head := file.read(_FRAME.size):
-                if len(head) < _FRAME.size:
-                    break
-                size, checksum = _FRAME.unpack(head)
-                encoded = file.read(size)
-                if len(encoded) < size or zlib.crc32(encoded) != checksum:
-                    break
+            for encoded in _records(file):
                 self.whole_bytes = file.tell()
-                yield Trajectory.from_bytes(encoded)
-            else:
-                return
-        self.cut_off = True
+                trajectory = Trajectory.from_bytes(encoded)
+                if not forgotten.has_group(trajectory.group_id):
+                    yield trajectory
+            self.cut_off = file.tell() > self.whole_bytes
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         file = self.path / name

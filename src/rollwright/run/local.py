@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.policies.base import Capabilities, Policy, Probed
-from rollwright.rollout import Activity, Batch, Gate, Role, RolloutContext, RolloutScheduler
+from rollwright.rollout import Activity, Batch, Gate, Ledger, Role, RolloutContext, RolloutScheduler
 from rollwright.rollout.capacity import START
 from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.episode import read_episode
@@ -28,10 +28,12 @@ from rollwright.run.garbage import rare_collections
 from rollwright.run.orchestras import build_run_policy
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.process_fleet import ProcessFleet
+from rollwright.run.retention import Forgotten
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import TOKEN_VARIABLE, open_store
 from rollwright.store.records import AttemptedRollout
+from rollwright.store.transitions import FINAL_ROLLOUT
 from rollwright.workers import Worker, WorkerSettings
 from rollwright.workers.autoscale import ScaleRules
 from rollwright.workers.worker import first_cause
@@ -39,6 +41,9 @@ from rollwright.workers.worker import first_cause
 if TYPE_CHECKING:
     from rollwright.run.ray_cluster import RayCluster
     from rollwright.run.ray_fleet import RayFleet
+
+DELETED_AT_ONCE = 500
+"""Rollouts that are removed from the store in one call, so that others get their turn in between."""
 
 Result = TypeVar("Result")
 
@@ -55,6 +60,7 @@ class LocalRun:
         processes: int | None = None,
         ray: str | None = None,
         delivered: Collection[str] | None = None,
+        forgotten: Forgotten | None = None,
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
@@ -62,7 +68,8 @@ class LocalRun:
 
         `processes`: most worker processes; without it the workers are coroutines of this process. `ray`: `auto`,
         `local` or the address of a Ray cluster, to have actors there instead, at most `processes` of them. `delivered`:
-        to go on with an earlier run in the same store, the training groups that it handed out.
+        to go on with an earlier run in the same store, the training groups that it handed out. `forgotten`: given if the
+        run may forget, see `forget`; what it has forgotten before.
         """
         if policy is not None and (processes is not None or ray is not None):
             raise ConfigError("policy: workers of their own processes make their own, from the configuration")
@@ -80,7 +87,9 @@ class LocalRun:
         self.capabilities: Capabilities | None = None
         """What the engine says it can do; `None` before the start, and for a policy that has no engine to ask."""
         self.schedulers: list[RolloutScheduler] = []
-        """The training stream, where there is one, then one for each validation so far."""
+        """The training stream, where there is one, then the validations under way."""
+        self._validated = Ledger()
+        """Of the validations that are over."""
         self.on_finished = on_finished
         self.on_failed = on_failed
         self.fleet: Fleet | None = None
@@ -90,6 +99,7 @@ class LocalRun:
         self._processes = processes
         self._ray = None if ray is None else _ray_cluster(ray)
         self._delivered = delivered
+        self._forgotten = forgotten
         self._stack = AsyncExitStack()
         self._validations = 0
         self._workers: list[Worker] = []
@@ -119,6 +129,8 @@ class LocalRun:
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)
+        if self._forgotten is not None and self._forgotten.steps:
+            await self._delete(self._forgotten, cancel=True)  # an earlier process may not have come to it
         await self._leave_settings()
         if self._ray is not None:
             self.fleet = await self._make_ray_fleet(self._ray)
@@ -233,12 +245,60 @@ class LocalRun:
         if manager is None:
             raise ConfigError("val_env_manager: is not set, so there is nothing to validate on")
         known = None if self._delivered is None else ()
-        async with self._scheduler(manager, "val", f"val{number}", known) as scheduler:
-            return await self._unless_broken(scheduler.get_batch(manager.num_env_groups))
+        scheduler = self._scheduler(manager, "val", f"val{number}", known)
+        try:
+            async with scheduler:
+                return await self._unless_broken(scheduler.get_batch(manager.num_env_groups))
+        finally:
+            self._validated.add(scheduler.ledger)
+            self.schedulers.remove(scheduler)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Of all streams together, as it is now."""
+        ledger = Ledger()
+        for each in (*(scheduler.ledger for scheduler in self.schedulers), self._validated):
+            ledger.add(each)
+        return ledger
+
+    def settle(self, needed: int | None) -> tuple[int, Ledger]:
+        """Takes training groups for settled once and for all: those before the first that is not, and before the index
+        `needed`. Gives where that is, and what became of them since this was last asked. Only of a run that may
+        forget."""
+        if self._training is None:
+            return 0, Ledger()
+        first = self._training.first_unsettled
+        floor = first if needed is None else min(first, needed)
+        return floor, self._training.forget(floor)
+
+    async def forget(self, forgotten: Forgotten) -> None:
+        """Removes from the store what is forgotten."""
+        await self._delete(forgotten)
+
+    async def _delete(self, forgotten: Forgotten, *, cancel: bool = False) -> None:
+        """`cancel`: also what is still open, which nobody will wait for. While the run plays, that is about to be
+        cancelled by whoever settled it, and goes the next time."""
+        offset = 0
+        while True:
+            page = await self.store.query_rollouts(
+                rollout_id_contains=f"{self.config.name}.", limit=DELETED_AT_ONCE, offset=offset
+            )
+            old = [each for each in page if forgotten.has_rollout(each.rollout_id)]
+            still_open = [each.rollout_id for each in old if each.status not in FINAL_ROLLOUT]
+            if cancel and still_open:
+                await self.store.cancel_rollouts(still_open, "its step was forgotten")
+                still_open = []
+            gone = [each.rollout_id for each in old if each.rollout_id not in still_open]
+            if gone:
+                await self.store.delete_rollouts(gone)
+            offset += len(page.items) - len(gone)
+            if len(page.items) < DELETED_AT_ONCE:
+                return
 
     def _scheduler(
         self, manager: EnvManagerConfig, mode: str, stream: str, delivered: Collection[str] | None
     ) -> RolloutScheduler:
+        forgotten = self._forgotten if mode == "train" else None
         scheduler = RolloutScheduler(
             self.store,
             self.config,
@@ -250,6 +310,9 @@ class LocalRun:
             forget=self._forget,
             delivered=delivered,
             tag_of=self.curriculum.tag if self.curriculum is not None and mode == "train" else str,
+            first=0 if forgotten is None else forgotten.floor,
+            forgotten=None if forgotten is None else forgotten.ledger,
+            keep_accounts=forgotten is not None,
             on_finished=self.on_finished,
             on_failed=self.on_failed,
         )

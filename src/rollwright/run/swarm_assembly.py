@@ -8,13 +8,17 @@ from rollwright.config import RunConfig, SwarmConfig
 from rollwright.errors import ConfigError
 from rollwright.rollout.episode import Episode
 from rollwright.run.assembly import SettingsTable
-from rollwright.run.training_assembly import check
+from rollwright.run.training_assembly import check, training_of
 from rollwright.swarm.directory_transport import DirectoryTransport
 from rollwright.swarm.exchange import ExchangeLimits
 from rollwright.swarm.manifests import Freshness
 from rollwright.swarm.recipes import TaskBook, task_seed
 from rollwright.swarm.transport import Transport
 from rollwright.swarm.zenoh_transport import ZenohTransport
+
+KEPT_STEPS = 200
+"""Steps that a node keeps which is not told how many: more than its status shows, so that its last rounds can be looked
+at with their episodes, and few beside those of a node that runs for months."""
 
 _ANY_LEAD = 1 << 53
 """Rounds that a peer may be ahead: a node that joins late has to believe the others."""
@@ -45,7 +49,16 @@ def node_config(config: RunConfig, peer: str) -> RunConfig:
             f"rollout_batch_size: {config.rollout_batch_size} is not local_groups x group_size, which is {batch}; leave "
             "it out"
         )
-    return config.model_copy(update={"seed": task_seed(swarm.name, peer), "rollout_batch_size": batch})
+    training = training_of(config)
+    if training.keep_steps is None:
+        training = training.model_copy(update={"keep_steps": KEPT_STEPS})
+    return config.model_copy(
+        update={
+            "seed": task_seed(swarm.name, peer),
+            "rollout_batch_size": batch,
+            "training": training,
+        }
+    )
 
 
 def exchange_limits(config: RunConfig) -> ExchangeLimits:

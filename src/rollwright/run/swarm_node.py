@@ -10,6 +10,8 @@ True of it:
   when the peer began to play it.
 - Identity, what was seen, the quarantine and the weights are all in the home folder: a restart with the same folder is
   the same node.
+- It can run for ever: what it keeps of rounds, in memory and in its home, is bounded by `training.keep_steps`, and what
+  it keeps of peers by limits of their own.
 """
 
 import asyncio
@@ -42,7 +44,7 @@ FILTERED = "filtered"
 """Counter beside the reasons of `Refusal`: foreign groups that held up and were left out by this node's own filters."""
 
 SHOWN_ROUNDS = 100
-"""In the status; all of them are in the record."""
+"""In the status; more of them are in the record."""
 
 SILENT_ROUNDS = 10
 """Own rounds after which a peer that announced nothing does not count for which round it is: it may be stuck."""
@@ -148,9 +150,11 @@ class SwarmNode:
         """Finds out which round it is."""
         exchange = self._joined
         await exchange.listen(self.round)
-        for peer, sequence in exchange.sequences().items():
-            if self._heard.get(peer, (-1, 0))[0] != sequence:
-                self._heard[peer] = (sequence, step)
+        heard = self._heard
+        self._heard = {  # of the peers that the gate knows, so that it is bounded as that is
+            peer: heard[peer] if peer in heard and heard[peer][0] == sequence else (sequence, step)
+            for peer, sequence in exchange.sequences().items()
+        }
         told, there = exchange.rounds(), {each.id for each in exchange.peers() if each.alive}
         recent = [
             told[peer]

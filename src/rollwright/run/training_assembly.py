@@ -63,9 +63,19 @@ def check(config: RunConfig) -> None:
     trainer_settings(config)
     model_name(config)
     if training.from_run is not None:
-        _check_history(config, RunReader(Path(training.from_run)).config)
+        source = RunReader(Path(training.from_run))
+        _check_whole(source)
+        _check_history(config, source.config)
     else:
         SettingsTable(config)
+
+
+def _check_whole(source: RunReader) -> None:
+    if steps := source.forgotten().steps:
+        raise ConfigError(
+            f"training.from_run: {source.path} has forgotten its first {steps} steps (training.keep_steps), so its batches "
+            "cannot be trained on from the base model"
+        )
 
 
 def _check_history(config: RunConfig, played: RunConfig) -> None:

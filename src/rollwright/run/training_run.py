@@ -3,25 +3,29 @@
 Always true: kill it at any moment and start it again, and every batch that was handed over has been trained on
 once, in the same order, to the same weights. The record of the batches (`training_record`) is the truth; a
 checkpoint says how much of it the weights contain, and the rest is done again from recorded trajectories before any
-episode goes on. So no episode is ever continued by older weights than it was begun with.
+episode goes on. So no episode is ever continued by older weights than it was begun with. With `training.keep_steps`
+older steps than that are forgotten, after a checkpoint and never beyond the oldest that is kept (`retention`).
 """
 
 import asyncio
 import os
-import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rollwright.config import RunConfig
-from rollwright.errors import ConfigError
+from rollwright.errors import ConfigError, FormatError
 from rollwright.policies.base import Policy, Probed, UpdateMode
-from rollwright.rollout import Batch
+from rollwright.rollout import Batch, Ledger
 from rollwright.run.folder import METRICS, TRAJECTORIES, RunFolder, RunReader
 from rollwright.run.local import LocalRun
+from rollwright.run.numbered_folders import keep_last, numbered
+from rollwright.run.own_lengths import OwnLengths
+from rollwright.run.retention import Forgotten, lowest_index, next_cut, write_forgotten
 from rollwright.run.training_assembly import (
     check,
     copy_tokenizer,
@@ -35,15 +39,16 @@ from rollwright.run.training_assembly import (
 from rollwright.run.training_record import (
     FIGURES,
     RecordedBatch,
-    check_position,
+    TrainingRecord,
+    forgotten_with,
     plain_row,
-    position,
     recorded_batches,
+    trained_in,
     training_rows,
 )
 from rollwright.training.advantages import left_out
 from rollwright.training.metrics import Metrics
-from rollwright.training.pipeline import Cadence, LengthBias, Pipeline, Stages
+from rollwright.training.pipeline import Cadence, Pipeline, Stages
 from rollwright.training.report import StepReport
 from rollwright.training.rows import build_rows
 from rollwright.trajectory import Floats, TokenIds, Trajectory
@@ -98,7 +103,8 @@ class TrainingRun:
         self.folder = folder
         self.local: LocalRun | None = None
         """The rollouts; `None` before they begin, and when recorded ones are trained on."""
-        self.bias = LengthBias()
+        self._lengths = OwnLengths(config.name)
+        self.bias = self._lengths.bias
         self.staleness: Counter[int] = Counter()
         """Trained tokens by how many versions old they were at hand-over."""
         self.left_out: Counter[str] = Counter()
@@ -108,7 +114,9 @@ class TrainingRun:
         self.checksum: str | None = None
         """Of the final weights, once they are there."""
         self.validations: list[dict[str, Any]] = []
-        """Step, reward and success of each validation so far."""
+        """Step, reward and success of each validation so far that is not forgotten."""
+        self.forgotten = Forgotten(config.name)
+        """What is not in the folder any more."""
         self._advantage = make_training_advantage(self.training)
         self._source = None if self.training.from_run is None else RunReader(Path(self.training.from_run))
         self._recorded: Iterator[RecordedBatch] = iter(())
@@ -121,10 +129,7 @@ class TrainingRun:
         self._row = row
         self._sharing = sharing
         self._on_progress = on_progress
-        self._rows: list[Mapping[str, Any]] = []
-        """The record so far."""
-        self._counted: set[str] = set()
-        """Rollouts whose lengths are in `bias`; after a restart some are told of again."""
+        self._record = TrainingRecord()
         self._trainer: Trainer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._metrics: Metrics | None = None
@@ -183,7 +188,7 @@ class TrainingRun:
         live = self._source is None
         return Stages(
             get_batch=self._next_batch if live else self._next_recorded,
-            record=self._record if live else self._record_again,
+            record=self._note if live else self._note_again,
             train=lambda step, batch: self._train(step, _groups(batch)),
             update=self._update,
             evaluate=self._evaluate,
@@ -211,16 +216,27 @@ class TrainingRun:
             policy=policy,
             store=self._store,
             delivered=self._delivered() if self._resume else None,
+            forgotten=self.forgotten if self._keep is not None or self.forgotten.steps else None,
             on_finished=self._on_finished,
             on_failed=self.folder.add_failure,
         )
-        if local.curriculum is not None and self._rows:
-            local.curriculum.restore(self._rows[-1].get("curriculum", {}))
+        if local.curriculum is not None and self._record.rows:
+            local.curriculum.restore(self._record.rows[-1].get("curriculum", {}))
         return local
 
+    @property
+    def _keep(self) -> int | None:
+        """Steps that are kept; `None`: all."""
+        keep = self.training.keep_steps
+        return keep if isinstance(keep, int) else None
+
     def _delivered(self) -> list[str]:
-        """The groups of the record that came from the scheduler."""
-        return [group for row in self._rows for group in row["groups"] if self._is_own(group)]
+        """The groups of the record that came from the scheduler, as far as that has to know of them."""
+        rows = self._record.rows
+        return [
+            *self.forgotten.delivered,
+            *(group for row in rows for group in row["groups"] if self._is_own(group)),
+        ]
 
     def _is_own(self, group_id: str) -> bool:
         return group_id.startswith(f"{self.config.name}.train-")
@@ -234,17 +250,22 @@ class TrainingRun:
         self._trainer = await self._in_thread(make_trainer, self.config)
         self._trainer.on_progress = self._on_progress
         reader = RunReader(self.folder.path)
-        self._rows = list(training_rows(reader)) if self._resume else []
+        if self._resume:
+            if (forgotten := reader.forgotten()).steps:
+                self.forgotten = forgotten
+            self._record = TrainingRecord(training_rows(reader), self.forgotten.position)
         start = await self._in_thread(self._restore) if self._resume else 0
         self._metrics = Metrics(
             self.folder.path / FIGURES, self.training.writers, resume_at=start if self._resume else None
         )
+        if self.forgotten.steps:
+            self._metrics.forget(self.forgotten.steps)
         played = {row["step"]: row for row in reader.metrics() if row["mode"] == "val"}
         for done, row in played.items():
             self._note_validation(done, row, write=done >= start)
         self._remember_lengths(reader)
         self.pipeline.done = start
-        for batch in recorded_batches(self._source or reader, self._rows[start:]):
+        for batch in recorded_batches(self._source or reader, self._record.since(start)):
             await self._train(self.pipeline.done, batch.groups)
             self.pipeline.done += 1
             if self.pipeline.cadence.checkpoints(self.pipeline.done):
@@ -255,21 +276,27 @@ class TrainingRun:
 
     def _restore(self) -> int:
         """The step that the last checkpoint stands at; 0 without one."""
-        saved = _numbered(self.folder.path / CHECKPOINTS)
+        saved = numbered(self.folder.path / CHECKPOINTS)
         if not saved:
+            if self.forgotten.steps:
+                raise FormatError(
+                    f"{self.folder.path / CHECKPOINTS}: is empty, and the first {self.forgotten.steps} steps, which the "
+                    "weights could be made from, were forgotten (training.keep_steps)"
+                )
             return 0
         extra = self.trainer.restore(saved[-1])
-        step = check_position(extra["record"], self._rows, str(saved[-1]))
+        step = self._record.check(extra["record"], str(saved[-1]))
         self.staleness.update({int(age): count for age, count in extra["staleness"].items()})
         self.left_out.update(extra["left_out"])
         return step
 
     def _remember_lengths(self, reader: RunReader) -> None:
         if self._resume and self._source is None:
-            for row in self._rows:
-                self.bias.add_trained(row.get("own", row["trajectories"]), row["tokens"])
+            self.bias.add(self.forgotten.bias)
+            for row in self._record.rows:
+                self.bias.add_trained(*trained_in(row))
             for trajectory in reader.trajectories():
-                self._count_generated(trajectory)
+                self._lengths.add_generated(trajectory)
 
     async def _next_batch(self) -> Batch:
         assert self.local is not None
@@ -284,19 +311,19 @@ class TrainingRun:
     async def _next_recorded(self) -> RecordedBatch:
         return next(self._recorded)
 
-    def _record(self, step: int, batch: Batch, seconds: float) -> None:
+    def _note(self, step: int, batch: Batch, seconds: float) -> None:
         own = [each for each in batch.trajectories if self._is_own(each.group_id)]
         tokens = sum(each.sampled_tokens for each in own)
         row = {**self._row("train", step, seconds, batch), "own": len(own), "tokens": tokens}
         if self.local is not None and self.local.curriculum is not None:
             row["curriculum"] = self.local.curriculum.state()
         self.folder.add_metrics(row)
-        self._rows.append(row)
-        self.bias.add_trained(len(own), tokens)
+        self._record.append(row)
+        self.bias.add_trained(*trained_in(row))
 
-    def _record_again(self, step: int, batch: RecordedBatch, seconds: float) -> None:
+    def _note_again(self, step: int, batch: RecordedBatch, seconds: float) -> None:
         self.folder.add_metrics(batch.row)
-        self._rows.append(batch.row)
+        self._record.append(batch.row)
 
     async def _train(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> None:
         report = await self._in_thread(self._step, groups)
@@ -330,7 +357,7 @@ class TrainingRun:
         await updatable(policy, self.config.policy.kind).update_weights(
             weights, UpdateMode(self.training.update_mode)
         )
-        _keep_last(self.folder.path / WEIGHTS, KEPT_WEIGHTS)
+        keep_last(self.folder.path / WEIGHTS, KEPT_WEIGHTS)
 
     async def _evaluate(self, done: int) -> None:
         assert self.local is not None
@@ -351,8 +378,38 @@ class TrainingRun:
 
     async def _checkpoint(self, done: int) -> None:
         place = self.folder.path / CHECKPOINTS
-        await self._in_thread(self._save, place / f"{done:06d}", position(self._rows[:done]))
-        _keep_last(place, self.training.keep_checkpoints)
+        await self._in_thread(self._save, place / f"{done:06d}", asdict(self._record.position(done)))
+        keep_last(place, self.training.keep_checkpoints)
+        if self.local is not None or self._source is not None:  # else it is not known yet what is settled
+            await self._forget(done)
+
+    async def _forget(self, done: int) -> None:
+        """Forgets what is older than `keep_steps`, if it is worth it."""
+        oldest = int(numbered(self.folder.path / CHECKPOINTS)[0].name)
+        cut = next_cut(self._keep, forgotten=self.forgotten.steps, done=done, oldest_checkpoint=oldest)
+        if cut is None:
+            return
+        floor, settled = 0, Ledger()
+        if self.local is not None:
+            floor, settled = self.local.settle(lowest_index(self.config.name, self._record.since(cut)))
+        self.forgotten = forgotten = forgotten_with(
+            self.forgotten,
+            self._record,
+            cut,
+            floor=floor,
+            settled=settled,
+            generated=self._lengths.forget(floor),
+            played=self._source is None,
+        )
+        await self._in_thread(write_forgotten, self.folder.path, forgotten)
+        # From here on it is forgotten. What follows removes it, and is done again by whoever goes on after a crash.
+        self._record.forget(cut)
+        self.validations = [each for each in self.validations if each["step"] >= cut]
+        self.folder.remove(await self._in_thread(self.folder.copy_kept, forgotten))
+        assert self._metrics is not None
+        self._metrics.forget(cut)
+        if self.local is not None:
+            await self.local.forget(forgotten)
 
     def _save(self, place: Path, stands_at: Mapping[str, Any]) -> None:
         for name in (TRAJECTORIES, METRICS):  # the record is on the disk before a checkpoint refers to it
@@ -363,12 +420,7 @@ class TrainingRun:
     def _on_finished(self, rollout_id: str, encoded: bytes) -> None:
         self._on_progress()
         self.folder.add_trajectory(rollout_id, encoded)
-        self._count_generated(Trajectory.from_bytes(encoded))
-
-    def _count_generated(self, trajectory: Trajectory) -> None:
-        if self._is_own(trajectory.group_id) and trajectory.rollout_id not in self._counted:
-            self._counted.add(trajectory.rollout_id)
-            self.bias.add_generated(trajectory.sampled_tokens)
+        self._lengths.add_generated(Trajectory.from_bytes(encoded))
 
     def _export_result(self) -> Any:
         place = self.folder.path / MODEL
@@ -398,17 +450,6 @@ def _groups(batch: Batch | RecordedBatch) -> Sequence[Sequence[Trajectory]]:
     if isinstance(batch, RecordedBatch):
         return batch.groups
     return [group.trajectories for group in batch.groups]
-
-
-def _numbered(place: Path) -> list[Path]:
-    """The folders in it that are named by a number, the highest last."""
-    found = [each for each in place.iterdir() if each.name.isdigit()] if place.is_dir() else []
-    return sorted(found, key=lambda each: int(each.name))
-
-
-def _keep_last(place: Path, count: int) -> None:
-    for old in _numbered(place)[:-count]:
-        shutil.rmtree(old)
 
 
 def _flush_to_disk(file: Path) -> None:

@@ -2,10 +2,11 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from rollwright.errors import ConfigError
 
@@ -16,6 +17,10 @@ Figures = Mapping[str, float | str]
 class MetricWriter(Protocol):
     def write(self, step: int, figures: Figures) -> None: ...
 
+    def forget(self, step: int) -> None:
+        """The figures of earlier steps go, where they are in files of the run's own."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -24,20 +29,30 @@ class JsonLines:
 
     def __init__(self, file: Path, *, resume_at: int | None = None) -> None:
         """`resume_at`: the next step; whole lines of earlier steps are kept. `None`: the file begins anew."""
-        kept = [] if resume_at is None or not file.exists() else _lines_before(file, resume_at)
+        kept = [] if resume_at is None or not file.exists() else _lines(file, range(resume_at))
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f".{file.name}.partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        partial.replace(file)
-        self._file = file.open("a", encoding="utf-8")
+        self._path = file
+        self._file = self._begin_with(kept)
 
     def write(self, step: int, figures: Figures) -> None:
         finite = {name: None if _not_finite(value) else value for name, value in figures.items()}
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
 
+    def forget(self, step: int) -> None:
+        kept = _lines(self._path, range(step, sys.maxsize))
+        self._file.close()
+        self._file = self._begin_with(kept)
+
     def close(self) -> None:
         self._file.close()
+
+    def _begin_with(self, lines: Sequence[str]) -> TextIO:
+        """The file with these lines and no others, to be added to."""
+        partial = self._path.with_name(f".{self._path.name}.partial")
+        partial.write_text("".join(lines), encoding="utf-8")
+        partial.replace(self._path)
+        return self._path.open("a", encoding="utf-8")
 
 
 class TensorBoard:
@@ -57,6 +72,9 @@ class TensorBoard:
                 self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    def forget(self, step: int) -> None:
+        """Event files are TensorBoard's own, and stay as they are."""
+
     def close(self) -> None:
         self._writer.close()
 
@@ -73,6 +91,9 @@ class Wandb:
 
     def write(self, step: int, figures: Figures) -> None:
         self._run.log(dict(figures), step=step)
+
+    def forget(self, step: int) -> None:
+        """What wandb has, it keeps."""
 
     def close(self) -> None:
         self._run.finish()
@@ -93,6 +114,11 @@ class Metrics:
         for writer in self._writers:
             writer.write(step, figures)
 
+    def forget(self, step: int) -> None:
+        """The figures of earlier steps go, where they are in files of the run's own."""
+        for writer in self._writers:
+            writer.forget(step)
+
     def close(self) -> None:
         for writer in self._writers:
             writer.close()
@@ -105,15 +131,15 @@ WRITERS: Mapping[str, Callable[[Path, int | None], MetricWriter]] = {
 }
 
 
-def _lines_before(file: Path, step: int) -> list[str]:
-    """The file's lines of steps before `step`, up to one that a crash cut off."""
+def _lines(file: Path, steps: range) -> list[str]:
+    """The file's lines of these steps, up to one that a crash cut off."""
     kept = []
     for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
         try:
-            own = json.loads(line)["step"] if line.endswith("\n") else step
+            step = json.loads(line)["step"] if line.endswith("\n") else None
         except (ValueError, KeyError, TypeError):
             break
-        if own < step:
+        if step in steps:
             kept.append(line)
     return kept
 

@@ -145,6 +145,11 @@ class LengthBias:
         self.trained += episodes
         self.trained_tokens += tokens
 
+    def add(self, other: "LengthBias") -> None:
+        self.generated += other.generated
+        self.generated_tokens += other.generated_tokens
+        self.add_trained(other.trained, other.trained_tokens)
+
     @property
     def ratio(self) -> float | None:
         """Mean length trained over mean length generated: below 1, the long ones are missing."""

@@ -120,3 +120,8 @@ class Catches:
     def add(self, name: str, example: str, count: int = 1) -> None:
         catch = self.by_filter.setdefault(name, Catch(0, example))
         catch.count += count
+
+    def add_all(self, other: "Catches") -> None:
+        """What stands in another one, on top."""
+        for name, catch in other.by_filter.items():
+            self.add(name, catch.example, catch.count)
