@@ -182,6 +182,33 @@ async def test_a_turn_that_follows_soon_writes_nothing_but_itself(tmp_path: Path
     await store.close()
 
 
+async def test_turns_of_several_callers_share_statements_and_a_refused_one_harms_no_other(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    driver = await SqliteDriver.open(tmp_path / "store.db")
+    store = SqlStore(driver)
+    held = [await store.start_rollout(n, worker_id="w") for n in range(4)]
+    pairs = [(each.rollout_id, each.attempt.attempt_id) for each in held]
+    for pair in pairs:
+        await store.append_journal(*pair, [b"first"])
+    await store.update_attempt(*pairs[2], status="failed")
+    driver._writer._connection.set_trace_callback(said.append)
+    answers = await asyncio.gather(
+        *(store.append_journal(*pair, [b"second"]) for pair in [*pairs, pairs[0]]),
+        return_exceptions=True,
+    )
+    assert [type(each) for each in answers if each is not None] == [AttemptRefused]
+    assert isinstance(answers[2], AttemptRefused)
+    journals = [await store.read_journal(rollout_id) for rollout_id, _ in (pairs[0], pairs[1], pairs[3])]
+    assert journals == [[b"first", b"second", b"second"], [b"first", b"second"], [b"first", b"second"]]
+    assert (
+        len([each for each in said if each.startswith("SELECT rollouts.place, rollouts.rollout_id, ")]) == 2
+    ), "one for all, one for the refused"
+    assert not [each for each in said if each.startswith("UPDATE rollouts")]
+    await store.close()
+
+
 async def test_the_journal_of_a_rollout_that_ends_is_cleared(tmp_path: Path) -> None:
     driver = await SqliteDriver.open(tmp_path / "store.db")
     store = SqlStore(driver)

@@ -144,15 +144,18 @@ async def test_while_the_disk_is_written_only_what_has_to_last_waits(
     pair = (claimed.rollout_id, claimed.attempt.attempt_id)
     assert await store.update_worker("worker-0", attempts=[pair]) == []
     looking = asyncio.create_task(store.query_rollouts())
+    brief = asyncio.create_task(store.get_trajectories([claimed.rollout_id]))  # read in the event loop
     later = [asyncio.create_task(store.append_journal(*pair, [bytes([n])])) for n in range(3)]
     for _ in range(3):  # the reader's thread answers in its own time
         await asyncio.sleep(0.02)
     assert not second.done(), "it is not on disk"
     assert not looking.done(), "what it has seen is not on disk"
+    assert not brief.done()
     assert not any(each.done() for each in later)
     may_go_on.set()
     assert (await second).input == "second"
     assert len(await looking) == 2
+    assert await brief == {}
     await asyncio.gather(*later)
     assert await store.read_journal(claimed.rollout_id) == [b"\0", b"\1", b"\2"]
     assert flushes == 2, "what waited for one flush shares the next"

@@ -81,13 +81,7 @@ def end(
     after = becomes or rollout_after(status, row.config, tries)
     waits = after is RolloutStatus.REQUEUING
     check_rollout_change(row.rollout_id, row.rollout_status, after)
-    yield RELEASE(
-        at_place=row.place,
-        new_status=after._value_,
-        new_waiting=int(waits),
-        new_end=None if waits else tx.now,
-        new_tries=tries,
-    )
+    yield RELEASE.many([(after._value_, int(waits), None if waits else tx.now, tries, row.place)])
     tx.later(
         INSERT_ATTEMPT,
         (

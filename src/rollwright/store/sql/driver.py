@@ -1,7 +1,7 @@
 """What a SQL store needs of a database: two ways to run operations, and word of changes.
 
-Calls that share a transaction run in the order in which they came. Neighbours of one kind that are never refused
-(`Together`) are run as one operation, with a statement for all of them instead of one for each.
+Calls that share a transaction run in the order in which they came. Neighbours of one kind (`Together`) are run as one
+operation, with a statement for all of them instead of one for each.
 """
 
 import asyncio
@@ -27,14 +27,17 @@ Outcome = tuple[Any, BaseException | None]
 
 
 class Together(msgspec.Struct, Generic[Argument, Result], frozen=True):
-    """A call that can be run with others of its kind, and is never refused."""
+    """A call that can be run with others of its kind."""
 
-    run: Callable[[Transaction, Sequence[Argument]], Operation[list[Result]]]
-    """Gives a result for each argument."""
+    run: Callable[[Transaction, Sequence[Argument]], Operation[Sequence[Result | StoreError]]]
+    """Gives a result for each argument, or why that one is refused; the others are not touched by it."""
     argument: Argument
 
     def __call__(self, tx: Transaction) -> Operation[Result]:
-        return (yield from self.run(tx, [self.argument]))[0]
+        [result] = yield from self.run(tx, [self.argument])
+        if isinstance(result, StoreError):
+            raise result
+        return result
 
 
 class Job(msgspec.Struct, Generic[Result], frozen=True):
@@ -47,7 +50,7 @@ class Job(msgspec.Struct, Generic[Result], frozen=True):
     orphaned: Callable[[Result], None] | None = None
 
 
-def _kind(job: Job[Any]) -> Callable[..., Operation[list[Any]]] | None:
+def _kind(job: Job[Any]) -> Callable[..., Operation[Sequence[Any]]] | None:
     return job.make.run if type(job.make) is Together else None
 
 
@@ -57,7 +60,7 @@ def run_all(tx: Transaction, batch: Sequence[Job[Any]]) -> Operation[list[Outcom
     for run, jobs in groupby(batch, _kind):
         if run is not None:
             results = yield from run(tx, [job.make.argument for job in jobs])  # type: ignore[attr-defined]
-            outcomes += [(result, None) for result in results]
+            outcomes += [(None, each) if isinstance(each, StoreError) else (each, None) for each in results]
             continue
         for job in jobs:
             try:
@@ -103,8 +106,8 @@ class Driver(Protocol):
         """
         ...
 
-    def read(self, make: Read[Result]) -> Awaitable[Result]:
-        """Runs an operation that changes nothing."""
+    def read(self, make: Read[Result], *, brief: bool = False) -> Awaitable[Result]:
+        """Runs an operation that changes nothing; `brief` as in `write`."""
         ...
 
     def watch(self, on_change: Callable[[Changes], None], waited_for: Callable[[], bool]) -> None:

@@ -6,10 +6,10 @@ As in `queueing`, a call that is refused has written nothing but that fact.
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeGuard
 
-from sqlalchemy import ColumnElement, Double, bindparam, delete, insert, literal_column, or_, select, update
+from sqlalchemy import ColumnElement, Double, bindparam, delete, literal_column, or_, select, update
 
 from rollwright.store.checks import EMPTY, LATEST, config_from_bytes, merged
-from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound
+from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, StoreError
 from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind
 from rollwright.store.sql.changes import CLEAR_JOURNAL, end, heard, lease_from, noted
 from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RolloutRow
@@ -39,6 +39,8 @@ Pair = tuple[str, str]
 """A rollout and an attempt."""
 Held = tuple[str, Pair]
 """A worker, and what it plays."""
+Turn = tuple[str, str, bytes]
+"""A rollout, an attempt, and what is journalled."""
 Beat = tuple[str, bytes | None, Sequence[Pair] | None]
 """A worker's sign of life: its figures, packed, and the attempts that it plays; `None`: all that it holds."""
 
@@ -153,15 +155,30 @@ def _by_column(pairs: Sequence[Pair]) -> dict[str, list[str]]:
     }
 
 
+def append_turns(tx: Transaction, turns: Sequence[Turn]) -> Operation[list[StoreError | None]]:
+    """Several callers', one turn each, which are never asked for again. For attempts that were heard of a moment ago,
+    as most were, the rollouts' rows stay as they are."""
+    ids = [rollout_id for rollout_id, _, _ in turns]
+    ready = {(row[1], row[2]): row[0] for row in (yield READY(ids=ids, now=tx.now, at=tx.now))}
+    yield INSERT_JOURNAL.many(
+        [(ready[pair], entry) for *given, entry in turns if (pair := tuple(given)) in ready]
+    )
+    refused: list[StoreError | None] = []
+    for rollout_id, attempt_id, entry in turns:
+        refusal = None
+        if (rollout_id, attempt_id) not in ready:
+            try:
+                yield from append_journal(tx, rollout_id, attempt_id, [entry], None)
+            except StoreError as error:
+                refusal = error
+        refused.append(refusal)
+    return refused
+
+
 def append_journal(
     tx: Transaction, rollout_id: str, attempt_id: str, entries: Sequence[bytes], append_id: str | None
 ) -> Operation[None]:
-    """`append_id`: under which it may be asked for again; `None`: it never is. It counts as a heartbeat, and like one
-    that comes a moment after another it then leaves the rollout's row as it is."""
-    if append_id is None and len(entries) == 1:
-        values = (bytes(entries[0]), rollout_id, attempt_id, tx.now, tx.now)
-        if (yield NEXT_TURN.many([values])):
-            return
+    """`append_id`: under which it may be asked for again; `None`: it never is."""
     row = yield from _holding(tx, rollout_id, attempt_id)
     if append_id is None or append_id != row.last_append_id:
         yield from heard(tx, row, status=AttemptStatus.RUNNING, append_id=append_id)
@@ -229,7 +246,7 @@ def _delete(tx: Transaction, rows: Sequence[tuple[int, str]]) -> Operation[int]:
 
 def _find(rollout_id: str) -> Operation[RolloutRow]:
     """The rollout, locked."""
-    rows = yield FIND(rollout_id=rollout_id)
+    rows = yield FIND.many([(rollout_id,)])
     if not rows:
         raise NotFound(f"no rollout {rollout_id!r}")
     return RolloutRow(*rows[0])
@@ -334,22 +351,16 @@ ADOPT = _extend(rollouts.c.worker_id.is_(None), *_many, worker_id=_worker)
 HELD_OF = Statement(select(rollouts.c.rollout_id, rollouts.c.attempt_id).where(*_alive, _own, *_many))
 
 INSERT_JOURNAL = Statement(insert_into(journal, "position"))
-NEXT_TURN = Statement(
-    insert(journal)
-    .from_select(
-        ["place", "data"],
-        select(rollouts.c.place, bindparam("data", type_=journal.c.data.type)).where(
-            *_one,
-            rollouts.c.status == constant(AttemptStatus.RUNNING.value),
-            rollouts.c.lease_expires > _now,
-            rollouts.c.last_heartbeat_time
-            > bindparam("at", type_=Double)
-            - rollouts.c.unresponsive_seconds * literal_column(f"{SAME_MOMENT}"),
-        ),
+READY = Statement(
+    select(rollouts.c.place, rollouts.c.rollout_id, rollouts.c.attempt_id).where(
+        any_of(rollouts.c.rollout_id, "ids"),
+        rollouts.c.status == constant(AttemptStatus.RUNNING.value),
+        rollouts.c.lease_expires > _now,
+        rollouts.c.last_heartbeat_time
+        > bindparam("at", type_=Double) - rollouts.c.unresponsive_seconds * literal_column(f"{SAME_MOMENT}"),
     )
-    .returning(journal.c.place)
 )
-"""For an attempt that was heard of a moment ago, which is most often so: one statement, where there are three else."""
+"""Those whose attempt was heard of a moment ago, and is running."""
 
 TAKEN = Statement(
     select(rollouts.c.rollout_id, attempts.c.attempt_id, attempts.c.place, attempts.c.sequence_id)

@@ -169,8 +169,8 @@ class Writer:
         if now >= self._next_lapse:
             try:
                 [lease] = self._connection.execute(FIRST_LEASE.sqlite.sql).fetchone()
-            except sqlite3.Error:
-                return True  # the thread finds out what is wrong, and whom to tell
+            except Exception:  # noqa: BLE001 - the thread finds out what is wrong, and whom to tell
+                return True
             self._next_lapse = now + _LOOK_SECONDS if lease is None else min(lease, now + _LOOK_SECONDS)
         return now >= self._next_lapse
 

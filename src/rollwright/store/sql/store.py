@@ -37,7 +37,7 @@ from rollwright.store.sql import looking, queueing, reporting
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.claimants import Claimants
 from rollwright.store.sql.driver import Driver, Together
-from rollwright.store.sql.looking_store import LookingStore
+from rollwright.store.sql.looking_store import BRIEF_BYTES, BRIEF_ROWS, LookingStore
 from rollwright.store.sql.transaction import Changes
 from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, lapsed
 from rollwright.store.waiting import Deadline, Signal
@@ -56,11 +56,11 @@ RECHECK_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0
 """How long `close` waits for what is not yet written, if the database is away: leases decide the rest."""
 
+BRIEF_COMPLETIONS = 1000
+"""Entries of the completion log that are read at once in the event loop; most often there are a few."""
+
 _NEWS = 10_000
 """Completions read at once by a waiter; the log is read on if there are more."""
-
-BRIEF_ROWS, BRIEF_BYTES = 8, 65536
-"""A call with no more of both is brief: SQLite takes some microseconds for each row, and as long for each page."""
 
 
 class SqlStore(LookingStore):
@@ -81,10 +81,10 @@ class SqlStore(LookingStore):
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRequest]) -> list[Rollout]:
         checked = [check_request(request) for request in requests]
+        brief = len(checked) <= BRIEF_ROWS and sum(len(each.input) for each in checked) <= BRIEF_BYTES
         if all(request.rollout_id is None and request.resources_id is None for request in requests):
-            brief = len(checked) <= BRIEF_ROWS and sum(len(each.input) for each in checked) <= BRIEF_BYTES
             return await self._write(Together(queueing.enqueue_new, checked), brief=brief)
-        return await self._write(lambda tx: queueing.enqueue(tx, checked))
+        return await self._write(lambda tx: queueing.enqueue(tx, checked), brief=brief)
 
     async def update_rollout(
         self,
@@ -146,7 +146,8 @@ class SqlStore(LookingStore):
             task.add_done_callback(self._background.discard)
 
     async def _claim_for_each(self, asked: Sequence[queueing.Ask]) -> list[list[AttemptedRollout]]:
-        return await self._write(lambda tx: queueing.claim_for_each(tx, asked), lasting=False)
+        brief = sum(limit for limit, _, _ in asked) <= BRIEF_ROWS
+        return await self._write(lambda tx: queueing.claim_for_each(tx, asked), lasting=False, brief=brief)
 
     async def _give_back(self, claimed: Sequence[AttemptedRollout]) -> None:
         reason = "its worker stopped asking"
@@ -228,10 +229,14 @@ class SqlStore(LookingStore):
         self, rollout_id: str, attempt_id: str, entries: Sequence[bytes], *, append_id: str | None = None
     ) -> None:
         name = append_id or self._name("ap")
-        await self._write(
-            lambda tx: reporting.append_journal(tx, rollout_id, attempt_id, entries, name),
-            brief=len(entries) <= BRIEF_ROWS and sum(map(len, entries)) <= BRIEF_BYTES,
-        )
+        brief = len(entries) <= BRIEF_ROWS and sum(map(len, entries)) <= BRIEF_BYTES
+        if name is None and len(entries) == 1:
+            turn = (rollout_id, attempt_id, bytes(entries[0]))
+            await self._write(Together(reporting.append_turns, turn), brief=brief)
+        else:
+            await self._write(
+                lambda tx: reporting.append_journal(tx, rollout_id, attempt_id, entries, name), brief=brief
+            )
 
     async def clear_journal(self, rollout_id: str, attempt_id: str) -> None:
         await self._write(lambda tx: reporting.clear_journal(tx, rollout_id, attempt_id))
@@ -244,7 +249,9 @@ class SqlStore(LookingStore):
         deadline = Deadline(timeout)
         while True:
             seen = self._completed.count
-            found = await self._read(looking.read_completions, after, limit)
+            found = await self._read_settled(
+                looking.read_completions, after, limit, brief=limit <= BRIEF_COMPLETIONS
+            )
             left = deadline.left()
             if found or not left:
                 return found
