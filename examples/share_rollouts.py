@@ -32,7 +32,8 @@ async def worker_task(worker_id: str, store: Store, max_rollouts: int, poll_inte
         rollout = await store.dequeue_rollout(worker_id=worker_id, timeout=poll_interval)
         if rollout is None:
             break
-        print(f"{worker_id} took {rollout.rollout_id} {rollout.input}", flush=True)
+        line = f"{worker_id} took {rollout.rollout_id} {rollout.input}\n"
+        print(line, end="", flush=True)  # with its end in one piece: other processes write to the same screen
         await asyncio.sleep(0.05)  # the work
         await store.update_attempt(
             rollout.rollout_id, rollout.attempt.attempt_id, worker_id=worker_id, status="succeeded"
