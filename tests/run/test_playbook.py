@@ -1,11 +1,14 @@
 """A worker that knows nothing but a store makes each run's policy once, and closes it."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from rollwright.agents import Session
 from rollwright.config import build
 from rollwright.errors import ConfigError
+from rollwright.policies.base import Prompt, Sampling
 from rollwright.run.playbook import CONFIG_KEY, StorePlaybook, load_function
 from rollwright.store.memory import MemoryStore
 
@@ -45,6 +48,23 @@ async def test_a_rollout_without_settings_says_what_is_missing() -> None:
     assert claimed is not None
     with pytest.raises(ConfigError, match="names no run whose settings"):
         await StorePlaybook(store)(claimed)
+    await store.close()
+
+
+async def test_a_function_without_settings_is_played_and_told_if_it_asks_for_a_model() -> None:
+    async def agent(task: Any, session: Session) -> float:
+        return 1.0
+
+    store = MemoryStore()
+    await store.enqueue_rollout({"n": 1})
+    claimed = await store.dequeue_rollout("w")
+    assert claimed is not None
+    playbook = StorePlaybook(store, agent)
+    role = await playbook(claimed)
+    assert role.function is agent
+    with pytest.raises(ConfigError, match="enqueued without settings"):
+        await role.policy.generate(Prompt("episode", ("key",), ()), Sampling())
+    await playbook.close()
     await store.close()
 
 

@@ -9,6 +9,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
@@ -128,13 +129,14 @@ def _waits_for(worker: Worker) -> str:
 async def _rollouts(store: Store, limit: int) -> Table:
     page = await store.query_rollouts(status=OPEN, limit=limit)
     table = Table(title=f"open rollouts: {page.total:,}", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("rollout", "status", "attempt", "worker"):
-        table.add_column(name)
+    for name in ("rollout", "status", "attempt", "worker", "why it ended"):
+        table.add_column(name, no_wrap=name == "rollout")
     for rollout in page:
         attempt = await store.get_latest_attempt(rollout.rollout_id)
         tries = "–" if attempt is None else f"{attempt.sequence_id} ({attempt.status})"
         held_by = "–" if attempt is None else attempt.worker_id or "–"
-        table.add_row(rollout.rollout_id, str(rollout.status), tries, held_by)
+        why = "–" if attempt is None else attempt.reason or "–"
+        table.add_row(rollout.rollout_id, str(rollout.status), tries, held_by, Text(why))
     return table
 
 

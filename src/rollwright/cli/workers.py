@@ -9,12 +9,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollwright.cli.console import console
+from rollwright.agents import EpisodeFailure
+from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
 from rollwright.run.playbook import load_function
 from rollwright.run.worker_process import end_with_parent, run_worker
 from rollwright.store.opening import TOKEN_VARIABLE, open_store
 from rollwright.store.records import AttemptedRollout
+from rollwright.trajectory import ErrorRecord
 from rollwright.workers import WorkerSettings
 
 StoreOption = Annotated[
@@ -50,10 +52,13 @@ def worker(
     """Join a store from anywhere and play its rollouts. SIGTERM drains: what cannot be finished is handed back."""
     name = id or f"{socket.gethostname()}-{os.getpid()}"
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
-    screen = console()
+    say_line = plain_lines(console())
 
     def say(claimed: AttemptedRollout) -> None:
-        screen.print(f"{name} took {claimed.rollout_id}", highlight=False)
+        say_line(f"{name} took {claimed.rollout_id}")
+
+    def complain(claimed: AttemptedRollout, error: ErrorRecord) -> None:
+        say_line(f"{name} failed at {claimed.rollout_id}: {EpisodeFailure(error)}")
 
     settings = WorkerSettings(
         max_env_num_per_worker=envs,
@@ -66,11 +71,18 @@ def worker(
     function = load_function(agent) if agent else None
     if tied:
         end_with_parent()
-    done = run_async(run_worker(store, name, settings, function=function, on_claim=None if quiet else say))
-    if not quiet:
-        screen.print(
-            f"{name} played {done.finished} rollouts, {done.tokens:,} tokens sampled", highlight=False
+    done = run_async(
+        run_worker(
+            store,
+            name,
+            settings,
+            function=function,
+            on_claim=None if quiet else say,
+            on_failed=None if quiet else complain,
         )
+    )
+    if not quiet:
+        say_line(f"{name} played {done.finished} rollouts, {done.tokens:,} tokens sampled")
 
 
 def serve(

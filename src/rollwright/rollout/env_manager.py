@@ -85,6 +85,8 @@ class RolloutContext:
     activity: Activity = field(default_factory=Activity)
     gateway: Gateway = field(default_factory=Gateway)
     """Where agents that speak a model API are recorded; it listens once one asks for its address."""
+    on_failed: Callable[[AttemptedRollout, ErrorRecord], None] | None = None
+    """Hears of every attempt that failed, and why."""
 
 
 class EnvManager:
@@ -237,6 +239,8 @@ class EnvManager:
             activity.fail(end)
             status = AttemptStatus.TIMEOUT if end.kind == TIMEOUT else AttemptStatus.FAILED
             await store.update_attempt(*held, status=status, reason=str(EpisodeFailure(end)))
+            if self._context.on_failed is not None:
+                self._context.on_failed(claimed, end)
         elif end.trajectory.stop is StopReason.STALE:
             activity.stale += 1
             await store.cancel_rollouts([claimed.rollout_id], STALE)

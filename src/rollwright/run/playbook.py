@@ -5,7 +5,7 @@ from typing import Any
 
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Policy
+from rollwright.policies.base import Generation, Policy, Prompt, Renderer, Sampling
 from rollwright.rollout import AgentFunction, Role
 from rollwright.rollout.episode import read_episode
 from rollwright.run.assembly import SettingsTable, function_settings
@@ -15,6 +15,22 @@ from rollwright.store.records import AttemptedRollout
 
 CONFIG_KEY = "config"
 """Under which name a run's configuration stands in its resources."""
+
+
+class NoPolicy:
+    """Of rollouts that were enqueued without settings: a function of one's own may need no model."""
+
+    renderer: Renderer | None = None
+    version = 0
+    pressure = 0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        raise ConfigError(
+            "there is no policy to ask: the rollout was enqueued without settings (rollwright enqueue --config)"
+        )
+
+    async def close(self) -> None:
+        pass
 
 
 class StorePlaybook:
@@ -31,9 +47,12 @@ class StorePlaybook:
         return sum(policy.pressure for _, _, policy in self._runs.values())
 
     async def __call__(self, claimed: AttemptedRollout) -> Role:
+        function = self._function
+        if function is not None and claimed.resources_id is None:
+            return Role(function_settings(RunConfig(), function), NoPolicy(), function)
         config, table, policy = await self._run(claimed.resources_id)
-        if self._function is not None:
-            return Role(function_settings(config, self._function), policy, self._function)
+        if function is not None:
+            return Role(function_settings(config, function), policy, function)
         return Role(table(read_episode(claimed.input)), policy)
 
     async def close(self) -> None:
@@ -43,7 +62,10 @@ class StorePlaybook:
 
     async def _run(self, resources_id: str | None) -> tuple[RunConfig, SettingsTable, Policy]:
         if resources_id is None:
-            raise ConfigError("the rollout names no run whose settings it is to be played with")
+            raise ConfigError(
+                "the rollout names no run whose settings it is to be played with (rollwright enqueue --config), and the "
+                "worker has no function of its own (rollwright worker --agent)"
+            )
         if resources_id not in self._runs:
             found = await self._store.get_resources_by_id(resources_id)
             if found is None or CONFIG_KEY not in found.resources:

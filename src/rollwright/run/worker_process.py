@@ -16,6 +16,7 @@ from rollwright.run.garbage import rare_collections
 from rollwright.run.playbook import StorePlaybook
 from rollwright.store.opening import open_store
 from rollwright.store.records import AttemptedRollout
+from rollwright.trajectory import ErrorRecord
 from rollwright.workers import Worker, WorkerSettings
 
 
@@ -26,6 +27,7 @@ async def run_worker(
     *,
     function: AgentFunction | None = None,
     on_claim: Callable[[AttemptedRollout], None] | None = None,
+    on_failed: Callable[[AttemptedRollout, ErrorRecord], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> Activity:
     """Plays rollouts of the store at `address`; returns what was done. `stop` drains it, like a signal."""
@@ -33,7 +35,7 @@ async def run_worker(
     activity = Activity()
     playbook = StorePlaybook(store, function)
     limit = START if settings.find_capacity else settings.max_env_num_per_worker
-    context = RolloutContext(store, playbook, make_env, Gate(limit), activity)
+    context = RolloutContext(store, playbook, make_env, Gate(limit), activity, on_failed=on_failed)
     worker = Worker(context, worker_id, settings, pressure=lambda: playbook.pressure, on_claim=on_claim)
     told = stop or asyncio.Event()
     loop = asyncio.get_running_loop()

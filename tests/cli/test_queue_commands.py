@@ -1,0 +1,54 @@
+"""`enqueue`, `worker`, `ps` and `cancel`, as they are typed: a function of one's own plays tasks of one's own."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rollwright.cli.main import app
+
+AGENT = """
+async def agent(task, session):
+    if task["n"] == 2:
+        raise ValueError("two is [bold]wrong[/bold]")
+    return float(task["n"])
+"""
+TASKS = "".join(f'{{"n": {number}}}\n' for number in range(1, 4))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own_agent_of_queue_test.py").write_text(AGENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path / "store.db"
+
+
+def typed(*words: str | Path, given: str = "") -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words], input=given)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_tasks_need_no_settings_where_the_agent_needs_no_model_and_failures_say_why(store: Path) -> None:
+    enqueued = typed("enqueue", "-", "--store", store, given=TASKS).split()
+    assert len(enqueued) == 3
+    words = ("--agent", "own_agent_of_queue_test:agent", "--max-rollouts", "3", "--id", "w")
+    said = typed("worker", "--store", store, *words)
+    assert re.findall(r"^w took (\S+)$", said, re.MULTILINE) == enqueued
+    assert f"w failed at {enqueued[1]}: agent: ValueError: two is [bold]wrong[/bold]\n" in said
+    assert "w played 2 rollouts" in said
+    seen = typed("ps", "--store", store)
+    assert "requeuing 1  succeeded 2" in seen
+    assert enqueued[1] in seen
+    assert "agent: ValueError: two is" in seen
+    assert typed("cancel", enqueued[1], "--store", store) == "cancelled 1 of 1\n"
+    assert "succeeded 2  failed 0  cancelled 1" in typed("ps", "--store", store)
+
+
+def test_a_worker_without_an_agent_says_that_tasks_have_no_settings(store: Path) -> None:
+    typed("enqueue", "-", "--store", store, given='{"n": 1}\n')
+    said = typed("worker", "--store", store, "--max-rollouts", "1", "--id", "w")
+    assert "names no run whose settings" in said
+    assert "rollwright enqueue --config" in said
