@@ -106,8 +106,8 @@ class Driver(Protocol):
         """
         ...
 
-    def read(self, make: Read[Result], *, brief: bool = False) -> Awaitable[Result]:
-        """Runs an operation that changes nothing; `brief` as in `write`."""
+    def read(self, make: Read[Result]) -> Awaitable[Result]:
+        """Runs an operation that changes nothing."""
         ...
 
     def watch(self, on_change: Callable[[Changes], None], waited_for: Callable[[], bool]) -> None:

@@ -33,9 +33,6 @@ from rollwright.store.transitions import lapsed
 
 Result = TypeVar("Result")
 
-BRIEF_ROWS, BRIEF_BYTES = 32, 65536
-"""A call with no more of both is brief: SQLite takes some microseconds for each row, and as long for each page."""
-
 
 class LookingStore(Store):
     """Everything that changes no rollout."""
@@ -66,13 +63,11 @@ class LookingStore(Store):
                 return found[0]
             await self._driver.write(expire, lasting=False)
 
-    async def _read_settled(
-        self, make: Callable[..., Operation[Result]], *arguments: Any, brief: bool = False
-    ) -> Result:
+    async def _read_settled(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
         """What has nothing to do with attempts that are alive."""
         if self._closed:
             raise StoreError("the store is closed")
-        return await self._driver.read(partial(make, *arguments), brief=brief)
+        return await self._driver.read(partial(make, *arguments))
 
     async def _show_stamps(self) -> None:
         """Workers were heard of in this process that the database does not know of yet."""
@@ -141,8 +136,7 @@ class LookingStore(Store):
         return await self._read(looking.statistics)
 
     async def get_trajectories(self, rollout_ids: Sequence[str], *, failed: bool = False) -> dict[str, bytes]:
-        brief = len(rollout_ids) <= BRIEF_ROWS
-        return await self._read_settled(looking.get_trajectories, rollout_ids, failed, brief=brief)
+        return await self._read_settled(looking.get_trajectories, rollout_ids, failed)
 
     async def read_journal(self, rollout_id: str) -> list[bytes]:
         return await self._read(looking.read_journal, rollout_id)

@@ -167,7 +167,7 @@ class PostgresDriver:
         self._queues[lasting].put(Job(make, future, lasting, brief, orphaned))
         return future
 
-    async def read(self, make: Read[Result], *, brief: bool = False) -> Result:
+    async def read(self, make: Read[Result]) -> Result:
         link = await self._idle_readers.get()
         try:
             return await link.run(lambda connection, _: drive(connection, make()))

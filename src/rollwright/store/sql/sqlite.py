@@ -65,8 +65,8 @@ class SqliteDriver:
         self._writer.gather(job)
         return job.future
 
-    def read(self, make: Read[Result], *, brief: bool = False) -> "asyncio.Future[Result]":
-        job = Job(make, self._future(), brief=brief)
+    def read(self, make: Read[Result]) -> "asyncio.Future[Result]":
+        job = Job(make, self._future())
         self._reader.gather(job)
         return job.future
 
@@ -110,8 +110,10 @@ class SqliteDriver:
 
 
 class _Reader:
-    """Runs the reads of one round of the event loop one after the other, and answers them together. A brief one runs
-    where its caller is, unless others are under way: that costs less than the way to the thread and back."""
+    """Runs the reads of one round of the event loop one after the other, and answers them together.
+
+    Always in its thread: whoever reads news there finds some more of it than in the event loop, and reads less often.
+    """
 
     def __init__(
         self,
@@ -126,13 +128,8 @@ class _Reader:
         self._loop = asyncio.get_running_loop()
         self._thread = ConnectionThread(f"{path.name} reader", connection)
         self._gathered: list[Job[Any]] = []
-        self._handed_over = 0
-        """Batches that the thread has."""
 
     def gather(self, job: Job[Any]) -> None:
-        if job.brief and not self._handed_over and not self._gathered:
-            self._once_flushed(partial(answer, [job], self._read_each([job])))
-            return
         if not self._gathered:
             self._loop.call_soon(self.finish)
         self._gathered.append(job)
@@ -140,24 +137,14 @@ class _Reader:
     def finish(self) -> None:
         """Leaves what has gathered to the thread; `stop` waits for it."""
         if self._gathered:
-            self._handed_over += 1
-            self._thread.put(partial(self._read_in_thread, self._gathered))
+            self._thread.put(partial(self._read_each, self._gathered))
             self._gathered = []
 
     def stop(self) -> None:
         """In any thread; returns when the jobs that came before `finish` are done."""
         self._thread.stop()
 
-    def _read_in_thread(self, batch: Sequence[Job[Any]]) -> None:
-        outcomes = self._read_each(batch)
-        if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
-            self._loop.call_soon_threadsafe(self._taken_back, batch, outcomes)
-
-    def _taken_back(self, batch: Sequence[Job[Any]], outcomes: Sequence[Outcome]) -> None:
-        self._handed_over -= 1
-        self._once_flushed(partial(answer, batch, outcomes))
-
-    def _read_each(self, batch: Sequence[Job[Any]]) -> list[Outcome]:
+    def _read_each(self, batch: Sequence[Job[Any]]) -> None:
         outcomes: list[Outcome] = []
         for job in batch:
             try:
@@ -168,7 +155,8 @@ class _Reader:
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("COMMIT")
-        return outcomes
+        if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
+            self._loop.call_soon_threadsafe(self._once_flushed, partial(answer, batch, outcomes))
 
 
 def _news(version: int) -> Operation[tuple[int, tuple[bool, int, bool] | None]]:

@@ -37,7 +37,7 @@ from rollwright.store.sql import looking, queueing, reporting
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.claimants import Claimants
 from rollwright.store.sql.driver import Driver, Together
-from rollwright.store.sql.looking_store import BRIEF_BYTES, BRIEF_ROWS, LookingStore
+from rollwright.store.sql.looking_store import LookingStore
 from rollwright.store.sql.transaction import Changes
 from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, lapsed
 from rollwright.store.waiting import Deadline, Signal
@@ -56,11 +56,11 @@ RECHECK_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0
 """How long `close` waits for what is not yet written, if the database is away: leases decide the rest."""
 
-BRIEF_COMPLETIONS = 1000
-"""Entries of the completion log that are read at once in the event loop; most often there are a few."""
-
 _NEWS = 10_000
 """Completions read at once by a waiter; the log is read on if there are more."""
+
+BRIEF_ROWS, BRIEF_BYTES = 32, 65536
+"""A call with no more of both is brief: SQLite takes some microseconds for each row, and as long for each page."""
 
 
 class SqlStore(LookingStore):
@@ -249,9 +249,7 @@ class SqlStore(LookingStore):
         deadline = Deadline(timeout)
         while True:
             seen = self._completed.count
-            found = await self._read_settled(
-                looking.read_completions, after, limit, brief=limit <= BRIEF_COMPLETIONS
-            )
+            found = await self._read_settled(looking.read_completions, after, limit)
             left = deadline.left()
             if found or not left:
                 return found
