@@ -96,6 +96,8 @@ async def test_callers_together_need_fewer_statements_than_one_after_the_other(t
     driver = await SqliteDriver.open(tmp_path / "store.db")
     driver._writer._connection.set_trace_callback(said.append)
     store = SqlStore(driver)
+    store._watch.cancel()  # it writes too, whenever the machine gets to it
+    await asyncio.gather(store._watch, return_exceptions=True)
 
     async def statements(*calls: Any) -> int:
         said.clear()
