@@ -23,6 +23,12 @@ from rollwright.store.sql.transaction import Stamps, Transaction
 CONFIG = RolloutConfig(unresponsive_seconds=3600)
 
 
+async def end_watch(store: SqlStore) -> None:
+    """It writes too, whenever the machine gets to it."""
+    store._watch.cancel()
+    await asyncio.gather(store._watch, return_exceptions=True)
+
+
 def filled(path: Path, held: int) -> sqlite3.Connection:
     """A store with so many rollouts held by others and as many waiting."""
     prepare(path)
@@ -96,8 +102,7 @@ async def test_callers_together_need_fewer_statements_than_one_after_the_other(t
     driver = await SqliteDriver.open(tmp_path / "store.db")
     driver._writer._connection.set_trace_callback(said.append)
     store = SqlStore(driver)
-    store._watch.cancel()  # it writes too, whenever the machine gets to it
-    await asyncio.gather(store._watch, return_exceptions=True)
+    await end_watch(store)
 
     async def statements(*calls: Any) -> int:
         said.clear()
@@ -121,8 +126,7 @@ async def test_only_what_must_last_waits_for_the_writer_thread(
     here = threading.current_thread().name
     driver = await SqliteDriver.open(tmp_path / "store.db")
     store = SqlStore(driver)
-    store._watch.cancel()  # it writes too, whenever the machine gets to it
-    await asyncio.gather(store._watch, return_exceptions=True)
+    await end_watch(store)
     driver._writer._connection.set_trace_callback(
         lambda statement: said.append((threading.current_thread().name, statement))
     )
@@ -145,6 +149,7 @@ async def test_a_heartbeat_of_the_same_moment_writes_nothing(tmp_path: Path) -> 
     now = 1000.0
     driver = await SqliteDriver.open(tmp_path / "store.db", lambda: now)
     connection, store = driver._writer._connection, SqlStore(driver)
+    await end_watch(store)
     claimed = await store.start_rollout(None, worker_id="w", config=RolloutConfig(unresponsive_seconds=100))
     pair = (claimed.rollout_id, claimed.attempt.attempt_id)
     for later, written in ((0.9, 0), (0.2, 1), (0.9, 0)):
@@ -160,6 +165,7 @@ async def test_a_turn_that_follows_soon_writes_nothing_but_itself(tmp_path: Path
     now = 1000.0
     driver = await SqliteDriver.open(tmp_path / "store.db", lambda: now)
     connection, store = driver._writer._connection, SqlStore(driver)
+    await end_watch(store)
     claimed = await store.start_rollout(None, worker_id="w", config=RolloutConfig(unresponsive_seconds=100))
     pair = (claimed.rollout_id, claimed.attempt.attempt_id)
     rows = ((0.1, 2), (0.9, 1), (0.05, 1), (0.1, 2), (0.1, 1))  # the first and the fourth: heard of, too
@@ -190,6 +196,7 @@ async def test_turns_of_several_callers_share_statements_and_a_refused_one_harms
     said: list[str] = []
     driver = await SqliteDriver.open(tmp_path / "store.db")
     store = SqlStore(driver)
+    await end_watch(store)
     held = [await store.start_rollout(n, worker_id="w") for n in range(4)]
     pairs = [(each.rollout_id, each.attempt.attempt_id) for each in held]
     for pair in pairs:
