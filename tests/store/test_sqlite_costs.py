@@ -42,8 +42,8 @@ def filled(path: Path, held: int) -> sqlite3.Connection:
 def run(connection: sqlite3.Connection, make: Callable[[Transaction], Operation[Any]]) -> Any:
     connection.execute("BEGIN IMMEDIATE")
     tx = Transaction(time.time(), Stamps())
-    result = drive(connection, make(tx))
-    drive(connection, tx.flush())
+    result = drive(connection.cursor(), make(tx))
+    drive(connection.cursor(), tx.flush())
     connection.execute("COMMIT")
     return result
 

@@ -107,10 +107,7 @@ def _extend_each(tx: Transaction, asked: Sequence[Held]) -> Operation[set[Held]]
     ago is left as it is, which writes nothing."""
     if not asked:
         return set()
-    values = [
-        {"worker": worker_id, "now": tx.now, "rollout_id": rollout_id, "attempt_id": attempt_id}
-        for worker_id, (rollout_id, attempt_id) in asked
-    ]
+    values = [(tx.now, worker_id, rollout_id, attempt_id) for worker_id, (rollout_id, attempt_id) in asked]
     kept: set[Held] = set()
     extended: list[Values] = []
     for worker_id, rollout_id, attempt_id, place, start, heard_at, packed in (yield ALIVE.many(values)):

@@ -125,6 +125,7 @@ class _Reader:
         self._path = path
         self._once_flushed = once_flushed
         self._connection = connection
+        self._cursor = connection.cursor()
         self._loop = asyncio.get_running_loop()
         self._thread = ConnectionThread(f"{path.name} reader", connection)
         self._gathered: list[Job[Any]] = []
@@ -148,13 +149,13 @@ class _Reader:
         outcomes: list[Outcome] = []
         for job in batch:
             try:
-                self._connection.execute("BEGIN")
-                outcomes.append((drive(self._connection, job.make()), None))
+                self._cursor.execute("BEGIN")
+                outcomes.append((drive(self._cursor, job.make()), None))
             except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
                 outcomes.append((None, plain(error, self._path)))
             finally:
                 if self._connection.in_transaction:
-                    self._connection.execute("COMMIT")
+                    self._cursor.execute("COMMIT")
         if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
             self._loop.call_soon_threadsafe(self._once_flushed, partial(answer, batch, outcomes))
 

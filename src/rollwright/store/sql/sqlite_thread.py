@@ -14,9 +14,8 @@ from rollwright.store.sql.statements import Operation
 Result = TypeVar("Result")
 
 
-def drive(connection: sqlite3.Connection, operation: Operation[Result]) -> Result:
+def drive(cursor: sqlite3.Cursor, operation: Operation[Result]) -> Result:
     """Runs an operation to its end."""
-    cursor = connection.cursor()
     try:
         statement, values = next(operation)
         while True:

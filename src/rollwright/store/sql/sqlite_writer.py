@@ -75,6 +75,8 @@ class Writer:
     ) -> None:
         self._path = path
         self._connection = connection
+        self._cursor = connection.cursor()
+        """One for all: making one costs as much as a small statement."""
         self._clock = clock
         self._stamps = stamps
         self._deliver = deliver
@@ -177,10 +179,10 @@ class Writer:
     def _run_here(self, batch: Sequence[Job[Any]]) -> None:
         try:
             self._tune(lasting=False, checkpoint=False)
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._cursor.execute("BEGIN IMMEDIATE")
             self._notice_others()
             done = self._run(batch)
-            self._connection.execute("COMMIT")
+            self._cursor.execute("COMMIT")
         except Exception:  # noqa: BLE001 - the thread waits for the lock, and finds the call that fails
             self._roll_back()
             self._hand_over(partial(self._run_in_thread, batch))
@@ -248,7 +250,7 @@ class Writer:
             self._wait_for_lock()
             self._notice_others()
             done = self._run(batch)
-            self._connection.execute("COMMIT")
+            self._cursor.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
             self._roll_back()
             if len(batch) > 1:  # so that only the call that fails is told
@@ -260,7 +262,7 @@ class Writer:
         give_up = time.monotonic() + BUSY_SECONDS
         while True:
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._cursor.execute("BEGIN IMMEDIATE")
                 return
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
@@ -303,9 +305,9 @@ class Writer:
         tx = Transaction(self._clock(), self._stamps)
         if tx.now >= self._next_lapse:
             # Leases that this process gave end on time; those of others are looked for now and then.
-            drive(self._connection, expire(tx))
+            drive(self._cursor, expire(tx))
             self._next_lapse = tx.now + _LOOK_SECONDS
-        outcomes = drive(self._connection, run_all(tx, batch))
+        outcomes = drive(self._cursor, run_all(tx, batch))
         self._next_lapse = min(self._next_lapse, tx.changes.lease)
         return Done(batch, outcomes, tx.changes)
 
