@@ -109,7 +109,7 @@ async def test_a_stream_that_broke_off_is_told_again(clients: Any, gateway: Gate
     async with aiohttp.ClientSession() as client:
         async with client.post(url, json=body, headers=headers) as answer:
             await answer.content.readany()
-        while not any(call.abandoned for call in played._calls._all()):
+        while not any(call.abandoned for call in played.captured._calls._all()):
             await asyncio.sleep(0.01)  # until the gateway has noticed: before that it is a call of its own
         async with client.post(url, json=body, headers=headers) as answer:
             assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
