@@ -1,7 +1,11 @@
 """A request that is sent again gets the recorded answer; one that only looks the same is a sample of its own."""
 
 import asyncio
+import json
+import socket
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -99,20 +103,31 @@ async def test_an_sdk_that_times_out_and_repeats_pays_once(clients: Any, gateway
     assert played.trajectory.metrics["gateway_replayed"] >= 1
 
 
+async def begin_to_read(url: str, headers: Mapping[str, str], body: bytes) -> None:
+    """Posts, and leaves with the first bytes of the answer; the machine takes in hardly more of it."""
+    place, loop = urlsplit(url), asyncio.get_running_loop()
+    lines = [f"POST {place.path} HTTP/1.1", f"Host: {place.netloc}", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, (place.hostname, place.port))
+        await loop.sock_sendall(client, "\r\n".join([*lines, "", ""]).encode() + body)
+        assert await loop.sock_recv(client, 1000)
+
+
 async def test_a_stream_that_broke_off_is_told_again(clients: Any, gateway: Gateway) -> None:
-    long = clients.engine(lengths=FixedLength(4_000_000), tokens_per_second=1e9)  # more than buffers hold
-    sampling = Sampling(max_tokens=5_000_000)
-    played = clients.rollout(gateway, long, "ro-1", sequence_length=10_000_000, sampling=sampling)
+    long = clients.engine(lengths=FixedLength(12_000_000), tokens_per_second=1e9)  # more than buffers hold
+    sampling = Sampling(max_tokens=13_000_000)
+    played = clients.rollout(gateway, long, "ro-1", sequence_length=20_000_000, sampling=sampling)
     url = f"{played.access.base_url}/chat/completions"
     headers = {"Authorization": f"Bearer {played.access.api_key}"}
-    body = {**CHAT, "stream": True}
-    async with aiohttp.ClientSession() as client:
-        async with client.post(url, json=body, headers=headers) as answer:
-            await answer.content.readany()
-        while not any(call.abandoned for call in played.captured._calls._all()):
-            await asyncio.sleep(0.01)  # until the gateway has noticed: before that it is a call of its own
-        async with client.post(url, json=body, headers=headers) as answer:
-            assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    await begin_to_read(url, headers, body)
+    while not any(call.abandoned for call in played.captured._calls._all()):
+        await asyncio.sleep(0.01)  # until the gateway has noticed: before that it would be a call of its own
+    async with aiohttp.ClientSession() as client, client.post(url, data=body, headers=headers) as answer:
+        assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
     assert len(long.made) == 1
     assert played.trajectory.metrics == {"gateway_replayed": 1.0}
 
