@@ -194,7 +194,8 @@ async def test_neither_files_nor_memory_grow_with_the_steps(
     ]
     short, long = map(sizes, runs)
     for name, size in long.items():
-        assert size <= 1.5 * short[name] + 100, f"{name} grows: {short[name]} after 9 steps, {size} after 27"
+        # keeping all makes it three times as large; how far rollouts are ahead differs from one moment to the next
+        assert size <= 2 * short[name] + 100, f"{name} grows: {short[name]} after 9 steps, {size} after 27"
     assert keep <= long["record"] <= 2 * keep
     groups = [group for row in RunReader(runs[1].folder.path).metrics() for group in row["groups"]]
     assert len(groups) == len(set(groups))
