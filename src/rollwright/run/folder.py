@@ -20,7 +20,7 @@ import yaml
 
 from rollwright.config import RunConfig, build, dump
 from rollwright.errors import FormatError, RollwrightError
-from rollwright.run.retention import Forgotten, flush_folder, read_forgotten, replace_durably
+from rollwright.run.retention import Forgotten, flush_to_disk, read_forgotten, replace_durably
 from rollwright.trajectory import Trajectory
 
 _HEAD = b"RWLOG\x01\n"
@@ -208,7 +208,7 @@ class KeptLog:
         _flush(self._partial)
         _lock(self._partial, self._path)
         (self._path / f"{TRAJECTORIES}.partial").replace(self._path / TRAJECTORIES)
-        flush_folder(self._path)
+        flush_to_disk(self._path)
         return self._partial
 
 

@@ -148,11 +148,12 @@ def replace_durably(file: Path, text: str) -> None:
         opened.flush()
         os.fsync(opened.fileno())
     partial.replace(file)
-    flush_folder(file.parent)
+    flush_to_disk(file.parent)
 
 
-def flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def flush_to_disk(path: Path) -> None:
+    """A file's content, or which files a folder has."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -8,7 +8,6 @@ older steps than that are forgotten, after a checkpoint and never beyond the old
 """
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from rollwright.run.folder import METRICS, TRAJECTORIES, RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.numbered_folders import keep_last, numbered
 from rollwright.run.own_lengths import OwnLengths
-from rollwright.run.retention import Forgotten, lowest_index, next_cut, write_forgotten
+from rollwright.run.retention import Forgotten, flush_to_disk, lowest_index, next_cut, write_forgotten
 from rollwright.run.training_assembly import (
     check,
     copy_tokenizer,
@@ -413,7 +412,7 @@ class TrainingRun:
 
     def _save(self, place: Path, stands_at: Mapping[str, Any]) -> None:
         for name in (TRAJECTORIES, METRICS):  # the record is on the disk before a checkpoint refers to it
-            _flush_to_disk(self.folder.path / name)
+            flush_to_disk(self.folder.path / name)
         figures = {"staleness": dict(self.staleness), "left_out": dict(self.left_out)}
         self.trainer.save(place, {"record": stands_at, **figures})
 
@@ -450,11 +449,3 @@ def _groups(batch: Batch | RecordedBatch) -> Sequence[Sequence[Trajectory]]:
     if isinstance(batch, RecordedBatch):
         return batch.groups
     return [group.trajectories for group in batch.groups]
-
-
-def _flush_to_disk(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
