@@ -157,11 +157,11 @@ def test_a_stream_whose_first_groups_are_forgotten_goes_on_with_the_same_ledger_
             return [dict(ledger.counts), dict(ledger.reasons), caught]
 
         async def first(scheduler: RolloutScheduler) -> None:
-            for _ in range(8):
+            for _ in range(14):
                 batch = await scheduler.get_batch(4)
                 batches.append([group.group_id for group in batch.groups])
             await asyncio.sleep(100.0)
-            kept = [scheduler.group_index(group) for batch in batches[5:] for group in batch]
+            kept = [scheduler.group_index(group) for batch in batches[11:] for group in batch]
             floor = min([each for each in kept if each is not None] + [scheduler.first_unsettled])
             gone.extend([floor, scheduler.forget(floor)])
             before.extend(told(scheduler))
@@ -176,7 +176,7 @@ def test_a_stream_whose_first_groups_are_forgotten_goes_on_with_the_same_ledger_
         assert floor > 2
         assert ledger.counts[Place.FILTERED] > 0, "groups that were left out are among them"
         delivered = [group for batch in batches for group in batch if int(group.rpartition("-g")[2]) >= floor]
-        overtook = [group for batch in batches[:5] for group in batch if group in delivered]
+        overtook = [group for batch in batches[:11] for group in batch if group in delivered]
         assert bool(overtook) == bool(ratio), "of forgotten batches, groups that were faster than kept ones"
 
         async def second(scheduler: RolloutScheduler) -> None:

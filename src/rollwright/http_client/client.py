@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 
+from rollwright.alarms import Alarms, alarms_of
 from rollwright.errors import ConfigError
 from rollwright.http_client.answer import Answer
 from rollwright.http_client.connection import Connection
@@ -69,14 +70,16 @@ class HttpClient:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        left = seconds
         connection = self._take(loop, url)
-        if connection is None:
+        if connection is not None:
+            alarms = alarms_of(loop, seconds)
+        else:
             end = loop.time() + seconds
             connection = await self._connect(loop, url, min(seconds, self._connect_seconds))
-            left = end - loop.time()
-        asked = connection.ask(self._written(method, url, body), method == "HEAD")
-        clock = loop.call_later(left, connection.expire, asked, seconds)
+            alarms = Alarms(loop, end - loop.time(), once=True)
+        asked = connection.ask(
+            self._written(method, url, body), head_only=method == "HEAD", alarms=alarms, seconds=seconds
+        )
         try:
             return await asked
         except BaseException:
@@ -85,8 +88,6 @@ class HttpClient:
             else:
                 connection.abort()
             raise
-        finally:
-            clock.cancel()
 
     async def close(self) -> None:
         """Closes all connections; a request under way ends as `Unreachable`, and so does every later one."""

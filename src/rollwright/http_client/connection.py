@@ -11,6 +11,7 @@ from typing import cast
 
 import httptools
 
+from rollwright.alarms import Alarms
 from rollwright.http_client.answer import Answer
 from rollwright.http_client.faults import BrokenAnswer, HttpFault, TimedOut, Unreachable
 
@@ -24,6 +25,7 @@ class Connection(asyncio.Protocol):
     """Its `on_…` methods are what the parser calls while it is fed."""
 
     __slots__ = (
+        "_alarms",
         "_answer",
         "_body",
         "_head_only",
@@ -38,6 +40,7 @@ class Connection(asyncio.Protocol):
         "_received",
         "_refusal",
         "_released",
+        "_seconds",
         "_status",
         "_transport",
         "_waiting",
@@ -77,18 +80,22 @@ class Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._parser is not None and not self._transport.is_closing()
 
-    def ask(self, request: bytes, head_only: bool) -> asyncio.Future[Answer]:
-        """Sends a request when no other is under way. `head_only`: its answer has no body, whatever it says."""
+    def ask(
+        self, request: bytes, *, head_only: bool, alarms: Alarms, seconds: float
+    ) -> asyncio.Future[Answer]:
+        """Sends a request when no other is under way. `head_only`: its answer has no body, whatever it says. `alarms`:
+        what ends it when the `seconds` that it was given are over."""
         self._begin()
         self._head_only = head_only
+        self._alarms, self._seconds = alarms, seconds
         self._waiting = waiting = self._loop.create_future()
         self._transport.write(request)
+        alarms.set(self)
         return waiting
 
-    def expire(self, asked: asyncio.Future[Answer], seconds: float) -> None:
-        """The time of that request is up."""
-        if self._waiting is asked:
-            self._fail(TimedOut(seconds))
+    def expire(self) -> None:
+        """The time of the request under way is up."""
+        self._fail(TimedOut(self._seconds))
 
     def abort(self) -> None:
         """Closes at once; who still waits for an answer is told."""
@@ -96,10 +103,17 @@ class Connection(asyncio.Protocol):
             self._fail(Unreachable("the connection was closed on this side"))
 
     def _fail(self, fault: HttpFault) -> None:
-        waiting, self._waiting = self._waiting, None
+        waiting = self._let_go()
         self._transport.abort()
         if waiting is not None and not waiting.done():
             waiting.set_exception(fault)
+
+    def _let_go(self) -> asyncio.Future[Answer] | None:
+        """Whoever asked is about to be answered and waits no longer."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._alarms.unset(self)
+        return waiting
 
     def _begin(self) -> None:
         """Nothing of an answer has come yet."""
@@ -142,7 +156,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._parser = None
         self._open_ones.discard(self)
-        waiting, self._waiting = self._waiting, None
+        waiting = self._let_go()
         if waiting is None or waiting.done():
             return
         if not self._headed:
@@ -206,7 +220,7 @@ class Connection(asyncio.Protocol):
         return not names & {b"content-length", b"transfer-encoding"}
 
     def _hand_over(self, answer: Answer) -> None:
-        waiting, self._waiting = self._waiting, None
+        waiting = self._let_go()
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
         transport = self._transport
