@@ -68,7 +68,7 @@ class Arm:
 ARMS = (
     Arm("bare aiohttp", "overhead_bare.py", (), (3, 3, 3, 2), rollouts=2048, warmup=4096),
     Arm("rollwright", "overhead_rollwright.py", (), (3, 3, 3, 2), rollouts=2048, warmup=4096),
-    Arm("rollwright, SQLite", "overhead_durable.py", (), (2, 2, 2, 1), rollouts=2048, warmup=4096),
+    Arm("rollwright, SQLite", "overhead_durable.py", (), (3, 3, 3, 2), rollouts=2048, warmup=4096),
     Arm(
         "verifiers",
         "overhead_verifiers.py",
@@ -87,7 +87,7 @@ ARMS = (
     ),
 )
 
-ROLES = Roles(ours="rollwright", limit="bare aiohttp", peer="verifiers")
+ROLES = Roles(ours="rollwright", durable="rollwright, SQLite", limit="bare aiohttp", peer="verifiers")
 
 
 class ClientFailed(Exception):

