@@ -38,6 +38,11 @@ class Waiting(msgspec.Struct, gc=False, eq=False):
     start: float = 0.0
     """By the stopwatch's clock."""
 
+    @property
+    def now(self) -> Phase:
+        """What it waits for now."""
+        return self.phase if self.in_line_since is None else Phase.LOCK
+
     @contextmanager
     def in_line(self) -> Iterator[None]:
         """The time that passes inside is put down to `Phase.LOCK` instead."""
@@ -90,9 +95,9 @@ class Stopwatch:
     @property
     def phase(self) -> Phase:
         """What is waited for now."""
-        phases = [
-            waiting.phase if waiting.in_line_since is None else Phase.LOCK for waiting in tuple(self.open)
-        ]
+        phases = [waiting.now for waiting in tuple(self.open)]
+        if len(phases) == 1:  # nearly always, and everybody who is in flight is asked with every heartbeat
+            return phases[0]
         return min(phases, key=_PRECEDENCE.__getitem__, default=Phase.AGENT)
 
     def waiting(self, phase: Phase, name: str = "", agent: str = "") -> Waiting:

@@ -10,6 +10,7 @@ Levels are drawn here and not with Gymnasium's generator: that one always starts
 the opposite one, and takes its numbers from a stream that may change with the version of numpy.
 """
 
+from functools import cache
 from random import Random
 from types import MappingProxyType
 from typing import NamedTuple
@@ -88,7 +89,7 @@ class FrozenLake(GridGame):
         self._p = p
         self._is_slippery = is_slippery
         self._min_distance = min_distance
-        self._neighbours = tuple(_neighbours(cell, self._size) for cell in range(self._size**2))
+        self._neighbours = _neighbours(self._size)
 
     @property
     def rules(self) -> str:
@@ -181,14 +182,17 @@ class FrozenLake(GridGame):
         return "\n".join("".join(cells[row : row + self._size]) for row in range(0, len(cells), self._size))
 
 
-def _neighbours(cell: int, size: int) -> tuple[int, int, int, int]:
-    """Where an action leads from `cell`, in the order of the actions; at the edge, to `cell` itself."""
-    row, column = divmod(cell, size)
-    return (
-        cell - 1 if column > 0 else cell,
-        cell + size if row < size - 1 else cell,
-        cell + 1 if column < size - 1 else cell,
-        cell - size if row > 0 else cell,
+@cache
+def _neighbours(size: int) -> tuple[tuple[int, int, int, int], ...]:
+    """For each cell, where the actions lead from it, in their order; at the edge, to the cell itself."""
+    return tuple(
+        (
+            cell - 1 if cell % size > 0 else cell,
+            cell + size if cell // size < size - 1 else cell,
+            cell + 1 if cell % size < size - 1 else cell,
+            cell - size if cell // size > 0 else cell,
+        )
+        for cell in range(size**2)
     )
 
 

@@ -10,6 +10,7 @@ Always true of a game:
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 from rollwright.envs.answers import AnswerFormat
@@ -56,8 +57,7 @@ class GridGame(ABC):
             raise ConfigError(f"format_penalty must be zero or negative, got {format_penalty}")
         self._max_steps = max_steps
         self._format_penalty = format_penalty
-        self._format = AnswerFormat(action_pattern, answer_template, self.action_names[0])
-        self._by_name = {name.lower(): index for index, name in enumerate(self.action_names)}
+        self._format, self._by_name = _reading(action_pattern, answer_template, self.action_names)
         self._steps = 0
         self._running = False
         self._plan: tuple[int, ...] | None = None
@@ -161,3 +161,12 @@ class GridGame(ABC):
 
     def answer(self, action: str) -> str:
         return self._format.write(action)
+
+
+@lru_cache(maxsize=256)
+def _reading(
+    action_pattern: str, answer_template: str | None, names: tuple[str, ...]
+) -> tuple[AnswerFormat, Mapping[str, int]]:
+    """How answers are read, and the index of each action by its name: one for all games of a kind."""
+    by_name = {name.lower(): index for index, name in enumerate(names)}
+    return AnswerFormat(action_pattern, answer_template, names[0]), by_name

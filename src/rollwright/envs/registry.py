@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -27,7 +27,7 @@ from rollwright.envs.frozen_lake import FrozenLake
 from rollwright.envs.grid_game import DEFAULT_MAX_STEPS
 from rollwright.envs.nearest import suggestion
 from rollwright.envs.sokoban import DIFFERENT_VOCAB, Sokoban
-from rollwright.envs.threaded import SyncEnv, wrap
+from rollwright.envs.threaded import wrap
 from rollwright.errors import ConfigError
 
 ENTRY_POINT_GROUP = "rollwright.envs"
@@ -209,13 +209,15 @@ def _converted(key: str, value: Any, declared: Any) -> Any:
         return value
 
 
+_MEMBERS = ("instruction", "prompts", "reset", "step", "close")
+
+
 def _as_async(made: Any) -> Env:
-    if not isinstance(made, SyncEnv):  # only the names are compared: an async one passes too
+    kind = type(made)
+    if not all(hasattr(kind, name) or hasattr(made, name) for name in _MEMBERS):
         wanted = "instruction, prompts, reset(seed), step(answer) and close()"
-        raise ConfigError(f"{type(made).__name__} is not an environment; one has {wanted}")
-    if inspect.iscoroutinefunction(made.reset):
-        return made  # type: ignore[return-value]
-    return wrap(made)
+        raise ConfigError(f"{kind.__name__} is not an environment; one has {wanted}")
+    return cast(Env, made) if inspect.iscoroutinefunction(made.reset) else wrap(made)
 
 
 @cache

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar
 
 from rollwright.envs.answers import AnswerFormat
 from rollwright.envs.base import EnvironmentFailure, Forkable, Prompts, Reset, Step
@@ -71,7 +71,6 @@ def _work(jobs: "SimpleQueue[_Job | None]") -> None:
         del job, call, outcome  # an idle thread must not keep the last call's environment alive
 
 
-@runtime_checkable
 class SyncEnv(Protocol):
     """An environment with plain methods; otherwise like `Env`."""
 

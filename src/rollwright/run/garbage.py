@@ -2,9 +2,9 @@
 
 Python looks for cycles each time 700 more objects exist than before. With thousands of episodes in flight that
 happens all the time, and finds nothing: what episodes leave behind is freed by reference counts. So here it looks when
-there is a good part more than after the last look. As long as as much ends as begins, that is never, however many
-episodes there are: the CPU cost of a turn is the same at 1,000 and at 50,000. Cycles that somebody's code does leave
-behind make the process grow, and are found then.
+there is about as much again as after the last look. As long as as much ends as begins, that is never, however many
+episodes there are: a turn costs no more of it at 50,000 than at 1,000. Cycles that somebody's code does leave behind
+make the process grow, and are found then: at the latest when they take as much memory as all the rest.
 """
 
 import gc
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 LEAST_GROWTH = 100_000
 """New objects before the next look, at least."""
-BLOCKS_PER_GROWTH = 5
+BLOCKS_PER_GROWTH = 3
 """Blocks of memory in use, for each new object that the next look waits for; about every third is an object that can be
 part of a cycle."""
 OLDER = (2, 2)

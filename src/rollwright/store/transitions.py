@@ -101,12 +101,11 @@ def rollout_after(ended: AttemptStatus, config: RolloutConfig, tries: int) -> Ro
 
 def lease_end(config: RolloutConfig, start_time: float, heartbeat_time: float) -> float | None:
     """When an attempt loses its rollout unless it is heard of again; `None`: never."""
-    ends = []
-    if config.timeout_seconds is not None:
-        ends.append(start_time + config.timeout_seconds)
-    if config.unresponsive_seconds is not None:
-        ends.append(heartbeat_time + config.unresponsive_seconds)
-    return min(ends, default=None)
+    timeout, silence = config.timeout_seconds, config.unresponsive_seconds
+    if timeout is None:
+        return None if silence is None else heartbeat_time + silence
+    latest = start_time + timeout
+    return latest if silence is None else min(latest, heartbeat_time + silence)
 
 
 def is_news(config: RolloutConfig, last_heartbeat_time: float, now: float) -> bool:

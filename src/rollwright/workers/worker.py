@@ -177,7 +177,7 @@ class Worker:
             await asyncio.sleep(self._settings.heartbeat_interval)
 
     async def _beat(self) -> None:
-        held = [manager.holds for manager in self._managers if manager.holds is not None]
+        held = [holds for manager in self._managers if (holds := manager.holds) is not None]
         stats = {**self._context.activity.heartbeat_stats(), "waiting": self.waiting_for()}
         lost = await self._store.update_worker(self.worker_id, heartbeat_stats=stats, attempts=held)
         self._withdraw(lost)

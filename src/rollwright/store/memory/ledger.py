@@ -139,8 +139,10 @@ class Ledger(Books):
                 or attempt.worker_id not in (worker_id, None)
             ):
                 lost.append((rollout_id, attempt_id))
-            else:
+            elif attempt.worker_id is None:
                 self._heard(attempt, worker_id, now)
+            else:
+                self._extend(attempt, now)
         return lost
 
     def append_journal(
@@ -237,9 +239,13 @@ class Ledger(Books):
             self._turn(attempt.rollout, RolloutStatus.RUNNING)
 
     def _heard(self, attempt: AttemptRow, worker_id: str | None, now: float) -> None:
+        self._extend(attempt, now)
+        self._sign_of_life(attempt, worker_id, now)
+
+    def _extend(self, attempt: AttemptRow, now: float) -> None:
+        attempt.last_heartbeat_time = now
         attempt.lease_expires = lease_end(attempt.rollout.config, attempt.start_time, now)
         self._lease(attempt)
-        self._sign_of_life(attempt, worker_id, now)
 
     def _sign_of_life(self, attempt: AttemptRow, worker_id: str | None, now: float) -> None:
         attempt.last_heartbeat_time = now
