@@ -78,7 +78,7 @@ class HeldEngine(SimulatedEngine):
 
 async def lag(samples: list[float], interval: float = 0.01) -> None:
     """How much later than asked for the event loop comes back."""
-    clock = time.perf_counter  # the loop's own clock stands still while it is busy
+    clock = time.perf_counter  # the loop's own clock counts milliseconds
     while True:
         due = clock() + interval
         await asyncio.sleep(interval)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from threading import Timer
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollwright import alarms as module
 from rollwright.alarms import MOST_LENGTHS, Alarms, alarms_of
-from rollwright.policies.virtual_clock import VirtualClockLoop, run_virtual
+from rollwright.policies.virtual_clock import run_virtual
 
 
 class Bell:
@@ -22,7 +23,7 @@ class Bell:
         self._on_expire()
 
 
-class CountingLoop(VirtualClockLoop):
+class CountingLoop(asyncio.SelectorEventLoop):
     """Counts the timers that were asked for."""
 
     timers = 0
@@ -100,13 +101,49 @@ async def test_alarms_of_a_length_that_is_used_once_leave_no_timer() -> None:
     assert timer.cancelled()
 
 
-async def test_lengths_that_nobody_uses_are_forgotten() -> None:
-    loop, bell = asyncio.get_running_loop(), Bell()
+async def test_lengths_that_nobody_uses_are_forgotten_with_their_timers() -> None:
+    loop, bell, other = asyncio.get_running_loop(), Bell(), Bell()
     alarms_of(loop, 5000.0).set(bell)
+    timers = []
     for length in range(10 * MOST_LENGTHS):
-        alarms_of(loop, 6000.0 + length)
+        alarms = alarms_of(loop, 6000.0 + length)
+        alarms.set(other)
+        timers.append(alarms._timer)
+        alarms.unset(other)
     assert len(module._LOOPS[loop]) <= MOST_LENGTHS
+    assert sum(not timer.cancelled() for timer in timers if timer is not None) <= MOST_LENGTHS
     assert len(alarms_of(loop, 5000.0)) == 1
+
+
+def test_one_that_is_set_anew_as_others_go_off_has_its_whole_time() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        alarms, again = Alarms(loop, 10.0), Bell()
+
+        def anew() -> None:
+            alarms.unset(again)
+            alarms.set(again)
+
+        alarms.set(Bell(anew))
+        alarms.set(again)
+        await asyncio.sleep(30.0)
+        assert again.rang == [20.0]
+
+    run_virtual(main())
+
+
+def test_a_clock_that_jumps_is_not_led_astray_by_alarms_that_were_unset() -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        alarms, bell, told = alarms_of(loop, 3600.0), Bell(), loop.create_future()
+        alarms.set(bell)
+        await asyncio.sleep(1.0)
+        alarms.unset(bell)
+        Timer(0.05, loop.call_soon_threadsafe, (told.set_result, None)).start()
+        await told
+        return loop.time()
+
+    assert run_virtual(main()) == 1.0
 
 
 def test_event_loops_that_ended_are_forgotten() -> None:

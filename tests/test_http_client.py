@@ -6,12 +6,15 @@ import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -445,6 +448,34 @@ async def test_a_request_that_is_too_slow_takes_its_connection_with_it(said: byt
         await server.until(lambda server: server.open == 0)
 
 
+async def test_a_kept_connection_that_hangs_is_given_up_in_time_too() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.request()
+        peer.send(OK)
+        await peer.request()
+        await peer.gone()
+
+    async with serving(serve) as server, opened() as client:
+        await client.request("GET", server.url, None, 0.2)
+        with pytest.raises(TimedOut):
+            await client.request("GET", server.url, None, 0.2)
+        assert server.connections == 1
+
+
+async def test_the_time_of_a_request_that_was_answered_does_not_end_the_next_on_its_connection() -> None:
+    async def serve(peer: Peer) -> None:
+        while True:
+            _, body = await peer.request()
+            await asyncio.sleep(float(body))
+            peer.send(OK)
+
+    async with serving(serve) as server, opened() as client:
+        await client.request("POST", server.url, b"0", 0.5)
+        await client.request("POST", server.url, b"0.3", 0.5)
+        assert (await client.request("POST", server.url, b"0.4", 0.5)).status == 200
+        assert server.connections == 1
+
+
 async def test_each_request_has_its_own_time_whatever_the_order() -> None:
     async def serve(peer: Peer) -> None:
         await peer.request()
@@ -508,6 +539,54 @@ async def test_a_cancelled_request_leaves_no_connection_behind(said: bytes) -> N
         await server.until(lambda server: server.open == 0)
         assert (await ask(client, server)).body == b"hi"
         assert server.connections == 2
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_request_whose_answer_comes_as_it_is_cancelled_takes_nobody_elses_connection(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """The answer lies in the socket, whoever asked is cancelled, and another asks, all in one step."""
+    ready: Queue[int] = Queue()
+    answered: Queue[None] = Queue()
+
+    def answer(peer: socket.socket) -> None:
+        with peer, suppress(ConnectionError):
+            while peer.recv(65536):
+                peer.sendall(OK)
+                answered.put(None)
+
+    def serve() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ready.put(listener.getsockname()[1])
+            while True:
+                Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with opened() as client:
+            for _ in range(10):
+                await client.request("GET", url, None, LONG)
+                answered.get()
+                first = asyncio.create_task(client.request("GET", url, None, LONG))
+                gate = loop.create_future()
+
+                async def after(gate: asyncio.Future[None] = gate) -> Answer:
+                    await gate
+                    return await client.request("GET", url, None, LONG)
+
+                second = asyncio.create_task(after())
+                await asyncio.sleep(0)
+                answered.get()
+                gate.set_result(None)
+                first.cancel()
+                _, answer = await asyncio.gather(first, second, return_exceptions=True)
+                assert isinstance(answer, Answer), answer
+                answered.get()
+
+    Thread(target=serve, daemon=True).start()
+    url = Url.parse(f"http://127.0.0.1:{ready.get()}/x")
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(main())
 
 
 async def test_requests_cancelled_at_any_moment_never_give_an_answer_to_another() -> None:

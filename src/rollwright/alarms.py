@@ -1,8 +1,8 @@
 """Time limits by the thousand: all that an event loop has of one length share one timer.
 
-Always true: an alarm that is still set when its time is up goes off, no earlier and no later than a timer of its own
-would. Alarms of one length come due in the order in which they were set, so only the first of them needs the timer;
-one that is set and unset in time costs no more than an entry in a table.
+Always true: an alarm that is still set when its time is up goes off, as exactly as the event loop's clock is fine. Alarms
+of one length come due in the order in which they were set, so only the first of them needs the timer; one that is set
+and unset in time costs no more than an entry in a table.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ MOST_LENGTHS = 64
 """A program has a handful. If there are more, those of which no alarm is set are forgotten."""
 
 _SAME_MOMENT = 1e-9
-"""Seconds: times that are closer are one to an event loop, too."""
+"""Seconds: times that are closer are one to asyncio's event loop, too."""
 
 
 class Alarmed(Protocol):
     """Has at most one alarm of a length set at a time."""
 
     def expire(self) -> None:
-        """The time is up."""
+        """The time is up. Must not raise: others may be due at the same moment."""
         ...
 
 
@@ -29,7 +29,7 @@ class Alarms:
     __slots__ = ("_due", "_loop", "_once", "_seconds", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, *, once: bool = False) -> None:
-        """`once`: no other of this length is going to be set when these are done with."""
+        """`once`: the timer goes with the last alarm, because no other of this length is going to be set."""
         self._loop = loop
         self._seconds = seconds
         self._once = once
@@ -50,21 +50,27 @@ class Alarms:
     def unset(self, alarmed: Alarmed) -> None:
         """Also when it has gone off already."""
         self._due.pop(alarmed, None)
-        if self._once and not self._due and self._timer is not None:
+        if self._once and not self._due:
+            self.stop()
+
+    def stop(self) -> None:
+        """Lets go of the timer while no alarm is set."""
+        if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _go_off(self) -> None:
         self._timer = None
         now = self._loop.time()
-        late: list[Alarmed] = []
+        late: list[tuple[Alarmed, float]] = []
         for alarmed, due in self._due.items():
             if due > now + _SAME_MOMENT:
                 self._timer = self._loop.call_later(due - now, self._go_off)
                 break
-            late.append(alarmed)
-        for alarmed in late:
-            if self._due.pop(alarmed, None) is not None:  # else one that went off before it has unset it
+            late.append((alarmed, due))
+        for alarmed, due in late:
+            if self._due.get(alarmed) == due:  # else one that went off before it has unset it
+                del self._due[alarmed]
                 alarmed.expire()
 
 
@@ -72,7 +78,8 @@ _LOOPS: dict[asyncio.AbstractEventLoop, dict[float, Alarms]] = {}
 
 
 def alarms_of(loop: asyncio.AbstractEventLoop, seconds: float) -> Alarms:
-    """The alarms of this length."""
+    """The alarms of this length. On an event loop whose clock `jumps` no timer is left behind, because the clock would
+    jump to it."""
     lengths = _LOOPS.get(loop)
     if lengths is None:
         for ended in [each for each in list(_LOOPS) if each.is_closed()]:
@@ -82,6 +89,6 @@ def alarms_of(loop: asyncio.AbstractEventLoop, seconds: float) -> Alarms:
     if alarms is None:
         if len(lengths) >= MOST_LENGTHS:
             for unused in [each for each, set_ones in lengths.items() if not set_ones]:
-                del lengths[unused]
-        alarms = lengths[seconds] = Alarms(loop, seconds)
+                lengths.pop(unused).stop()
+        alarms = lengths[seconds] = Alarms(loop, seconds, once=getattr(loop, "jumps", False))
     return alarms

@@ -123,7 +123,7 @@ class Stopwatch:
 def _clock() -> Callable[[], float]:
     """The machine's, except in virtual time.
 
-    Not that of any other event loop: uvloop's stands still while a callback runs, and counts milliseconds.
+    Not that of any other event loop: uvloop's counts milliseconds.
     """
     try:
         loop = asyncio.get_running_loop()

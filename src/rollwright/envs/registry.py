@@ -214,7 +214,7 @@ _MEMBERS = ("instruction", "prompts", "reset", "step", "close")
 
 def _as_async(made: Any) -> Env:
     kind = type(made)
-    if not all(hasattr(kind, name) or hasattr(made, name) for name in _MEMBERS):
+    if any(getattr(kind, name, None) is None and getattr(made, name, None) is None for name in _MEMBERS):
         wanted = "instruction, prompts, reset(seed), step(answer) and close()"
         raise ConfigError(f"{kind.__name__} is not an environment; one has {wanted}")
     return cast(Env, made) if inspect.iscoroutinefunction(made.reset) else wrap(made)

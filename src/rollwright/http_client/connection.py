@@ -221,9 +221,11 @@ class Connection(asyncio.Protocol):
 
     def _hand_over(self, answer: Answer) -> None:
         waiting = self._let_go()
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
         transport = self._transport
+        if waiting is None or waiting.done():  # cancelled: whoever asked takes the connection with it
+            transport.abort()
+            return
+        waiting.set_result(answer)
         if self._kept and not transport.is_closing() and not transport.get_write_buffer_size():
             self._released(self)
         else:

@@ -7,6 +7,7 @@ repeatable by the caller. Belongs to one event loop; the connections are opened 
 
 import asyncio
 import os
+from math import ceil
 from urllib.parse import unquote
 
 import msgspec
@@ -77,7 +78,8 @@ class Connection:
     async def _try(self, url: Url, body: bytes, wait: float) -> bytes | str:
         """The answer's body, or why there is none."""
         try:
-            answer = await self._client.request("POST", url, body, self._request_timeout + wait)
+            # Whole seconds, so that waits which differ by a moment have the same time limit.
+            answer = await self._client.request("POST", url, body, self._request_timeout + ceil(wait))
         except HttpFault as fault:
             return " ".join(str(fault).splitlines())
         if answer.status == 200:
