@@ -18,6 +18,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollwright.alarms import alarms_of
 from rollwright.errors import ConfigError
 from rollwright.http_client import (
     Answer,
@@ -462,17 +463,28 @@ async def test_a_kept_connection_that_hangs_is_given_up_in_time_too() -> None:
         assert server.connections == 1
 
 
-async def test_the_time_of_a_request_that_was_answered_does_not_end_the_next_on_its_connection() -> None:
+async def test_a_request_that_was_answered_leaves_no_alarm_to_the_next_on_its_connection() -> None:
+    asked = asyncio.Event()
+    go_on = asyncio.Event()
+
     async def serve(peer: Peer) -> None:
-        while True:
-            _, body = await peer.request()
-            await asyncio.sleep(float(body))
-            peer.send(OK)
+        await peer.request()
+        peer.send(OK)
+        await peer.request()
+        asked.set()
+        await go_on.wait()
+        peer.send(OK)
 
     async with serving(serve) as server, opened() as client:
-        await client.request("POST", server.url, b"0", 0.5)
-        await client.request("POST", server.url, b"0.3", 0.5)
-        assert (await client.request("POST", server.url, b"0.4", 0.5)).status == 200
+        alarms = alarms_of(asyncio.get_running_loop(), LONG)
+        await ask(client, server)
+        assert len(alarms) == 0
+        second = asyncio.create_task(ask(client, server))
+        await asked.wait()
+        assert len(alarms) == 1
+        go_on.set()
+        assert (await second).status == 200
+        assert len(alarms) == 0
         assert server.connections == 1
 
 
@@ -546,7 +558,6 @@ def test_a_request_whose_answer_comes_as_it_is_cancelled_takes_nobody_elses_conn
     make_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     """The answer lies in the socket, whoever asked is cancelled, and another asks, all in one step."""
-    ready: Queue[int] = Queue()
     answered: Queue[None] = Queue()
 
     def answer(peer: socket.socket) -> None:
@@ -555,18 +566,17 @@ def test_a_request_whose_answer_comes_as_it_is_cancelled_takes_nobody_elses_conn
                 peer.sendall(OK)
                 answered.put(None)
 
-    def serve() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            ready.put(listener.getsockname()[1])
+    def accept(listener: socket.socket) -> None:
+        with suppress(OSError):  # at the end
             while True:
                 Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
 
-    async def main() -> None:
+    async def main(url: Url) -> None:
         loop = asyncio.get_running_loop()
         async with opened() as client:
             for _ in range(10):
                 await client.request("GET", url, None, LONG)
-                answered.get()
+                answered.get(timeout=LONG)
                 first = asyncio.create_task(client.request("GET", url, None, LONG))
                 gate = loop.create_future()
 
@@ -576,17 +586,21 @@ def test_a_request_whose_answer_comes_as_it_is_cancelled_takes_nobody_elses_conn
 
                 second = asyncio.create_task(after())
                 await asyncio.sleep(0)
-                answered.get()
+                answered.get(timeout=LONG)
                 gate.set_result(None)
                 first.cancel()
-                _, answer = await asyncio.gather(first, second, return_exceptions=True)
-                assert isinstance(answer, Answer), answer
-                answered.get()
+                _, outcome = await asyncio.gather(first, second, return_exceptions=True)
+                assert isinstance(outcome, Answer), outcome
+                answered.get(timeout=LONG)
 
-    Thread(target=serve, daemon=True).start()
-    url = Url.parse(f"http://127.0.0.1:{ready.get()}/x")
-    with asyncio.Runner(loop_factory=make_loop) as runner:
-        runner.run(main())
+    with socket.create_server(("127.0.0.1", 0)) as listener, asyncio.Runner(loop_factory=make_loop) as runner:
+        accepting = Thread(target=accept, args=(listener,))
+        accepting.start()
+        try:
+            runner.run(main(Url.parse(f"http://127.0.0.1:{listener.getsockname()[1]}/x")))
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
 
 
 async def test_requests_cancelled_at_any_moment_never_give_an_answer_to_another() -> None:

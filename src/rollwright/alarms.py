@@ -88,7 +88,7 @@ def alarms_of(loop: asyncio.AbstractEventLoop, seconds: float) -> Alarms:
     alarms = lengths.get(seconds)
     if alarms is None:
         if len(lengths) >= MOST_LENGTHS:
-            for unused in [each for each, set_ones in lengths.items() if not set_ones]:
+            for unused in [length for length, set_now in lengths.items() if not set_now]:
                 lengths.pop(unused).stop()
         alarms = lengths[seconds] = Alarms(loop, seconds, once=getattr(loop, "jumps", False))
     return alarms

@@ -145,9 +145,7 @@ async def test_a_frozen_worker_loses_its_rollout_and_its_late_commit_is_refused(
     frozen = await start("hold", path, "frozen")
     word, rollout_id, attempt_id = await line_of(frozen)
     assert word == "took"
-    await asyncio.sleep(
-        0.3
-    )  # what follows a claim is written: frozen with SQLite's lock it would hold up everybody
+    await asyncio.sleep(0.3)  # what follows a claim is written: frozen in it, SQLite's lock would hold up all
     frozen.send_signal(signal.SIGSTOP)
     store = await opened(path)
     taken_over = await store.dequeue_rollout("other", timeout=30)

@@ -39,8 +39,8 @@ class Waiting(msgspec.Struct, gc=False, eq=False):
     """By the stopwatch's clock."""
 
     @property
-    def now(self) -> Phase:
-        """What it waits for now."""
+    def phase_now(self) -> Phase:
+        """`Phase.LOCK` while it is in line."""
         return self.phase if self.in_line_since is None else Phase.LOCK
 
     @contextmanager
@@ -95,7 +95,7 @@ class Stopwatch:
     @property
     def phase(self) -> Phase:
         """What is waited for now."""
-        phases = [waiting.now for waiting in tuple(self.open)]
+        phases = [waiting.phase_now for waiting in tuple(self.open)]
         if len(phases) == 1:  # nearly always, and everybody who is in flight is asked with every heartbeat
             return phases[0]
         return min(phases, key=_PRECEDENCE.__getitem__, default=Phase.AGENT)
