@@ -1,8 +1,9 @@
 """One request of the store's server: a call, or a batch of calls, made on the store.
 
 Plain ASGI, because a web framework's own work for one request would cost several times what the store's does.
-Always true: every answer is whole and of one line, whatever came in; a request without the token is not looked
-into; a body is never held beyond the limit; a call that waits ends when its caller has gone.
+Always true: every answer is whole and of one line, whatever came in; a request without the token is answered before
+its body is read; no body is held beyond the limits, and a large one is decoded off the event loop; a call that waits
+ends when its caller has gone.
 """
 
 import asyncio
@@ -14,12 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from rollwright.store.contract import Store, StoreError, StoreUnavailable
-from rollwright.store.http.body import Body, Gone, Message, Receive
+from rollwright.store.http.body import Body, BodyMemory, Gone, Message, Receive
 from rollwright.store.http.catalogue import BATCH, FORMATS, JSON, Format
 from rollwright.store.http.messages import Call, Entry, Once, Outcome
 from rollwright.store.http.playing_calls import Claiming, WithdrawCall
 from rollwright.store.http.recent import RecentCalls
 from rollwright.store.http.refusals import INTERNAL, HttpRefusal, fault_of
+from rollwright.store.http.shape import decode_within
 
 Send = Callable[[Message], Awaitable[None]]
 Decoded = TypeVar("Decoded")
@@ -46,6 +48,7 @@ class CallEndpoint:
         self._store = store
         self._token = None if token is None else token.encode()
         self._max_body = max_body
+        self._memory = BodyMemory()
         self._recent = RecentCalls(store)
         self._waiting: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -59,27 +62,23 @@ class CallEndpoint:
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         head = _head(scope["headers"])
         kind = head.format or JSON
-        body = Body(receive, self._max_body)
-        status = 200
-        try:
+        name = scope["path_params"]["call"]
+        with Body(receive, self._max_body, self._memory) as body:
+            status = 200
             try:
                 self._admit(head, body)
-                content = await body.read()
-            except HttpRefusal:
-                await body.drain()
-                raise
-            answer = await self._answer(scope["path_params"]["call"], kind, content, receive)
-            content = _encode(kind, answer)
-        except (HttpRefusal, StoreError, StoreUnavailable) as error:
-            status, refusal = fault_of(error)
-            content = kind.encode(refusal)
-        except Gone:
-            return
-        except Exception:  # noqa: BLE001 - whatever a backend raises, the caller gets one line
-            _log.exception("call %s failed", scope["path_params"]["call"])
-            status, refusal = INTERNAL
-            content = kind.encode(refusal)
-        await _send(send, status, kind, content)
+                answer = await self._answer(name, kind, await body.read(), receive)
+                content = _encode(kind, answer)
+            except (HttpRefusal, StoreError, StoreUnavailable) as error:
+                status, refusal = fault_of(error)
+                content = kind.encode(refusal)
+            except Gone:
+                return
+            except Exception:  # noqa: BLE001 - whatever a backend raises, the caller gets one line
+                _log.exception("call %s failed", name)
+                status, refusal = INTERNAL
+                content = kind.encode(refusal)
+        await _send(send, status, kind, content, last=body.unread or status == 401)
 
     # -- taking the request in ------------------------------------------------------------------------
 
@@ -101,18 +100,18 @@ class CallEndpoint:
 
     async def _answer(self, name: str, kind: Format, body: bytes, receive: Receive) -> Any:
         if name == BATCH:
-            entries = _decode(kind.batch, body)
+            entries = await _decode(kind.batch, kind, body)
             if self._store.instant:
                 return [await self._outcome(kind, entry) for entry in entries]
             return await asyncio.gather(*[self._outcome(kind, entry) for entry in entries])
-        call = _call(kind, name, body)
+        call = await _call(kind, name, body)
         if call.waits():
             return await self._make_while_connected(call, receive)
         return await self._make(call)
 
     async def _outcome(self, kind: Format, entry: Entry) -> Outcome:
         try:
-            call = _call(kind, entry.call, bytes(entry.arguments))
+            call = await _call(kind, entry.call, bytes(entry.arguments))
             if call.waits():
                 raise HttpRefusal(400, "refused", f"{entry.call} waits: it cannot be part of a batch")
             return Outcome(answer=await self._make(call))
@@ -165,16 +164,16 @@ def _head(headers: list[tuple[bytes, bytes]]) -> _Head:
     return _Head(kind, length, token, from_a_browser)
 
 
-def _call(kind: Format, name: str, body: bytes) -> Call[Any]:
+async def _call(kind: Format, name: str, body: bytes) -> Call[Any]:
     decode = kind.calls.get(name)
     if decode is None:
         raise HttpRefusal(404, "no_such_call", f"no call {name[:80]!r}; accepted: {', '.join(kind.calls)}")
-    return _decode(decode, body)
+    return await _decode(decode, kind, body)
 
 
-def _decode(decode: Callable[[bytes], Decoded], body: bytes) -> Decoded:
+async def _decode(decode: Callable[[bytes], Decoded], kind: Format, body: bytes) -> Decoded:
     try:
-        return decode(body)
+        return await decode_within(decode, body, kind.count)
     except msgspec.ValidationError as error:
         raise HttpRefusal(422, "invalid", str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -191,10 +190,13 @@ def _encode(kind: Format, answer: Any) -> bytes:
         ) from None
 
 
-async def _send(send: Send, status: int, kind: Format, content: bytes) -> None:
+async def _send(send: Send, status: int, kind: Format, content: bytes, *, last: bool) -> None:
+    """`last`: the connection ends with this answer."""
     headers = [
         (b"content-type", kind.media_type.encode()),
         (b"content-length", str(len(content)).encode()),
     ]
+    if last:
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
