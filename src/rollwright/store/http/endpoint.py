@@ -9,7 +9,8 @@ ends when its caller has gone.
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -28,6 +29,9 @@ Decoded = TypeVar("Decoded")
 
 MAX_BODY = 64 * 1024 * 1024
 """An episode of a million tokens takes about 12 MiB, 100,000 small rollouts in one call about 20."""
+
+SLICE_SECONDS = 0.005
+"""After which a batch lets other callers' requests in."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class CallEndpoint:
         self._max_body = max_body
         self._memory = BodyMemory()
         self._recent = RecentCalls(store)
+        self._wide = asyncio.Semaphore(1)
         self._waiting: set[asyncio.Task[Any]] = set()
         self._stopping = False
 
@@ -102,12 +107,23 @@ class CallEndpoint:
         if name == BATCH:
             entries = await _decode(kind.batch, kind, body)
             if self._store.instant:
-                return [await self._outcome(kind, entry) for entry in entries]
+                return await self._one_by_one(kind, entries)
             return await asyncio.gather(*[self._outcome(kind, entry) for entry in entries])
         call = await _call(kind, name, body)
-        if call.waits():
+        if call.waits() or call.wide:
             return await self._make_while_connected(call, receive)
         return await self._make(call)
+
+    async def _one_by_one(self, kind: Format, entries: Sequence[Entry]) -> list[Outcome]:
+        """Lets others come in between when it takes long."""
+        outcomes = []
+        began = time.perf_counter()
+        for entry in entries:
+            outcomes.append(await self._outcome(kind, entry))
+            if time.perf_counter() - began > SLICE_SECONDS:
+                await asyncio.sleep(0)
+                began = time.perf_counter()
+        return outcomes
 
     async def _outcome(self, kind: Format, entry: Entry) -> Outcome:
         try:
@@ -122,6 +138,15 @@ class CallEndpoint:
             return Outcome(refusal=INTERNAL.refusal)
 
     async def _make(self, call: Call[Any]) -> Any:
+        if not call.wide:
+            return await self._make_now(call)
+        async with self._wide:
+            answer = await self._make_now(call)
+            if self._store.instant:
+                await asyncio.sleep(0)  # so that several of them do not follow each other in one go
+            return answer
+
+    async def _make_now(self, call: Call[Any]) -> Any:
         if isinstance(call, Claiming):
             return await self._recent.claim(call)
         if isinstance(call, Once):
@@ -131,11 +156,12 @@ class CallEndpoint:
         return await call.make(self._store)
 
     async def _make_while_connected(self, call: Call[Any], receive: Receive) -> Any:
-        if self._stopping:
+        if self._stopping and call.waits():
             raise StoreUnavailable("the server is stopping")
         making = asyncio.create_task(self._make(call))
         gone = asyncio.ensure_future(receive())
-        self._waiting.add(making)
+        if call.waits():
+            self._waiting.add(making)
         try:
             await asyncio.wait({making, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not making.done():

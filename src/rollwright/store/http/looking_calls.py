@@ -52,6 +52,7 @@ class ReadCompletions(Call[list[Completion]], frozen=True):
 
 class GetTrajectories(Call[TrajectoryPage], frozen=True):
     name = "get_trajectories"
+    wide = True
     answer = TrajectoryPage
 
     rollout_ids: Ids
@@ -100,6 +101,7 @@ class GetLatestAttempt(Call[Attempt | None], frozen=True):
 
 class QueryRollouts(Call[WirePage[Rollout]], frozen=True):
     name = "query_rollouts"
+    wide = True
     answer = WirePage[Rollout]
 
     status: list[RolloutStatus] | None = None
@@ -145,6 +147,7 @@ class QueryAttempts(Call[WirePage[Attempt]], frozen=True):
 
 class QueryWorkers(Call[WirePage[Worker]], frozen=True):
     name = "query_workers"
+    wide = True
     answer = WirePage[Worker]
 
     status: list[WorkerStatus] | None = None
@@ -177,6 +180,7 @@ class Statistics(Call[dict[str, int]], frozen=True):
 
 class ReadEvents(Call[list[Event]], frozen=True):
     name = "read_events"
+    wide = True
     answer = list[Event]
 
     after: Cursor = 0
@@ -229,6 +233,7 @@ class GetLatestResources(Call[ResourcesUpdate | None], frozen=True):
 
 class QueryResources(Call[WirePage[ResourcesUpdate]], frozen=True):
     name = "query_resources"
+    wide = True
     answer = WirePage[ResourcesUpdate]
 
     resources_id_contains: str | None = None

@@ -61,6 +61,9 @@ class Call(
     name: ClassVar[str]
     answer: ClassVar[Any]
     """The type that the answer is decoded into."""
+    wide: ClassVar[bool] = False
+    """Whether the store may have to look at many records for it. The server makes one such call at a time, so that the
+    others, which look at few, always come between."""
 
     async def make(self, store: Store) -> Answer:
         """Makes the call. Only those that the server answers out of what it remembers have no way to."""
