@@ -9,19 +9,25 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rollwright.addresses import redacted
 from rollwright.agents import EpisodeFailure
-from rollwright.cli.console import console, plain_lines
+from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.run.playbook import load_function
 from rollwright.run.worker_process import end_with_parent, run_worker
-from rollwright.store.opening import TOKEN_VARIABLE, open_store
+from rollwright.store.opening import ADDRESS_VARIABLE, TOKEN_VARIABLE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import ErrorRecord
 from rollwright.workers import WorkerSettings
 
 StoreOption = Annotated[
     str,
-    typer.Option(help="A path, postgresql://… or http://…", envvar="ROLLWRIGHT_STORE", show_default=False),
+    typer.Option(
+        help="A path, postgresql://… or http://…",
+        envvar=ADDRESS_VARIABLE,
+        show_default=False,
+        callback=warn_of_password,
+    ),
 ]
 
 
@@ -70,6 +76,7 @@ def worker(
     )
     function = load_function(agent) if agent else None
     if tied:
+        os.environ.pop(ADDRESS_VARIABLE, None)  # what is started from here has no use for it
         end_with_parent()
     done = run_async(
         run_worker(
@@ -104,7 +111,7 @@ async def _serve(address: str, host: str, port: int, path: Path | None, screen: 
     try:
         token = os.environ.get(TOKEN_VARIABLE)
         server = StoreServer(store, host=host, port=port, path=path, token=token, handle_signals=True)
-        screen.print(f"serving {address} at {server.url}", highlight=False, soft_wrap=True)
+        screen.print(f"serving {redacted(address)} at {server.url}", highlight=False, soft_wrap=True)
         await server.run()
     finally:
         await store.close()

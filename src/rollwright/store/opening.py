@@ -9,9 +9,13 @@
 import os
 from pathlib import Path
 
+from rollwright.addresses import check_address, redacted
 from rollwright.errors import ConfigError
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
+
+ADDRESS_VARIABLE = "ROLLWRIGHT_STORE"
+"""Environment variable that holds an address. Unlike an argument, other users of the machine cannot read it."""
 
 TOKEN_VARIABLE = "ROLLWRIGHT_STORE_TOKEN"
 """Environment variable that holds the token of a store behind a server."""
@@ -19,7 +23,12 @@ TOKEN_VARIABLE = "ROLLWRIGHT_STORE_TOKEN"
 
 async def open_store(address: str, *, must_exist: bool = False) -> Store:
     """Opens the store; a file that does not exist yet is made, unless it must exist."""
+    try:
+        check_address(address)
+    except ConfigError as error:
+        raise ConfigError(f"store: {error}") from None
     scheme, found, rest = address.partition("://")
+    scheme = scheme.lower() if found else scheme
     if address == "memory":
         return MemoryStore()
     if not found:
@@ -33,7 +42,7 @@ async def open_store(address: str, *, must_exist: bool = False) -> Store:
 
         return HttpStore(address, token=os.environ.get(TOKEN_VARIABLE))
     raise ConfigError(
-        f"store {address!r}: unknown scheme {scheme!r}; known: memory, a path, sqlite:///path, postgresql://…, http://…"
+        f"store {redacted(address)!r}: unknown scheme {scheme!r}; known: memory, a path, sqlite:///path, postgresql://…, http://…"
     )
 
 

@@ -12,9 +12,10 @@ from urllib.parse import unquote
 
 import msgspec
 
+from rollwright.addresses import has_password, redacted
 from rollwright.draws import uniform
 from rollwright.errors import ConfigError
-from rollwright.http_client import HoldsPassword, HttpClient, HttpFault, Url
+from rollwright.http_client import HttpClient, HttpFault, Url
 from rollwright.store.checks import new_id
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.http.messages import Refusal
@@ -37,7 +38,7 @@ _refusal = msgspec.msgpack.Decoder(Refusal)
 
 class Connection:
     def __init__(self, url: str, token: str | None, retry: RetryRule, request_timeout: float) -> None:
-        self.url = url
+        self.url = redacted(url)
         self._base, socket_path = _parse(url)
         headers = {"Content-Type": MEDIA_TYPE}
         if token is not None:
@@ -113,15 +114,21 @@ def _parse(text: str) -> tuple[str, str | None]:
     if scheme == _UNIX and separator:
         path = unquote(rest)
         if not os.path.isabs(path):
-            raise ConfigError(f"store: {text!r} is not a socket's address like http+unix:///run/store.sock")
+            raise ConfigError(
+                f"store: {redacted(text)!r} is not a socket's address like http+unix:///run/store.sock"
+            )
         return "http://store", path
-    base = text.rstrip("/")
+    if has_password(text):
+        raise ConfigError(
+            f"store: the URL holds a user name, password or token; leave it out: {TOKEN_VARIABLE} holds the token"
+        )
+    if "?" in text or "#" in text:
+        raise ConfigError(f"store: {redacted(text)}: takes no ?; {TOKEN_VARIABLE} holds the token")
+    base = f"{scheme.lower()}{separator}{rest.rstrip('/')}"
     try:
         Url.parse(base)
-    except HoldsPassword:
-        raise ConfigError(
-            "store: the URL holds a user name or password; give the token apart from it"
-        ) from None
     except ValueError as error:
-        raise ConfigError(f"store: {text!r} is not a URL like http://127.0.0.1:8700: {error}") from None
+        raise ConfigError(
+            f"store: {redacted(text)!r} is not a URL like http://127.0.0.1:8700: {error}"
+        ) from None
     return base, None

@@ -33,6 +33,9 @@ MAX_BODY = 64 * 1024 * 1024
 SLICE_SECONDS = 0.005
 """After which a batch lets other callers' requests in."""
 
+PAUSE_SECONDS = 0.001
+"""More than 0: uvloop reads few sockets, or none, as long as something is ready to run."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -121,7 +124,7 @@ class CallEndpoint:
         for entry in entries:
             outcomes.append(await self._outcome(kind, entry))
             if time.perf_counter() - began > SLICE_SECONDS:
-                await asyncio.sleep(0)
+                await asyncio.sleep(PAUSE_SECONDS)
                 began = time.perf_counter()
         return outcomes
 
@@ -143,7 +146,7 @@ class CallEndpoint:
         async with self._wide:
             answer = await self._make_now(call)
             if self._store.instant:
-                await asyncio.sleep(0)  # so that several of them do not follow each other in one go
+                await asyncio.sleep(PAUSE_SECONDS)  # or several of them would follow each other in one go
             return answer
 
     async def _make_now(self, call: Call[Any]) -> Any:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import func, select
 
+from rollwright.addresses import canonical, redacted, scrubbed
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer, run_all
@@ -105,14 +106,14 @@ class PostgresDriver:
         """The tables live in a schema of their own, which is made if it is not there."""
         driver = cls(url, schema)
         try:
-            await _prepare(await driver._connect(), schema, _without_password(url))
-        except (*LOST, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise StoreError(f"{_without_password(url)} cannot be opened as a store: {error}") from error
+            await _prepare(await driver._connect(), schema, redacted(url))
+        except (*LOST, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+            raise StoreError(_cannot_be_opened(url, error)) from None
         driver._start()
         return driver
 
     def __init__(self, url: str, schema: str) -> None:
-        self._url = url
+        self._url = canonical(url)
         self._schema = schema
         self.stamps = Stamps()
         self._on_change: Callable[[Changes], None] = lambda changes: None
@@ -312,7 +313,7 @@ class _Link:
                 repeated = repeated or self._connection is not None
                 self.drop()
                 if loop.time() > give_up or not self.patient:
-                    raise StoreUnavailable(f"PostgreSQL does not answer: {error}") from error
+                    raise StoreUnavailable(f"PostgreSQL does not answer: {error}") from None
             except asyncio.CancelledError:
                 self.drop()  # it is in the middle of something
                 raise
@@ -368,9 +369,11 @@ def _changes(news: str) -> Changes:
     return Changes(**{name: letter in news for letter, name in _NEWS.items()})
 
 
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.partition('://')[0]}://…@{tail}" if at else url
+def _cannot_be_opened(url: str, error: Exception) -> str:
+    words = " ".join(scrubbed(str(error), url).split()) or type(error).__name__
+    missing = isinstance(error, asyncpg.InvalidPasswordError | asyncpg.InvalidAuthorizationSpecificationError)
+    hint = "; PGPASSWORD or a password file gives the password" if missing else ""
+    return f"{redacted(url)} cannot be opened as a store: {words}{hint}"
 
 
 TAKE_TURN = "SELECT pg_advisory_xact_lock($1, hashtext($2))"
