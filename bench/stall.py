@@ -132,7 +132,9 @@ def large_bodies(key: bool, count: int, size: int) -> Attack:
     return attack
 
 
-def repeated(path: str, body: bytes, key: bool = True, callers: int = 2, kind: str = "application/json") -> Attack:
+def repeated(
+    path: str, body: bytes, key: bool = True, callers: int = 2, kind: str = "application/json"
+) -> Attack:
     def attack(server: Server, end: float) -> None:
         def one() -> None:
             while time.monotonic() < end:
@@ -165,7 +167,12 @@ def never_read(path: str, body: bytes) -> Attack:
 
 
 def junk(server: Server, end: float) -> None:
-    blocks = [os.urandom(1000), b"GET /health HTTP/1.1\r\n\r\n" * 5000, b"x: y\r\n" * 40_000, b"\r\n" * 50_000]
+    blocks = [
+        os.urandom(1000),
+        b"GET /health HTTP/1.1\r\n\r\n" * 5000,
+        b"x: y\r\n" * 40_000,
+        b"\r\n" * 50_000,
+    ]
     while time.monotonic() < end:
         for block in blocks:
             with contextlib.suppress(OSError), server.connect() as made:
@@ -207,7 +214,9 @@ def gateway_attacks() -> dict[str, Attack]:
         return json.dumps({"messages": messages}).encode()
 
     one = {"role": "user", "content": "x"}
-    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": {"a": [n] * 50}}} for n in range(900)]
+    tools = [
+        {"type": "function", "function": {"name": f"f{n}", "parameters": {"a": [n] * 50}}} for n in range(900)
+    ]
     return {
         "nobody attacks": nobody,
         "1,124 half-open connections": half_open,

@@ -1,7 +1,11 @@
 """What strangers, and clients that misbehave, cost a server: little, and not for long."""
 
 import asyncio
+import resource
 import socket
+import subprocess
+import sys
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -282,8 +286,6 @@ async def test_the_time_in_which_the_server_was_busy_is_not_held_against_its_cli
 
 
 def test_the_number_of_connections_leaves_file_handles_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    import resource
-
     for handles, expected in (
         (1024, 512),
         (20, 10),
@@ -293,3 +295,31 @@ def test_the_number_of_connections_leaves_file_handles_for_others(monkeypatch: p
     ):
         monkeypatch.setattr(resource, "getrlimit", lambda _, handles=handles: (handles, handles))
         assert ServerLimits().most_connections == expected
+
+
+def test_a_server_with_few_file_handles_serves_beside_more_half_open_connections_than_it_has() -> None:
+    handles = 100
+
+    def fewer_handles() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (handles, handles))
+
+    words = [sys.executable, "-m", "rollwright", "serve", "--store", "memory", "--port", "0"]
+    with subprocess.Popen(words, preexec_fn=fewer_handles, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        place = process.stdout.readline().split("http://")[1].strip()
+        host, _, port = place.partition(":")
+        held = []
+        try:
+            for _ in range(2 * handles):
+                held.append(socket.create_connection((host, int(port)), timeout=PATIENCE))
+                held[-1].sendall(b"POST / HTTP/1.1\r\nx: ")
+            request = urllib.request.Request(
+                f"http://{place}/v1/statistics", b"{}", {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                assert answer.status == 200
+        finally:
+            for each in held:
+                each.close()
+            process.terminate()
+        process.wait(PATIENCE)

@@ -21,6 +21,11 @@ def plain_lines(screen: Console) -> Callable[[str], None]:
     return lambda line: screen.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
+def say_aside(line: str) -> None:
+    """On standard error, beside what the command answers."""
+    typer.echo(line, err=True)
+
+
 def warn_of_password(context: typer.Context, option: typer.CallbackParam, address: str | None) -> str | None:
     """Says so if an address was given with a password where every user of the machine can read it."""
     source = context.get_parameter_source(option.name or "")

@@ -6,7 +6,7 @@ says the same as in the server's store; a claim whose caller was cancelled goes 
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -58,9 +58,13 @@ class HttpStore(LookingClient):
         token: str | None = None,
         retry: RetryRule | None = None,
         request_timeout: float = 60.0,
+        on_outage: Callable[[str], None] | None = None,
     ) -> None:
-        """`request_timeout`: seconds for one try of one request, on top of what the call itself waits."""
-        super().__init__(url, token=token, retry=retry or RetryRule(), request_timeout=request_timeout)
+        """`request_timeout`: seconds for one try of one request, on top of what the call itself waits. `on_outage`: is
+        told every few seconds, in a line for people, while the server cannot be reached."""
+        super().__init__(
+            url, token=token, retry=retry or RetryRule(), request_timeout=request_timeout, on_outage=on_outage
+        )
         self._may_wait = asyncio.Semaphore(MAX_WAITING_CLAIMS)
         self._withdrawals: set[asyncio.Task[None]] = set()
 

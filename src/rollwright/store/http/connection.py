@@ -7,6 +7,7 @@ repeatable by the caller. Belongs to one event loop; the connections are opened 
 
 import asyncio
 import os
+from collections.abc import Callable
 from math import ceil
 from urllib.parse import unquote
 
@@ -22,6 +23,7 @@ from rollwright.store.http.messages import Refusal
 from rollwright.store.http.refusals import error_of
 from rollwright.store.http.retry import RetryRule
 from rollwright.store.opening import TOKEN_VARIABLE
+from rollwright.store.outage import Outage
 
 KEEP_ALIVE_SECONDS = 60.0
 """Shorter than the server keeps an idle connection: see `rollwright.listening`."""
@@ -37,7 +39,15 @@ _refusal = msgspec.msgpack.Decoder(Refusal)
 
 
 class Connection:
-    def __init__(self, url: str, token: str | None, retry: RetryRule, request_timeout: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        retry: RetryRule,
+        request_timeout: float,
+        on_outage: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_outage`: is told, in a line for people, while the server cannot be reached."""
         self.url = redacted(url)
         self._base, socket_path = _parse(url)
         headers = {"Content-Type": MEDIA_TYPE}
@@ -48,6 +58,7 @@ class Connection:
         self._retry = retry
         self._request_timeout = request_timeout
         self._client = HttpClient(headers, keep_alive=KEEP_ALIVE_SECONDS, socket_path=socket_path)
+        self._outage = Outage(self.url, on_outage)
         self._urls: dict[str, Url] = {}
         self._name = new_id("client")
         self._retries = 0
@@ -62,14 +73,19 @@ class Connection:
         while True:
             answer = await self._try(url, body, wait)
             if isinstance(answer, bytes):
+                self._outage.is_over()
                 return answer
             self._retries += 1
             failing_since = clock() if failing_since is None else failing_since
             draw = uniform(self._name, "retry", self._retries)
             delay = self._retry.delay(tries, clock() - failing_since, draw)
             if delay is None:
+                seconds = f" in {clock() - failing_since:.0f} s" if tries > 1 else ""
                 counted = "1 try" if tries == 1 else f"{tries} tries"
-                raise StoreUnavailable(f"{self.url}: {answer} (after {counted})")
+                raise StoreUnavailable(f"{self.url}: {answer} (after {counted}{seconds})")
+            if tries > 1:  # one that broke by itself is repaired at once
+                left = self._retry.give_up_after - (clock() - failing_since)
+                self._outage.lasts(answer, clock(), left)
             await asyncio.sleep(delay)
             tries += 1
 

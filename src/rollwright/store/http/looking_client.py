@@ -6,7 +6,7 @@ portions, one after the other.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -35,8 +35,16 @@ Item = TypeVar("Item")
 
 
 class LookingClient(Store):
-    def __init__(self, url: str, *, token: str | None, retry: RetryRule, request_timeout: float) -> None:
-        self._connection = Connection(url, token, retry, request_timeout)
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None,
+        retry: RetryRule,
+        request_timeout: float,
+        on_outage: Callable[[str], None] | None,
+    ) -> None:
+        self._connection = Connection(url, token, retry, request_timeout, on_outage)
         self._batcher = Batcher(self._connection)
         self._polls: set[asyncio.Task[bytes]] = set()
         self._closed = False
