@@ -87,7 +87,7 @@ class Connections:
             self.closed[_FULL] += 1
             return False
         self._count += 1
-        self._stages[new.stage][new] = None
+        self._stages[new.placed][new] = None
         return True
 
     def _make_room(self) -> bool:
@@ -98,15 +98,16 @@ class Connections:
         return False
 
     def move(self, connection: "GuardedConnection", stage: Stage) -> None:
-        """Before its own stage is set. Does nothing for one that was ended: its request may still be at work."""
-        if connection in self._stages[connection.stage]:
-            del self._stages[connection.stage][connection]
+        """Does nothing for one that was ended: its request may still be at work."""
+        if connection in self._stages[connection.placed]:
+            del self._stages[connection.placed][connection]
             self._stages[stage][connection] = None
+            connection.placed = stage
 
     def remove(self, connection: "GuardedConnection") -> None:
         """Does nothing for one that was not taken in."""
-        if connection in self._stages[connection.stage]:
-            del self._stages[connection.stage][connection]
+        if connection in self._stages[connection.placed]:
+            del self._stages[connection.placed][connection]
             self._count -= 1
 
     def end(self, connection: "GuardedConnection", why: str) -> None:
@@ -198,7 +199,9 @@ class GuardedConnection(HttpToolsProtocol):
         super().__init__(**given)
         self._table = table
         self.stage = Stage.HEAD
-        self.since = self.loop.time()
+        self.placed = Stage.HEAD
+        """Where the table has it: as long as one piece of data is being parsed, behind the stage itself."""
+        self.since = self._now = self.loop.time()
         self._received = 0
         """Bytes that came in this stage."""
         self.stuck_since: float | None = None
@@ -250,11 +253,13 @@ class GuardedConnection(HttpToolsProtocol):
     # -- stages -----------------------------------------------------------------------------------------
 
     def _enter(self, stage: Stage) -> None:
-        if stage is not self.stage:
-            self._table.move(self, stage)
-            self.stage = stage
-        self.since = self.loop.time()
+        self.stage = stage
+        self.since = self._now
         self._received = 0
+
+    def _settle(self) -> None:
+        if self.placed is not self.stage:
+            self._table.move(self, self.stage)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = _Transport(transport, self._close)
@@ -275,10 +280,12 @@ class GuardedConnection(HttpToolsProtocol):
             return
         if self._transport.plain.is_closing():
             return
+        self._now = self.loop.time()
         if self.stage is Stage.IDLE:
             self._enter(Stage.HEAD)
         super().data_received(data)
         self._received += len(data)
+        self._settle()
         if self.stage is Stage.HEAD and self._received > self._table.limits.head_bytes:
             self._transport.write(_LONG_HEAD)
             self._transport.close()
@@ -306,10 +313,12 @@ class GuardedConnection(HttpToolsProtocol):
             self._enter(Stage.WORK)
 
     def on_response_complete(self) -> None:
+        self._now = self.loop.time()
         if self.stage is Stage.BODY and self.cycle.response_complete:
             self._close()  # it was refused before it was read; what follows is of no use
         elif self.stage is Stage.WORK and not self.pipeline:
             self._enter(Stage.IDLE)
+            self._settle()
         super().on_response_complete()
 
     def shutdown(self) -> None:
@@ -326,7 +335,9 @@ class GuardedConnection(HttpToolsProtocol):
         if self._transport.lingers or plain.is_closing():
             return
         if self.stage in (Stage.HEAD, Stage.BODY) and plain.can_write_eof():
+            self._now = self.loop.time()
             self._enter(Stage.LINGER)
+            self._settle()
             self.flow.resume_reading()
             plain.write_eof()
             self._transport.lingers = True
