@@ -43,6 +43,9 @@ _EXPENDABLE = (Stage.LINGER, Stage.HEAD, Stage.IDLE)
 """Who gives up its place for a new connection, in this order: those that will never be served, then those that have
 shown nothing, then clients that can connect again when they need it."""
 
+_CHUNK_MARKS = 8
+"""Bytes on the way for each byte of a body, at most: chunks of one byte take six, and longer marks for them are rare."""
+
 _FULL = "no place left"
 _UNREAD = "too many unread answers"
 
@@ -204,6 +207,8 @@ class GuardedConnection(HttpToolsProtocol):
         self.since = self._now = self.loop.time()
         self._received = 0
         """Bytes that came in this stage."""
+        self._delivered = 0
+        """Of them, those of a body."""
         self.stuck_since: float | None = None
         """Since when there has been something for the client to take; looked at by the sweep."""
         self._taken = 0
@@ -226,7 +231,11 @@ class GuardedConnection(HttpToolsProtocol):
             return Stage.WORK.value
         waited = now - self.since
         if self.stage is Stage.BODY and self.flow.read_paused:
-            self.since, self._received = now, 0  # the server does not read on: no fault of the client's
+            self.since, self._received, self._delivered = (
+                now,
+                0,
+                0,
+            )  # the server does not read on: no fault of the client's
         elif self.stage is Stage.BODY:
             over = waited > limits.body_seconds + self._received / limits.bytes_per_second
             return str(self.stage.value) if over else None
@@ -255,7 +264,7 @@ class GuardedConnection(HttpToolsProtocol):
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
         self.since = self._now
-        self._received = 0
+        self._received = self._delivered = 0
 
     def _settle(self) -> None:
         if self.placed is not self.stage:
@@ -286,7 +295,13 @@ class GuardedConnection(HttpToolsProtocol):
         super().data_received(data)
         self._received += len(data)
         self._settle()
-        if self.stage is Stage.HEAD and self._received > self._table.limits.head_bytes:
+        if self.stage is Stage.HEAD or self.stage is Stage.BODY:
+            self._check_length()
+
+    def _check_length(self) -> None:
+        """What is no body (headers, and in a body that comes in chunks their marks and what follows them) is bounded."""
+        other = self._received - _CHUNK_MARKS * self._delivered
+        if other > self._table.limits.head_bytes or len(self.headers or ()) > self._table.limits.headers:
             self._transport.write(_LONG_HEAD)
             self._transport.close()
 
@@ -294,16 +309,16 @@ class GuardedConnection(HttpToolsProtocol):
         self._enter(Stage.HEAD)
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if len(self.headers) >= self._table.limits.headers:
-            raise TooMuch
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        if len(self.pipeline) >= self._table.limits.pipelined:
+        limits = self._table.limits
+        if len(self.pipeline) >= limits.pipelined or len(self.headers) > limits.headers:
             raise TooMuch
         self._enter(Stage.BODY)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._delivered += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
