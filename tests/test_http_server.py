@@ -280,6 +280,12 @@ async def test_a_body_in_chunks_of_one_byte_is_read() -> None:
         assert served.app.read == 50_000
 
 
+async def test_an_answer_without_a_body_is_sent_too() -> None:
+    async with serving(QUICK) as served:
+        client = await served.connect(b"HEAD / HTTP/1.1\r\n" + KEY + b"\r\n")
+        assert (await client.head()).startswith(b"HTTP/1.1 200")
+
+
 async def test_a_few_requests_may_be_sent_ahead_and_many_may_not() -> None:
     request = b"POST / HTTP/1.1\r\n" + KEY + b"Content-Length: 2\r\n\r\n{}"
     async with serving(QUICK) as served:
