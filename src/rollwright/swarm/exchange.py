@@ -181,6 +181,7 @@ class Exchange:
         self._cursor = announced.cursor
         if announced.missed:
             self.counts[MISSED] += announced.missed
+        self.counts.update(announced.passed_over)
         for data in announced.manifests:
             try:
                 manifest = self._gate.admit(data, round=round, now=self._clock())
@@ -212,6 +213,8 @@ class Exchange:
             raise FormatError(f"{self._seen_file}: not what a node has seen: {error}; remove it") from error
         self._gate.restore(memory.gate)
         self._groups.restore(memory.groups)
+        for peer in self._groups.peers() - {self._identity.peer}:
+            self._transport.prefer(peer)
 
     async def close(self) -> None:
         self._keep()
@@ -319,6 +322,7 @@ class Exchange:
             self.counts[ACCEPTED] += 1
             self._candidates.take(look.manifest)
             self._groups.add(look.manifest.digest, look.group)
+            self._transport.prefer(look.manifest.peer)
         return [_foreign(look) for look in taken]
 
     def _judge(self, look: Look) -> None:
