@@ -18,6 +18,7 @@ from rollwright.swarm.peer_table import MAX_PEERS, PeerTable, Rank
 from rollwright.swarm.transport import PassedOver, digest_of
 from rollwright.swarm.transport_inbox import MAX_PER_PEER, Inbox
 from rollwright.swarm.zenoh_catch_up import AT_ONCE, CatchUp
+from rollwright.swarm.zenoh_replies import ReplyThread
 from rollwright.swarm.zenoh_transport import ZenohTransport
 
 from .test_transports import SECONDS, free_port, heard, until
@@ -313,6 +314,27 @@ def test_who_is_away_goes_before_who_is_there() -> None:
     there = {each.id for each in table.all() if each.alive}
     assert len(table) == 64
     assert len(there) >= 40
+
+
+def test_taking_a_query_never_waits_and_the_newest_is_answered_first() -> None:
+    replies, stuck, answered = ReplyThread(max_waiting=3), threading.Event(), list[int]()
+    begun, done = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        stuck.wait(SECONDS)
+        raise RuntimeError("the asker has gone")
+
+    replies.send(hang)
+    assert begun.wait(SECONDS)
+    for number in range(10):
+        replies.send(lambda number=number: (answered.append(number), number == 7 and done.set()))
+    stuck.set()
+    assert done.wait(SECONDS)
+    assert answered == [9, 8, 7]
+    replies.close()
+    replies.send(lambda: answered.append(99))
+    assert answered == [9, 8, 7]
 
 
 def test_few_are_asked_at_once_and_many_all_together() -> None:

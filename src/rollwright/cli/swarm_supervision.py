@@ -153,7 +153,9 @@ def _add_node(table: Table, node: NodeStatus) -> None:
     alive = [each for each in node.peers if each.alive]
     table.add_row("swarm", f"{node.swarm}, weights of version {node.version}")
     known = ", ".join(f"{each.name} (round {each.round})" for each in alive)
-    table.add_row("peers", f"{len(alive)} of {len(node.peers)} alive" + (f": {known}" if known else ""))
+    strangers = f"; {node.strangers} more have signed nothing yet" if node.strangers else ""
+    shown = f": {known}" if known else ""
+    table.add_row("peers", f"{len(alive)} of {len(node.peers)} alive{shown}{strangers}")
     for each in node.rounds[-LAST_ROUNDS:]:
         parts = [f"{each.own_groups} own + {each.foreign_groups} foreign groups"]
         parts += [] if each.reward is None else [f"reward {each.reward:.3f}"]

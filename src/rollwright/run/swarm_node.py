@@ -185,7 +185,8 @@ class SwarmNode:
         counts = self._counts + (Counter() if self.exchange is None else self.exchange.counts)
         ours = (ACCEPTED, SHARED)
         told = {} if self.exchange is None else self.exchange.rounds()
-        peers = () if self.exchange is None else self.exchange.peers()
+        everybody = () if self.exchange is None else self.exchange.peers()
+        peers = [each for each in everybody if each.verified or each.id in told]
         trainer = self.training.trained
         return NodeStatus(
             name=short_name(self.identity.peer),
@@ -202,6 +203,7 @@ class SwarmNode:
             quarantined=[]
             if self.exchange is None
             else [each.name for each in self.exchange.quarantine.verdicts],
+            strangers=len(everybody) - len(peers),
         )
 
     @property

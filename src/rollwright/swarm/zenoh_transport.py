@@ -38,6 +38,7 @@ from rollwright.swarm.transport import (
 )
 from rollwright.swarm.transport_inbox import MAX_PER_PEER, Held, Inbox
 from rollwright.swarm.zenoh_catch_up import CatchUp
+from rollwright.swarm.zenoh_replies import ReplyThread
 
 LOOPBACK, ALL, ALL_OF_IPV6 = "tcp/127.0.0.1:0", "tcp/0.0.0.0:0", "tcp/[::]:0"
 """Any free port, for this machine alone or for whoever reaches it."""
@@ -88,6 +89,7 @@ class ZenohTransport:
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=MAX_PER_PEER)
         """What a node that joins now is told of this one."""
         self._announced = 0
+        self._replies = ReplyThread()
         self._peers = PeerTable(peer)
         self._catch_up = CatchUp(self._ask_recent, self._ask_all_recent)
         self._session: Any = None
@@ -162,6 +164,7 @@ class ZenohTransport:
     async def close(self) -> None:
         session, self._session = self._session, None
         self._declared.clear()
+        self._replies.close()
         if session is not None:
             # A session that is stuck is left to the end of the process.
             with contextlib.suppress(TimeoutError):
@@ -224,9 +227,12 @@ class ZenohTransport:
         digest = str(query.key_expr).rpartition("/")[2]
         content = self._held.get(digest)
         if content is not None:
-            query.reply(query.key_expr, content)
+            self._replies.send(lambda: query.reply(query.key_expr, content))
 
     def _tell(self, query: Any) -> None:
+        self._replies.send(lambda: self._tell_now(query))
+
+    def _tell_now(self, query: Any) -> None:
         for number, manifest in list(self._recent):
             query.reply(f"{self._root}/manifests/{self._peer}/{number}", manifest)
 
