@@ -162,20 +162,20 @@ class Supervisor:
         self._last_words = ""
         brood = Brood(words, self._what.environment)
         self._pid = brood.pid
+        number = self._record.starts
+        restart = f" (restart {number})" if number else ""
+        self._logs.event("start", f"started process {brood.pid}{restart}: {' '.join(words)}", pid=brood.pid)
         listening = threading.Thread(target=self._listen, args=(brood,), daemon=True)
-        listening.start()
+        listening.start()  # now, so that nothing the node says stands before its start
         self._note(
             state=SupervisorState.RUNNING,
             node_pid=brood.pid,
             life=brood.life,
-            starts=self._record.starts + 1,
+            starts=number + 1,
             concessions=list(self._smaller()),
             reason="the node runs",
             next_start=None,
         )
-        number = self._record.starts - 1
-        restart = f" (restart {number})" if number else ""
-        self._logs.event("start", f"started process {brood.pid}{restart}: {' '.join(words)}", pid=brood.pid)
         try:
             judged = self._watch(brood, began)
         finally:

@@ -65,6 +65,8 @@ class Peer(NamedTuple):
 class PassedOver(StrEnum):
     """What a transport came across and did not use. Junk of strangers costs the honest nothing, and is counted."""
 
+    UNSIGNED = "unsigned"
+    """A manifest that nobody signed, beyond the few that are kept to be refused by name."""
     JUNK_REPLY = "junk_reply"
     """An answer to a fetch that was not what was asked for; the right one is still waited for."""
     UNACCEPTABLE_FILE = "unacceptable_file"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rollwright.swarm.envelope import unseal
 from rollwright.swarm.peer_table import MAX_PEERS, LotSet
 from rollwright.swarm.refusals import Refused
-from rollwright.swarm.transport import MAX_CONTENT_BYTES, MAX_MANIFEST_BYTES, Announced
+from rollwright.swarm.transport import MAX_CONTENT_BYTES, MAX_MANIFEST_BYTES, Announced, PassedOver
 
 MAX_PER_PEER = 64
 """Unread manifests of one peer; a node announces a handful in a round."""
@@ -104,7 +104,10 @@ class Inbox:
             lane.append(_Unread(self._count, self._count if sequence is None else sequence, manifest))
             if len(lane) > self._max_per_peer:
                 lane.remove(min(lane, key=lambda each: each.sequence))
-                self._missed += 1
+                if name == _UNSIGNED:
+                    self._passed_over[PassedOver.UNSIGNED] += 1
+                else:
+                    self._missed += 1
             if len(self._strangers) > self._max_peers:
                 crowded_out = self._strangers.draw()
                 self._missed += len(self._lanes[crowded_out])
