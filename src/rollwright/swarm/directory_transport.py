@@ -12,6 +12,7 @@ Layout, below a folder named after the swarm: `manifests/PEER/NAME`, `content/PE
 
 import asyncio
 import contextlib
+import errno
 import logging
 import random
 import re
@@ -73,6 +74,9 @@ _REMEMBERED = 4 * MAX_PER_PEER
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _OLD_PARTIAL = re.compile(r"\.[0-9a-f]{64}\.[0-9]+\.partial\Z")
 """What release 0.1.0 left in its own folders when it was killed."""
+
+_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What an error of this machine is, and says nothing about a peer."""
 
 _MAX_BEAT_BYTES = 32
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
@@ -332,7 +336,9 @@ class DirectoryTransport:
                 self._read_beat(beats, peer, place.owner)
         except UnacceptableFile:
             self._inbox.pass_over(PassedOver.UNACCEPTABLE_FILE)
-        except OSError:
+        except OSError as error:
+            if error.errno in _OWN_TROUBLE:
+                raise
             self._note_gone(peer)  # its folder is gone, or closed to this user
 
     def _read_manifests(self, place: SharedFolder, peer: str) -> None:
