@@ -89,7 +89,8 @@ class ZenohTransport:
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=MAX_PER_PEER)
         """What a node that joins now is told of this one."""
         self._announced = 0
-        self._replies = ReplyThread()
+        self._content_replies, self._manifest_replies = ReplyThread(), ReplyThread()
+        """Apart, so that a flood of one kind of question leaves the other alone."""
         self._peers = PeerTable(peer)
         self._catch_up = CatchUp(self._ask_recent, self._ask_all_recent)
         self._session: Any = None
@@ -164,7 +165,8 @@ class ZenohTransport:
     async def close(self) -> None:
         session, self._session = self._session, None
         self._declared.clear()
-        self._replies.close()
+        self._content_replies.close()
+        self._manifest_replies.close()
         if session is not None:
             # A session that is stuck is left to the end of the process.
             with contextlib.suppress(TimeoutError):
@@ -227,10 +229,10 @@ class ZenohTransport:
         digest = str(query.key_expr).rpartition("/")[2]
         content = self._held.get(digest)
         if content is not None:
-            self._replies.send(lambda: query.reply(query.key_expr, content))
+            self._content_replies.send(lambda: query.reply(query.key_expr, content))
 
     def _tell(self, query: Any) -> None:
-        self._replies.send(lambda: self._tell_now(query))
+        self._manifest_replies.send(lambda: self._tell_now(query))
 
     def _tell_now(self, query: Any) -> None:
         for number, manifest in list(self._recent):
