@@ -361,8 +361,12 @@ def meeting_place() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-def test_two_users_share_a_folder_and_neither_can_pass_for_the_other(meeting_place: Path) -> None:
+def test_two_users_share_a_folder_and_neither_can_pass_for_the_other(
+    meeting_place: Path, request: pytest.FixtureRequest
+) -> None:
     one, other, third = (Identity.generate() for _ in range(3))
+    before = os.umask(0o077)
+    request.addfinalizer(lambda: os.umask(before))
     mine = DirectoryTransport(meeting_place, "s", one.peer)
     content = own_group(other.peer, 1)
     junk = own_group(one.peer, 2)

@@ -33,6 +33,9 @@ PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial\Z")
 OWN_MODE = 0o755
 """Of a folder with one writer: all may read it."""
 
+_FILE_MODE = 0o644
+"""The same of a file."""
+
 
 class UnacceptableFile(RollwrightError):
     """There is something of that name, and it is not to be touched."""
@@ -77,10 +80,12 @@ class SharedFolder:
         except FileExistsError:
             return self.folder(name)
         made = self.folder(name)
-        if shared and self.mode & _OTHERS_WRITE and made.owner == os.geteuid():
+        if self.mode & _OTHERS_WRITE and made.owner == os.geteuid():
+            # Several users share: whatever this one's umask is, they are to see what is put here for them.
+            mode = self.mode | stat.S_ISVTX if shared else OWN_MODE
             with contextlib.suppress(OSError):  # not every mount has modes
-                os.fchmod(made._descriptor, self.mode | stat.S_ISVTX)
-                made.mode = self.mode | stat.S_ISVTX
+                os.fchmod(made._descriptor, mode)
+                made.mode = mode
         return made
 
     def entries(self) -> Iterator[str]:
@@ -109,10 +114,13 @@ class SharedFolder:
     def write(self, name: str, content: bytes, *, into: "SharedFolder | None" = None) -> None:
         """Puts a file into this folder, or `into` another one on the same disk: whole under its name, or not at all."""
         partial = f".{secrets.token_hex(16)}.partial"
-        handle = os.open(partial, _CREATE, 0o644, dir_fd=self._descriptor)
+        handle = os.open(partial, _CREATE, _FILE_MODE, dir_fd=self._descriptor)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
+                if self.mode & stat.S_IROTH:
+                    with contextlib.suppress(OSError):
+                        os.fchmod(handle, _FILE_MODE)
             target = self if into is None else into
             os.rename(partial, _component(name), src_dir_fd=self._descriptor, dst_dir_fd=target._descriptor)
         except BaseException:
@@ -123,7 +131,7 @@ class SharedFolder:
     def user(self) -> int:
         """Whose the files are that this process makes here: a mount may know its user by another number."""
         partial = f".{secrets.token_hex(16)}.partial"
-        handle = os.open(partial, _CREATE, 0o644, dir_fd=self._descriptor)
+        handle = os.open(partial, _CREATE, _FILE_MODE, dir_fd=self._descriptor)
         try:
             return os.fstat(handle).st_uid
         finally:
