@@ -17,6 +17,7 @@ from rollwright.policies.engines.dialect import FINISHES, UNREADABLE, UPDATE_SEC
 from rollwright.policies.engines.pieces import Ask, Piece, checked
 from rollwright.policies.engines.policy import EnginePolicy
 from rollwright.policies.openai_api import one_line
+from rollwright.trajectory import SamplingParams
 
 
 class _Finish(msgspec.Struct):
@@ -90,8 +91,11 @@ class SglangDialect:
         piece = checked(ask, ids, logprobs, finish, label=meta.weight_version)
         return msgspec.structs.replace(piece, served=meta.e2e_latency)
 
-    def faithful(self, sampling: Sampling, processed: bool) -> bool:
-        return sampling.top_p == 1 or sampling.temperature == 0
+    def sent(self, sampling: Sampling) -> SamplingParams | None:
+        return None
+
+    def faithful(self, drawn: SamplingParams, processed: bool) -> bool:
+        return drawn.top_p == 1 or drawn.temperature == 0
 
     async def processed(self, control: Control) -> bool:
         return False
