@@ -3,6 +3,7 @@
 The log of a run holds play as it was; what filters made of it is worked out again here, with the run's own filters.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -228,8 +229,17 @@ def _headline(trajectory: Trajectory) -> Text:
         f", {len(trajectory.turns)} turns, {trajectory.sampled_tokens} tokens, ended by {trajectory.stop}",
         style="not bold",
     )
+    if trajectory.sampling is not None:
+        text.append(f"\nsampled at {trajectory.sampling.described()}", style="not bold")
     if (why := trajectory.not_trainable) is not None:
         text.append(f"\nnot trainable: {why}", style="yellow")
+    elif untrained := Counter(trajectory.never_trained()):
+        parts = (f"{count} turns {reason}" for reason, count in untrained.items())
+        text.append(f"\nout of the loss: {', '.join(parts)}", style="yellow")
+    if of_gateway := [
+        f"{name} {value:g}" for name, value in trajectory.metrics.items() if name.startswith("gateway_")
+    ]:
+        text.append(f"\n{', '.join(of_gateway)}", style="not bold")
     if trajectory.filtered is not None:
         beside = "" if trajectory.in_baseline else ", and out of the baseline"
         text.append(f"\nout of the loss{beside}: {trajectory.filtered}", style="yellow")
@@ -248,6 +258,8 @@ def _turn(turn: Turn) -> RenderableType:
         parts.append(Text(outcome.observation))
         title += f" · {outcome.action or 'no action'} · reward {outcome.reward:+g}"
         title += f" · format penalty {outcome.penalty:+g}" if outcome.penalty else ""
+    if turn.sampling is not None:
+        title += f" · {turn.sampling.described()}"
     if turn.filtered is not None:
         title += f" · out of the loss: {turn.filtered}"
     return Panel(Group(*parts), title=title, title_align="left", expand=False)

@@ -4,12 +4,9 @@ True of it: `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy` count in low
 machine itself is never asked through a proxy. `no_proxy` names hosts, domains, networks, or `*`.
 """
 
+import urllib.request
 from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
-from urllib.request import (
-    getproxies_environment,
-    proxy_bypass_environment,  # type: ignore[attr-defined]
-)
 
 from rollwright.errors import ConfigError
 from rollwright.http_client.url import Url
@@ -19,7 +16,7 @@ def proxy_for(url: Url) -> str | None:
     """The proxy's URL; `None`: the server is asked directly."""
     if _is_this_machine(url.host):
         return None
-    told = getproxies_environment()
+    told = urllib.request.getproxies_environment()
     scheme = url.scheme if told.get(url.scheme) else "all"
     proxy = told.get(scheme)
     if not proxy or _excepted(url, told):
@@ -45,7 +42,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _excepted(url: Url, told: dict[str, str]) -> bool:
-    if proxy_bypass_environment(f"{url.host}:{url.port}", told):
+    if urllib.request.proxy_bypass_environment(f"{url.host}:{url.port}", told):  # type: ignore[attr-defined]
         return True
     try:
         address = ip_address(url.host)

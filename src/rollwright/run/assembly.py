@@ -15,6 +15,7 @@ from rollwright.config import (
 )
 from rollwright.envs.base import Env, Prompts
 from rollwright.errors import ConfigError
+from rollwright.gateway import CaptureRules
 from rollwright.policies.base import Sampling
 from rollwright.rollout.curriculum import Curriculum, CurriculumRules, level_tag
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits, Strategy
@@ -117,7 +118,12 @@ def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSett
         max_steps=1,
         sequence_length=config.sequence_length,
         limits=Limits(generate=config.limits.generate_timeout, episode=config.limits.episode_timeout),
+        capture=capture_rules(config),
     )
+
+
+def capture_rules(config: RunConfig) -> CaptureRules:
+    return CaptureRules(config.gateway.client_sampling, config.gateway.allow_no_calls)
 
 
 def make_env(settings: EpisodeSettings) -> Env:

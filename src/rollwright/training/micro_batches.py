@@ -129,7 +129,7 @@ class MicroBatch:
     targets: Tensor
     engine: Tensor
     advantages: Tensor
-    temperatures: Tensor | float
+    temperatures: Tensor | float = 1.0
     """A number where all tokens have the same, which is cheaper."""
 
     @property
