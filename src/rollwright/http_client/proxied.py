@@ -5,6 +5,7 @@ a large one is given up while it unpacks. Redirects are not followed and cookies
 """
 
 import asyncio
+import ssl
 import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,9 @@ class ProxiedClient:
             library = self._library
             self._loop = asyncio.get_running_loop()
             self._session = library.ClientSession(
-                connector=library.TCPConnector(limit=0, keepalive_timeout=self._keep_alive),
+                connector=library.TCPConnector(
+                    limit=0, keepalive_timeout=self._keep_alive, ssl=ssl.create_default_context()
+                ),
                 cookie_jar=library.DummyCookieJar(),
                 headers=self._headers,
                 auto_decompress=False,
