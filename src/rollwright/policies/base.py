@@ -38,7 +38,10 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def params(self) -> SamplingParams:
         """What of it shapes the distribution, as a turn records it."""
-        return SamplingParams(self.temperature, self.top_p)
+        if self.top_p != 1:
+            return SamplingParams(self.temperature, self.top_p)
+        # A default that is left out here takes no bytes in the journal, where every turn has a record.
+        return SamplingParams() if self.temperature == 1 else SamplingParams(self.temperature)
 
 
 class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
