@@ -133,6 +133,20 @@ async def test_a_stream_that_broke_off_is_told_again(clients: Any, gateway: Gate
     assert played.trajectory.metrics == {"gateway_replayed": 1.0}
 
 
+async def test_a_stream_that_broke_off_and_was_not_asked_for_again_is_not_trained(
+    clients: Any, gateway: Gateway
+) -> None:
+    long = clients.engine(lengths=FixedLength(12_000_000), tokens_per_second=1e9)
+    sampling = Sampling(max_tokens=13_000_000)
+    played = clients.rollout(gateway, long, "ro-1", sequence_length=20_000_000, sampling=sampling)
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    key = {"Authorization": f"Bearer {played.access.api_key}"}
+    await begin_to_read(f"{played.access.base_url}/chat/completions", key, body)
+    while not any(call.abandoned for call in played.captured._calls._all()):
+        await asyncio.sleep(0.01)
+    assert (await played.close()).turns[0].filtered == "undelivered"
+
+
 async def lose_one(played: Any, client: aiohttp.ClientSession, slow: Any) -> None:
     """A call whose client leaves before it is answered; the turn is recorded all the same."""
     recorded = len(played.trajectory.turns)

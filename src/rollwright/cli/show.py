@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.cli.console import console
+from rollwright.cli.show_stored import read_stored
 from rollwright.cli.tables import ledger_table, result_table, say_shown_steps
 from rollwright.cli.training_view import training_table
 from rollwright.cli.tree_view import leaf_count, tree_view
@@ -38,7 +39,7 @@ LISTED = 20
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="Run folder, or the file of a store.", show_default=False)],
     rollout: Annotated[
         str | None,
         typer.Argument(
@@ -49,8 +50,12 @@ def show(
     turns: Annotated[bool, typer.Option(help="Show a tree's turns one by one too.")] = False,
 ) -> None:
     """Show RUN's results, a group, or ROLLOUT's trajectory with the rewards of each turn; a tree as a tree."""
-    reader = RunReader(run)
     screen = console()
+    if run.is_file():
+        stored = read_stored(run, rollout, screen)
+        screen.print(_list(stored) if rollout is None else render(stored[0], prompts=prompts))
+        return
+    reader = RunReader(run)
     if rollout is None:
         _overview(reader, screen)
     elif group := find_group(reader, rollout):
@@ -234,8 +239,8 @@ def _headline(trajectory: Trajectory) -> Text:
     if (why := trajectory.not_trainable) is not None:
         text.append(f"\nnot trainable: {why}", style="yellow")
     elif untrained := Counter(trajectory.never_trained()):
-        parts = (f"{count} turns {reason}" for reason, count in untrained.items())
-        text.append(f"\nout of the loss: {', '.join(parts)}", style="yellow")
+        parts = (f"{count} turn{'s' * (count > 1)}, {reason}" for reason, count in untrained.items())
+        text.append(f"\nout of the loss: {'; '.join(parts)}", style="yellow")
     if of_gateway := [
         f"{name} {value:g}" for name, value in trajectory.metrics.items() if name.startswith("gateway_")
     ]:
@@ -260,6 +265,7 @@ def _turn(turn: Turn) -> RenderableType:
         title += f" · format penalty {outcome.penalty:+g}" if outcome.penalty else ""
     if turn.sampling is not None:
         title += f" · {turn.sampling.described()}"
+        title += " · out of the loss" if turn.sampling.not_modelled and turn.filtered is None else ""
     if turn.filtered is not None:
         title += f" · out of the loss: {turn.filtered}"
     return Panel(Group(*parts), title=title, title_align="left", expand=False)

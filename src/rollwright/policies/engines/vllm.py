@@ -154,16 +154,9 @@ class VllmDialect:
                 "its log-probabilities are of the model's own distribution: at a temperature or top_p other than 1 "
                 f"its trajectories are not trainable; start it with {PROCESSED_FLAG}"
             )
-        shaped = (
-            ""
-            if self._shaped is None
-            else SamplingParams(**{**self._shaped, "temperature": 1.0}).not_modelled
-        )
-        if exact and shaped:
-            exact, missing = (
-                False,
-                f"extra_body changes the distribution ({shaped}), which is not modelled; leave that out",
-            )
+        if exact and (shaped := SamplingParams(**self._shaped).not_modelled) is not None:
+            exact = False
+            missing = f"extra_body changes the distribution ({shaped}), which is not modelled; leave that out"
         return Capabilities(
             engine=name,
             model=self.model,
