@@ -195,7 +195,7 @@ async def test_a_proxy_gets_its_password_and_a_refusal_is_told_without_it(
 
 async def test_a_proxy_that_is_not_there_is_told(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("http_proxy", "http://127.0.0.1:9")
-    with pytest.raises(EngineError, match=r"Cannot connect to host 127\.0\.0\.1:9"):
+    with pytest.raises(EngineError, match=r"Cannot connect to the proxy 127\.0\.0\.1:9: "):
         await ask(f"http://{HOST}/v1")
 
 

@@ -49,6 +49,9 @@ class ProxiedClient:
                 return Answer(response.status, response.reason or "", response.raw_headers, content)
         except TimeoutError:
             raise TimedOut(seconds) from None
+        except library.ClientProxyConnectionError as error:
+            where = f"{error.host}:{error.port}"
+            raise Unreachable(f"Cannot connect to the proxy {where}: {error.os_error.strerror}") from None
         except library.ClientHttpProxyError as error:
             raise Unreachable(f"the proxy answered HTTP {error.status}: {error.message}") from None
         except (library.ClientPayloadError, library.ClientResponseError, zlib.error) as error:

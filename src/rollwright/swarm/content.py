@@ -122,7 +122,7 @@ def shared_member(trajectory: Trajectory) -> Member:
         )
     if whys := trajectory.never_trained():
         # What this node would not train on itself, nobody should be given as an honest sample.
-        raise RollwrightError(f"rollout {trajectory.rollout_id} cannot be shared: a turn was {whys[0]}")
+        raise RollwrightError(f"rollout {trajectory.rollout_id} cannot be shared: {whys[0]}")
     actions = tuple(
         Action(
             text=turn.text.encode(errors="replace").decode(),
