@@ -163,6 +163,13 @@ class Stopping:
     async def close(self) -> None: ...
 
 
+async def test_an_empty_stop_text_stops_nothing(clients: Any, played: Any, engine: Any) -> None:
+    async with clients.openai(played.access) as client:
+        told = await client.chat.completions.create(**CHAT, stop=[""])
+    assert told.choices[0].message.content == played.trajectory.turns[0].text != ""
+    assert engine.made[0][1].stop == ()
+
+
 @pytest.mark.parametrize("cuts", [True, False])
 async def test_anthropics_stop_sequence_is_named_and_not_part_of_the_answer(
     clients: Any, gateway: Gateway, cuts: bool

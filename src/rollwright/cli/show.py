@@ -258,6 +258,8 @@ def _turn(turn: Turn) -> RenderableType:
     if turn.versions:
         first, last = turn.versions[0].version, turn.versions[-1].version
         title += f" · version {first}" + (f"–{last}" if last != first else "")
+    for call in turn.tool_calls:
+        parts.append(Text(f"{call.name}({call.arguments})", style="cyan"))
     if turn.outcome is not None:
         outcome = turn.outcome
         parts.append(Text(outcome.observation))

@@ -38,7 +38,7 @@ class Wishes(msgspec.Struct, frozen=True):
             temperature=bounds.temperature if not wanted or self.temperature is None else self.temperature,
             top_p=bounds.top_p if not wanted or self.top_p is None else self.top_p,
             max_tokens=limited,
-            stop=tuple(dict.fromkeys((*bounds.stop, *self.stop))),
+            stop=tuple(each for each in dict.fromkeys((*bounds.stop, *self.stop)) if each),
         )
 
     def apart_from(self, bounds: Sampling) -> bool:

@@ -260,7 +260,7 @@ class CapturedRollout:
 
 def _until(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     """The text up to where the first stop text begins, and which that is."""
-    places = [(place, each) for each in stops if (place := text.find(each)) >= 0]
+    places = [(place, each) for each in stops if each and (place := text.find(each)) >= 0]
     if not places:
         return text, None
     place, found = min(places)

@@ -40,13 +40,14 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises on bytes of any kind."""
 
 _NOT_EMPTY = msgspec.Meta(min_length=1)
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 _encode = msgspec.json.Encoder().encode
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
 
 
 class _CalledFunction(msgspec.Struct):
