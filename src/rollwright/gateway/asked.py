@@ -32,12 +32,11 @@ class Wishes(msgspec.Struct, frozen=True):
             return bounds
         if honoured and self.other:
             raise refuse(f"{self.other[0]} is not supported: leave it out")
-        wanted = honoured and (self.temperature, self.top_p) != (None, None)
-        limited = min(bounds.max_tokens, self.max_tokens or bounds.max_tokens)
+        temperature, top_p = (self.temperature, self.top_p) if honoured else (None, None)
         return Sampling(
-            temperature=bounds.temperature if not wanted or self.temperature is None else self.temperature,
-            top_p=bounds.top_p if not wanted or self.top_p is None else self.top_p,
-            max_tokens=limited,
+            temperature=bounds.temperature if temperature is None else temperature,
+            top_p=bounds.top_p if top_p is None else top_p,
+            max_tokens=min(bounds.max_tokens, self.max_tokens or bounds.max_tokens),
             stop=tuple(each for each in dict.fromkeys((*bounds.stop, *self.stop)) if each),
         )
 
