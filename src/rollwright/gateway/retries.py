@@ -65,8 +65,9 @@ class Calls:
         return [call.task for call in self._all() if not call.task.done()]
 
     def undelivered(self) -> list[Reply]:
-        """Answers that were recorded and reached nobody. A call that failed is not known here any more."""
-        return [call.task.result() for call in self._by_turn.values() if not call.delivered]
+        """Answers that were recorded and reached nobody."""
+        ended = [call.task for call in self._all() if call.task.done() and not call.delivered]
+        return [task.result() for task in ended if not task.cancelled() and task.exception() is None]
 
     def heard(self, turn_id: int) -> None:
         """A conversation goes on from this turn, so its answer has reached the client whatever was seen of it."""

@@ -314,17 +314,14 @@ class GatewayService:
         turns = len(trajectory.turns)
         try:
             captured.raise_failure()
+            if request.error is not None:
+                line = " ".join(request.error.split())
+                raise EpisodeFailure(ErrorRecord(Boundary.AGENT, "reported", line, turns))
+            captured.raise_unused()
         except EpisodeFailure as failure:
             return await self._report_failure(held, failure.record)
         except Interrupted as error:
             raise HttpRefusal(409, "attempt_refused", str(error)) from None
-        if request.error is not None:
-            line = " ".join(request.error.split())
-            return await self._report_failure(held, ErrorRecord(Boundary.AGENT, "reported", line, turns))
-        try:
-            captured.raise_unused()
-        except EpisodeFailure as failure:
-            return await self._report_failure(held, failure.record)
         given = Given(request.reward, request.success)
         trajectory.episode_reward = given.reward
         trajectory.success = given.success
