@@ -52,3 +52,33 @@ def test_a_worker_without_an_agent_says_that_tasks_have_no_settings(store: Path)
     said = typed("worker", "--store", store, "--max-rollouts", "1", "--id", "w")
     assert "names no run whose settings" in said
     assert "rollwright enqueue --config" in said
+
+
+SPEAKER = """
+import openai
+
+async def speaker(task, session):
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+        said = [{"role": "user", "content": "hello"}]
+        await client.chat.completions.create(model="m", messages=said, temperature=0)
+    return 0.5
+"""
+
+
+def test_a_stored_trajectory_is_shown_with_how_it_was_sampled_and_what_was_ignored(
+    store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own_speaker_of_queue_test.py").write_text(SPEAKER)
+    config = tmp_path / "config.yaml"
+    config.write_text("sampling: {temperature: 0.7}\npolicy: {tokens_per_second: 100000}\n")
+    (name,) = typed("enqueue", "-", "--store", store, "--config", config, given='{"n": 1}\n').split()
+    words = ("--agent", "own_speaker_of_queue_test:speaker", "--max-rollouts", "1", "--id", "w")
+    typed("worker", "--store", store, *words)
+    assert name in typed("show", store)
+    shown = typed("show", store, name)
+    assert "sampled at temperature 0.7" in shown
+    assert "gateway_sampling_ignored 1" in shown
+    assert "reward 0.5" in shown
+    missing = CliRunner().invoke(app, ["show", str(store), "nobody"])
+    assert missing.exit_code != 0
+    assert "0 rollouts of" in str(missing.exception)

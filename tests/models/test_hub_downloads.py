@@ -205,3 +205,10 @@ def test_a_token_is_shown_to_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HF_TOKEN", "secret")
     download(NAME, QUICK)
     assert set(hub.told) == {"Bearer secret"}
+
+
+def test_an_endless_list_of_files_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollwright.models.hub._MAX_LISTING", 64)
+    with pytest.raises(DownloadError, match="the hub's list of files is longer than 64 bytes"):
+        download(NAME, QUICK)
+    assert len(hub.asked) == 1

@@ -3,7 +3,7 @@
 Always true: a generation is in the journal before its text is handed to anybody; a prompt that continues a turn
 consists of exactly that turn's full token sequence and what is new, and where the model's format does not allow that,
 a new sequence starts and is counted; a turn's draws are keyed by run, group, member, agent and its place in the tree,
-never by time or by attempt. A place is fixed when a generation is asked for, so calls may run at the same time: those
+never by time or by attempt; a turn whose tokens were drawn otherwise than the rollout's says so. A place is fixed when a generation is asked for, so calls may run at the same time: those
 that name no turn to come after stand in the order in which they were asked for, however they finish.
 """
 
@@ -12,13 +12,22 @@ from typing import NamedTuple
 
 import msgspec
 
-from rollwright.agents.boundary import bounded, together
+from rollwright.agents.boundary import bounded, failed, together
 from rollwright.agents.journal import Journal, JournalEntry, name_of, replay
 from rollwright.agents.places import Place, PlaceTree
 from rollwright.agents.stopwatch import Stopwatch, Waiting
 from rollwright.draws import KeyPart
 from rollwright.envs.base import Step
-from rollwright.policies.base import Parsed, Playable, Policy, Prompt, Sampling, ToolSpec
+from rollwright.policies.base import (
+    EngineError,
+    Parsed,
+    Playable,
+    Policy,
+    Prompt,
+    Sampling,
+    ToolSpec,
+    broken,
+)
 from rollwright.trajectory import (
     Boundary,
     Message,
@@ -77,6 +86,7 @@ class Session:
         self._of_agent: Callable[[str], Policy] | None = getattr(policy, "of_agent", None)
         """Where agents have policies of their own (`PerAgent`)."""
         self._sampling = sampling
+        trajectory.sampling = self._params = sampling.params()
         self.key = key
         """What every draw of this rollout is keyed by."""
         self._sequence_length = sequence_length
@@ -200,12 +210,13 @@ class Session:
         else:
             before = self._answered_before(place)
             asked = name_of(question.messages)
-            if (recorded := replay(journal, place.name, asked, before)) is not None:
+            if (recorded := replay(journal, place.name, asked, before, self._params)) is not None:
                 self.replayed_turns += 1
                 return recorded
             turn = await self._sampled(place, question)
             with self.stopwatch.waiting(Phase.STORE, "journal", question.agent):
-                await journal.append(JournalEntry(place.name, turn, asked, before))
+                drawn = self._params if turn.sampling is None else turn.sampling
+                await journal.append(JournalEntry(place.name, turn, asked, before, drawn))
         if self._on_turn is not None:
             self._on_turn(turn)
         return turn
@@ -247,14 +258,20 @@ class Session:
             attempt=self._attempt,
         )
         fitted = self._fit(question, prompt_ids)
+        policy = self.policy_of(question.agent)
         with self.stopwatch.waiting(Phase.ENGINE, "", question.agent) as waiting:
             made = await bounded(
-                self.policy_of(question.agent).generate(prompt, fitted),
+                policy.generate(prompt, fitted),
                 self._generate_timeout,
                 Boundary.ENGINE,
                 turn_id,
             )
             waiting.tokens, waiting.served = made.completion_tokens, made.served
+        if not made.checked and (wrong := broken(made)) is not None:
+            raise failed(Boundary.ENGINE, EngineError(f"{type(policy).__name__}: {wrong}"), turn_id)
+        drawn = made.sampling
+        if drawn is None and question.sampling is not self._sampling:
+            drawn = question.sampling.params()
         return Turn(
             id=turn_id,
             after=place.parent,
@@ -269,13 +286,15 @@ class Session:
             exact=made.exact,
             prompt_tokens=made.prompt_tokens if prompt_ids is None else len(prompt_ids),
             completion_tokens=made.completion_tokens,
+            sampling=None if drawn == self._params else drawn,
+            tool_calls=made.tool_calls,
         )
 
     def parse(self, turn: Turn) -> Parsed:
         """Takes a turn's completion apart, by the model's own format."""
         renderer = self.policy_of(turn.agent).renderer
         if renderer is None:
-            return Parsed(turn.text)
+            return Parsed(turn.text, tool_calls=turn.tool_calls)
         prompt = full_prompt(self.trajectory.turns, turn.id)
         return renderer.parse(prompt, turn.sampled_ids, self._asked[turn.id].tools)
 

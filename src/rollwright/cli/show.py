@@ -3,6 +3,7 @@
 The log of a run holds play as it was; what filters made of it is worked out again here, with the run's own filters.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.cli.console import console
+from rollwright.cli.show_stored import read_stored
 from rollwright.cli.tables import ledger_table, result_table, say_shown_steps
 from rollwright.cli.training_view import training_table
 from rollwright.cli.tree_view import leaf_count, tree_view
@@ -37,7 +39,7 @@ LISTED = 20
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="Run folder, or the file of a store.", show_default=False)],
     rollout: Annotated[
         str | None,
         typer.Argument(
@@ -48,8 +50,12 @@ def show(
     turns: Annotated[bool, typer.Option(help="Show a tree's turns one by one too.")] = False,
 ) -> None:
     """Show RUN's results, a group, or ROLLOUT's trajectory with the rewards of each turn; a tree as a tree."""
-    reader = RunReader(run)
     screen = console()
+    if run.is_file():
+        stored = read_stored(run, rollout, screen)
+        screen.print(_list(stored) if rollout is None else render(stored[0], prompts=prompts))
+        return
+    reader = RunReader(run)
     if rollout is None:
         _overview(reader, screen)
     elif group := find_group(reader, rollout):
@@ -228,8 +234,17 @@ def _headline(trajectory: Trajectory) -> Text:
         f", {len(trajectory.turns)} turns, {trajectory.sampled_tokens} tokens, ended by {trajectory.stop}",
         style="not bold",
     )
+    if trajectory.sampling is not None:
+        text.append(f"\nsampled at {trajectory.sampling.described()}", style="not bold")
     if (why := trajectory.not_trainable) is not None:
         text.append(f"\nnot trainable: {why}", style="yellow")
+    elif untrained := Counter(trajectory.never_trained()):
+        parts = (f"{count} turn{'s' * (count > 1)}, {reason}" for reason, count in untrained.items())
+        text.append(f"\nout of the loss: {'; '.join(parts)}", style="yellow")
+    if of_gateway := [
+        f"{name} {value:g}" for name, value in trajectory.metrics.items() if name.startswith("gateway_")
+    ]:
+        text.append(f"\n{', '.join(of_gateway)}", style="not bold")
     if trajectory.filtered is not None:
         beside = "" if trajectory.in_baseline else ", and out of the baseline"
         text.append(f"\nout of the loss{beside}: {trajectory.filtered}", style="yellow")
@@ -243,11 +258,16 @@ def _turn(turn: Turn) -> RenderableType:
     if turn.versions:
         first, last = turn.versions[0].version, turn.versions[-1].version
         title += f" · version {first}" + (f"–{last}" if last != first else "")
+    for call in turn.tool_calls:
+        parts.append(Text(f"{call.name}({call.arguments})", style="cyan"))
     if turn.outcome is not None:
         outcome = turn.outcome
         parts.append(Text(outcome.observation))
         title += f" · {outcome.action or 'no action'} · reward {outcome.reward:+g}"
         title += f" · format penalty {outcome.penalty:+g}" if outcome.penalty else ""
+    if turn.sampling is not None:
+        title += f" · {turn.sampling.described()}"
+        title += " · out of the loss" if turn.sampling.not_modelled and turn.filtered is None else ""
     if turn.filtered is not None:
         title += f" · out of the loss: {turn.filtered}"
     return Panel(Group(*parts), title=title, title_align="left", expand=False)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rollwright.cli.tables import percent
 from rollwright.run.baselines import Baseline
 from rollwright.run.training_run import TrainingRun
+from rollwright.training.rows import TURNS
 
 REFRESH_SECONDS = 0.5
 
@@ -52,7 +53,13 @@ def training_table(summary: Mapping[str, Any]) -> Table:
     for reason, count in sorted(training["skipped"].items()):
         table.add_row(f"  steps not trained on: {reason}", f"{count:,}", style="yellow")
     for reason, count in sorted(training["left_out"].items()):
-        table.add_row(f"  trajectories left out: {reason}", f"{count:,}", style="yellow")
+        of_turns = reason.startswith(TURNS)
+        what = (
+            f"turns out of the loss: {reason.removeprefix(TURNS)}"
+            if of_turns
+            else f"trajectories left out: {reason}"
+        )
+        table.add_row(f"  {what}", f"{count:,}", style="yellow")
     table.add_row("trained tokens by age", _staleness(training["staleness"]) or "–")
     if (ratio := training["length_bias"]["ratio"]) is not None:
         table.add_row("mean length trained / generated", f"{ratio:.3f}")

@@ -78,6 +78,17 @@ class LimitsConfig(Settings):
         return self
 
 
+class GatewayConfig(Settings):
+    """What agents may do whose calls are recorded by the gateway."""
+
+    client_sampling: Literal["pinned", "honoured"] = "pinned"
+    """What becomes of a temperature, top_p or other sampling setting that a client asks for. `pinned`: every call is
+    sampled as `sampling` says, and wishes are counted. `honoured`: a call's own temperature and top_p count; tokens
+    drawn at temperature 0 or with a top_p below 1 are then out of the loss."""
+    allow_no_calls: bool = False
+    """Whether a rollout whose agent made no call may end with a reward; else it is a failure."""
+
+
 class RunConfig(Settings):
     """One run: which policy plays which environments, and how much."""
 
@@ -116,6 +127,7 @@ class RunConfig(Settings):
     orchestras: dict[str, OrchestraConfig] = Field(default_factory=dict)
     """Teams of agents, by the tag of the environment that each plays. Other tags are played by one agent."""
     limits: LimitsConfig = LimitsConfig()
+    gateway: GatewayConfig = GatewayConfig()
     training: TrainingConfig | None = None
     swarm: SwarmConfig | None = None
     train_env_manager: TrainEnvManagerConfig | None = None

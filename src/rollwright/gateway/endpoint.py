@@ -180,6 +180,7 @@ async def _tell(
 ) -> None:
     if not asked.stream:
         content = _encode(api.answer(asked, reply))
+        await asyncio.sleep(0)  # a client that has left by now is noticed in the loop's next step
         if gone.done():
             raise Gone
         call.delivered = (
@@ -193,6 +194,7 @@ async def _tell(
         if gone.done():
             raise Gone
         await send({"type": "http.response.body", "body": event, "more_body": True})
+    await asyncio.sleep(0)
     if gone.done():
         raise Gone
     call.delivered = True

@@ -43,6 +43,9 @@ _BLOCK = 1 << 20
 _LONGEST_PAUSE = 30.0
 """Seconds between two tries: a hub that comes back is not kept waiting."""
 
+_MAX_LISTING = 16 * 1024 * 1024
+"""Bytes of the list of a model's files: the largest repositories take some hundred kilobytes."""
+
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 """Answers of a server that may be well again in a moment."""
 
@@ -163,7 +166,12 @@ class _Fetch:
             with self._open(
                 f"{self._endpoint}/api/models/{self._name}/revision/main?blobs=true", {}
             ) as answer:
-                content: Any = json.loads(answer.read())
+                told = answer.read(_MAX_LISTING + 1)
+            if len(told) > _MAX_LISTING:
+                raise DownloadError(
+                    f"model {self._name}: the hub's list of files is longer than {_MAX_LISTING:,} bytes"
+                )
+            content: Any = json.loads(told)
             return str(content["sha"]), [_remote(each) for each in content["siblings"]]
 
         revision, files = self._trying(read, lambda: 0)

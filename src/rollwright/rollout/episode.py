@@ -6,7 +6,7 @@ raised is `EpisodeFailure`, or `Interrupted` when the attempt may not go on; can
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from rollwright.agents import (
 )
 from rollwright.envs.base import Env
 from rollwright.errors import FormatError
+from rollwright.gateway.captured import CaptureRules
 from rollwright.policies.base import Playable, Policy, Sampling
 from rollwright.rollout.filters import Filter, stops
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
@@ -142,6 +143,8 @@ class EpisodeSettings:
     strategy: Strategy = CHAIN
     filters: tuple[Filter, ...] = ()
     """Those that may end an episode."""
+    capture: CaptureRules = field(default_factory=CaptureRules)
+    """What a function's agent may do that is recorded by the gateway."""
 
 
 async def play(

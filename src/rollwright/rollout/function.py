@@ -26,7 +26,7 @@ from rollwright.agents import (
 from rollwright.draws import digest
 from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import RollwrightError
-from rollwright.gateway import Access, CapturedRollout, Gateway
+from rollwright.gateway import Access, CapturedRollout, CaptureRules, Gateway
 from rollwright.gateway.no_board import NO_BOARD
 from rollwright.policies.base import Parsed, Policy, Sampling, ToolSpec
 from rollwright.rollout.episode import EpisodeSettings
@@ -43,6 +43,8 @@ class FunctionSession(Session):
     """A session that can also be reached through the worker's gateway."""
 
     gateway: Gateway | None = None
+    rules: CaptureRules = CaptureRules()
+    """What an agent that is reached so may do."""
     captured: CapturedRollout | None = None
     """What came in through the gateway; `None`: nobody has asked for an address."""
     _access: Access | None = None
@@ -60,7 +62,7 @@ class FunctionSession(Session):
         if self._access is None:
             if self.gateway is None:
                 raise RollwrightError("session.base_url: this run has no gateway")
-            self.captured = CapturedRollout(self, self._sampling)
+            self.captured = CapturedRollout(self, self._sampling, rules=self.rules)
             self._access = self.gateway.open(self.captured)
         return self._access
 
@@ -160,6 +162,7 @@ def function_session(
         on_turn=on_turn,
     )
     session.gateway = gateway
+    session.rules = settings.capture
     return session
 
 
@@ -193,6 +196,8 @@ async def play_function(
     no_room = isinstance(error, OutOfRoom) or (captured is not None and captured.out_of_room)
     if error is not None and (limit.expired or not no_room):
         raise _failure(error, limit.expired, settings, len(session.trajectory.turns)) from error
+    if captured is not None and error is None:
+        captured.raise_unused()
     trajectory = session.seal()
     _judge(trajectory, reward, captured)
     trajectory.stop = StopReason.TERMINATED if error is None else StopReason.MAX_LENGTH

@@ -15,6 +15,8 @@ from rollwright.config import (
 )
 from rollwright.envs.base import Env, Prompts
 from rollwright.errors import ConfigError
+from rollwright.gateway import CaptureRules
+from rollwright.orchestra import Team
 from rollwright.policies.base import Sampling
 from rollwright.rollout.curriculum import Curriculum, CurriculumRules, level_tag
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits, Strategy
@@ -23,6 +25,7 @@ from rollwright.rollout.function import AgentFunction
 from rollwright.run.orchestras import build_teams
 from rollwright.run.strategies import build_strategy, check_strategy
 from rollwright.run.tools import ToolShelf
+from rollwright.trajectory import MIN_TEMPERATURE
 
 
 class SettingsTable:
@@ -38,6 +41,7 @@ class SettingsTable:
                 check_strategy(config.strategy, tag, partial(make_env, train))
             single: Strategy = CHAIN
             if (team := teams.get(tag)) is not None:
+                _check_sampling(config, tag, team, train.sampling)
                 train, single = replace(train, strategy=team), team.greedy()
             greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
@@ -70,6 +74,17 @@ class SettingsTable:
         except KeyError:
             known = ", ".join(sorted({tag for _, tag in self._settings})) or "no environments"
             raise ConfigError(f"tag `{episode.tag}` is not part of this run; it plays {known}") from None
+
+
+def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
+    """An agent whose every token would be out of the loss is not trained by a run that says it is."""
+    for name, agent in team.agents.items() if config.training is not None else ():
+        why = agent.sampling.over(sampling).params().not_modelled
+        if agent.trainable and why is not None:
+            raise ConfigError(
+                f"orchestras.{tag}.agents.{name}.sampling: what is {why} cannot be trained; accepted: a temperature of "
+                f"{MIN_TEMPERATURE:g} or more and top_p 1, or trainable: false"
+            )
 
 
 def build_curriculum(config: RunConfig) -> Curriculum | None:
@@ -117,7 +132,12 @@ def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSett
         max_steps=1,
         sequence_length=config.sequence_length,
         limits=Limits(generate=config.limits.generate_timeout, episode=config.limits.episode_timeout),
+        capture=capture_rules(config),
     )
+
+
+def capture_rules(config: RunConfig) -> CaptureRules:
+    return CaptureRules(config.gateway.client_sampling, config.gateway.allow_no_calls)
 
 
 def make_env(settings: EpisodeSettings) -> Env:

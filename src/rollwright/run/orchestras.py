@@ -39,7 +39,7 @@ from rollwright.orchestra import (
     search_team,
     stages,
 )
-from rollwright.policies.base import Policy
+from rollwright.policies.base import Policy, takes_tools
 from rollwright.run.policies import build_policy, build_simulated
 from rollwright.run.tools import ToolShelf
 
@@ -196,10 +196,10 @@ def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
     run_policy = own or _build(config.policy, teams)
     for tag, team in teams.items():
         for name, member in team.agents.items():
-            if member.specs and by_agent.get(team.agent_id(name), run_policy).renderer is None:
+            if member.specs and not takes_tools(by_agent.get(team.agent_id(name), run_policy)):
                 raise ConfigError(
-                    f"orchestras.{tag}.agents.{name}.tools: calls are read from token ids, and this agent's policy "
-                    "speaks text; accepted: vllm, sglang, llama_cpp, torch, simulated"
+                    f"orchestras.{tag}.agents.{name}.tools: this agent's policy speaks text and cannot be told of tools; "
+                    "accepted: openai with `api: chat`, vllm, sglang, llama_cpp, torch, simulated"
                 )
     return TeamPolicies(run_policy, by_agent, segment_cache=cached) if by_agent or cached else run_policy
 

@@ -66,6 +66,7 @@ def check(config: RunConfig) -> None:
         source = RunReader(Path(training.from_run))
         _check_whole(source)
         _check_history(config, source.config)
+        _check_sampling(config, source.config)
     else:
         SettingsTable(config)
 
@@ -86,6 +87,16 @@ def _check_history(config: RunConfig, played: RunConfig) -> None:
             f"agent.history: the recorded run was played with `{had.mode}`, length {had.length}; a history that is cut "
             f"only for training would be trained off-policy. Play with `{wanted.mode}`, or leave it as it was"
         )
+
+
+def _check_sampling(config: RunConfig, played: RunConfig) -> None:
+    """What is trained are the tokens as they were drawn; a release that did not record how has drawn as its run says."""
+    for name in ("temperature", "top_p"):
+        wanted, had = getattr(config.sampling, name), getattr(played.sampling, name)
+        if wanted != had:
+            raise ConfigError(
+                f"sampling.{name}: the recorded run was played with {had:g}, not {wanted:g}; leave it as it was"
+            )
 
 
 def make_policy(config: RunConfig) -> Policy | None:

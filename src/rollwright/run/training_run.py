@@ -49,7 +49,7 @@ from rollwright.training.advantages import left_out
 from rollwright.training.metrics import Metrics
 from rollwright.training.pipeline import Cadence, Pipeline, Stages
 from rollwright.training.report import StepReport
-from rollwright.training.rows import build_rows
+from rollwright.training.rows import build_rows, untrained_turns
 from rollwright.trajectory import Floats, TokenIds, Trajectory
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class TrainingRun:
         self.staleness: Counter[int] = Counter()
         """Trained tokens by how many versions old they were at hand-over."""
         self.left_out: Counter[str] = Counter()
-        """Trajectories of batches that gave no row, by reason."""
+        """Trajectories of batches that gave no row, and single turns that are out of the loss, by reason."""
         self.report: StepReport | None = None
         """Of the last step."""
         self.checksum: str | None = None
@@ -337,6 +337,7 @@ class TrainingRun:
 
     def _step(self, groups: Sequence[Sequence[Trajectory]]) -> StepReport:
         self.left_out.update(left_out(groups))
+        self.left_out.update(untrained_turns(groups))
         return self.trainer.step(build_rows(groups, self._advantage, view=self.training.samples))
 
     async def _update(self) -> None:

@@ -125,6 +125,9 @@ def shared_member(trajectory: Trajectory) -> Member:
         raise RollwrightError(
             f"rollout {trajectory.rollout_id} cannot be shared: only whole episodes along one path can"
         )
+    if whys := trajectory.never_trained():
+        # What this node would not train on itself, nobody should be given as an honest sample.
+        raise RollwrightError(f"rollout {trajectory.rollout_id} cannot be shared: {whys[0]}")
     actions = tuple(
         Action(
             text=turn.text.encode(errors="replace").decode(),
