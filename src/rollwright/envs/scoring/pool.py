@@ -1,0 +1,440 @@
+"""The judges of a scoring service, and whose turn it is with which.
+
+True of it: a judge has at most a few requests, in order, and the first of them is the one it works on; a judge that is
+late, dead or talks nonsense is gone at once; the pool ends after a while without requests, which gives its memory back.
+Everything here happens under one lock; the thread holds it only while it looks at what has come.
+"""
+
+import logging
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from rollwright.envs.base import EnvironmentFailure
+from rollwright.envs.scoring.messages import (
+    Ask,
+    Judged,
+    JudgeMessage,
+    Making,
+    Refusal,
+    Request,
+    Result,
+    Score,
+    Standing,
+)
+from rollwright.sandbox.frames import LENGTH, frame
+from rollwright.sandbox.limits import SandboxLimits
+from rollwright.sandbox.messages import Ended, Ready
+from rollwright.sandbox.starting import SandboxError, SandboxStarter
+
+IDLE_SECONDS = 120.0
+"""After so long without a request the judges end, which gives about 150 MB back."""
+
+QUESTION_SECONDS = 60.0
+"""For making a question; the slowest dataset takes about one."""
+
+START_SECONDS = 120.0
+"""For the first judge, whose process has to import reasoning-gym (about 3 s on an idle machine)."""
+
+MAX_JUDGES = max(2, os.cpu_count() or 1)
+"""Scoring is computing: more at once than there are processors would only take time from each other."""
+
+_DEPTH = 2
+"""Requests that a judge has at a time: the next lies ready when one is done."""
+
+_MAX_DEATHS = 2
+"""Judges that may die over a request before that is put down to it."""
+
+_CPU_SECONDS = 3_600
+"""Of a judge's whole life, which ends after some thousand answers; each answer's time is kept from here."""
+
+_TICK_SECONDS = 0.2
+"""How often the time is looked at while there is something to do."""
+
+_MAX_MESSAGE = 1 << 22
+"""Bytes: a judge that says more at once is not what it was."""
+
+_MAX_HOMES = 4_096
+"""Questions of which it is remembered which judge has them."""
+
+_Word = Ready | Ended | JudgeMessage
+_words = msgspec.msgpack.Decoder(_Word)
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Pending:
+    request: Request
+    outcome: "Future[Result]" = field(default_factory=Future)
+    deaths: int = 0
+    """Judges that died over it."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Which judge is likely to have its question. Options are left out: a wrong guess costs a little time."""
+        return self.request.dataset, self.request.seed
+
+
+@dataclass(eq=False)
+class _JudgeLine:
+    """A judge, as far as it is known here."""
+
+    line: socket.socket
+    deadline: float
+    is_ready: bool = False
+    is_making: bool = False
+    """Whether it is making the question of its first request."""
+    has_ended: bool = False
+    queue: deque[_Pending] = field(default_factory=deque)
+    unsent: bytearray = field(default_factory=bytearray)
+    unread: bytearray = field(default_factory=bytearray)
+
+    def send(self, data: bytes = b"") -> None:
+        """As much as goes without waiting; the thread sends the rest."""
+        self.unsent += data
+        with suppress(BlockingIOError, ConnectionError):  # a dead judge is noticed by who reads
+            while self.unsent:
+                del self.unsent[: self.line.send(self.unsent)]
+
+    def receive(self) -> Iterator[_Word]:
+        """What has come; `has_ended` afterwards if nothing more will."""
+        try:
+            data = self.line.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self.has_ended = not data
+        self.unread += data
+        while len(self.unread) >= LENGTH.size:
+            length = LENGTH.unpack_from(self.unread)[0]
+            end = LENGTH.size + length
+            if length > _MAX_MESSAGE:
+                self.has_ended = True
+                return
+            if len(self.unread) < end:
+                return
+            body = bytes(self.unread[LENGTH.size : end])
+            del self.unread[:end]
+            try:
+                yield _words.decode(body)
+            except (msgspec.MsgspecError, ValueError):
+                self.has_ended = True
+                return
+
+    def begin_next(self, now: float) -> None:
+        """The first request's time runs from now on."""
+        self.is_making = False
+        if self.queue:
+            request = self.queue[0].request
+            self.deadline = now + (request.seconds if request.ask is Ask.SCORE else QUESTION_SECONDS)
+
+
+class JudgePool:
+    """Hands requests to judges and their replies back; any thread may submit."""
+
+    def __init__(self, memory: int, *, allow_unconfined: bool = False) -> None:
+        self._limits = SandboxLimits(cpu_seconds=_CPU_SECONDS, memory=memory, disk=1 << 20, threads=1)
+        self._allow_unconfined = allow_unconfined
+        self._is_confined = True
+        self.starter = SandboxStarter("rollwright.envs.scoring.judge", _package_folders())
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._wake: socket.socket | None = None
+        self._sleeps_until = 0.0
+        self._busy_at = 0.0
+        self._waiting: deque[_Pending] = deque()
+        self._judges: list[_JudgeLine] = []
+        self._homes: OrderedDict[tuple[str, int], _JudgeLine] = OrderedDict()
+        self._done: list[tuple[_Pending, Result | EnvironmentFailure]] = []
+
+    def submit(self, request: Request) -> "Future[Result]":
+        pending = _Pending(request)
+        with self._lock:
+            self._waiting.append(pending)
+            self._busy_at = time.monotonic()
+            self._dispatch()
+            if self._thread is None:
+                self._start_thread()
+            elif self._waiting or self._sleeps_until > self._busy_at + _TICK_SECONDS:
+                self._wake_thread()
+        return pending.outcome
+
+    def close(self) -> None:
+        """Ends all judges; what was asked of them fails. A later request starts new ones."""
+        with self._lock:
+            thread = self._thread
+            for judge in self._judges:
+                self._waiting.extend(judge.queue)
+                judge.line.close()
+            self._judges.clear()
+            self._homes.clear()
+            for pending in self._waiting:
+                self._done.append((pending, EnvironmentFailure("the scoring process was closed")))
+            self._waiting.clear()
+            self._thread = None
+            self._wake_thread()
+            self.starter.close()
+        self._settle()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def abandon(self) -> None:
+        """In a forked copy of this process: lets go of the judges, which belong to the original."""
+        self._lock = threading.Lock()
+        for judge in self._judges:
+            judge.line.close()
+        self._judges, self._thread = [], None
+        self.starter.abandon()
+
+    # Everything from here on is called with the lock held, but for `_run` and `_settle`.
+
+    def _dispatch(self) -> None:
+        """Gives judges what waits, as far as they have room."""
+        while self._waiting:
+            judge = self._chosen(self._waiting[0].place)
+            if judge is None:
+                return
+            pending = self._waiting.popleft()
+            if pending.outcome.cancelled():
+                continue  # nobody waits for it any more
+            judge.queue.append(pending)
+            if len(judge.queue) == 1:
+                judge.begin_next(time.monotonic())
+            self._homes[pending.place] = judge
+            self._homes.move_to_end(pending.place)
+            if len(self._homes) > _MAX_HOMES:
+                self._homes.popitem(last=False)
+            judge.send(frame(pending.request))
+
+    def _chosen(self, place: tuple[str, int]) -> _JudgeLine | None:
+        """An idle judge, at best the one that has the question; a busy one only when no more may be started."""
+        ready = [each for each in self._judges if each.is_ready]
+        load = min((len(each.queue) for each in ready), default=_DEPTH)
+        if load >= (1 if len(self._judges) < MAX_JUDGES else _DEPTH):
+            return None
+        home = self._homes.get(place)
+        if home is not None and home.is_ready and len(home.queue) == load and home in ready:
+            return home
+        return next(each for each in ready if len(each.queue) == load)
+
+    def _start_thread(self) -> None:
+        ours, theirs = socket.socketpair()
+        for each in (ours, theirs):
+            each.setblocking(False)
+        self._wake = ours
+        self._thread = threading.Thread(target=self._run, args=(theirs,), name="scoring", daemon=True)
+        self._thread.start()
+
+    def _wake_thread(self) -> None:
+        if self._wake is not None:
+            with suppress(OSError):
+                self._wake.send(b".")
+
+    def _run(self, woken: socket.socket) -> None:
+        """The thread's whole life."""
+        try:
+            self._serve(woken)
+        except BaseException:
+            _log.exception("the thread that keeps the judges ended")
+            self.close()  # nobody waits for ever
+            raise
+
+    def _serve(self, woken: socket.socket) -> None:
+        """Until the pool is closed or was idle for long."""
+        with woken, selectors.DefaultSelector() as selector:
+            selector.register(woken, selectors.EVENT_READ)
+            while True:
+                with self._lock:
+                    if self._thread is not threading.current_thread():
+                        return
+                    self._start_judges()
+                    self._watch(selector)
+                    now = time.monotonic()
+                    timeout = self._timeout(now)
+                    self._sleeps_until = now + timeout
+                self._settle()
+                events = selector.select(timeout)
+                with self._lock:
+                    if self._thread is not threading.current_thread():
+                        return
+                    for key, _ in events:
+                        if isinstance(key.data, _JudgeLine):
+                            self._hear(key.data)
+                        else:
+                            with suppress(BlockingIOError):
+                                woken.recv(1 << 12)
+                    self._end_late(time.monotonic())
+                    self._dispatch()
+                    if self._is_idle():
+                        self._rest()
+                        return
+                self._settle()
+
+    def _settle(self) -> None:
+        """Outcomes are set without the lock: whoever waits for one may ask again at once."""
+        with self._lock:
+            done, self._done = self._done, []
+        for pending, result in done:
+            if not pending.outcome.set_running_or_notify_cancel():
+                continue  # given up meanwhile
+            if isinstance(result, EnvironmentFailure):
+                pending.outcome.set_exception(result)
+            else:
+                pending.outcome.set_result(result)
+
+    def _watch(self, selector: selectors.BaseSelector) -> None:
+        """Listens to the judges that there are, and for room where something is left to send."""
+        known = {key.data for key in selector.get_map().values() if isinstance(key.data, _JudgeLine)}
+        for judge in known - set(self._judges):
+            selector.unregister(judge.line)
+            judge.line.close()
+        for judge in self._judges:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if judge.unsent else 0)
+            if judge not in known:
+                selector.register(judge.line, events, judge)
+            else:
+                selector.modify(judge.line, events, judge)
+
+    def _timeout(self, now: float) -> float:
+        is_busy = bool(self._waiting) or any(each.queue or not each.is_ready for each in self._judges)
+        if not is_busy and now - self._busy_at > 10 * _TICK_SECONDS:
+            return max(0.0, self._busy_at + IDLE_SECONDS - now)
+        deadlines = [each.deadline for each in self._judges if each.queue or not each.is_ready]
+        return max(0.0, min([now + _TICK_SECONDS, *deadlines]) - now)
+
+    def _start_judges(self) -> None:
+        """One for each request that waits, up to the most."""
+        starting = sum(not each.is_ready for each in self._judges)
+        while len(self._judges) < MAX_JUDGES and starting < len(self._waiting):
+            try:
+                line = self.starter.start(self._limits, is_confined=self._is_confined)
+            except SandboxError as error:
+                self._give_up(str(error))
+                return
+            self._judges.append(_JudgeLine(line, time.monotonic() + START_SECONDS))
+            starting += 1
+
+    def _hear(self, judge: _JudgeLine) -> None:
+        if judge not in self._judges:
+            return
+        judge.send()
+        for word in judge.receive():
+            if isinstance(word, Ready):
+                self._greet(judge, word)
+            elif isinstance(word, Ended):
+                return self._bury(judge, is_own_death=True)
+            elif isinstance(word, Making | Standing):
+                judge.begin_next(time.monotonic())
+                if isinstance(word, Making):
+                    judge.is_making, judge.deadline = True, time.monotonic() + QUESTION_SECONDS
+            elif not self._take(judge, word):
+                return self._bury(judge, is_own_death=True)
+            if judge not in self._judges:
+                return None
+        if judge.has_ended:
+            self._bury(judge, is_own_death=False)
+        return None
+
+    def _take(self, judge: _JudgeLine, judged: Judged) -> bool:
+        """False: that is no reply to what it was asked."""
+        if not judge.queue or judge.queue[0].request.id != judged.id:
+            return False
+        self._done.append((judge.queue.popleft(), judged.result))
+        self._busy_at = time.monotonic()
+        judge.begin_next(self._busy_at)
+        if judged.is_last:
+            self._drop(judge)
+        return True
+
+    def _greet(self, judge: _JudgeLine, ready: Ready) -> None:
+        if not ready.missing:
+            judge.is_ready = True
+            return
+        self._drop(judge)
+        if self._is_confined and self._allow_unconfined:
+            _log.warning("answers are judged with limits only; missing is %s", ready.missing)
+            self._is_confined = False
+            return
+        self._give_up(
+            f"answers to reasoning_gym questions cannot be judged on this machine; missing is {ready.missing}"
+        )
+
+    def _give_up(self, problem: str) -> None:
+        for pending in self._waiting:
+            self._done.append((pending, EnvironmentFailure(problem)))
+        self._waiting.clear()
+
+    def _end_late(self, now: float) -> None:
+        for judge in [each for each in self._judges if each.deadline <= now]:
+            if not judge.is_ready:
+                self._drop(judge)
+                self._give_up(f"no judge was ready in {START_SECONDS:g} s")
+            elif judge.queue:
+                self._fail_first(judge)
+                self._drop(judge)
+
+    def _bury(self, judge: _JudgeLine, *, is_own_death: bool) -> None:
+        """After a judge has died. `is_own_death`: its process ended; otherwise that of all judges did."""
+        if judge.queue:
+            first = judge.queue[0]
+            first.deaths += 1
+            if first.deaths >= _MAX_DEATHS:
+                if is_own_death:
+                    self._fail_first(judge)
+                else:
+                    failure = EnvironmentFailure(f"{first.deaths} scoring processes died over a request")
+                    self._done.append((judge.queue.popleft(), failure))
+        elif not judge.is_ready:
+            self._give_up("a judge ended before it was ready")
+        self._drop(judge)
+
+    def _fail_first(self, judge: _JudgeLine) -> None:
+        first = judge.queue.popleft()
+        if first.request.ask is Ask.SCORE and not judge.is_making:
+            self._done.append((first, Score(0.0, killed=True)))
+        else:
+            message = f"{first.request.dataset}: making the question failed or took too long"
+            self._done.append((first, Refusal(message, False)))
+
+    def _drop(self, judge: _JudgeLine) -> None:
+        """Its requests go to others, in their order."""
+        self._judges.remove(judge)
+        with suppress(OSError):
+            judge.line.shutdown(socket.SHUT_RDWR)
+        for pending in reversed(judge.queue):
+            self._waiting.appendleft(pending)
+        judge.queue.clear()
+
+    def _is_idle(self) -> bool:
+        is_busy = bool(self._waiting) or any(each.queue for each in self._judges)
+        return not is_busy and time.monotonic() - self._busy_at >= IDLE_SECONDS
+
+    def _rest(self) -> None:
+        for judge in self._judges:
+            judge.line.close()
+        self._judges.clear()
+        self._homes.clear()
+        self._thread = None
+        self.starter.close()
+
+
+def _package_folders() -> list[Path]:
+    """Where reasoning-gym and what it needs are installed."""
+    places = [Path(each) for each in sys.path if Path(each).name in ("site-packages", "dist-packages")]
+    spec = find_spec("reasoning_gym")
+    if spec is not None and spec.origin is not None:
+        places.append(Path(spec.origin).parent.parent)
+    return [each for each in dict.fromkeys(places) if each.is_dir()]
