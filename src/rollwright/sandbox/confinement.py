@@ -32,7 +32,9 @@ _LIBRARIES = tuple(map(Path, ("/lib", "/lib64", "/usr/lib", "/usr/lib64")))
 _ROOT_SIZE = 1 << 20
 """Bytes: empty folders only."""
 
-_MAX_OPEN_FILES = 128
+_MAX_OPEN_FILES = 64
+"""What lies in a pipe or a pair of sockets is memory of the kernel, outside the limit. Their number times their size,
+which cannot be raised (64 KiB, and what `net.core.wmem_default` says, usually 208 KiB), is what all of them can hold."""
 
 
 class Missing(Exception):

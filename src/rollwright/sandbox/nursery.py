@@ -63,7 +63,9 @@ def main() -> None:
     for standard in range(3):
         os.dup2(nothing, standard)
     os.close(nothing)
-    os.umask(0o022)  # the folders on the way to what a sandbox may read are made anew, and it must get through them
+    os.umask(
+        0o022
+    )  # the folders on the way to what a sandbox may read are made anew, and it must get through them
     made = _prepared(sys.argv[1])
     filter_program(COMPUTING)  # kept for all sandboxes
     library = standard_library()

@@ -30,7 +30,9 @@ class SandboxStarter:
     def __init__(self, program: str, folders: Sequence[Path | str] = ()) -> None:
         """`folders` are what a sandbox may read and import from beside the standard library."""
         places = [place for each in folders for place in (Path(each).absolute(), Path(each).resolve())]
-        for each in places:  # under both names: packages find their data by the one, and links lead to the other
+        for (
+            each
+        ) in places:  # under both names: packages find their data by the one, and links lead to the other
             if not each.is_dir() or each == Path("/"):
                 raise ConfigError(
                     f"sandbox folders: {each} is not a folder that can be shown; give existing ones"

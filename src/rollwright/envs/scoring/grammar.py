@@ -34,8 +34,19 @@ _PRECEDENCE = {"<<": 1, ">>": 1, "+": 2, "-": 2, "*": 3, "/": 3}
 _TIGHTEST = 4
 
 
+_CODE = re.compile(
+    r"[^\W\d]\w*[(\[{]|[^\W\d]\s*\.\s*[^\W\d]|__|[\[\]{}`@\\;\"]|\b(?:lambda|import|yield|await)\b|:=|=="
+)
+"""A call, an index, an attribute, a string, a statement."""
+
+
 class Unreadable(ValueError):
     """A text that does not fit the grammar."""
+
+
+def is_code(text: str) -> bool:
+    """Whether an unreadable text is an attempt at code, rather than prose, a wrong grid or a slip of the pen."""
+    return _CODE.search(text) is not None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 import numpy
 import reasoning_gym
-import sympy
+import sympy  # type: ignore[import-untyped]
 
 from rollwright.envs.scoring import datasets, guard, readers
 from rollwright.envs.scoring.messages import (
@@ -50,6 +51,7 @@ _LONG_SECONDS = 1.0
 
 def prepare() -> None:
     """In the process that judges are forked from."""
+    warnings.simplefilter("ignore")  # showing one would open the file of its source
     readers.bind()
     x = sympy.Symbol("x")
     for function in (sympy.sin, sympy.exp, sympy.log, sympy.sqrt):  # sympy loads much when it is first used
@@ -157,7 +159,6 @@ class Judge:
         self._questions[key] = (question, size)
         self._questions_size += size
         while len(self._questions) > 1 and (
-            len(self._questions) > _MAX_QUESTIONS
-            or self._questions_size > self.memory // _QUESTIONS_SHARE
+            len(self._questions) > _MAX_QUESTIONS or self._questions_size > self.memory // _QUESTIONS_SHARE
         ):
             self._questions_size -= self._questions.popitem(last=False)[1][1]

@@ -25,12 +25,6 @@ _WORDS = {"True": True, "False": False, "None": None}
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n", "t": "\t"}
 _CLOSING = {"[": "]", "(": ")"}
-_PLAIN = re.compile(r"[\w\s.,:;#*|!?-]*")
-
-
-def is_plain(text: str) -> bool:
-    """Whether a text has no sign of code: a wrong grid or word, and no attempt at anything else."""
-    return _PLAIN.fullmatch(text) is not None
 
 
 def read_literal(text: str) -> Any:

@@ -49,7 +49,7 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     failed: bool = False
     """The scorer raised on the answer; worth 0."""
     refused: bool = False
-    """The answer does not fit the dataset's grammar, so nothing was made of it; worth 0."""
+    """The answer is code where the dataset's grammar has none, so nothing was made of it; worth 0."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):

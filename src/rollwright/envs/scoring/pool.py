@@ -328,36 +328,34 @@ class JudgePool:
             starting += 1
 
     def _hear(self, judge: _JudgeLine) -> None:
-        if judge not in self._judges:
-            return
         judge.send()
-        for word in judge.receive():
-            if isinstance(word, Ready):
-                self._greet(judge, word)
-            elif isinstance(word, Ended):
-                return self._bury(judge, is_own_death=True)
-            elif isinstance(word, Making | Standing):
-                judge.begin_next(time.monotonic())
-                if isinstance(word, Making):
-                    judge.is_making, judge.deadline = True, time.monotonic() + QUESTION_SECONDS
-            elif not self._take(judge, word):
-                return self._bury(judge, is_own_death=True)
+        for word in judge.receive() if judge in self._judges else ():
+            self._heed(judge, word)
             if judge not in self._judges:
-                return None
-        if judge.has_ended:
+                return
+        if judge.has_ended and judge in self._judges:
             self._bury(judge, is_own_death=False)
-        return None
 
-    def _take(self, judge: _JudgeLine, judged: Judged) -> bool:
-        """False: that is no reply to what it was asked."""
-        if not judge.queue or judge.queue[0].request.id != judged.id:
-            return False
+    def _heed(self, judge: _JudgeLine, word: _Word) -> None:
+        now = time.monotonic()
+        match word:
+            case Ready():
+                self._greet(judge, word)
+            case Making():
+                judge.is_making, judge.deadline = True, now + QUESTION_SECONDS
+            case Standing():
+                judge.begin_next(now)
+            case Judged() if judge.queue and judge.queue[0].request.id == word.id:
+                self._take(judge, word)
+            case _:  # its end, or a reply to nothing that it was asked
+                self._bury(judge, is_own_death=True)
+
+    def _take(self, judge: _JudgeLine, judged: Judged) -> None:
         self._done.append((judge.queue.popleft(), judged.result))
         self._busy_at = time.monotonic()
         judge.begin_next(self._busy_at)
         if judged.is_last:
             self._drop(judge)
-        return True
 
     def _greet(self, judge: _JudgeLine, ready: Ready) -> None:
         if not ready.missing:

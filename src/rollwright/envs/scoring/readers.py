@@ -14,10 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 
-from rollwright.envs.scoring.grammar import ExpressionBuilder, ExpressionGrammar, Unreadable, parse
-from rollwright.envs.scoring.literals import is_plain, read_literal
+from rollwright.envs.scoring.grammar import (
+    ExpressionBuilder,
+    ExpressionGrammar,
+    Unreadable,
+    is_code,
+    parse,
+)
+from rollwright.envs.scoring.literals import read_literal
 
 _FOUR = frozenset({"+", "-", "*", "/"})
 COUNTING = ExpressionGrammar(_FOUR)
@@ -58,7 +64,8 @@ _OPERATORS = {
 
 @dataclass
 class Reading:
-    """The answer that is being judged, and why it was not read."""
+    """The answer that is being judged, and why it was refused. An answer that cannot be read and is no attempt at code is
+    not refused: its scorer gives it what it gives to any text that it cannot parse."""
 
     answer: str = ""
     refused: str | None = None
@@ -67,7 +74,7 @@ class Reading:
         self.answer, self.refused = answer.strip(), None
 
     def refuse(self, text: str, error: Unreadable) -> None:
-        if text.strip() == self.answer:  # otherwise it is the dataset's own text
+        if text.strip() == self.answer and is_code(text):  # otherwise it is the dataset's own text
             self.refused = str(error)
 
 
@@ -80,8 +87,7 @@ def literal(text: str) -> Any:
     try:
         return read_literal(text)
     except Unreadable as error:
-        if not is_plain(text):
-            READING.refuse(text, error)
+        READING.refuse(text, error)
         raise
 
 
@@ -161,7 +167,9 @@ def _power(base: Any, exponent: Any) -> Any:
 
 def _bits(base: Any) -> int:
     """Of the whole numbers in it."""
-    return max((max(each.p.bit_length(), each.q.bit_length()) for each in base.atoms(sympy.Rational)), default=1)
+    return max(
+        (max(each.p.bit_length(), each.q.bit_length()) for each in base.atoms(sympy.Rational)), default=1
+    )
 
 
 class _ReadingSympy:

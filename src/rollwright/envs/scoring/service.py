@@ -40,6 +40,7 @@ UNCONFINED_VARIABLE = "ROLLWRIGHT_UNCONFINED_SCORING"
 _START_SECONDS = 120.0
 """For a blocking call to wait, where the judges may have to start first (about 3 s on an idle machine)."""
 
+
 class ScoringService:
     """Asks judges; `shared` gives the one that everybody uses."""
 
@@ -99,9 +100,7 @@ class ScoringService:
         answer: str = "",
         seconds: float = 0.0,
     ) -> "Future[Result]":
-        return self.pool.submit(
-            Request(next(self._ids), ask, dataset, dict(options), seed, answer, seconds)
-        )
+        return self.pool.submit(Request(next(self._ids), ask, dataset, dict(options), seed, answer, seconds))
 
     async def _ask(self, outcome: "Future[Result]") -> Result:
         return _unless_refused(await asyncio.wrap_future(outcome))
