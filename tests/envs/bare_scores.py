@@ -36,6 +36,8 @@ def wrong_answers(answer: str, seed: int) -> list[str]:
         repr(words),
         repr([[int(each) if each.isdecimal() else each for each in row] for row in rows]),
         answer.replace("+", "-", 1),
+        f"({answer}) + sin(x)**2 + cos(x)**2",
+        f"({answer}) + x*y/(x*y*z + sin(x)*cos(x)) + exp(x)*log(y)",
     ]
     return [each for each in dict.fromkeys(found) if len(each) < 3000]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy.random
 from reasoning_gym.factory import CURRICULA, DATASETS, create_dataset
-from sympy.core.cache import clear_cache  # type: ignore[import-untyped]
+from sympy.core.cache import clear_cache
 
 from rollwright.envs.nearest import suggestion
 from rollwright.envs.scoring import guard

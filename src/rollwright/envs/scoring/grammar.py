@@ -35,7 +35,7 @@ _TIGHTEST = 4
 
 
 _CODE = re.compile(
-    r"[^\W\d]\w*[(\[{]|[^\W\d]\s*\.\s*[^\W\d]|__|[\[\]{}`@\\;\"]|\b(?:lambda|import|yield|await)\b|:=|=="
+    r"(?<!\w)[^\W\d]\w*[(\[{]|[^\W\d]\s*\.\s*[^\W\d]|__|[\[\]{}`@\\;\"]|\b(?:lambda|import|yield|await)\b|:=|=="
 )
 """A call, an index, an attribute, a string, a statement."""
 

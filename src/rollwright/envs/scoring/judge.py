@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import numpy
 import reasoning_gym
-import sympy  # type: ignore[import-untyped]
+import sympy
 
 from rollwright.envs.scoring import datasets, guard, readers
 from rollwright.envs.scoring.messages import (
@@ -59,8 +59,8 @@ def prepare() -> None:
 
 
 def reads() -> list[Path]:
-    """What a judge must be able to read."""
-    return [Path(str(each.__file__)) for each in (numpy, reasoning_gym, sympy)]
+    """What a judge must be able to read: scorers load modules late."""
+    return [Path(str(each.__file__)) for each in (os, numpy, reasoning_gym, sympy)]
 
 
 def serve(line: int, limits: SandboxLimits) -> None:

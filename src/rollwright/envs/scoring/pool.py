@@ -39,6 +39,10 @@ from rollwright.sandbox.limits import SandboxLimits
 from rollwright.sandbox.messages import Ended, Ready
 from rollwright.sandbox.starting import SandboxError, SandboxStarter
 
+UNCONFINED_VARIABLE = "ROLLWRIGHT_UNCONFINED_SCORING"
+"""Environment variable: 1 lets judges run with limits only where the machine cannot give a sandbox. Also then nothing runs
+as root."""
+
 IDLE_SECONDS = 120.0
 """After so long without a request the judges end, which gives about 150 MB back."""
 
@@ -366,8 +370,9 @@ class JudgePool:
             _log.warning("answers are judged with limits only; missing is %s", ready.missing)
             self._is_confined = False
             return
+        hint = "" if self._allow_unconfined else f"; {UNCONFINED_VARIABLE}=1 would judge them with limits only"
         self._give_up(
-            f"answers to reasoning_gym questions cannot be judged on this machine; missing is {ready.missing}"
+            f"answers to reasoning_gym cannot be judged on this machine; missing is {ready.missing}{hint}"
         )
 
     def _give_up(self, problem: str) -> None:

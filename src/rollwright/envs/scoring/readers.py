@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
+import sympy
+from sympy.polys import monomials
 
 from rollwright.envs.scoring.grammar import (
     ExpressionBuilder,
@@ -206,3 +207,21 @@ def bind() -> None:
     """In this process, for good."""
     for module, name, reader in BINDINGS.values():
         setattr(importlib.import_module(f"reasoning_gym.{module}"), name, reader)
+    for name, function in _MONOMIALS.items():
+        setattr(monomials.MonomialOps, name, lambda self, function=function: function)
+
+
+def _monomial_mulpow(a: tuple[int, ...], b: tuple[int, ...], k: int) -> tuple[int, ...]:
+    return tuple(each + other * k for each, other in zip(a, b, strict=True))
+
+
+_MONOMIALS = {
+    "mul": monomials.monomial_mul,
+    "pow": monomials.monomial_pow,
+    "mulpow": _monomial_mulpow,
+    "ldiv": monomials.monomial_ldiv,
+    "div": monomials.monomial_div,
+    "lcm": monomials.monomial_lcm,
+    "gcd": monomials.monomial_gcd,
+}
+"""sympy writes code for products of many variables, to be fast, and executes it. These do the same without."""

@@ -22,7 +22,7 @@ import msgspec
 
 from rollwright.envs.base import EnvironmentFailure
 from rollwright.envs.scoring.messages import Ask, Entry, Refusal, Request, Result, Score
-from rollwright.envs.scoring.pool import JudgePool
+from rollwright.envs.scoring.pool import UNCONFINED_VARIABLE, JudgePool
 from rollwright.errors import ConfigError
 
 SCORE_SECONDS = 5.0
@@ -33,9 +33,6 @@ SCORE_MEMORY = 512 << 20
 
 MAX_ANSWER = 20_000
 """Characters; the longest answers that datasets expect (grids and code outputs) have a few thousand."""
-
-UNCONFINED_VARIABLE = "ROLLWRIGHT_UNCONFINED_SCORING"
-"""Environment variable: 1 lets judges run with limits only where the machine cannot give a sandbox."""
 
 _START_SECONDS = 120.0
 """For a blocking call to wait, where the judges may have to start first (about 3 s on an idle machine)."""
