@@ -5,6 +5,7 @@ late, dead or talks nonsense is gone at once; the pool ends after a while withou
 Everything here happens under one lock; the thread holds it only while it looks at what has come.
 """
 
+import itertools
 import logging
 import os
 import selectors
@@ -70,6 +71,9 @@ _TICK_SECONDS = 0.2
 _MAX_MESSAGE = 1 << 22
 """Bytes: a judge that says more at once is not what it was."""
 
+_MAX_LOOK = 32
+"""Requests at the front that are looked through for one whose question a judge has."""
+
 _MAX_HOMES = 4_096
 """Questions of which it is remembered which judge has them."""
 
@@ -78,7 +82,7 @@ _words = msgspec.msgpack.Decoder(_Word)
 _log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
     request: Request
     outcome: "Future[Result]" = field(default_factory=Future)
@@ -206,33 +210,43 @@ class JudgePool:
     # Everything from here on is called with the lock held, but for `_run` and `_settle`.
 
     def _dispatch(self) -> None:
-        """Gives judges what waits, as far as they have room."""
+        """Gives judges what waits, as far as they have room. A judge with nothing to do takes anything; one that is busy
+        takes what is best judged there, once no more judges may be started."""
+        depth = 1 if len(self._judges) < MAX_JUDGES else _DEPTH
         while self._waiting:
-            judge = self._chosen(self._waiting[0].place)
-            if judge is None:
+            free = sorted((each for each in self._judges if each.is_ready), key=lambda each: len(each.queue))
+            found = next(
+                (
+                    (judge, pending)
+                    for judge in free
+                    if len(judge.queue) < depth and (pending := self._fitting(judge)) is not None
+                ),
+                None,
+            )
+            if found is None:
                 return
-            pending = self._waiting.popleft()
-            if pending.outcome.cancelled():
-                continue  # nobody waits for it any more
-            judge.queue.append(pending)
-            if len(judge.queue) == 1:
-                judge.begin_next(time.monotonic())
-            self._homes[pending.place] = judge
-            self._homes.move_to_end(pending.place)
-            if len(self._homes) > _MAX_HOMES:
-                self._homes.popitem(last=False)
-            judge.send(frame(pending.request))
+            self._hand_over(*found)
 
-    def _chosen(self, place: tuple[str, int]) -> _JudgeLine | None:
-        """An idle judge, at best the one that has the question; a busy one only when no more may be started."""
-        ready = [each for each in self._judges if each.is_ready]
-        load = min((len(each.queue) for each in ready), default=_DEPTH)
-        if load >= (1 if len(self._judges) < MAX_JUDGES else _DEPTH):
-            return None
-        home = self._homes.get(place)
-        if home is not None and home.is_ready and len(home.queue) == load and home in ready:
-            return home
-        return next(each for each in ready if len(each.queue) == load)
+    def _fitting(self, judge: _JudgeLine) -> _Pending | None:
+        """The first request, of those at the front, whose question this judge has or nobody has."""
+        for pending in itertools.islice(self._waiting, _MAX_LOOK):
+            home = self._homes.get(pending.place)
+            if home is judge or home not in self._judges:
+                return pending
+        return None if judge.queue else self._waiting[0]
+
+    def _hand_over(self, judge: _JudgeLine, pending: _Pending) -> None:
+        self._waiting.remove(pending)
+        if pending.outcome.cancelled():
+            return  # nobody waits for it any more
+        judge.queue.append(pending)
+        if len(judge.queue) == 1:
+            judge.begin_next(time.monotonic())
+        self._homes[pending.place] = judge
+        self._homes.move_to_end(pending.place)
+        if len(self._homes) > _MAX_HOMES:
+            self._homes.popitem(last=False)
+        judge.send(frame(pending.request))
 
     def _start_thread(self) -> None:
         ours, theirs = socket.socketpair()
