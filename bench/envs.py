@@ -203,7 +203,14 @@ async def _answers_per_second(name: str, at_once: int) -> float:
 
 def _print_scoring(console: Console, scored: dict[str, Any]) -> None:
     table = Table(title="answers to reasoning-gym, by the clock", title_justify="left")
-    for head in ("dataset", "one by one, per s", f"{AT_ONCE} at once, per s", "resets/s", "bare call, per s", "share"):
+    for head in (
+        "dataset",
+        "one by one, per s",
+        f"{AT_ONCE} at once, per s",
+        "resets/s",
+        "bare call, per s",
+        "share",
+    ):
         table.add_column(head, justify="left" if head == "dataset" else "right")
     for name, ours in scored["scoring"].items():
         bare = scored["scoring_bare"][name]["steps_per_second"]

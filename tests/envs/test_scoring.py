@@ -92,7 +92,9 @@ async def test_memory_is_limited_and_a_judge_that_ran_out_of_it_spoils_nothing()
     small.close()
 
 
-async def test_an_answer_over_which_a_judge_dies_is_tried_once_more_and_then_worth_nothing(own_service) -> None:
+async def test_an_answer_over_which_a_judge_dies_is_tried_once_more_and_then_worth_nothing(
+    own_service,
+) -> None:
     await own_service.entry("coin_flip", {}, 1)
     pid = makers_pid(own_service)
     asked = asyncio.create_task(own_service.score("coin_flip", {}, 1, ENDLESS, seconds=60))

@@ -185,7 +185,9 @@ print(json.dumps(found))
 
 def test_a_scorer_that_evaluates_by_any_way_is_stopped_and_its_dataset_refused_at_the_start() -> None:
     """Also of datasets that nobody knows yet."""
-    done = subprocess.run([sys.executable, "-c", HOSTILE_SCORERS], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", HOSTILE_SCORERS], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     for name, (value, was_stopped, refusal) in json.loads(done.stdout.splitlines()[-1]).items():
         assert (value, was_stopped) == (0.0, True), name

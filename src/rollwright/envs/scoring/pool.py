@@ -192,8 +192,7 @@ class JudgePool:
             for pending in self._waiting:
                 self._done.append((pending, EnvironmentFailure("the scoring process was closed")))
             self._waiting.clear()
-            self._thread = None
-            self._wake_thread()
+            self._let_thread_go()
             self.starter.close()
         self._settle()
         if thread is not None and thread is not threading.current_thread():
@@ -204,7 +203,9 @@ class JudgePool:
         self._lock = threading.Lock()
         for judge in self._judges:
             judge.line.close()
-        self._judges, self._thread = [], None
+        if self._wake is not None:
+            self._wake.close()
+        self._judges, self._thread, self._wake = [], None, None
         self.starter.abandon()
 
     # Everything from here on is called with the lock held, but for `_run` and `_settle`.
@@ -261,6 +262,12 @@ class JudgePool:
             with suppress(OSError):
                 self._wake.send(b".")
 
+    def _let_thread_go(self) -> None:
+        self._wake_thread()
+        if self._wake is not None:
+            self._wake.close()
+        self._thread = self._wake = None
+
     def _run(self, woken: socket.socket) -> None:
         """The thread's whole life."""
         try:
@@ -274,16 +281,19 @@ class JudgePool:
         """Until the pool is closed or was idle for long."""
         with woken, selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ)
+            watched: dict[_JudgeLine, int] = {}
             while True:
                 with self._lock:
                     if self._thread is not threading.current_thread():
                         return
                     self._start_judges()
-                    self._watch(selector)
+                    self._watch(selector, watched)
                     now = time.monotonic()
                     timeout = self._timeout(now)
                     self._sleeps_until = now + timeout
-                self._settle()
+                    has_news = bool(self._done)
+                if has_news:
+                    self._settle()
                 events = selector.select(timeout)
                 with self._lock:
                     if self._thread is not threading.current_thread():
@@ -313,18 +323,19 @@ class JudgePool:
             else:
                 pending.outcome.set_result(result)
 
-    def _watch(self, selector: selectors.BaseSelector) -> None:
+    def _watch(self, selector: selectors.BaseSelector, watched: dict[_JudgeLine, int]) -> None:
         """Listens to the judges that there are, and for room where something is left to send."""
-        known = {key.data for key in selector.get_map().values() if isinstance(key.data, _JudgeLine)}
-        for judge in known - set(self._judges):
+        for judge in [each for each in watched if each not in self._judges]:
             selector.unregister(judge.line)
             judge.line.close()
+            del watched[judge]
         for judge in self._judges:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if judge.unsent else 0)
-            if judge not in known:
+            if judge not in watched:
                 selector.register(judge.line, events, judge)
-            else:
+            elif watched[judge] != events:
                 selector.modify(judge.line, events, judge)
+            watched[judge] = events
 
     def _timeout(self, now: float) -> float:
         is_busy = bool(self._waiting) or any(each.queue or not each.is_ready for each in self._judges)
@@ -384,7 +395,9 @@ class JudgePool:
             _log.warning("answers are judged with limits only; missing is %s", ready.missing)
             self._is_confined = False
             return
-        hint = "" if self._allow_unconfined else f"; {UNCONFINED_VARIABLE}=1 would judge them with limits only"
+        hint = (
+            "" if self._allow_unconfined else f"; {UNCONFINED_VARIABLE}=1 would judge them with limits only"
+        )
         self._give_up(
             f"answers to reasoning_gym cannot be judged on this machine; missing is {ready.missing}{hint}"
         )
@@ -444,7 +457,7 @@ class JudgePool:
             judge.line.close()
         self._judges.clear()
         self._homes.clear()
-        self._thread = None
+        self._let_thread_go()
         self.starter.close()
 
 
