@@ -121,7 +121,7 @@ print(json.dumps(found))
 
 def main() -> None:
     console = Console()
-    scored = asyncio.run(_measure_scoring())
+    scored = {"scoring_bare": _measure_bare(), **asyncio.run(_measure_scoring())}
     _print_scoring(console, scored)
     if sys.argv[1:] == ["scoring"]:
         kept = json.loads((RESULTS / "envs.json").read_text(encoding="utf-8"))
@@ -167,10 +167,6 @@ async def _measure_all(console: Console) -> dict[str, dict[str, float]]:
 
 async def _measure_scoring() -> dict[str, Any]:
     """By the clock: the work is done in other processes."""
-    bare = subprocess.run(
-        [sys.executable, "-c", BARE_SCRIPT, str(SECONDS), *SCORED], check=True, stdout=subprocess.PIPE
-    ).stdout
-    limits = json.loads(bare.splitlines()[-1])
     ours = {}
     for name in SCORED:
         env = registry.make(f"reasoning_gym:{name}")
@@ -180,7 +176,14 @@ async def _measure_scoring() -> dict[str, Any]:
             "resets_per_second": await _resets_per_second(env, time.perf_counter),
         }
         await env.close()
-    return {"scoring": ours, "scoring_bare": limits, "scoring_at_once": AT_ONCE}
+    return {"scoring": ours, "scoring_at_once": AT_ONCE}
+
+
+def _measure_bare() -> dict[str, dict[str, float]]:
+    command = [sys.executable, "-c", BARE_SCRIPT, str(SECONDS), *SCORED]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    found: dict[str, dict[str, float]] = json.loads(printed.splitlines()[-1])
+    return found
 
 
 async def _answers_per_second(name: str, at_once: int) -> float:

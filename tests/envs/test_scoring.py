@@ -75,17 +75,21 @@ async def test_an_endless_answer_is_killed_and_others_are_not_disturbed(own_serv
     assert await own_service.score("string_insertion", {}, 1, entry.answer) == Score(1.0)
 
 
+def room_for_more(pid: int) -> int:
+    """Bytes that a process may still take."""
+    (limit,) = [
+        int(line.split()[3])
+        for line in Path(f"/proc/{pid}/limits").read_text().splitlines()
+        if line.startswith("Max address space")
+    ]
+    return limit - int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+
 async def test_memory_is_limited_and_a_judge_that_ran_out_of_it_spoils_nothing() -> None:
     small = ScoringService(memory=64 << 20)
     entry = await small.entry("basic_arithmetic", {}, 1)
     (judge,) = judges(makers_pid(small))
-    (limit,) = [
-        int(line.split()[3])
-        for line in Path(f"/proc/{judge}/limits").read_text().splitlines()
-        if line.startswith("Max address space")
-    ]
-    used = int(Path(f"/proc/{judge}/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
-    assert limit - used <= 64 << 20
+    assert room_for_more(judge) <= 64 << 20
     # A number of a billion digits, written out, takes a gigabyte; this scorer catches the lack of memory by itself.
     assert (await small.score("power_function", {}, 1, "1e999999999", seconds=60)).value <= 0.01
     assert await small.score("basic_arithmetic", {}, 1, entry.answer) == Score(1.0)

@@ -90,18 +90,14 @@ ANY_TEXT_WILL_DO = {"game_of_life_halting"}
 """Its own scorer gives full marks to any text that is not empty."""
 
 
+def every_dataset() -> list[str]:
+    listing = "import json; from reasoning_gym.factory import DATASETS; print(json.dumps([*DATASETS]))"
+    printed = subprocess.run([sys.executable, "-c", listing], capture_output=True, check=True).stdout
+    return list(json.loads(printed))
+
+
 async def test_no_dataset_gives_code_full_marks(service) -> None:
-    names = json.loads(
-        subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "import json; from reasoning_gym.factory import DATASETS; print(json.dumps([*DATASETS]))",
-            ],
-            capture_output=True,
-            check=True,
-        ).stdout
-    )
+    names = every_dataset()
     assert len(names) > 100
     for name in names:
         if name == "composite":

@@ -82,12 +82,12 @@ class _Output(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        plain = "".join((text,))  # of a subclass of `str`, whose own methods may do anything
+        plain = _sendable("".join((text,)))  # of a subclass of `str` too, whose own methods may do anything
         kept = plain[: self._room]
         self._room -= len(kept)
         self._parts.append(kept)
         self._dropped += len(plain) - len(kept)
-        return len(plain)
+        return str.__len__(text)
 
     def text(self) -> str:
         cut = f"\n[{self._dropped} more characters]" if self._dropped else ""
