@@ -14,20 +14,16 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
-
 from rollwright.envs.base import EnvironmentFailure
+from rollwright.envs.scoring.judge_line import QUESTION_SECONDS, JudgeLine, JudgeWord, PendingRequest
 from rollwright.envs.scoring.messages import (
     Ask,
     Judged,
-    JudgeMessage,
     Making,
     Refusal,
     Request,
@@ -35,9 +31,9 @@ from rollwright.envs.scoring.messages import (
     Score,
     Standing,
 )
-from rollwright.sandbox.frames import LENGTH, frame
+from rollwright.sandbox.frames import frame
 from rollwright.sandbox.limits import SandboxLimits
-from rollwright.sandbox.messages import Ended, Ready
+from rollwright.sandbox.messages import Ready
 from rollwright.sandbox.starting import SandboxError, SandboxStarter
 
 UNCONFINED_VARIABLE = "ROLLWRIGHT_UNCONFINED_SCORING"
@@ -46,9 +42,6 @@ as root."""
 
 IDLE_SECONDS = 120.0
 """After so long without a request the judges end, which gives about 150 MB back."""
-
-QUESTION_SECONDS = 60.0
-"""For making a question; the slowest dataset takes about one."""
 
 START_SECONDS = 120.0
 """For the first judge, whose process has to import reasoning-gym (about 3 s on an idle machine)."""
@@ -60,7 +53,7 @@ _DEPTH = 2
 """Requests that a judge has at a time: the next lies ready when one is done."""
 
 _MAX_DEATHS = 2
-"""Judges that may die over a request before that is put down to it."""
+"""Judges that may die over a request, or one after the other before they are ready."""
 
 _CPU_SECONDS = 3_600
 """Of a judge's whole life, which ends after some thousand answers; each answer's time is kept from here."""
@@ -68,86 +61,13 @@ _CPU_SECONDS = 3_600
 _TICK_SECONDS = 0.2
 """How often the time is looked at while there is something to do."""
 
-_MAX_MESSAGE = 1 << 22
-"""Bytes: a judge that says more at once is not what it was."""
-
 _MAX_LOOK = 32
 """Requests at the front that are looked through for one whose question a judge has."""
 
 _MAX_HOMES = 4_096
 """Questions of which it is remembered which judge has them."""
 
-_Word = Ready | Ended | JudgeMessage
-_words = msgspec.msgpack.Decoder(_Word)
 _log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Pending:
-    request: Request
-    outcome: "Future[Result]" = field(default_factory=Future)
-    deaths: int = 0
-    """Judges that died over it."""
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Which judge is likely to have its question. Options are left out: a wrong guess costs a little time."""
-        return self.request.dataset, self.request.seed
-
-
-@dataclass(eq=False)
-class _JudgeLine:
-    """A judge, as far as it is known here."""
-
-    line: socket.socket
-    deadline: float
-    is_ready: bool = False
-    is_making: bool = False
-    """Whether it is making the question of its first request."""
-    has_ended: bool = False
-    queue: deque[_Pending] = field(default_factory=deque)
-    unsent: bytearray = field(default_factory=bytearray)
-    unread: bytearray = field(default_factory=bytearray)
-
-    def send(self, data: bytes = b"") -> None:
-        """As much as goes without waiting; the thread sends the rest."""
-        self.unsent += data
-        with suppress(BlockingIOError, ConnectionError):  # a dead judge is noticed by who reads
-            while self.unsent:
-                del self.unsent[: self.line.send(self.unsent)]
-
-    def receive(self) -> Iterator[_Word]:
-        """What has come; `has_ended` afterwards if nothing more will."""
-        try:
-            data = self.line.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self.has_ended = not data
-        self.unread += data
-        while len(self.unread) >= LENGTH.size:
-            length = LENGTH.unpack_from(self.unread)[0]
-            end = LENGTH.size + length
-            if length > _MAX_MESSAGE:
-                self.has_ended = True
-                return
-            if len(self.unread) < end:
-                return
-            body = bytes(self.unread[LENGTH.size : end])
-            del self.unread[:end]
-            try:
-                yield _words.decode(body)
-            except (msgspec.MsgspecError, ValueError):
-                self.has_ended = True
-                return
-
-    def begin_next(self, now: float) -> None:
-        """The first request's time runs from now on."""
-        self.is_making = False
-        if self.queue:
-            request = self.queue[0].request
-            self.deadline = now + (request.seconds if request.ask is Ask.SCORE else QUESTION_SECONDS)
 
 
 class JudgePool:
@@ -163,20 +83,21 @@ class JudgePool:
         self._wake: socket.socket | None = None
         self._sleeps_until = 0.0
         self._busy_at = 0.0
-        self._waiting: deque[_Pending] = deque()
-        self._judges: list[_JudgeLine] = []
-        self._homes: OrderedDict[tuple[str, int], _JudgeLine] = OrderedDict()
-        self._done: list[tuple[_Pending, Result | EnvironmentFailure]] = []
+        self._failed_starts = 0
+        self._waiting: deque[PendingRequest] = deque()
+        self._judges: list[JudgeLine] = []
+        self._homes: OrderedDict[tuple[str, int], JudgeLine] = OrderedDict()
+        self._done: list[tuple[PendingRequest, Result | EnvironmentFailure]] = []
 
     def submit(self, request: Request) -> "Future[Result]":
-        pending = _Pending(request)
+        pending = PendingRequest(request)
         with self._lock:
             self._waiting.append(pending)
             self._busy_at = time.monotonic()
             self._dispatch()
             if self._thread is None:
                 self._start_thread()
-            elif self._waiting or self._sleeps_until > self._busy_at + _TICK_SECONDS:
+            elif self._needs_thread():
                 self._wake_thread()
         return pending.outcome
 
@@ -228,7 +149,7 @@ class JudgePool:
                 return
             self._hand_over(*found)
 
-    def _fitting(self, judge: _JudgeLine) -> _Pending | None:
+    def _fitting(self, judge: JudgeLine) -> PendingRequest | None:
         """The first request, of those at the front, whose question this judge has or nobody has."""
         for pending in itertools.islice(self._waiting, _MAX_LOOK):
             home = self._homes.get(pending.place)
@@ -236,7 +157,7 @@ class JudgePool:
                 return pending
         return None if judge.queue else self._waiting[0]
 
-    def _hand_over(self, judge: _JudgeLine, pending: _Pending) -> None:
+    def _hand_over(self, judge: JudgeLine, pending: PendingRequest) -> None:
         self._waiting.remove(pending)
         if pending.outcome.cancelled():
             return  # nobody waits for it any more
@@ -248,6 +169,14 @@ class JudgePool:
         if len(self._homes) > _MAX_HOMES:
             self._homes.popitem(last=False)
         judge.send(frame(pending.request))
+
+    def _needs_thread(self) -> bool:
+        """Whether the thread has to do something before a judge says anything."""
+        return (
+            (bool(self._waiting) and len(self._judges) < MAX_JUDGES)
+            or any(each.unsent for each in self._judges)
+            or self._sleeps_until > self._busy_at + _TICK_SECONDS
+        )
 
     def _start_thread(self) -> None:
         ours, theirs = socket.socketpair()
@@ -281,7 +210,7 @@ class JudgePool:
         """Until the pool is closed or was idle for long."""
         with woken, selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ)
-            watched: dict[_JudgeLine, int] = {}
+            watched: dict[JudgeLine, int] = {}
             while True:
                 with self._lock:
                     if self._thread is not threading.current_thread():
@@ -299,7 +228,7 @@ class JudgePool:
                     if self._thread is not threading.current_thread():
                         return
                     for key, _ in events:
-                        if isinstance(key.data, _JudgeLine):
+                        if isinstance(key.data, JudgeLine):
                             self._hear(key.data)
                         else:
                             with suppress(BlockingIOError):
@@ -323,7 +252,7 @@ class JudgePool:
             else:
                 pending.outcome.set_result(result)
 
-    def _watch(self, selector: selectors.BaseSelector, watched: dict[_JudgeLine, int]) -> None:
+    def _watch(self, selector: selectors.BaseSelector, watched: dict[JudgeLine, int]) -> None:
         """Listens to the judges that there are, and for room where something is left to send."""
         for judge in [each for each in watched if each not in self._judges]:
             selector.unregister(judge.line)
@@ -353,10 +282,10 @@ class JudgePool:
             except SandboxError as error:
                 self._give_up(str(error))
                 return
-            self._judges.append(_JudgeLine(line, time.monotonic() + START_SECONDS))
+            self._judges.append(JudgeLine(line, time.monotonic() + START_SECONDS))
             starting += 1
 
-    def _hear(self, judge: _JudgeLine) -> None:
+    def _hear(self, judge: JudgeLine) -> None:
         judge.send()
         for word in judge.receive() if judge in self._judges else ():
             self._heed(judge, word)
@@ -365,7 +294,7 @@ class JudgePool:
         if judge.has_ended and judge in self._judges:
             self._bury(judge, is_own_death=False)
 
-    def _heed(self, judge: _JudgeLine, word: _Word) -> None:
+    def _heed(self, judge: JudgeLine, word: JudgeWord) -> None:
         now = time.monotonic()
         match word:
             case Ready():
@@ -379,16 +308,17 @@ class JudgePool:
             case _:  # its end, or a reply to nothing that it was asked
                 self._bury(judge, is_own_death=True)
 
-    def _take(self, judge: _JudgeLine, judged: Judged) -> None:
+    def _take(self, judge: JudgeLine, judged: Judged) -> None:
         self._done.append((judge.queue.popleft(), judged.result))
         self._busy_at = time.monotonic()
         judge.begin_next(self._busy_at)
         if judged.is_last:
             self._drop(judge)
 
-    def _greet(self, judge: _JudgeLine, ready: Ready) -> None:
+    def _greet(self, judge: JudgeLine, ready: Ready) -> None:
         if not ready.missing:
             judge.is_ready = True
+            self._failed_starts = 0
             return
         self._drop(judge)
         if self._is_confined and self._allow_unconfined:
@@ -416,7 +346,7 @@ class JudgePool:
                 self._fail_first(judge)
                 self._drop(judge)
 
-    def _bury(self, judge: _JudgeLine, *, is_own_death: bool) -> None:
+    def _bury(self, judge: JudgeLine, *, is_own_death: bool) -> None:
         """After a judge has died. `is_own_death`: its process ended; otherwise that of all judges did."""
         if judge.queue:
             first = judge.queue[0]
@@ -428,10 +358,13 @@ class JudgePool:
                     failure = EnvironmentFailure(f"{first.deaths} scoring processes died over a request")
                     self._done.append((judge.queue.popleft(), failure))
         elif not judge.is_ready:
-            self._give_up("a judge ended before it was ready")
+            self._failed_starts += 1
+            if self._failed_starts >= _MAX_DEATHS:
+                self._failed_starts = 0
+                self._give_up("a judge ended before it was ready")
         self._drop(judge)
 
-    def _fail_first(self, judge: _JudgeLine) -> None:
+    def _fail_first(self, judge: JudgeLine) -> None:
         first = judge.queue.popleft()
         if first.request.ask is Ask.SCORE and not judge.is_making:
             self._done.append((first, Score(0.0, killed=True)))
@@ -439,7 +372,7 @@ class JudgePool:
             message = f"{first.request.dataset}: making the question failed or took too long"
             self._done.append((first, Refusal(message, False)))
 
-    def _drop(self, judge: _JudgeLine) -> None:
+    def _drop(self, judge: JudgeLine) -> None:
         """Its requests go to others, in their order."""
         self._judges.remove(judge)
         with suppress(OSError):
