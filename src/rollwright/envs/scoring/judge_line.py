@@ -46,6 +46,8 @@ class JudgeLine:
     """A judge, as far as it is known here."""
 
     line: socket.socket
+    maker: int
+    """Process that it was forked from."""
     deadline: float
     is_ready: bool = False
     is_making: bool = False

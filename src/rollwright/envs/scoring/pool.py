@@ -84,6 +84,7 @@ class JudgePool:
         self._sleeps_until = 0.0
         self._busy_at = 0.0
         self._failed_starts = 0
+        self._dead_maker = 0
         self._waiting: deque[PendingRequest] = deque()
         self._judges: list[JudgeLine] = []
         self._homes: OrderedDict[tuple[str, int], JudgeLine] = OrderedDict()
@@ -282,7 +283,8 @@ class JudgePool:
             except SandboxError as error:
                 self._give_up(str(error))
                 return
-            self._judges.append(JudgeLine(line, time.monotonic() + START_SECONDS))
+            maker = self.starter.process.pid if self.starter.process is not None else 0
+            self._judges.append(JudgeLine(line, maker, time.monotonic() + START_SECONDS))
             starting += 1
 
     def _hear(self, judge: JudgeLine) -> None:
@@ -358,7 +360,9 @@ class JudgePool:
                     failure = EnvironmentFailure(f"{first.deaths} scoring processes died over a request")
                     self._done.append((judge.queue.popleft(), failure))
         elif not judge.is_ready:
-            self._failed_starts += 1
+            if is_own_death or judge.maker != self._dead_maker:  # those that start together may end together
+                self._failed_starts += 1
+            self._dead_maker = judge.maker
             if self._failed_starts >= _MAX_DEATHS:
                 self._failed_starts = 0
                 self._give_up("a judge ended before it was ready")
