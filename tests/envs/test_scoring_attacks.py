@@ -11,7 +11,7 @@ import pytest
 
 from rollwright.envs import registry
 from rollwright.envs.scoring import Score, ScoringService, shared
-from rollwright.envs.scoring.messages import Judged
+from rollwright.envs.scoring.messages import JudgeReply
 from rollwright.sandbox.frames import frame
 
 EVALUATING = (
@@ -27,7 +27,7 @@ EVALUATING = (
 )
 """Datasets whose own scorer evaluates the answer."""
 
-REPLIES = b"".join(frame(Judged(number, Score(1.0))) for number in range(40))
+REPLIES = b"".join(frame(JudgeReply(number, Score(1.0))) for number in range(40))
 """What a judge would send for a right answer."""
 
 EXPLOITS = {

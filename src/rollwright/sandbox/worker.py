@@ -94,7 +94,7 @@ class _Output(io.TextIOBase):
         return "".join(self._parts) + cut
 
 
-class Worker:
+class CodeRunner:
     """Executes one piece of code after the other."""
 
     def __init__(self, output: int) -> None:
@@ -196,7 +196,7 @@ def reads() -> list[Path]:
 def serve(connection: int, limits: SandboxLimits) -> None:
     """Until the other side hangs up."""
     random.seed(0)
-    worker = Worker(limits.output)
+    runner = CodeRunner(limits.output)
     with os.fdopen(connection, "rb") as requests, os.fdopen(os.dup(connection), "wb") as replies:
         while (body := read_frame(requests)) is not None:
-            write_frame(replies, worker.run(msgspec.msgpack.decode(body, type=Run)))
+            write_frame(replies, runner.run(msgspec.msgpack.decode(body, type=Run)))

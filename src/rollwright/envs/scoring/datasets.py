@@ -21,7 +21,7 @@ from sympy.core.cache import clear_cache
 
 from rollwright.envs.nearest import suggestion
 from rollwright.envs.scoring import guard
-from rollwright.envs.scoring.messages import LEVEL, Refusal, Score
+from rollwright.envs.scoring.messages import LEVEL, NoQuestion, Score
 from rollwright.envs.scoring.readers import ALGEBRAIC, READING
 
 _SET_HERE = ("seed", "size")
@@ -37,7 +37,7 @@ _MAX_IMPORTS = 50
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class PosedQuestion:
     """A question that stands."""
 
     name: str
@@ -60,16 +60,16 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class AnswerVerdict:
     score: Score
     was_stopped: bool = False
     """Whether the scorer tried to evaluate something."""
 
 
-def make(name: str, options: dict[str, Any], seed: int) -> Question | Refusal:
+def make(name: str, options: dict[str, Any], seed: int) -> PosedQuestion | NoQuestion:
     """The question of a seed."""
     complete = _with_level(name, options)
-    if isinstance(complete, Refusal):
+    if isinstance(complete, NoQuestion):
         return complete
     if refusal := _wrong_config(name, complete):
         return refusal
@@ -78,37 +78,37 @@ def make(name: str, options: dict[str, Any], seed: int) -> Question | Refusal:
         dataset = create_dataset(name, seed=seed, size=1, **complete)
         entry = dataset[0]
     except Exception as error:  # noqa: BLE001 - foreign code may raise anything
-        return Refusal(f"{name}: seed {seed} gives no question: {_line(error)}", False)
-    return Question(name, seed, dataset, entry, decimal.getcontext().copy())
+        return NoQuestion(f"{name}: seed {seed} gives no question: {_line(error)}", False)
+    return PosedQuestion(name, seed, dataset, entry, decimal.getcontext().copy())
 
 
-def check(name: str, options: dict[str, Any]) -> Refusal | None:
+def check(name: str, options: dict[str, Any]) -> NoQuestion | None:
     """Whether questions can be made and answers judged without evaluating them."""
     question = make(name, options, 0)
-    if isinstance(question, Refusal):
+    if isinstance(question, NoQuestion):
         return question if question.is_config else None
     answers = [answer] if isinstance(answer := question.entry.get("answer"), str) else []
     for each in (*answers, *_PROBES):
         _, event = _scored(question, each)
         if event is not None:
-            return Refusal(
+            return NoQuestion(
                 f"{name} cannot be judged: its scorer evaluates answers as code ({event}); use another dataset",
                 True,
             )
     return None
 
 
-def judge(question: Question, answer: str) -> Verdict:
+def judge(question: PosedQuestion, answer: str) -> AnswerVerdict:
     """What an answer is worth. `MemoryError` is the caller's: the process is not what it was."""
     value, event = _scored(question, answer)
     if event is not None or READING.refused is not None:
-        return Verdict(Score(0.0, refused=True), event is not None)
+        return AnswerVerdict(Score(0.0, refused=True), event is not None)
     if value is None or not math.isfinite(value):
-        return Verdict(Score(0.0, failed=True))
-    return Verdict(Score(min(max(value, 0.0), _FULL_MARKS)))
+        return AnswerVerdict(Score(0.0, failed=True))
+    return AnswerVerdict(Score(min(max(value, 0.0), _FULL_MARKS)))
 
 
-def _scored(question: Question, answer: str) -> tuple[float | None, str | None]:
+def _scored(question: PosedQuestion, answer: str) -> tuple[float | None, str | None]:
     """What the scorer says, `None` if it raises; and what it was stopped from doing."""
     for _ in range(_MAX_IMPORTS):
         _begin(question.seed, question.context)
@@ -146,7 +146,7 @@ def _begin(seed: int, context: decimal.Context) -> None:
     decimal.setcontext(context.copy())
 
 
-def _with_level(name: str, options: dict[str, Any]) -> dict[str, Any] | Refusal:
+def _with_level(name: str, options: dict[str, Any]) -> dict[str, Any] | NoQuestion:
     """The options, with those that a level stands for below them."""
     if LEVEL not in options:
         return options
@@ -154,11 +154,11 @@ def _with_level(name: str, options: dict[str, Any]) -> dict[str, Any] | Refusal:
     if name not in DATASETS:
         return rest
     if name not in CURRICULA:
-        return Refusal(f"{name} has no levels; leave `{LEVEL}` out", True)
+        return NoQuestion(f"{name} has no levels; leave `{LEVEL}` out", True)
     curriculum = CURRICULA[name]()
     highest = max(len(each.levels) for each in curriculum.attributes.values()) - 1
     if not isinstance(level, int) or not 0 <= level <= highest:
-        return Refusal(f"{name} has no level {level!r}; accepted: 0 to {highest}", True)
+        return NoQuestion(f"{name} has no level {level!r}; accepted: 0 to {highest}", True)
     for key, each in curriculum.attributes.items():
         curriculum.set_attr_level(key, min(level, len(each.levels) - 1))
     made = curriculum.generate_configuration()
@@ -168,21 +168,21 @@ def _with_level(name: str, options: dict[str, Any]) -> dict[str, Any] | Refusal:
     return {**below, **rest}
 
 
-def _wrong_config(name: str, options: dict[str, Any]) -> Refusal | None:
+def _wrong_config(name: str, options: dict[str, Any]) -> NoQuestion | None:
     if name not in DATASETS:
-        return Refusal(f"reasoning_gym has no dataset {name!r}{suggestion(name, DATASETS)}", True)
+        return NoQuestion(f"reasoning_gym has no dataset {name!r}{suggestion(name, DATASETS)}", True)
     config_class = DATASETS[name][1]
     accepted = [each.name for each in dataclasses.fields(config_class) if each.name not in _SET_HERE]
     for key in options:
         if key not in accepted:
             names = ", ".join(accepted)
-            return Refusal(f"unknown setting {key!r}{suggestion(key, accepted)}; accepted: {names}", True)
+            return NoQuestion(f"unknown setting {key!r}{suggestion(key, accepted)}; accepted: {names}", True)
     try:
         config = config_class(**options)
         if hasattr(config, "validate"):
             config.validate()
     except Exception as error:  # noqa: BLE001 - foreign code may raise anything
-        return Refusal(f"{name} refuses {options}: {_line(error)}", True)
+        return NoQuestion(f"{name} refuses {options}: {_line(error)}", True)
     return None
 
 

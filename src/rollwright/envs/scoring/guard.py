@@ -22,14 +22,14 @@ class EvaluationStopped(Exception):
 
 
 @dataclass
-class Watch:
+class EvaluationWatch:
     """What was stopped while it was open; the first event counts."""
 
     event: str | None = None
     detail: str = ""
 
 
-_open: Watch | None = None
+_open: EvaluationWatch | None = None
 _is_installed = False
 
 
@@ -42,11 +42,11 @@ def install() -> None:
 
 
 @contextmanager
-def watch() -> Iterator[Watch]:
+def watch() -> Iterator[EvaluationWatch]:
     """What happens inside evaluates nothing."""
     global _open
     assert _is_installed, "nobody would hear anything"
-    opened = Watch()
+    opened = EvaluationWatch()
     _open = opened
     try:
         yield opened

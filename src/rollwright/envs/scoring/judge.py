@@ -23,15 +23,15 @@ import sympy
 
 from rollwright.envs.scoring import datasets, guard, readers
 from rollwright.envs.scoring.messages import (
-    Ask,
     Entry,
-    Judged,
+    JudgeAsk,
     JudgeMessage,
-    Making,
-    Refusal,
-    Request,
+    JudgeReply,
+    JudgeRequest,
+    MakingQuestion,
+    NoQuestion,
+    QuestionStands,
     Result,
-    Standing,
 )
 from rollwright.sandbox.frames import LENGTH, frame
 from rollwright.sandbox.limits import SandboxLimits
@@ -77,7 +77,7 @@ def serve(line: int, limits: SandboxLimits) -> None:
             judge.answer(request)
 
 
-def _taken(unread: bytearray) -> Request | None:
+def _taken(unread: bytearray) -> JudgeRequest | None:
     """The first whole request, which is taken out."""
     if len(unread) < LENGTH.size:
         return None
@@ -86,7 +86,7 @@ def _taken(unread: bytearray) -> Request | None:
         return None
     body = bytes(unread[LENGTH.size : end])
     del unread[:end]
-    return msgspec.msgpack.decode(body, type=Request)
+    return msgspec.msgpack.decode(body, type=JudgeRequest)
 
 
 def _write(line: int, message: JudgeMessage) -> None:
@@ -110,12 +110,12 @@ class Judge:
     is_done: bool = False
     _answers: int = 0
     _was_stopped: bool = False
-    _questions: "OrderedDict[bytes, tuple[datasets.Question, int]]" = field(default_factory=OrderedDict)
+    _questions: "OrderedDict[bytes, tuple[datasets.PosedQuestion, int]]" = field(default_factory=OrderedDict)
     """With the bytes that each made the process grow by."""
     _questions_size: int = 0
     _born_with: int = field(default_factory=_peak)
 
-    def answer(self, request: Request) -> None:
+    def answer(self, request: JudgeRequest) -> None:
         began = time.process_time()
         try:
             result = self._result(request)
@@ -128,34 +128,34 @@ class Judge:
             or time.process_time() - began > _LONG_SECONDS
             or _peak() - self._born_with > self.memory // _GROWTH_SHARE
         )
-        self.send(Judged(request.id, result, self.is_done))
+        self.send(JudgeReply(request.id, result, self.is_done))
 
-    def _result(self, request: Request) -> Result:
-        if request.ask is Ask.CHECK:
+    def _result(self, request: JudgeRequest) -> Result:
+        if request.ask is JudgeAsk.CHECK:
             return datasets.check(request.dataset, request.options) or Entry()
         question = self._question(request)
-        if isinstance(question, Refusal):
+        if isinstance(question, NoQuestion):
             return question
-        if request.ask is Ask.ENTRY:
+        if request.ask is JudgeAsk.ENTRY:
             return Entry(question.text, question.known_answer())
         verdict = datasets.judge(question, request.answer)
         self._was_stopped = verdict.was_stopped
         return verdict.score
 
-    def _question(self, request: Request) -> datasets.Question | Refusal:
+    def _question(self, request: JudgeRequest) -> datasets.PosedQuestion | NoQuestion:
         key = msgspec.msgpack.encode((request.dataset, request.options, request.seed))
         if key in self._questions:
             self._questions.move_to_end(key)
             return self._questions[key][0]
-        self.send(Making())
+        self.send(MakingQuestion())
         before = _peak()
         question = datasets.make(request.dataset, request.options, request.seed)
-        if isinstance(question, datasets.Question):
+        if isinstance(question, datasets.PosedQuestion):
             self._keep(key, question, _peak() - before)
-        self.send(Standing())
+        self.send(QuestionStands())
         return question
 
-    def _keep(self, key: bytes, question: datasets.Question, size: int) -> None:
+    def _keep(self, key: bytes, question: datasets.PosedQuestion, size: int) -> None:
         self._questions[key] = (question, size)
         self._questions_size += size
         while len(self._questions) > 1 and (

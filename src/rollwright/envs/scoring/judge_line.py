@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rollwright.envs.scoring.messages import Ask, JudgeMessage, Request, Result
+from rollwright.envs.scoring.messages import JudgeAsk, JudgeMessage, JudgeRequest, Result
 from rollwright.sandbox.frames import LENGTH
 from rollwright.sandbox.messages import Ended, Ready
 
@@ -30,7 +30,7 @@ _decoder = msgspec.msgpack.Decoder(JudgeWord)
 
 @dataclass(eq=False)
 class PendingRequest:
-    request: Request
+    request: JudgeRequest
     outcome: "Future[Result]" = field(default_factory=Future)
     deaths: int = 0
     """Judges that died over it."""
@@ -95,4 +95,4 @@ class JudgeLine:
         self.is_making = False
         if self.queue:
             request = self.queue[0].request
-            self.deadline = now + (request.seconds if request.ask is Ask.SCORE else QUESTION_SECONDS)
+            self.deadline = now + (request.seconds if request.ask is JudgeAsk.SCORE else QUESTION_SECONDS)

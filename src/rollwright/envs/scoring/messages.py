@@ -9,7 +9,7 @@ LEVEL = "level"
 """Beside a dataset's own options: a level of its curriculum. No dataset has an option of this name."""
 
 
-class Ask(StrEnum):
+class JudgeAsk(StrEnum):
     """What is wanted."""
 
     CHECK = "check"
@@ -20,9 +20,9 @@ class Ask(StrEnum):
     """What an answer is worth."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class JudgeRequest(msgspec.Struct, frozen=True):
     id: int
-    ask: Ask
+    ask: JudgeAsk
     dataset: str
     options: dict[str, Any]
     seed: int = 0
@@ -52,7 +52,7 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     """The answer is code where the dataset's grammar has none, so nothing was made of it; worth 0."""
 
 
-class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+class NoQuestion(msgspec.Struct, frozen=True, tag="refusal"):
     """Why there is no question."""
 
     message: str
@@ -60,18 +60,18 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     """Whether the dataset's name or options are wrong; otherwise making the question failed."""
 
 
-Result = Entry | Score | Refusal
+Result = Entry | Score | NoQuestion
 
 
-class Making(msgspec.Struct, frozen=True, tag="making"):
+class MakingQuestion(msgspec.Struct, frozen=True, tag="making"):
     """The judge begins to make the question of a request, which is not the answer's time."""
 
 
-class Standing(msgspec.Struct, frozen=True, tag="standing"):
+class QuestionStands(msgspec.Struct, frozen=True, tag="standing"):
     """The question stands: from here on the answer's time runs."""
 
 
-class Judged(msgspec.Struct, frozen=True, tag="judged"):
+class JudgeReply(msgspec.Struct, frozen=True, tag="judged"):
     """The reply to one request; requests are replied to in their order."""
 
     id: int
@@ -80,4 +80,4 @@ class Judged(msgspec.Struct, frozen=True, tag="judged"):
     """Whether the judge ends with it, and takes up nothing more."""
 
 
-JudgeMessage = Making | Standing | Judged
+JudgeMessage = MakingQuestion | QuestionStands | JudgeReply

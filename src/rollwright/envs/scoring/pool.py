@@ -22,14 +22,14 @@ from pathlib import Path
 from rollwright.envs.base import EnvironmentFailure
 from rollwright.envs.scoring.judge_line import QUESTION_SECONDS, JudgeLine, JudgeWord, PendingRequest
 from rollwright.envs.scoring.messages import (
-    Ask,
-    Judged,
-    Making,
-    Refusal,
-    Request,
+    JudgeAsk,
+    JudgeReply,
+    JudgeRequest,
+    MakingQuestion,
+    NoQuestion,
+    QuestionStands,
     Result,
     Score,
-    Standing,
 )
 from rollwright.sandbox.frames import frame
 from rollwright.sandbox.limits import SandboxLimits
@@ -90,7 +90,7 @@ class JudgePool:
         self._homes: OrderedDict[tuple[str, int], JudgeLine] = OrderedDict()
         self._done: list[tuple[PendingRequest, Result | EnvironmentFailure]] = []
 
-    def submit(self, request: Request) -> "Future[Result]":
+    def submit(self, request: JudgeRequest) -> "Future[Result]":
         pending = PendingRequest(request)
         with self._lock:
             self._waiting.append(pending)
@@ -301,16 +301,16 @@ class JudgePool:
         match word:
             case Ready():
                 self._greet(judge, word)
-            case Making():
+            case MakingQuestion():
                 judge.is_making, judge.deadline = True, now + QUESTION_SECONDS
-            case Standing():
+            case QuestionStands():
                 judge.begin_next(now)
-            case Judged() if judge.queue and judge.queue[0].request.id == word.id:
+            case JudgeReply() if judge.queue and judge.queue[0].request.id == word.id:
                 self._take(judge, word)
             case _:  # its end, or a reply to nothing that it was asked
                 self._bury(judge, is_own_death=True)
 
-    def _take(self, judge: JudgeLine, judged: Judged) -> None:
+    def _take(self, judge: JudgeLine, judged: JudgeReply) -> None:
         self._done.append((judge.queue.popleft(), judged.result))
         self._busy_at = time.monotonic()
         judge.begin_next(self._busy_at)
@@ -370,11 +370,11 @@ class JudgePool:
 
     def _fail_first(self, judge: JudgeLine) -> None:
         first = judge.queue.popleft()
-        if first.request.ask is Ask.SCORE and not judge.is_making:
+        if first.request.ask is JudgeAsk.SCORE and not judge.is_making:
             self._done.append((first, Score(0.0, killed=True)))
         else:
             message = f"{first.request.dataset}: making the question failed or took too long"
-            self._done.append((first, Refusal(message, False)))
+            self._done.append((first, NoQuestion(message, False)))
 
     def _drop(self, judge: JudgeLine) -> None:
         """Its requests go to others, in their order."""

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from rollwright.envs.base import EnvironmentFailure
-from rollwright.envs.scoring.messages import Ask, Entry, Refusal, Request, Result, Score
+from rollwright.envs.scoring.messages import Entry, JudgeAsk, JudgeRequest, NoQuestion, Result, Score
 from rollwright.envs.scoring.pool import UNCONFINED_VARIABLE, JudgePool
 from rollwright.errors import ConfigError
 
@@ -56,14 +56,14 @@ class ScoringService:
         if key in self._checked:
             return
         try:
-            _unless_refused(self._submit(Ask.CHECK, dataset, options).result(_START_SECONDS))
+            _unless_refused(self._submit(JudgeAsk.CHECK, dataset, options).result(_START_SECONDS))
         except TimeoutError as error:
             raise EnvironmentFailure(f"no word from the scoring process in {_START_SECONDS:g} s") from error
         self._checked.add(key)
 
     async def entry(self, dataset: str, options: Mapping[str, Any], seed: int) -> Entry:
         """The question of a seed: the same in every process."""
-        result = await self._ask(self._submit(Ask.ENTRY, dataset, options, seed))
+        result = await self._ask(self._submit(JudgeAsk.ENTRY, dataset, options, seed))
         assert isinstance(result, Entry)
         return result
 
@@ -80,7 +80,7 @@ class ScoringService:
         if len(answer) > MAX_ANSWER:
             return Score(0.0, failed=True)
         readable = answer.encode(errors="replace").decode()
-        result = await self._ask(self._submit(Ask.SCORE, dataset, options, seed, readable, seconds))
+        result = await self._ask(self._submit(JudgeAsk.SCORE, dataset, options, seed, readable, seconds))
         assert isinstance(result, Score)
         return result
 
@@ -90,21 +90,23 @@ class ScoringService:
 
     def _submit(
         self,
-        ask: Ask,
+        ask: JudgeAsk,
         dataset: str,
         options: Mapping[str, Any],
         seed: int = 0,
         answer: str = "",
         seconds: float = 0.0,
     ) -> "Future[Result]":
-        return self.pool.submit(Request(next(self._ids), ask, dataset, dict(options), seed, answer, seconds))
+        return self.pool.submit(
+            JudgeRequest(next(self._ids), ask, dataset, dict(options), seed, answer, seconds)
+        )
 
     async def _ask(self, outcome: "Future[Result]") -> Result:
         return _unless_refused(await asyncio.wrap_future(outcome))
 
 
 def _unless_refused(result: Result) -> Result:
-    if isinstance(result, Refusal):
+    if isinstance(result, NoQuestion):
         raise ConfigError(result.message) if result.is_config else EnvironmentFailure(result.message)
     return result
 
