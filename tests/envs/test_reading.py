@@ -2,6 +2,7 @@
 
 import operator
 import time
+from contextlib import suppress
 from fractions import Fraction
 
 import pytest
@@ -91,11 +92,9 @@ def test_a_literal_is_read_back(value: object) -> None:
 @given(st.one_of(st.text(), st.text("0123456789+-*/()[]{}.,'\"_eExXjJ lambda:=\n")))
 def test_any_text_is_read_or_refused(text: str) -> None:
     for read in (read_literal, lambda each: parse(each, COUNTING), lambda each: parse(each, EVERYTHING)):
-        try:
+        with suppress(Unreadable):  # anything else would be a fault
             read(text)
-        except Unreadable as error:
-            assert str(error)
-    is_code(text)
+    assert is_code(text) in (True, False)
 
 
 LONG = 20_000
