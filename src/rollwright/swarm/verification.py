@@ -5,7 +5,7 @@ node's own settings, and earned there exactly what was claimed; its prompts are 
 log-probabilities are those of this node's own policy; and its token ids say what its text says, or were made here from
 the text (`off_policy`). So a foreign group is a group like any other, for the same trainer.
 
-Scorers that run an answer as code run in the confined process of `rollwright.envs.scoring`, like those of own rollouts.
+No answer is evaluated as code: `rollwright.envs.scoring` judges it like those of own rollouts.
 """
 
 import asyncio
