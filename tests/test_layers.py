@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
 
-FOUNDATION = {"errors", "draws", "alarms", "listening", "http_client"}
+FOUNDATION = {"errors", "draws", "alarms", "listening", "http_client", "http_server", "addresses"}
 """Modules that know nobody and that everybody may use."""
 
 MAY_KNOW = {
@@ -18,6 +18,8 @@ MAY_KNOW = {
     "alarms": set(),
     "listening": set(),
     "http_client": set(),
+    "http_server": set(),
+    "addresses": set(),
     "trajectory": set(),
     "config": set(),
     "sandbox": set(),

@@ -1,17 +1,20 @@
-"""The web server under the store's and the gateway's endpoints."""
+"""The web server under the store's and the gateway's endpoints.
+
+Always true: every connection is held within `ServerLimits`, whatever its client does.
+"""
 
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import uvicorn
 
 from rollwright.errors import ConfigError
-
-KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep an idle connection, so that they never send into one that is being closed."""
+from rollwright.http_server.connection import Connections, GuardedConnection
+from rollwright.http_server.limits import ServerLimits
 
 _DRAIN_SECONDS = 10
 """How long calls under way may take when the server stops."""
@@ -23,20 +26,23 @@ BACKLOG = 2048
 class Listener(uvicorn.Server):
     """Stops when it is told to: signals are left to the program that it runs in."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, limits: ServerLimits | None = None) -> None:
         """`app`: as ASGI has it."""
+        limits = limits or ServerLimits()
+        self.connections = Connections(limits)
         super().__init__(
             uvicorn.Config(
                 app,
+                http=partial(GuardedConnection, self.connections),  # type: ignore[arg-type] # makes one
                 lifespan="off",
                 ws="none",
                 proxy_headers=False,
-                log_level="warning",
+                log_level="error",  # what strangers send wrong would fill the log
                 access_log=False,
                 server_header=False,
                 date_header=False,
                 backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=limits.idle_seconds,
                 timeout_graceful_shutdown=_DRAIN_SECONDS,
             )
         )
@@ -51,7 +57,12 @@ class Listener(uvicorn.Server):
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
-        await self._told.wait()
+        loop = asyncio.get_running_loop()
+        while not self._told.is_set():
+            self.connections.sweep(loop.time())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.connections.limits.sweep_seconds):
+                    await self._told.wait()
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -1,6 +1,8 @@
 """`enqueue`, `worker`, `ps` and `cancel`, as they are typed: a function of one's own plays tasks of one's own."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,26 @@ def test_a_stored_trajectory_is_shown_with_how_it_was_sampled_and_what_was_ignor
     missing = CliRunner().invoke(app, ["show", str(store), "nobody"])
     assert missing.exit_code != 0
     assert "0 rollouts of" in str(missing.exception)
+
+
+def test_a_worker_without_a_reachable_store_says_what_it_tries_and_ends() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "rollwright",
+            "worker",
+            "--store",
+            "http://127.0.0.1:1",
+            "--store-patience",
+            "1",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Connection refused; trying for 1 more seconds" in done.stdout
+    assert done.stderr.count("\n") == 1
+    assert "Connection refused (after " in done.stderr

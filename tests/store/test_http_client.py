@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
-from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, StoreError
+from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, StoreError, StoreUnavailable
 from rollwright.store.http.client import MAX_WAITING_CLAIMS, HttpStore
 from rollwright.store.http.retry import RetryRule
 from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore
+from rollwright.store.outage import Outage
 from rollwright.store.records import RolloutStatus
 
 LONG = 20.0
@@ -237,3 +238,29 @@ def test_the_examples_of_the_page_run() -> None:
         done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
+
+
+async def test_a_server_that_cannot_be_reached_is_told_of_until_it_is_given_up() -> None:
+    said: list[str] = []
+    rule = RetryRule(give_up_after=0.3, first=0.01, longest=0.02)
+    store = HttpStore("http://127.0.0.1:1", retry=rule, on_outage=said.append)
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1: .* \(after \d+ tries in 0 s\)"):
+        await store.statistics()
+    await store.close()
+    assert len(said) == 1  # the next would come seconds later
+    assert "; trying for 0 more seconds" in said[0]
+
+
+def test_an_outage_is_told_every_few_seconds_and_when_it_is_over() -> None:
+    said: list[str] = []
+    outage = Outage("http://h", said.append)
+    for second in range(12):
+        outage.lasts("refused", float(second), 60.0 - second)
+    outage.is_over()
+    outage.is_over()
+    assert said == [
+        "http://h: refused; trying for 60 more seconds",
+        "http://h: refused; trying for 55 more seconds",
+        "http://h: refused; trying for 50 more seconds",
+        "http://h answers again",
+    ]

@@ -199,9 +199,10 @@ async def test_json_carries_bytes_as_base64(caller: Caller) -> None:
     }
     assert (await caller.post("/v1/update_attempt", msgspec.json.encode(report)))[0] == 200
     packed = msgspec.msgpack.encode({"rollout_ids": ["ro-1"]})
-    assert await caller.post("/v1/get_trajectories", packed, MSGPACK | TOKEN) == (200, {"ro-1": b"\x00\xff"})
+    found = {"trajectories": {"ro-1": b"\x00\xff"}, "unread": []}
+    assert await caller.post("/v1/get_trajectories", packed, MSGPACK | TOKEN) == (200, found)
     asked = await caller.post("/v1/get_trajectories", '{"rollout_ids": ["ro-1"]}')
-    assert asked == (200, {"ro-1": report["trajectory"]})
+    assert asked == (200, {"trajectories": {"ro-1": report["trajectory"]}, "unread": []})
 
 
 async def test_what_json_cannot_carry_is_said_so(caller: Caller) -> None:

@@ -7,6 +7,7 @@ never by time or by attempt; a turn whose tokens were drawn otherwise than the r
 that name no turn to come after stand in the order in which they were asked for, however they finish.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -44,6 +45,10 @@ from rollwright.trajectory import (
 
 RESTARTED = "sequences_restarted"
 """Metric: prompts that could not continue the sequence they belong to, and started a new one."""
+
+
+LONG_TEXT, LONG_CONVERSATION, MANY_TOOLS = 64 * 1024, 1000, 64
+"""Characters, messages and tools from which a prompt takes a tokenizer 10 ms or more."""
 
 
 class OutOfRoom(Exception):
@@ -122,6 +127,11 @@ class Session:
     def sampling(self) -> Sampling:
         """How calls sample that do not say otherwise."""
         return self._sampling
+
+    @property
+    def sequence_length(self) -> int:
+        """Most tokens of a prompt and its completion."""
+        return self._sequence_length
 
     def policy_of(self, agent: str) -> Policy:
         """Who answers this agent's calls."""
@@ -247,7 +257,11 @@ class Session:
     async def _sampled(self, place: Place, question: Question) -> Turn:
         """A new turn from the engine, with the number that it has if no other call is under way."""
         turn_id = len(self.trajectory.turns)
-        added, prompt_ids, extends = self._render(question)
+        if _is_long(question):
+            # Others of this event loop would wait while a long text is taken apart.
+            added, prompt_ids, extends = await asyncio.to_thread(self._render, question)
+        else:
+            added, prompt_ids, extends = self._render(question)
         prompt = Prompt(
             episode=self.trajectory.rollout_id,
             key=(*self.key, question.agent, place.name),
@@ -382,6 +396,13 @@ class Session:
         if room >= sampling.max_tokens:
             return sampling
         return msgspec.structs.replace(sampling, max_tokens=room)
+
+
+def _is_long(question: Question) -> bool:
+    messages, tools = question.messages, question.tools
+    if len(messages) > LONG_CONVERSATION or len(tools) > MANY_TOOLS:
+        return True
+    return sum([len(each.content) for each in messages]) > LONG_TEXT
 
 
 def _solved(turn: Turn) -> bool | None:

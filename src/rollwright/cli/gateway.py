@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollwright.cli.console import console
+from rollwright.cli.console import console, say_aside
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.workers import StoreOption
 from rollwright.config import RunConfig, load
 from rollwright.errors import ConfigError
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.service import GatewayService, ServiceSettings
+from rollwright.http_server import raise_handle_limit
 from rollwright.policies.base import Sampling
 from rollwright.run.assembly import capture_rules
 from rollwright.run.policies import build_policy
@@ -95,7 +96,8 @@ async def _serve(
     name: str,
     screen: Console,
 ) -> None:
-    store: Store = await open_store(address)
+    raise_handle_limit()
+    store: Store = await open_store(address, on_outage=say_aside)
     policy = build_policy(config.policy)
     admin_key = key or f"rw-admin-{secrets.token_urlsafe(24)}"
     service = GatewayService(store, policy, server, settings, admin_key=admin_key, worker_id=name)

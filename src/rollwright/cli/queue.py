@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollwright.cli.console import console
+from rollwright.cli.console import console, say_aside
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.workers import StoreOption
 from rollwright.config import RunConfig, load
@@ -63,7 +63,7 @@ def _parsed(source: str, number: int, line: str) -> Any:
 async def _enqueue(
     address: str, inputs: list[Any], settings: RunConfig | None, rules: RolloutConfig, priority: int
 ) -> None:
-    store = await open_store(address)
+    store = await open_store(address, on_outage=say_aside)
     try:
         resources_id = None
         if settings is not None:
@@ -92,7 +92,7 @@ def ps(
 
 
 async def _ps(address: str, limit: int, screen: Console) -> None:
-    store = await open_store(address, must_exist=True)
+    store = await open_store(address, must_exist=True, on_outage=say_aside)
     try:
         statistics = await store.statistics()
         counts = "  ".join(f"{status} {statistics[status]:,}" for status in RolloutStatus)
@@ -151,7 +151,7 @@ def cancel(
 
 
 async def _cancel(address: str, rollouts: list[str], reason: str) -> list[str]:
-    store = await open_store(address, must_exist=True)
+    store = await open_store(address, must_exist=True, on_outage=say_aside)
     try:
         return await store.cancel_rollouts(rollouts, reason)
     finally:

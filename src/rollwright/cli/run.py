@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from rollwright.cli.console import console, plain_lines
+from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.live import REFRESH_SECONDS, RunView
 from rollwright.cli.profile import RecentProfile
@@ -45,7 +45,8 @@ def run(
     store: Annotated[
         str | None,
         typer.Option(
-            help="Where rollouts are kept: memory, a path, postgresql://…, http://… Default: in the run folder."
+            help="Where rollouts are kept: memory, a path, postgresql://…, http://… Default: in the run folder.",
+            callback=warn_of_password,
         ),
     ] = None,
     workers: Annotated[
@@ -63,7 +64,10 @@ def run(
 
 def resume(
     run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
-    store: Annotated[str | None, typer.Option(help="The store that the run used, if not its own.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="The store that the run used, if not its own.", callback=warn_of_password),
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Most worker processes.")] = None,
     ray: RayOption = None,
     live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,

@@ -9,7 +9,7 @@ import typer
 import yaml
 from rich.console import Console
 
-from rollwright.cli.console import console, plain_lines
+from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.config import RunConfig, build, load
 from rollwright.observe.statistics import batch_row
@@ -55,7 +55,12 @@ def join(
     overrides: Overrides = None,
     home: Home = None,
     store: Annotated[
-        str | None, typer.Option(help="Where rollouts are kept. Default: in the home.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Where rollouts are kept. Default: in the home.",
+            show_default=False,
+            callback=warn_of_password,
+        ),
     ] = None,
 ) -> None:
     """Join a swarm: rounds of generate, share, sample, train, evaluate. Ctrl-C ends cleanly, a crash costs nothing but

@@ -9,7 +9,7 @@ import typer
 import yaml
 from rich.console import Console
 
-from rollwright.cli.console import console, plain_lines
+from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.redrawn import Redrawn
@@ -47,7 +47,8 @@ def train(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = Path("runs"),
     store: Annotated[
-        str | None, typer.Option(help="Where rollouts are kept. Default: in the run folder.")
+        str | None,
+        typer.Option(help="Where rollouts are kept. Default: in the run folder.", callback=warn_of_password),
     ] = None,
     report: Annotated[
         bool, typer.Option("--report", help="At the end, do what `rollwright report` does.")

@@ -9,19 +9,27 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rollwright.addresses import redacted
 from rollwright.agents import EpisodeFailure
-from rollwright.cli.console import console, plain_lines
+from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
+from rollwright.http_server import raise_handle_limit
+from rollwright.run.garbage import rare_collections
 from rollwright.run.playbook import load_function
 from rollwright.run.worker_process import end_with_parent, run_worker
-from rollwright.store.opening import TOKEN_VARIABLE, open_store
+from rollwright.store.opening import ADDRESS_VARIABLE, TOKEN_VARIABLE, USUAL_PATIENCE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import ErrorRecord
 from rollwright.workers import WorkerSettings
 
 StoreOption = Annotated[
     str,
-    typer.Option(help="A path, postgresql://… or http://…", envvar="ROLLWRIGHT_STORE", show_default=False),
+    typer.Option(
+        help="A path, postgresql://… or http://…",
+        envvar=ADDRESS_VARIABLE,
+        show_default=False,
+        callback=warn_of_password,
+    ),
 ]
 
 
@@ -44,6 +52,10 @@ def worker(
         str | None,
         typer.Option(help="A function of one's own that plays, as module:function.", show_default=False),
     ] = None,
+    store_patience: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds to go on trying a store that cannot be reached; then it ends."),
+    ] = USUAL_PATIENCE,
     quiet: Annotated[bool, typer.Option(help="Do not say which rollouts are taken.")] = False,
     tied: Annotated[
         bool, typer.Option("--tied", help="End when standard input ends, as it does with a parent process.")
@@ -70,6 +82,7 @@ def worker(
     )
     function = load_function(agent) if agent else None
     if tied:
+        os.environ.pop(ADDRESS_VARIABLE, None)  # what is started from here has no use for it
         end_with_parent()
     done = run_async(
         run_worker(
@@ -79,6 +92,8 @@ def worker(
             function=function,
             on_claim=None if quiet else say,
             on_failed=None if quiet else complain,
+            patience=store_patience,
+            on_outage=None if quiet else say_line,
         )
     )
     if not quiet:
@@ -100,11 +115,13 @@ def serve(
 async def _serve(address: str, host: str, port: int, path: Path | None, screen: Console) -> None:
     from rollwright.store.http.server import StoreServer
 
+    raise_handle_limit()
     store = await open_store(address)
     try:
         token = os.environ.get(TOKEN_VARIABLE)
         server = StoreServer(store, host=host, port=port, path=path, token=token, handle_signals=True)
-        screen.print(f"serving {address} at {server.url}", highlight=False, soft_wrap=True)
-        await server.run()
+        screen.print(f"serving {redacted(address)} at {server.url}", highlight=False, soft_wrap=True)
+        with rare_collections():
+            await server.run()
     finally:
         await store.close()

@@ -4,14 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from rollwright.config.base import Settings
+from rollwright.config.base import EngineUrl, Settings
 from rollwright.config.rendering import RendererConfig
 
 
 class EnginePolicyConfig(Settings):
     """What all engines over HTTP share."""
 
-    base_urls: Annotated[list[str], Field(min_length=1)]
+    base_urls: Annotated[list[EngineUrl], Field(min_length=1)]
     """Addresses of engines with the same model, for example `http://127.0.0.1:8000`. An episode stays with one."""
     renderer: RendererConfig
     """The model's tokenizer and chat format, which make the prompts."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from rollwright.config.base import Settings
+from rollwright.config.base import EngineUrl, Settings
 from rollwright.config.engines import LlamaCppPolicyConfig, SglangPolicyConfig, VllmPolicyConfig
 from rollwright.config.torch_policy import TorchPolicyConfig
 
@@ -53,7 +53,7 @@ class OpenAIPolicyConfig(Settings):
 
     kind: Literal["openai"]
     """Chooses this policy."""
-    base_url: str
+    base_url: EngineUrl
     """For example `http://127.0.0.1:8000/v1`."""
     model: str
     """Name of the model, as the engine knows it."""

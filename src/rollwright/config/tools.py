@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rollwright.config.base import Settings
+from rollwright.config.base import EngineUrl, Settings
 
 
 class ToolConfig(Settings):
@@ -47,7 +47,7 @@ class SearchToolConfig(ToolConfig):
     """Chooses this tool."""
     passages: str | None = None
     """File of JSON lines, each with `text` and, if there is one, `title`."""
-    url: str | None = None
+    url: EngineUrl | None = None
     """A search server; see the page about tools for what it is asked and answers."""
 
     @model_validator(mode="after")

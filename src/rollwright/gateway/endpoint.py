@@ -1,15 +1,17 @@
 """Requests to the gateway, from the first byte to the last: who asks, what for, and how it is told.
 
 Plain ASGI, because a web framework's own work for one request would cost more than all the rest. Always true: every
-refusal is one line in the form that the client's SDK reads; a request without the right key is not looked into; a body
-is never held beyond the limit; a client that leaves loses nothing but its answer, and finds it when it asks again.
+refusal is one line in the form that the client's SDK reads; a request without the right key is answered before its body
+is read; no body is held beyond the limits, and a large one is read off the event loop; a client that leaves loses
+nothing but its answer, and finds it when it asks again.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -21,11 +23,13 @@ from rollwright.gateway.chat_completions import ChatCompletions
 from rollwright.gateway.registry import Registry
 from rollwright.gateway.responses import Responses
 from rollwright.gateway.retries import Call
-from rollwright.store.http.body import Body, Gone, Message, Receive
+from rollwright.store.http.body import Body, BodyMemory, Gone, Message, Receive
 from rollwright.store.http.refusals import HttpRefusal
+from rollwright.store.http.shape import decode_within, json_values
 
 Send = Callable[[Message], Awaitable[None]]
 Scope = Mapping[str, Any]
+Decoded = TypeVar("Decoded")
 
 MAX_BODY = 32 * 1024 * 1024
 """A conversation of a million tokens takes about 5 MiB."""
@@ -41,6 +45,17 @@ _PLAIN = _APIS["chat", "completions"]
 
 _LONGEST_KEY = 64
 """Bytes of an idempotency key that count; clients send UUIDs."""
+
+MAX_MESSAGES, MAX_TOOLS = 10_000, 1_000
+"""In one request. A message costs about 10 µs before the engine sees it; the hosted APIs take 128 tools."""
+
+MAX_MARKS = 400_000
+"""Commas and opening brackets in one request, those in its texts included: a million tokens of code have about
+250,000. Were all of them values, they would be decoded within 50 ms."""
+
+LONGEST_TOKEN = 128
+"""Characters: no usual vocabulary has a longer token, so a text of more than this for each token that there is room for
+cannot fit, and need not be taken apart to find out."""
 
 _JSON = b"application/json"
 
@@ -71,6 +86,10 @@ class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Administration(Protocol):
     """What a gateway of its own can do beside recording calls."""
 
+    def admit(self, rollout_id: str | None, key: bytes | None) -> None:
+        """Raises unless the key may open rollouts (`None`) or end this one."""
+        ...
+
     async def create(self, key: bytes | None, body: bytes, claim_id: str | None) -> Mapping[str, Any]: ...
 
     async def end(self, rollout_id: str, key: bytes | None, request: EndRequest) -> Mapping[str, Any]: ...
@@ -88,40 +107,35 @@ class GatewayApp:
         self._registry = registry
         self._administration = administration
         self._max_body = max_body
+        self._memory = BodyMemory()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         path = tuple(scope["raw_path"].decode("latin-1").split("/")[1:])
         api = _APIS.get(_tail(path), _PLAIN)
-        body = Body(receive, self._max_body)
+        body = Body(receive, self._max_body, self._memory)
         try:
-            try:
-                await self._route(scope["method"], path, _head(scope["headers"]), body, receive, send)
-            except HttpRefusal:
-                await body.drain()
-                raise
+            await self._route(scope["method"], path, _head(scope["headers"]), body, receive, send)
         except HttpRefusal as refusal:
             message = " ".join(str(refusal).splitlines())
-            await _send_error(send, api, refusal.status, refusal.kind, message)
+            last = body.unread or refusal.status == 401
+            await _send_error(send, api, refusal.status, refusal.kind, message, last=last)
         except Gone:
             return
         except Exception:  # noqa: BLE001 - whatever went wrong, the client gets one line
             _log.exception("%s failed", scope["path"])
-            await _send_error(send, api, 500, "internal", "the gateway failed; its log says why")
+            words = "the gateway failed; its log says why"
+            await _send_error(send, api, 500, "internal", words, last=body.unread)
 
     async def _route(
         self, method: str, path: tuple[str, ...], head: _Head, body: Body, receive: Receive, send: Send
     ) -> None:
-        if head.length > self._max_body:
-            raise body.too_large()
         match (method, *path):
             case ("GET", "health"):
                 await _send_json(send, {"status": "ok"})
             case ("POST", "rollouts") if self._administration is not None:
-                claim_id = None if head.idempotency_key is None else head.idempotency_key.decode("latin-1")
-                made = await self._administration.create(head.key, await body.read(), claim_id)
-                await _send_json(send, made)
+                await self._create(self._administration, head, body, send)
             case ("POST", "rollouts", quoted, "end"):
                 await self._end(unquote(quoted), head, body, send)
             case ("GET", "rollouts", quoted, "trajectory"):
@@ -136,18 +150,32 @@ class GatewayApp:
                 api = _APIS.get(_tail(path))
                 if api is None:
                     raise _not_served(method, path)
-                await self._ask(rollout, api, head, await body.read(), receive, send)
+                asked, name = await self._read(head, body, partial(_named, api, head))
+                await self._ask(rollout, api, asked, name, head, receive, send)
             case _:
                 raise _not_served(method, path)
 
+    async def _read(self, head: _Head, body: Body, decode: Callable[[bytes], Decoded]) -> Decoded:
+        """What a client whose key was right has sent; the bytes themselves are let go."""
+        if head.length > self._max_body:
+            raise body.too_large()
+        with body:
+            return await decode_within(decode, await body.read(), json_values, MAX_MARKS)
+
+    async def _create(self, administration: Administration, head: _Head, body: Body, send: Send) -> None:
+        administration.admit(None, head.key)
+        content = await self._read(head, body, bytes)
+        claim_id = None if head.idempotency_key is None else head.idempotency_key.decode("latin-1")
+        await _send_json(send, await administration.create(head.key, content, claim_id))
+
     async def _end(self, rollout_id: str, head: _Head, body: Body, send: Send) -> None:
-        content = await body.read()
         if self._administration is not None:
-            request = decode(_END, content)
+            self._administration.admit(rollout_id, head.key)
+            request = await self._read(head, body, _end_request)
             await _send_json(send, await self._administration.end(rollout_id, head.key, request))
             return
         rollout = self._registry.find(rollout_id, head.key)
-        request = decode(_END, content)
+        request = await self._read(head, body, _end_request)
         if request.error is not None:
             raise HttpRefusal(400, "unsupported", "error: raise it in the agent function instead")
         rollout.given = Given(request.reward, request.success)
@@ -155,10 +183,16 @@ class GatewayApp:
         await _send_json(send, {"status": "sealed"})
 
     async def _ask(
-        self, rollout: CapturedRollout, api: Api, head: _Head, body: bytes, receive: Receive, send: Send
+        self,
+        rollout: CapturedRollout,
+        api: Api,
+        asked: Asked,
+        name: bytes,
+        head: _Head,
+        receive: Receive,
+        send: Send,
     ) -> None:
-        asked = api.read(body)
-        name = blake2b(body, digest_size=16, key=(head.idempotency_key or b"")[:_LONGEST_KEY]).digest()
+        _check_room(rollout, asked)
         marked = head.marked or head.idempotency_key is not None
         call = rollout.call(api, asked, name, marked=marked, agent=head.agent)
         gone = asyncio.ensure_future(receive())
@@ -201,6 +235,38 @@ async def _tell(
     await send({"type": "http.response.body", "body": b""})
 
 
+def _end_request(body: bytes) -> EndRequest:
+    request: EndRequest = decode(_END, body)
+    return request
+
+
+def _named(api: Api, head: _Head, body: bytes) -> tuple[Asked, bytes]:
+    """What is asked, and a name for the request that is the same when it is repeated."""
+    key = (head.idempotency_key or b"")[:_LONGEST_KEY]
+    return api.read(body), blake2b(body, digest_size=16, key=key).digest()
+
+
+def _check_room(rollout: CapturedRollout, asked: Asked) -> None:
+    """Refuses a conversation of which it can be told at a glance that it is too long."""
+    count = len(asked.messages)
+    for what, found, most in (
+        ("messages", count, MAX_MESSAGES),
+        ("tools", len(asked.tools), MAX_TOOLS),
+    ):
+        if found > most:
+            raise HttpRefusal(413, "too_large", f"{what}: {found:,} are more than the {most:,} accepted")
+    room = rollout.session.sequence_length
+    length = len(asked.instructions) + sum([len(each.content) for each in asked.messages])
+    length += len(_encode(asked.tools)) if asked.tools else 0
+    if count > room or length > room * LONGEST_TOKEN:
+        rollout.out_of_room = True
+        raise HttpRefusal(
+            400,
+            "context_length_exceeded",
+            f"{count:,} messages of {length:,} characters do not fit: sequence_length is {room}",
+        )
+
+
 def _tail(path: tuple[str, ...]) -> tuple[str, ...]:
     """What stands behind `/rollouts/ID/v1`. Some SDKs add a `v1` of their own, so any number of them is fine."""
     tail = path[2:]
@@ -239,9 +305,14 @@ async def _send_json(send: Send, answer: Any) -> None:
     await _send(send, 200, _JSON, _encode(answer))
 
 
-async def _send_error(send: Send, api: Api, status: int, kind: str, message: str) -> None:
-    repeat = b"true" if status in PASSING else b"false"
-    await _send(send, status, _JSON, _encode(api.error(status, kind, message)), (b"x-should-retry", repeat))
+async def _send_error(
+    send: Send, api: Api, status: int, kind: str, message: str, *, last: bool = False
+) -> None:
+    """`last`: the connection ends with this answer."""
+    more = [(b"x-should-retry", b"true" if status in PASSING else b"false")]
+    if last:
+        more.append((b"connection", b"close"))
+    await _send(send, status, _JSON, _encode(api.error(status, kind, message)), *more)
 
 
 async def _send(send: Send, status: int, kind: bytes, content: bytes, *more: tuple[bytes, bytes]) -> None:

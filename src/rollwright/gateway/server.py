@@ -13,6 +13,7 @@ from rollwright.gateway.endpoint import MAX_BODY, Administration, GatewayApp
 from rollwright.gateway.registry import Registry
 
 if TYPE_CHECKING:
+    from rollwright.http_server import ServerLimits
     from rollwright.listening import Listener
 
 
@@ -33,12 +34,14 @@ class Gateway:
         port: int = 0,
         public_url: str | None = None,
         max_body: int = MAX_BODY,
+        limits: "ServerLimits | None" = None,
     ) -> None:
         """`public_url`: how agents reach it, where that is not the host and port."""
         self._host = host
         self._port = port
         self._public_url = None if public_url is None else public_url.rstrip("/")
         self._max_body = max_body
+        self._limits = limits
         self.registry = Registry()
         self._server: Listener | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -62,7 +65,7 @@ class Gateway:
         listening = listening_socket(self._host, self._port)
         host = f"[{self._host}]" if ":" in self._host else self._host
         self._url = f"http://{host}:{listening.getsockname()[1]}"
-        self._server = Listener(GatewayApp(self.registry, administration, self._max_body))
+        self._server = Listener(GatewayApp(self.registry, administration, self._max_body), self._limits)
         self._serving = loop.create_task(self._server.serve([listening]), name="gateway")
 
     def open(self, rollout: CapturedRollout) -> Access:

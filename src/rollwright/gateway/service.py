@@ -184,6 +184,14 @@ class GatewayService:
 
     # -- what the endpoint calls ------------------------------------------------------------------------
 
+    def admit(self, rollout_id: str | None, key: bytes | None) -> None:
+        """Asked before a request's body is read."""
+        if self._is_admin(key):
+            return
+        if rollout_id is None:
+            raise unauthorized("opening a rollout needs the administrator's key")
+        self._check_agent(rollout_id, key, self._held.get(rollout_id))
+
     async def create(self, key: bytes | None, body: bytes, claim_id: str | None) -> Mapping[str, Any]:
         """Opens a rollout: its address, its key, and what is to be done."""
         if not self._is_admin(key):

@@ -21,6 +21,9 @@ VOCABULARY_SIZE = 261
 _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 
+_STEP = 65_536
+"""Bytes that become ids in one go, 2 ms: other threads wait meanwhile."""
+
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -48,7 +51,9 @@ class BytesRenderer:
             messages = [Message("system", f"Tools:\n{told}"), *messages]
         for message in messages:
             ids.append(_ROLES[message.role])
-            ids.extend(message.content.encode())
+            text = message.content.encode()
+            for start in range(0, len(text), _STEP):
+                ids.extend(text[start : start + _STEP])
             ids.append(END)
         ids.append(ASSISTANT)
         return ids

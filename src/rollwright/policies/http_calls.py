@@ -14,17 +14,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from rollwright.addresses import has_password, redacted
 from rollwright.draws import KeyPart, uniform
 from rollwright.errors import ConfigError
-from rollwright.http_client import (
-    Answer,
-    BrokenAnswer,
-    HoldsPassword,
-    HttpClient,
-    TimedOut,
-    Unreachable,
-    Url,
-)
+from rollwright.http_client import Answer, BrokenAnswer, HttpClient, TimedOut, Unreachable, Url
 from rollwright.policies.base import EngineError, RateLimited
 from rollwright.policies.openai_api import one_line, server_message
 from rollwright.policies.retry import Cause, RetryPolicy, retry_after_seconds, status_cause
@@ -192,15 +185,13 @@ def engine_error(fault: Fault, tries: int, where: Url | str) -> EngineError:
 
 def endpoint(base_url: str, path: str, name: str = "base_url") -> Url:
     """Where `path` is below `base_url`; raises a `ConfigError` that names the setting."""
+    if has_password(base_url):
+        raise ConfigError(f"{name}: holds a user name or password; give the key in api_key or api_key_env")
     try:
         return Url.parse(base_url.rstrip("/") + path)
-    except HoldsPassword:
-        raise ConfigError(
-            f"{name}: holds a user name or password; give the key in api_key or api_key_env"
-        ) from None
     except ValueError as error:
         raise ConfigError(
-            f"{name}: {base_url!r} is not a URL like http://127.0.0.1:8000/v1: {error}"
+            f"{name}: {redacted(base_url)!r} is not a URL like http://127.0.0.1:8000/v1: {error}"
         ) from None
 
 

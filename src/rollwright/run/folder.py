@@ -8,7 +8,6 @@ that was being written, and reading stops there and says so. One process at a ti
 import fcntl
 import json
 import os
-import re
 import shutil
 import struct
 import zlib
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
+from rollwright.addresses import without_password
 from rollwright.config import RunConfig, build, dump
 from rollwright.errors import FormatError, RollwrightError
 from rollwright.run.retention import Forgotten, flush_to_disk, read_forgotten, replace_durably
@@ -102,11 +102,12 @@ class RunFolder:
     def store_address(self, told: str | None) -> str:
         """Where the run's rollouts are: what it is told, what it was told before, or its own file.
 
-        What it is told is remembered without its password.
+        What it is told is remembered without its password; whoever goes on with the run gives it again, best by
+        PGPASSWORD.
         """
         remembered = self.path / ADDRESS
         if told is not None:
-            remembered.write_text(_without_password(told) + "\n", encoding="utf-8")
+            remembered.write_text(without_password(told) + "\n", encoding="utf-8")
             return told
         return (
             remembered.read_text(encoding="utf-8").strip() if remembered.is_file() else str(self.path / STORE)
@@ -248,10 +249,6 @@ def _taken(path: Path) -> RollwrightError:
 def _is_at(opened: BinaryIO, file: Path) -> bool:
     """Whether the file that is open is still the one of that name."""
     return os.path.samestat(os.fstat(opened.fileno()), file.stat())
-
-
-def _without_password(address: str) -> str:
-    return re.sub(r"(://[^:/@]+):[^@]*@", r"\1@", address)
 
 
 def _cut_half_line(file: Path) -> None:

@@ -11,6 +11,7 @@ from rollwright.hardware.threads import WORKERS_VARIABLE
 from rollwright.rollout import Activity
 from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet
 from rollwright.store.contract import Store
+from rollwright.store.opening import ADDRESS_VARIABLE
 from rollwright.workers.autoscale import ScaleRules
 
 DRAIN_SECONDS = 5.0
@@ -54,12 +55,13 @@ class ProcessFleet(Fleet):
         """`address`: where the workers find the store."""
         super().__init__(store, rules, activity)
         self._words = [
-            *(sys.executable, "-m", "rollwright", "worker", "--quiet", "--tied", "--store", address),
+            *(sys.executable, "-m", "rollwright", "worker", "--quiet", "--tied"),
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *("--envs", str(rules.envs_per_worker), "--heartbeat-interval", str(heartbeat_interval)),
             "--find-capacity" if find_capacity else "--no-find-capacity",
         ]
-        self._environment = {**os.environ, WORKERS_VARIABLE: str(rules.maximum)}
+        # Not among the words of the command, which every user of the machine can read.
+        self._environment = {**os.environ, WORKERS_VARIABLE: str(rules.maximum), ADDRESS_VARIABLE: address}
         self._lives: dict[str, _Life] = {}
 
     @property

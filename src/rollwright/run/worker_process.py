@@ -14,7 +14,7 @@ from rollwright.rollout.capacity import START
 from rollwright.run.assembly import make_env
 from rollwright.run.garbage import rare_collections
 from rollwright.run.playbook import StorePlaybook
-from rollwright.store.opening import open_store
+from rollwright.store.opening import USUAL_PATIENCE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import ErrorRecord
 from rollwright.workers import Worker, WorkerSettings
@@ -29,9 +29,14 @@ async def run_worker(
     on_claim: Callable[[AttemptedRollout], None] | None = None,
     on_failed: Callable[[AttemptedRollout, ErrorRecord], None] | None = None,
     stop: asyncio.Event | None = None,
+    patience: float = USUAL_PATIENCE,
+    on_outage: Callable[[str], None] | None = None,
 ) -> Activity:
-    """Plays rollouts of the store at `address`; returns what was done. `stop` drains it, like a signal."""
-    store = await open_store(address, must_exist=True)
+    """Plays rollouts of the store at `address`; returns what was done. `stop` drains it, like a signal.
+
+    Ends with an error when the store cannot be reached for `patience` seconds; `on_outage` is told meanwhile.
+    """
+    store = await open_store(address, must_exist=True, patience=patience, on_outage=on_outage)
     activity = Activity()
     playbook = StorePlaybook(store, function)
     limit = START if settings.find_capacity else settings.max_env_num_per_worker

@@ -7,19 +7,43 @@
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from rollwright.addresses import check_address, redacted
 from rollwright.errors import ConfigError
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
+
+ADDRESS_VARIABLE = "ROLLWRIGHT_STORE"
+"""Environment variable that holds an address. Unlike an argument, other users of the machine cannot read it."""
 
 TOKEN_VARIABLE = "ROLLWRIGHT_STORE_TOKEN"
 """Environment variable that holds the token of a store behind a server."""
 
 
-async def open_store(address: str, *, must_exist: bool = False) -> Store:
-    """Opens the store; a file that does not exist yet is made, unless it must exist."""
+USUAL_PATIENCE = 60.0
+"""Seconds that a store which cannot be reached is tried for: a server that restarts is back by then."""
+
+
+async def open_store(
+    address: str,
+    *,
+    must_exist: bool = False,
+    patience: float = USUAL_PATIENCE,
+    on_outage: Callable[[str], None] | None = None,
+) -> Store:
+    """Opens the store; a file that does not exist yet is made, unless it must exist.
+
+    A server that cannot be reached, now or later, is tried again for `patience` seconds; `on_outage` is told every few
+    of them, in a line for people.
+    """
+    try:
+        check_address(address)
+    except ConfigError as error:
+        raise ConfigError(f"store: {error}") from None
     scheme, found, rest = address.partition("://")
+    scheme = scheme.lower() if found else scheme
     if address == "memory":
         return MemoryStore()
     if not found:
@@ -27,13 +51,15 @@ async def open_store(address: str, *, must_exist: bool = False) -> Store:
     if scheme == "sqlite":
         return await _sqlite(Path(rest.removeprefix("/")), must_exist)
     if scheme in ("postgresql", "postgres"):
-        return await _postgresql(address)
+        return await _postgresql(address, patience, on_outage)
     if scheme in ("http", "https", "http+unix"):
         from rollwright.store.http.client import HttpStore
+        from rollwright.store.http.retry import RetryRule
 
-        return HttpStore(address, token=os.environ.get(TOKEN_VARIABLE))
+        token, retry = os.environ.get(TOKEN_VARIABLE), RetryRule(give_up_after=patience)
+        return HttpStore(address, token=token, retry=retry, on_outage=on_outage)
     raise ConfigError(
-        f"store {address!r}: unknown scheme {scheme!r}; known: memory, a path, sqlite:///path, postgresql://…, http://…"
+        f"store {redacted(address)!r}: unknown scheme {scheme!r}; known: memory, a path, sqlite:///path, postgresql://…, http://…"
     )
 
 
@@ -52,11 +78,11 @@ def _check_path(path: Path, must_exist: bool) -> None:
         raise ConfigError(f"store {str(path)!r}: there is no such file")
 
 
-async def _postgresql(address: str) -> Store:
+async def _postgresql(address: str, patience: float, on_outage: Callable[[str], None] | None) -> Store:
     from rollwright.store.sql import SqlStore
 
     try:
         from rollwright.store.sql.postgres import PostgresDriver
     except ImportError as error:
         raise ConfigError("store: PostgreSQL needs asyncpg: install rollwright[postgres]") from error
-    return SqlStore(await PostgresDriver.open(address))
+    return SqlStore(await PostgresDriver.open(address, patience=patience, on_outage=on_outage))

@@ -8,6 +8,7 @@ import msgspec
 
 from rollwright.store.http import looking_calls, playing_calls
 from rollwright.store.http.messages import Call, Entry
+from rollwright.store.http.shape import json_values, msgpack_values
 
 _MODULES = (playing_calls, looking_calls)
 
@@ -35,6 +36,8 @@ class Format:
     calls: Mapping[str, Callable[[bytes], Call[Any]]]
     """Decodes a call's arguments, by the call's name."""
     batch: Callable[[bytes], list[Entry]]
+    count: Callable[[bytes, int], int]
+    """How many values a body holds, up to a limit."""
 
 
 MSGPACK = Format(
@@ -42,12 +45,14 @@ MSGPACK = Format(
     msgspec.msgpack.Encoder().encode,
     {name: msgspec.msgpack.Decoder(call).decode for name, call in CALLS.items()},
     msgspec.msgpack.Decoder(_Entries).decode,
+    msgpack_values,
 )
 JSON = Format(
     "application/json",
     msgspec.json.Encoder().encode,
     {name: msgspec.json.Decoder(call).decode for name, call in CALLS.items()},
     msgspec.json.Decoder(_Entries).decode,
+    json_values,
 )
 
 FORMATS = {each.media_type: each for each in (MSGPACK, JSON)}

@@ -6,7 +6,7 @@ says the same as in the server's store; a claim whose caller was cancelled goes 
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,9 +22,10 @@ from rollwright.store.checks import (
 )
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.http import playing_calls as calls
-from rollwright.store.http.looking_client import LookingClient
-from rollwright.store.http.messages import Answer, Call
+from rollwright.store.http.looking_client import LookingClient, portions
+from rollwright.store.http.messages import MAX_ITEMS, Answer, Call
 from rollwright.store.http.retry import RetryRule
+from rollwright.store.http.shape import MAX_VALUES
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
@@ -40,6 +41,9 @@ MAX_WAITING_CLAIMS = 64
 """Requests that wait for work at a time. Each needs a connection, and a server has about 1,000 file handles by
 default; further callers wait here for their turn."""
 
+_PORTION_BYTES = MAX_VALUES - 1024
+"""Of rollouts that are enqueued by one request."""
+
 _WITHDRAW_SECONDS = 2.0
 """How long `close` waits for claims to be handed back; after that their leases decide."""
 
@@ -54,17 +58,27 @@ class HttpStore(LookingClient):
         token: str | None = None,
         retry: RetryRule | None = None,
         request_timeout: float = 60.0,
+        on_outage: Callable[[str], None] | None = None,
     ) -> None:
-        """`request_timeout`: seconds for one try of one request, on top of what the call itself waits."""
-        super().__init__(url, token=token, retry=retry or RetryRule(), request_timeout=request_timeout)
+        """`request_timeout`: seconds for one try of one request, on top of what the call itself waits. `on_outage`: is
+        told every few seconds, in a line for people, while the server cannot be reached."""
+        super().__init__(
+            url, token=token, retry=retry or RetryRule(), request_timeout=request_timeout, on_outage=on_outage
+        )
         self._may_wait = asyncio.Semaphore(MAX_WAITING_CLAIMS)
         self._withdrawals: set[asyncio.Task[None]] = set()
 
     # -- asking for episodes ------------------------------------------------------------------------
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRequest]) -> list[Rollout]:
-        call = calls.EnqueueManyRollouts(requests=[_named(request) for request in requests])
-        return await (self._send(call) if len(requests) == 1 else self._ask(call))
+        named = [_named(request) for request in requests]  # all are checked before the first is sent
+        if len(named) == 1:
+            return await self._send(calls.EnqueueManyRollouts(requests=named))
+        enqueued: list[Rollout] = []
+        for some in _portions_by_size(named):
+            there = await self._ask(calls.EnqueueManyRollouts(requests=some))
+            enqueued += there
+        return enqueued
 
     async def update_rollout(
         self,
@@ -94,9 +108,12 @@ class HttpStore(LookingClient):
         )
 
     async def cancel_rollouts(self, rollout_ids: Iterable[str], reason: str) -> list[str]:
-        return await self._ask(
-            calls.CancelRollouts(rollout_ids=list(rollout_ids), reason=reason, call_id=new_id("call"))
-        )
+        cancelled: list[str] = []
+        for ids in portions(list(rollout_ids)):
+            call = calls.CancelRollouts(rollout_ids=ids, reason=reason, call_id=new_id("call"))
+            gone = await self._ask(call)
+            cancelled += gone
+        return cancelled
 
     # -- playing them -------------------------------------------------------------------------------
 
@@ -111,7 +128,7 @@ class HttpStore(LookingClient):
         check_claim(limit, worker_id, claim_id)
         call_id = new_id("call")
         call = calls.DequeueManyRollouts(
-            limit=limit, worker_id=worker_id, claim_id=claim_id or call_id, call_id=call_id
+            limit=min(limit, MAX_ITEMS), worker_id=worker_id, claim_id=claim_id or call_id, call_id=call_id
         )
         try:
             # Together with what others ask in this moment; only an empty queue is worth a request of its own.
@@ -203,13 +220,15 @@ class HttpStore(LookingClient):
         heartbeat_stats: Mapping[str, Any] | None = None,
         attempts: Iterable[tuple[str, str]] | None = None,
     ) -> list[tuple[str, str]]:
-        return await self._send(
-            calls.UpdateWorker(
-                worker_id=check_id(worker_id, "worker_id"),
-                heartbeat_stats=None if heartbeat_stats is None else dict(heartbeat_stats),
-                attempts=None if attempts is None else list(attempts),
-            )
-        )
+        stats = None if heartbeat_stats is None else dict(heartbeat_stats)
+        call = calls.UpdateWorker(worker_id=check_id(worker_id, "worker_id"), heartbeat_stats=stats)
+        if attempts is None:
+            return await self._send(call)
+        lost: list[tuple[str, str]] = []
+        for pairs in portions(list(attempts)):
+            taken_away = await self._send(msgspec.structs.replace(call, attempts=pairs))
+            lost += taken_away
+        return lost
 
     async def wait_for_cancellations(self, worker_id: str, *, timeout: float) -> list[tuple[str, str]]:
         check_id(worker_id, "worker_id")
@@ -259,6 +278,21 @@ class HttpStore(LookingClient):
         if self._withdrawals:
             await asyncio.wait(self._withdrawals, timeout=_WITHDRAW_SECONDS)
         await super().close()
+
+
+def _portions_by_size(requests: Sequence[EnqueueRequest]) -> Iterator[list[EnqueueRequest]]:
+    """So many at a time that no body is refused for the number of its values: it has no more of them than bytes. One
+    that is larger by itself goes alone."""
+    some: list[EnqueueRequest] = []
+    size = 0
+    for request in requests:
+        length = len(msgspec.msgpack.encode(request))
+        if some and (len(some) == MAX_ITEMS or size + length > _PORTION_BYTES):
+            yield some
+            some, size = [], 0
+        some.append(request)
+        size += length
+    yield some
 
 
 def _named(request: EnqueueRequest) -> EnqueueRequest:

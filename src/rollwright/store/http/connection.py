@@ -7,20 +7,23 @@ repeatable by the caller. Belongs to one event loop; the connections are opened 
 
 import asyncio
 import os
+from collections.abc import Callable
 from math import ceil
 from urllib.parse import unquote
 
 import msgspec
 
+from rollwright.addresses import has_password, redacted
 from rollwright.draws import uniform
 from rollwright.errors import ConfigError
-from rollwright.http_client import HoldsPassword, HttpClient, HttpFault, Url
+from rollwright.http_client import HttpClient, HttpFault, Url
 from rollwright.store.checks import new_id
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.http.messages import Refusal
 from rollwright.store.http.refusals import error_of
 from rollwright.store.http.retry import RetryRule
 from rollwright.store.opening import TOKEN_VARIABLE
+from rollwright.store.outage import Outage
 
 KEEP_ALIVE_SECONDS = 60.0
 """Shorter than the server keeps an idle connection: see `rollwright.listening`."""
@@ -36,8 +39,16 @@ _refusal = msgspec.msgpack.Decoder(Refusal)
 
 
 class Connection:
-    def __init__(self, url: str, token: str | None, retry: RetryRule, request_timeout: float) -> None:
-        self.url = url
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        retry: RetryRule,
+        request_timeout: float,
+        on_outage: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_outage`: is told, in a line for people, while the server cannot be reached."""
+        self.url = redacted(url)
         self._base, socket_path = _parse(url)
         headers = {"Content-Type": MEDIA_TYPE}
         if token is not None:
@@ -47,6 +58,7 @@ class Connection:
         self._retry = retry
         self._request_timeout = request_timeout
         self._client = HttpClient(headers, keep_alive=KEEP_ALIVE_SECONDS, socket_path=socket_path)
+        self._outage = Outage(self.url, on_outage)
         self._urls: dict[str, Url] = {}
         self._name = new_id("client")
         self._retries = 0
@@ -61,14 +73,19 @@ class Connection:
         while True:
             answer = await self._try(url, body, wait)
             if isinstance(answer, bytes):
+                self._outage.is_over()
                 return answer
             self._retries += 1
             failing_since = clock() if failing_since is None else failing_since
             draw = uniform(self._name, "retry", self._retries)
             delay = self._retry.delay(tries, clock() - failing_since, draw)
             if delay is None:
+                seconds = f" in {clock() - failing_since:.0f} s" if tries > 1 else ""
                 counted = "1 try" if tries == 1 else f"{tries} tries"
-                raise StoreUnavailable(f"{self.url}: {answer} (after {counted})")
+                raise StoreUnavailable(f"{self.url}: {answer} (after {counted}{seconds})")
+            if tries > 1:  # one that broke by itself is repaired at once
+                left = self._retry.give_up_after - (clock() - failing_since)
+                self._outage.lasts(answer, clock(), left)
             await asyncio.sleep(delay)
             tries += 1
 
@@ -113,15 +130,21 @@ def _parse(text: str) -> tuple[str, str | None]:
     if scheme == _UNIX and separator:
         path = unquote(rest)
         if not os.path.isabs(path):
-            raise ConfigError(f"store: {text!r} is not a socket's address like http+unix:///run/store.sock")
+            raise ConfigError(
+                f"store: {redacted(text)!r} is not a socket's address like http+unix:///run/store.sock"
+            )
         return "http://store", path
-    base = text.rstrip("/")
+    if has_password(text):
+        raise ConfigError(
+            f"store: the URL holds a user name, password or token; leave it out: {TOKEN_VARIABLE} holds the token"
+        )
+    if "?" in text or "#" in text:
+        raise ConfigError(f"store: {redacted(text)}: takes no ?; {TOKEN_VARIABLE} holds the token")
+    base = f"{scheme.lower()}{separator}{rest.rstrip('/')}"
     try:
         Url.parse(base)
-    except HoldsPassword:
-        raise ConfigError(
-            "store: the URL holds a user name or password; give the token apart from it"
-        ) from None
     except ValueError as error:
-        raise ConfigError(f"store: {text!r} is not a URL like http://127.0.0.1:8700: {error}") from None
+        raise ConfigError(
+            f"store: {redacted(text)!r} is not a URL like http://127.0.0.1:8700: {error}"
+        ) from None
     return base, None

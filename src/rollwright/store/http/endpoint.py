@@ -1,31 +1,40 @@
 """One request of the store's server: a call, or a batch of calls, made on the store.
 
 Plain ASGI, because a web framework's own work for one request would cost several times what the store's does.
-Always true: every answer is whole and of one line, whatever came in; a request without the token is not looked
-into; a body is never held beyond the limit; a call that waits ends when its caller has gone.
+Always true: every answer is whole and of one line, whatever came in; a request without the token is answered before
+its body is read; no body is held beyond the limits, and a large one is decoded off the event loop; a call that waits
+ends when its caller has gone.
 """
 
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from rollwright.store.contract import Store, StoreError, StoreUnavailable
-from rollwright.store.http.body import Body, Gone, Message, Receive
+from rollwright.store.http.body import Body, BodyMemory, Gone, Message, Receive
 from rollwright.store.http.catalogue import BATCH, FORMATS, JSON, Format
 from rollwright.store.http.messages import Call, Entry, Once, Outcome
 from rollwright.store.http.playing_calls import Claiming, WithdrawCall
 from rollwright.store.http.recent import RecentCalls
 from rollwright.store.http.refusals import INTERNAL, HttpRefusal, fault_of
+from rollwright.store.http.shape import decode_within
 
 Send = Callable[[Message], Awaitable[None]]
 Decoded = TypeVar("Decoded")
 
 MAX_BODY = 64 * 1024 * 1024
 """An episode of a million tokens takes about 12 MiB, 100,000 small rollouts in one call about 20."""
+
+SLICE_SECONDS = 0.005
+"""After which a batch lets other callers' requests in."""
+
+PAUSE_SECONDS = 0.001
+"""More than 0: uvloop reads few sockets, or none, as long as something is ready to run."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +55,9 @@ class CallEndpoint:
         self._store = store
         self._token = None if token is None else token.encode()
         self._max_body = max_body
+        self._memory = BodyMemory()
         self._recent = RecentCalls(store)
+        self._wide = asyncio.Semaphore(1)
         self._waiting: set[asyncio.Task[Any]] = set()
         self._stopping = False
 
@@ -59,27 +70,23 @@ class CallEndpoint:
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         head = _head(scope["headers"])
         kind = head.format or JSON
-        body = Body(receive, self._max_body)
-        status = 200
-        try:
+        name = scope["path_params"]["call"]
+        with Body(receive, self._max_body, self._memory) as body:
+            status = 200
             try:
                 self._admit(head, body)
-                content = await body.read()
-            except HttpRefusal:
-                await body.drain()
-                raise
-            answer = await self._answer(scope["path_params"]["call"], kind, content, receive)
-            content = _encode(kind, answer)
-        except (HttpRefusal, StoreError, StoreUnavailable) as error:
-            status, refusal = fault_of(error)
-            content = kind.encode(refusal)
-        except Gone:
-            return
-        except Exception:  # noqa: BLE001 - whatever a backend raises, the caller gets one line
-            _log.exception("call %s failed", scope["path_params"]["call"])
-            status, refusal = INTERNAL
-            content = kind.encode(refusal)
-        await _send(send, status, kind, content)
+                answer = await self._answer(name, kind, await body.read(), receive)
+                content = _encode(kind, answer)
+            except (HttpRefusal, StoreError, StoreUnavailable) as error:
+                status, refusal = fault_of(error)
+                content = kind.encode(refusal)
+            except Gone:
+                return
+            except Exception:  # noqa: BLE001 - whatever a backend raises, the caller gets one line
+                _log.exception("call %s failed", name)
+                status, refusal = INTERNAL
+                content = kind.encode(refusal)
+        await _send(send, status, kind, content, last=body.unread or status == 401)
 
     # -- taking the request in ------------------------------------------------------------------------
 
@@ -101,18 +108,29 @@ class CallEndpoint:
 
     async def _answer(self, name: str, kind: Format, body: bytes, receive: Receive) -> Any:
         if name == BATCH:
-            entries = _decode(kind.batch, body)
+            entries = await _decode(kind.batch, kind, body)
             if self._store.instant:
-                return [await self._outcome(kind, entry) for entry in entries]
+                return await self._one_by_one(kind, entries)
             return await asyncio.gather(*[self._outcome(kind, entry) for entry in entries])
-        call = _call(kind, name, body)
-        if call.waits():
+        call = await _call(kind, name, body)
+        if call.waits() or call.wide:
             return await self._make_while_connected(call, receive)
         return await self._make(call)
 
+    async def _one_by_one(self, kind: Format, entries: Sequence[Entry]) -> list[Outcome]:
+        """Lets others come in between when it takes long."""
+        outcomes = []
+        began = time.perf_counter()
+        for entry in entries:
+            outcomes.append(await self._outcome(kind, entry))
+            if time.perf_counter() - began > SLICE_SECONDS:
+                await asyncio.sleep(PAUSE_SECONDS)
+                began = time.perf_counter()
+        return outcomes
+
     async def _outcome(self, kind: Format, entry: Entry) -> Outcome:
         try:
-            call = _call(kind, entry.call, bytes(entry.arguments))
+            call = await _call(kind, entry.call, bytes(entry.arguments))
             if call.waits():
                 raise HttpRefusal(400, "refused", f"{entry.call} waits: it cannot be part of a batch")
             return Outcome(answer=await self._make(call))
@@ -123,6 +141,15 @@ class CallEndpoint:
             return Outcome(refusal=INTERNAL.refusal)
 
     async def _make(self, call: Call[Any]) -> Any:
+        if not call.wide:
+            return await self._make_now(call)
+        async with self._wide:
+            answer = await self._make_now(call)
+            if self._store.instant:
+                await asyncio.sleep(PAUSE_SECONDS)  # or several of them would follow each other in one go
+            return answer
+
+    async def _make_now(self, call: Call[Any]) -> Any:
         if isinstance(call, Claiming):
             return await self._recent.claim(call)
         if isinstance(call, Once):
@@ -132,11 +159,12 @@ class CallEndpoint:
         return await call.make(self._store)
 
     async def _make_while_connected(self, call: Call[Any], receive: Receive) -> Any:
-        if self._stopping:
+        if self._stopping and call.waits():
             raise StoreUnavailable("the server is stopping")
         making = asyncio.create_task(self._make(call))
         gone = asyncio.ensure_future(receive())
-        self._waiting.add(making)
+        if call.waits():
+            self._waiting.add(making)
         try:
             await asyncio.wait({making, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not making.done():
@@ -165,16 +193,16 @@ def _head(headers: list[tuple[bytes, bytes]]) -> _Head:
     return _Head(kind, length, token, from_a_browser)
 
 
-def _call(kind: Format, name: str, body: bytes) -> Call[Any]:
+async def _call(kind: Format, name: str, body: bytes) -> Call[Any]:
     decode = kind.calls.get(name)
     if decode is None:
         raise HttpRefusal(404, "no_such_call", f"no call {name[:80]!r}; accepted: {', '.join(kind.calls)}")
-    return _decode(decode, body)
+    return await _decode(decode, kind, body)
 
 
-def _decode(decode: Callable[[bytes], Decoded], body: bytes) -> Decoded:
+async def _decode(decode: Callable[[bytes], Decoded], kind: Format, body: bytes) -> Decoded:
     try:
-        return decode(body)
+        return await decode_within(decode, body, kind.count)
     except msgspec.ValidationError as error:
         raise HttpRefusal(422, "invalid", str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -191,10 +219,13 @@ def _encode(kind: Format, answer: Any) -> bytes:
         ) from None
 
 
-async def _send(send: Send, status: int, kind: Format, content: bytes) -> None:
+async def _send(send: Send, status: int, kind: Format, content: bytes, *, last: bool) -> None:
+    """`last`: the connection ends with this answer."""
     headers = [
         (b"content-type", kind.media_type.encode()),
         (b"content-length", str(len(content)).encode()),
     ]
+    if last:
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

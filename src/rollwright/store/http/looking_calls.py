@@ -5,7 +5,22 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollwright.store.contract import Store
-from rollwright.store.http.messages import Call, Count, Cursor, Id, Limit, Once, Seconds, Wait, WirePage
+from rollwright.store.http.messages import (
+    MAX_ITEMS,
+    MAX_PAGE_BYTES,
+    Call,
+    Count,
+    Cursor,
+    FilterIds,
+    Id,
+    Ids,
+    Limit,
+    Once,
+    Seconds,
+    TrajectoryPage,
+    Wait,
+    WirePage,
+)
 from rollwright.store.records import (
     Attempt,
     Completion,
@@ -17,6 +32,9 @@ from rollwright.store.records import (
     WorkerStatus,
 )
 
+TRAJECTORIES_AT_ONCE = 16
+"""Read before the size of the answer is looked at again: a group of usual size."""
+
 Version = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
@@ -25,29 +43,36 @@ class ReadCompletions(Call[list[Completion]], frozen=True):
     answer = list[Completion]
 
     after: Cursor = 0
-    limit: Count = 1000
+    limit: Limit = MAX_ITEMS
     timeout: Wait = 0.0
 
     async def make(self, store: Store) -> list[Completion]:
         return await store.read_completions(self.after, limit=self.limit, timeout=self.timeout)
 
 
-class GetTrajectories(Call[dict[str, bytes]], frozen=True):
+class GetTrajectories(Call[TrajectoryPage], frozen=True):
     name = "get_trajectories"
-    answer = dict[str, bytes]
+    wide = True
+    answer = TrajectoryPage
 
-    rollout_ids: list[Id]
+    rollout_ids: Ids
     failed: bool = False
 
-    async def make(self, store: Store) -> dict[str, bytes]:
-        return await store.get_trajectories(self.rollout_ids, failed=self.failed)
+    async def make(self, store: Store) -> TrajectoryPage:
+        found: dict[str, bytes] = {}
+        for start in range(0, len(self.rollout_ids), TRAJECTORIES_AT_ONCE):
+            if sum(map(len, found.values())) > MAX_PAGE_BYTES:
+                return TrajectoryPage(found, self.rollout_ids[start:])
+            some = self.rollout_ids[start : start + TRAJECTORIES_AT_ONCE]
+            found |= await store.get_trajectories(some, failed=self.failed)
+        return TrajectoryPage(found, [])
 
 
 class WaitForRollouts(Call[list[Rollout]], frozen=True):
     name = "wait_for_rollouts"
     answer = list[Rollout]
 
-    rollout_ids: list[Id]
+    rollout_ids: Ids
     timeout: Wait = 0.0
 
     async def make(self, store: Store) -> list[Rollout]:
@@ -76,15 +101,16 @@ class GetLatestAttempt(Call[Attempt | None], frozen=True):
 
 class QueryRollouts(Call[WirePage[Rollout]], frozen=True):
     name = "query_rollouts"
+    wide = True
     answer = WirePage[Rollout]
 
     status: list[RolloutStatus] | None = None
-    rollout_ids: list[Id] | None = None
+    rollout_ids: FilterIds | None = None
     rollout_id_contains: str | None = None
     mode: Id | None = None
     sort_by: Literal["start_time", "end_time", "rollout_id", "status", "mode", "priority"] = "start_time"
     sort_order: Literal["asc", "desc"] = "asc"
-    limit: Limit = -1
+    limit: Limit = MAX_ITEMS
     offset: Count = 0
 
     async def make(self, store: Store) -> WirePage[Rollout]:
@@ -108,7 +134,7 @@ class QueryAttempts(Call[WirePage[Attempt]], frozen=True):
 
     rollout_id: Id
     sort_order: Literal["asc", "desc"] = "asc"
-    limit: Limit = -1
+    limit: Limit = MAX_ITEMS
     offset: Count = 0
 
     async def make(self, store: Store) -> WirePage[Attempt]:
@@ -121,10 +147,11 @@ class QueryAttempts(Call[WirePage[Attempt]], frozen=True):
 
 class QueryWorkers(Call[WirePage[Worker]], frozen=True):
     name = "query_workers"
+    wide = True
     answer = WirePage[Worker]
 
     status: list[WorkerStatus] | None = None
-    limit: Limit = -1
+    limit: Limit = MAX_ITEMS
     offset: Count = 0
 
     async def make(self, store: Store) -> WirePage[Worker]:
@@ -153,10 +180,11 @@ class Statistics(Call[dict[str, int]], frozen=True):
 
 class ReadEvents(Call[list[Event]], frozen=True):
     name = "read_events"
+    wide = True
     answer = list[Event]
 
     after: Cursor = 0
-    limit: Count = 10_000
+    limit: Limit = MAX_ITEMS
 
     async def make(self, store: Store) -> list[Event]:
         return await store.read_events(self.after, limit=self.limit)
@@ -205,10 +233,11 @@ class GetLatestResources(Call[ResourcesUpdate | None], frozen=True):
 
 class QueryResources(Call[WirePage[ResourcesUpdate]], frozen=True):
     name = "query_resources"
+    wide = True
     answer = WirePage[ResourcesUpdate]
 
     resources_id_contains: str | None = None
-    limit: Limit = -1
+    limit: Limit = MAX_ITEMS
     offset: Count = 0
 
     async def make(self, store: Store) -> WirePage[ResourcesUpdate]:
@@ -223,7 +252,7 @@ class DeleteRollouts(Once[int], frozen=True):
     name = "delete_rollouts"
     answer = int
 
-    rollout_ids: list[Id]
+    rollout_ids: Ids
 
     async def make(self, store: Store) -> int:
         return await store.delete_rollouts(self.rollout_ids)
@@ -234,7 +263,7 @@ class DeleteFinished(Once[int], frozen=True):
     answer = int
 
     older_than: Seconds
-    limit: Count = 10_000
+    limit: Limit = MAX_ITEMS
 
     async def make(self, store: Store) -> int:
         return await store.delete_finished(older_than=self.older_than, limit=self.limit)

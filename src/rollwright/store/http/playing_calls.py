@@ -5,7 +5,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from rollwright.store.contract import Store
-from rollwright.store.http.messages import MAX_COUNT, Call, Id, Once, Pair, Wait
+from rollwright.store.http.messages import MAX_ITEMS, Call, Id, Ids, Once, Pair, Wait
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
@@ -23,7 +23,7 @@ class EnqueueManyRollouts(Call[list[Rollout]], frozen=True):
     name = "enqueue_many_rollouts"
     answer = list[Rollout]
 
-    requests: list[EnqueueRequest]
+    requests: Annotated[list[EnqueueRequest], msgspec.Meta(max_length=MAX_ITEMS)]
 
     async def make(self, store: Store) -> list[Rollout]:
         return await store.enqueue_many_rollouts(self.requests)
@@ -59,7 +59,7 @@ class CancelRollouts(Once[list[str]], frozen=True):
     name = "cancel_rollouts"
     answer = list[str]
 
-    rollout_ids: list[Id]
+    rollout_ids: Ids
     reason: str
 
     async def make(self, store: Store) -> list[str]:
@@ -80,7 +80,7 @@ class DequeueManyRollouts(Claiming[list[AttemptedRollout]], frozen=True):
     name = "dequeue_many_rollouts"
     answer = list[AttemptedRollout]
 
-    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] = 1
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_ITEMS)] = 1
     timeout: Wait = 0.0
 
     async def make(self, store: Store) -> list[AttemptedRollout]:
@@ -148,7 +148,7 @@ class UpdateWorker(Call[list[tuple[str, str]]], frozen=True):
 
     worker_id: Id
     heartbeat_stats: dict[str, Any] | None = None
-    attempts: list[Pair] | None = None
+    attempts: Annotated[list[Pair], msgspec.Meta(max_length=MAX_ITEMS)] | None = None
 
     async def make(self, store: Store) -> list[tuple[str, str]]:
         return await store.update_worker(

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from rollwright.errors import ConfigError
+from rollwright.http_server import ServerLimits
 from rollwright.listening import BACKLOG, Listener, listening_socket
 from rollwright.store.contract import Store
 from rollwright.store.http import openapi
@@ -94,10 +95,11 @@ class StoreServer:
         path: Path | str | None = None,
         token: str | None = None,
         max_body: int = MAX_BODY,
+        limits: ServerLimits | None = None,
         handle_signals: bool = False,
     ) -> None:
         """`handle_signals`: SIGINT and SIGTERM stop it; only in the main thread."""
-        self._server = _Server(build_app(store, token, max_body))
+        self._server = _Server(build_app(store, token, max_body), limits)
         self._handle_signals = handle_signals
         self._path = None if path is None else Path(path).absolute()
         if self._path is not None:
@@ -158,8 +160,8 @@ async def serve(
 
 
 class _Server(Listener):
-    def __init__(self, app: StoreApp) -> None:
-        super().__init__(app)
+    def __init__(self, app: StoreApp, limits: ServerLimits | None) -> None:
+        super().__init__(app, limits)
         self._endpoint = app.endpoint
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

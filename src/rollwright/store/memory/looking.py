@@ -1,6 +1,7 @@
 """The half of `MemoryStore` that looks: queries, pages, counts, and resources."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, check_part, new_id, parse_statuses
@@ -125,9 +126,12 @@ class LookingStore(Store):
         statuses = parse_statuses(WorkerStatus, status)
         now = self._begin()
         workers = self._ledger.roster.workers
-        records = [workers[worker_id].record(now) for worker_id in sorted(workers)]
-        if statuses is not None:
-            records = [record for record in records if record.status in statuses]
+        names = sorted(workers)
+        if statuses is None:
+            records = [workers[name].record(now) for name in _cut(names, limit, offset)]
+            return Page(records, len(names), limit, offset)
+        records = [workers[name].record(now) for name in names]
+        records = [record for record in records if record.status in statuses]
         return Page(_cut(records, limit, offset), len(records), limit, offset)
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
@@ -194,15 +198,21 @@ class LookingStore(Store):
 
 
 def _ordered(rows: list[RolloutRow], sort_by: str, sort_order: str) -> list[RolloutRow]:
-    """By a field, then by arrival; rows without a value come last in either order."""
+    """By a field, then by arrival; rows without a value come last in either order.
+
+    Sorted by arrival first, which most rows are already, and then by the field alone: sorting keeps the order of equals,
+    and comparing numbers and texts is several times quicker than comparing pairs.
+    """
     backwards = sort_order == "desc"
-    valued = [row for row in rows if getattr(row, sort_by) is not None]
-    valued.sort(key=lambda row: (getattr(row, sort_by), row.place), reverse=backwards)
-    if len(valued) == len(rows):
-        return valued
-    empty = [row for row in rows if getattr(row, sort_by) is None]
-    empty.sort(key=lambda row: row.place, reverse=backwards)
+    rows.sort(key=_place, reverse=backwards)
+    field = attrgetter(sort_by)
+    valued = [row for row in rows if field(row) is not None]
+    empty = [] if len(valued) == len(rows) else [row for row in rows if field(row) is None]
+    valued.sort(key=field, reverse=backwards)
     return valued + empty
+
+
+_place = attrgetter("place")
 
 
 def _cut(rows: Sequence[Row], limit: int, offset: int) -> Sequence[Row]:

@@ -21,7 +21,9 @@ from typing import Any, TypeVar
 import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import func, select
 
+from rollwright.addresses import canonical, redacted, scrubbed
 from rollwright.store.contract import StoreError, StoreUnavailable
+from rollwright.store.outage import Outage
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer, run_all
 from rollwright.store.sql.migrate import READ_VERSION, VERSION_TABLE, missing_steps
@@ -101,18 +103,30 @@ class PostgresDriver:
     repeats = True
 
     @classmethod
-    async def open(cls, url: str, schema: str = "rollwright") -> "PostgresDriver":
-        """The tables live in a schema of their own, which is made if it is not there."""
-        driver = cls(url, schema)
+    async def open(
+        cls,
+        url: str,
+        schema: str = "rollwright",
+        *,
+        patience: float = RETRY_SECONDS,
+        on_outage: Callable[[str], None] | None = None,
+    ) -> "PostgresDriver":
+        """The tables live in a schema of their own, which is made if it is not there.
+
+        `patience`: seconds that a server which went away is waited for; `on_outage` is told meanwhile.
+        """
+        driver = cls(url, schema, patience, Outage(redacted(url), on_outage))
         try:
-            await _prepare(await driver._connect(), schema, _without_password(url))
-        except (*LOST, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise StoreError(f"{_without_password(url)} cannot be opened as a store: {error}") from error
+            await _prepare(await driver._connect(), schema, redacted(url))
+        except (*LOST, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+            raise StoreError(_cannot_be_opened(url, error)) from None
         driver._start()
         return driver
 
-    def __init__(self, url: str, schema: str) -> None:
-        self._url = url
+    def __init__(self, url: str, schema: str, patience: float, outage: Outage) -> None:
+        self._patience = patience
+        self._outage = outage
+        self._url = canonical(url)
         self._schema = schema
         self.stamps = Stamps()
         self._on_change: Callable[[Changes], None] = lambda changes: None
@@ -133,7 +147,7 @@ class PostgresDriver:
             self._idle_readers.put_nowait(self._new_link(True))
 
     def _new_link(self, lasting: bool) -> "_Link":
-        link = _Link(partial(self._connect, lasting))
+        link = _Link(partial(self._connect, lasting), self._patience, self._outage)
         self._links.append(link)
         return link
 
@@ -287,8 +301,12 @@ class _Queue:
 class _Link:
     """One connection that is made anew when it breaks."""
 
-    def __init__(self, connect: Callable[[], Awaitable["asyncpg.Connection"]]) -> None:
+    def __init__(
+        self, connect: Callable[[], Awaitable["asyncpg.Connection"]], patience: float, outage: Outage
+    ) -> None:
         self._connect = connect
+        self._patience = patience
+        self._outage = outage
         self._connection: asyncpg.Connection | None = None
         self.pid: int | None = None
         """Of the server's process for it."""
@@ -298,13 +316,14 @@ class _Link:
     async def run(self, work: Callable[["asyncpg.Connection", bool], Awaitable[Result]]) -> Result:
         """Does the work, again and again until the connection lasts to its end; tells it if it may be done."""
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + RETRY_SECONDS
+        give_up = loop.time() + self._patience
         pause, repeated = _FIRST_PAUSE, False
         while True:
             try:
                 if self._connection is None:
                     self._connection = await self._connect()
                     self.pid = self._connection.get_server_pid()
+                    self._outage.is_over()
                 return await work(self._connection, repeated)
             except (*LOST, asyncpg.InterfaceError) as error:
                 if not self._is_lost(error):
@@ -312,7 +331,8 @@ class _Link:
                 repeated = repeated or self._connection is not None
                 self.drop()
                 if loop.time() > give_up or not self.patient:
-                    raise StoreUnavailable(f"PostgreSQL does not answer: {error}") from error
+                    raise StoreUnavailable(f"PostgreSQL does not answer: {error}") from None
+                self._outage.lasts(f"does not answer: {error}", loop.time(), give_up - loop.time())
             except asyncio.CancelledError:
                 self.drop()  # it is in the middle of something
                 raise
@@ -368,9 +388,11 @@ def _changes(news: str) -> Changes:
     return Changes(**{name: letter in news for letter, name in _NEWS.items()})
 
 
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.partition('://')[0]}://…@{tail}" if at else url
+def _cannot_be_opened(url: str, error: Exception) -> str:
+    words = " ".join(scrubbed(str(error), url).split()) or type(error).__name__
+    missing = isinstance(error, asyncpg.InvalidPasswordError | asyncpg.InvalidAuthorizationSpecificationError)
+    hint = "; PGPASSWORD or a password file gives the password" if missing else ""
+    return f"{redacted(url)} cannot be opened as a store: {words}{hint}"
 
 
 TAKE_TURN = "SELECT pg_advisory_xact_lock($1, hashtext($2))"

@@ -1,0 +1,173 @@
+"""One caller of the gateway does not keep the others waiting, and nothing that anybody sends makes it fail."""
+
+import http.client
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollwright.gateway import Gateway
+from rollwright.gateway.endpoint import MAX_MESSAGES, MAX_TOOLS
+from rollwright.gateway.service import GatewayService, ServiceSettings
+from rollwright.policies.base import Sampling
+from rollwright.policies.simulated import SimulatedEngine
+from rollwright.run.garbage import rare_collections
+from rollwright.store.memory import MemoryStore
+
+MOST_SECONDS = 0.1
+"""That the event loop may be kept by one callback."""
+
+ADMIN = "rw-admin"
+
+
+class Open(NamedTuple):
+    """A gateway with one rollout."""
+
+    place: str
+    path: str
+    key: str
+
+    def post(self, path: str, body: bytes, key: str | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self.place, timeout=60)
+        connection.request("POST", path, body, {"Authorization": f"Bearer {key or self.key}"})
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer.status, content
+
+
+def a_gateway(sequence_length: int) -> Callable[[], Any]:
+    @asynccontextmanager
+    async def made() -> AsyncIterator[Open]:
+        store = MemoryStore()
+        sampling = Sampling(max_tokens=16)
+        service = GatewayService(
+            store,
+            SimulatedEngine(tokens_per_second=1e6),
+            Gateway(),
+            ServiceSettings(sampling, sequence_length=sequence_length),
+            admin_key=ADMIN,
+        )
+        service.listen()
+        opened = await service.create(ADMIN.encode(), b'{"input": 1}', None)
+        url, _, path = opened["base_url"].removeprefix("http://").partition("/")
+        with rare_collections():
+            yield Open(url, f"/{path}", opened["api_key"])
+        await service.close()
+        await store.close()
+
+    return made
+
+
+def message(content: str = "x") -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def tools(count: int) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": f"f{n}", "parameters": {"a": n}}} for n in range(count)]
+
+
+LONG = 1_000_000
+REQUESTS: list[tuple[str, dict[str, Any], int, int]] = [
+    ("400,000 messages", {"messages": [message()] * 400_000}, LONG, 413),
+    ("as many messages as may be", {"messages": [message()] * MAX_MESSAGES}, LONG, 200),
+    ("one more", {"messages": [message()] * (MAX_MESSAGES + 1)}, LONG, 413),
+    ("more messages than tokens", {"messages": [message()] * 200}, 100, 400),
+    ("a text that cannot fit", {"messages": [message("y" * 2_000_000)]}, 8192, 400),
+    ("a text that might have fitted", {"messages": [message("y" * 1_000_000)]}, 8192, 400),
+    ("a text that fits", {"messages": [message("y" * 500_000)]}, LONG, 200),
+    ("many tools", {"messages": [message()], "tools": tools(MAX_TOOLS)}, LONG, 200),
+    ("too many tools", {"messages": [message()], "tools": tools(MAX_TOOLS + 1)}, LONG, 413),
+    ("nothing but brackets", {"messages": [{"role": "user", "content": [[]] * 300_000}]}, LONG, 413),
+    ("30 MB of letters", {"messages": [message("z" * 30_000_000)]}, LONG, 400),
+]
+
+
+@pytest.mark.parametrize("sequence_length", sorted({each[2] for each in REQUESTS}))
+def test_no_request_keeps_the_others_waiting(sequence_length: int, loop_thread: Any) -> None:
+    with loop_thread.serving(a_gateway(sequence_length)) as gateway:
+        for name, request, wanted, status in REQUESTS:
+            if wanted != sequence_length:
+                continue
+            loop_thread.forget()
+            found, said = gateway.post(f"{gateway.path}/chat/completions", json.dumps(request).encode())
+            assert found == status, (name, said[:200])
+            assert loop_thread.longest < MOST_SECONDS, (name, loop_thread.culprit)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+KNOWN = [
+    *(
+        "messages",
+        "input",
+        "tools",
+        "tool_choice",
+        "stream",
+        "stream_options",
+        "stop",
+        "stop_sequences",
+        "system",
+    ),
+    *(
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "n",
+        "role",
+        "content",
+        "type",
+        "text",
+        "tool_calls",
+        "tool_call_id",
+    ),
+    *("function", "name", "arguments", "parameters", "input_schema", "previous_response_id", "instructions"),
+    *("reward", "success", "error", "rollout_id", "mode", "metadata"),
+]
+known = st.recursive(
+    plain | st.sampled_from(["user", "assistant", "tool", "system", "function", "text", "auto", "none", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KNOWN), inner, max_size=5),
+    max_leaves=20,
+)
+requests = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.lists(
+            st.fixed_dictionaries(
+                {"role": st.sampled_from(["user", "assistant", "tool", "system", "developer"])},
+                optional={"content": known, "tool_call_id": known, "tool_calls": known, "type": known},
+            ),
+            max_size=4,
+        )
+        for name in ("messages", "input")
+    }
+    | {name: known for name in KNOWN if name not in ("messages", "input")},
+)
+bodies = st.binary(max_size=100) | st.one_of(requests, known, plain).map(
+    lambda value: json.dumps(value, default=str).encode("utf-8", "replace")
+)
+ENDS = ["/chat/completions", "/responses", "/messages", "/models", "/v1/messages", ""]
+
+
+def test_nothing_that_is_sent_makes_the_gateway_fail(loop_thread: Any) -> None:
+    with loop_thread.serving(a_gateway(4096)) as gateway:
+
+        @settings(max_examples=120, suppress_health_check=list(HealthCheck))
+        @given(body=bodies, end=st.sampled_from(ENDS), odd=st.text("/%?.;v1abc", max_size=6))
+        def sent(body: bytes, end: str, odd: str) -> None:
+            status, answer = gateway.post(gateway.path + end, body)
+            assert status < 500, answer
+            status, answer = gateway.post(f"/{odd}", body)
+            assert status < 500, answer
+            status, answer = gateway.post("/rollouts", body, ADMIN)
+            assert status < 500, answer
+
+        sent()
+        assert loop_thread.longest < MOST_SECONDS, loop_thread.culprit

@@ -1,0 +1,126 @@
+"""One caller of the store's server does not keep the others waiting, whatever it asks for."""
+
+import http.client
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollwright.run.garbage import rare_collections
+from rollwright.store.http.catalogue import JSON, MSGPACK
+from rollwright.store.http.messages import MAX_FILTER_IDS, MAX_ITEMS
+from rollwright.store.http.server import StoreServer
+from rollwright.store.http.shape import MAX_VALUES, json_values, msgpack_values
+from rollwright.store.memory import MemoryStore
+from rollwright.store.records import EnqueueRequest
+
+ROLLOUTS = 100_000
+MOST_SECONDS = 0.1
+"""That the event loop may be kept by one callback."""
+
+
+@asynccontextmanager
+async def server(rollouts: int = ROLLOUTS) -> AsyncIterator[str]:
+    store = MemoryStore()
+    for start in range(0, rollouts, MAX_ITEMS):
+        await store.enqueue_many_rollouts(
+            [EnqueueRequest(input={"n": n}, rollout_id=f"ro-{n}") for n in range(start, start + MAX_ITEMS)]
+        )
+    with rare_collections():  # as `rollwright serve` and every run have it
+        async with StoreServer(store) as made:
+            yield made.url.removeprefix("http://")
+
+
+def post(place: str, call: str, body: bytes, kind: str = "json") -> int:
+    connection = http.client.HTTPConnection(place, timeout=60)
+    connection.request("POST", f"/v1/{call}", body, {"Content-Type": f"application/{kind}"})
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+IDS = [f"ro-{n}" for n in range(MAX_FILTER_IDS)]
+CALLS: list[tuple[str, Any, int]] = [
+    ("query_rollouts", {}, 200),
+    ("query_rollouts", {"sort_by": "rollout_id", "sort_order": "desc", "offset": ROLLOUTS - 1}, 200),
+    ("query_rollouts", {"rollout_id_contains": "99", "status": ["queuing"], "sort_by": "mode"}, 200),
+    ("query_rollouts", {"rollout_ids": IDS}, 200),
+    ("query_rollouts", {"rollout_ids": [*IDS, "x"]}, 422),
+    ("query_rollouts", {"limit": -1}, 422),
+    ("enqueue_many_rollouts", {"requests": [{"input": [n] * 80} for n in range(MAX_ITEMS)]}, 200),
+    ("enqueue_many_rollouts", {"requests": [{"input": [n] * 1000} for n in range(MAX_ITEMS)]}, 413),
+    ("dequeue_many_rollouts", {"limit": MAX_ITEMS, "worker_id": "w"}, 200),
+    ("update_worker", {"worker_id": "w"}, 200),
+    ("cancel_rollouts", {"rollout_ids": IDS[:MAX_ITEMS], "reason": "x"}, 200),
+    ("read_events", {}, 200),
+    ("delete_rollouts", {"rollout_ids": IDS[:MAX_ITEMS]}, 200),
+    ("add_resources", {"resources": {"x": [[]] * (MAX_VALUES // 2 - 10)}}, 200),
+    ("add_resources", {"resources": {"x": [[]] * (MAX_VALUES + 1)}}, 413),
+    ("add_resources", {"resources": {"x": "y" * 20_000_000}}, 200),
+    ("batch", [{"call": "query_rollouts", "arguments": {"limit": 1}}] * 50, 200),
+    ("batch", [{"call": "enqueue_many_rollouts", "arguments": {"requests": [{"input": 1}] * 60}}] * 500, 200),
+    ("batch", [{"call": "statistics", "arguments": {}}] * 2000, 422),
+]
+
+
+def test_no_call_keeps_the_others_waiting(loop_thread: Any) -> None:
+    with loop_thread.serving(server) as place:
+        for call, arguments, status in CALLS:
+            for coder, kind in ((msgspec.json, "json"), (msgspec.msgpack, "msgpack")):
+                loop_thread.forget()
+                found = post(place, call, coder.encode(arguments), kind)
+                assert found == status, call
+                assert loop_thread.longest < MOST_SECONDS, (call, kind, loop_thread.culprit)
+
+
+def test_many_wide_queries_at_once_let_small_calls_in_between(loop_thread: Any) -> None:
+    """The small call is answered while most of the wide ones, asked before it, still wait."""
+    done: list[int] = []
+    with loop_thread.serving(partial(server, 20_000)) as place:
+
+        def ask() -> None:
+            done.append(post(place, "query_rollouts", b'{"sort_by": "rollout_id"}'))
+
+        threads = [threading.Thread(target=ask) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        while not done:
+            time.sleep(0.001)
+        assert post(place, "get_rollout_by_id", b'{"rollout_id": "ro-1"}') == 200
+        answered_before = len(done)
+        for thread in threads:
+            thread.join()
+    assert done == [200] * 20
+    assert answered_before < 20
+
+
+WORST = {
+    "empty lists": [[]] * (MAX_VALUES // 2 - 10),
+    "empty objects": [{}] * (MAX_VALUES // 2 - 10),
+    "keys": {f"k{n}": n for n in range(MAX_VALUES // 2 - 10)},
+    "pairs": [[1.5, None]] * (MAX_VALUES // 4 - 10),
+    "escapes": "\n" * 20_000_000,
+    "letters": "é😀" * 5_000_000,
+}
+
+
+@pytest.mark.parametrize("name", WORST)
+@pytest.mark.parametrize("format", [JSON, MSGPACK], ids=["json", "msgpack"])
+def test_the_most_that_a_body_may_hold_is_decoded_quickly(format: Any, name: str) -> None:
+    """A decoder keeps all threads waiting."""
+    arguments = {"resources": {"x": WORST[name]}}
+    body = (msgspec.json if format is JSON else msgspec.msgpack).encode(arguments)
+    count = json_values if format is JSON else msgpack_values
+    assert count(body, MAX_VALUES) <= MAX_VALUES
+    times = []
+    for _ in range(3):
+        began = time.thread_time()
+        format.calls["add_resources"](body)
+        times.append(time.thread_time() - began)
+    assert min(times) < MOST_SECONDS
