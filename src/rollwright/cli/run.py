@@ -146,6 +146,7 @@ async def execute(
         processes=workers,
         ray=ray,
         delivered=progress.delivered,
+        log=folder.log,
         on_finished=folder.add_trajectory,
         on_failed=folder.add_failure,
     )

@@ -10,7 +10,8 @@ All decisions are the `GroupBook`'s; this shell carries them to the store and ba
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -19,7 +20,7 @@ import msgspec
 
 from rollwright.agents import EpisodeFailure
 from rollwright.config import EnvManagerConfig, RunConfig
-from rollwright.errors import RollwrightError
+from rollwright.errors import FormatError, RollwrightError
 from rollwright.rollout.env_manager import STALE
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
@@ -44,6 +45,9 @@ from rollwright.trajectory import Trajectory
 
 RESTORED_AT_ONCE = 1000
 """Finished rollouts whose trajectories are loaded together when a stream is gone on with."""
+
+LOST = "lost: it was finished, and its trajectory is damaged or missing wherever it was kept"
+"""Why a rollout that succeeded counts as failed."""
 
 COMPLETIONS_SECONDS = 60.0
 """How long one call waits for finished rollouts; it only bounds how long a lost wake-up could go unnoticed."""
@@ -89,6 +93,8 @@ class RolloutScheduler:
         keep_accounts: bool = False,
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
+        read_kept: Callable[[Sequence[str]], Mapping[str, bytes]] = lambda rollout_ids: {},
+        on_settled: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`stream` names this stream of rollouts in their ids; the levels depend on `mode` alone.
 
@@ -98,7 +104,8 @@ class RolloutScheduler:
         `GroupBook`; with a `first`, the store need not have the groups before it.
         With `forget`, what the book has taken over is deleted from the store, so that a store in memory does not grow.
         `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
-        a rollout that failed for good, and the reason.
+        a rollout that failed for good, and the reason. `read_kept` gives the encoded trajectories that are kept
+        elsewhere, so that the store need not have them any more; `on_settled` is awaited after some were finished.
         """
         self._store = store
         self._version = version
@@ -138,6 +145,8 @@ class RolloutScheduler:
         self._delivered = delivered
         self._on_finished = on_finished
         self._on_failed = on_failed
+        self._read_kept = read_kept
+        self._on_settled = on_settled
         self._wanted = 0
         """Trajectories that callers of `get_batch` wait for."""
         self._turn = asyncio.Lock()
@@ -287,12 +296,24 @@ class RolloutScheduler:
         for first in range(0, len(log), RESTORED_AT_ONCE):
             part = log[first : first + RESTORED_AT_ONCE]
             wanted = [each.rollout_id for each in part if retelling.asks_for(each)]
-            encoded = await self._store.get_trajectories(wanted) if wanted else {}
+            found = await self._trajectories(wanted)
             for each in part:
-                data = encoded.get(each.rollout_id)
-                retelling.tell(each, None if data is None else Trajectory.from_bytes(data))
+                retelling.tell(each, found[each.rollout_id][0] if each.rollout_id in found else None)
         retelling.end()
         return retelling
+
+    async def _trajectories(self, wanted: Sequence[str]) -> dict[str, tuple[Trajectory, bytes]]:
+        """Those that are kept elsewhere, and the others from the store; without what neither has, or is damaged."""
+        if not wanted:
+            return {}
+        encoded = dict(self._read_kept(wanted))
+        if missing := [each for each in wanted if each not in encoded]:
+            encoded |= await self._store.get_trajectories(missing)
+        found: dict[str, tuple[Trajectory, bytes]] = {}
+        for rollout_id, data in encoded.items():
+            with suppress(FormatError):
+                found[rollout_id] = Trajectory.from_bytes(data), data
+        return found
 
     async def _collect(self) -> None:
         try:
@@ -308,17 +329,19 @@ class RolloutScheduler:
         """One after the other: what one decides (a replacement, say) may be what the next one is about."""
         mine = [each for each in completions if self._book.concerns(each.rollout_id)]
         done = [each.rollout_id for each in mine if each.status is RolloutStatus.SUCCEEDED]
-        encoded = await self._store.get_trajectories(done) if done else {}
+        found = await self._trajectories(done)
         for each in mine:
             if not self._book.awaits(each.rollout_id):
                 continue
-            if each.status is RolloutStatus.SUCCEEDED:
-                data = encoded[each.rollout_id]
-                decision = self._book.finish(each.rollout_id, Trajectory.from_bytes(data))
+            if each.rollout_id in found:
+                trajectory, data = found[each.rollout_id]
+                decision = self._book.finish(each.rollout_id, trajectory)
                 if self._on_finished is not None:
                     self._on_finished(each.rollout_id, data)
-            elif each.status is RolloutStatus.FAILED:
+            elif each.status in (RolloutStatus.SUCCEEDED, RolloutStatus.FAILED):
                 reason = each.reason or NO_REASON
+                if each.status is RolloutStatus.SUCCEEDED:
+                    reason = LOST
                 decision = self._book.fail(each.rollout_id, EpisodeFailure.cause(reason))
                 if self._on_failed is not None:
                     self._on_failed(each.rollout_id, reason)
@@ -329,6 +352,8 @@ class RolloutScheduler:
             await self._carry_out(decision)
         if self._forget:
             await self._store.delete_rollouts([each.rollout_id for each in mine])
+        if done and self._on_settled is not None:
+            await self._on_settled()
         self._demand.set()
         self._news.set()
 

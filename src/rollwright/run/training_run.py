@@ -20,11 +20,11 @@ from rollwright.config import RunConfig
 from rollwright.errors import ConfigError, FormatError
 from rollwright.policies.base import Policy, Probed, UpdateMode
 from rollwright.rollout import Batch, Ledger
-from rollwright.run.folder import METRICS, TRAJECTORIES, RunFolder, RunReader
+from rollwright.run.folder import METRICS, RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.numbered_folders import keep_last, numbered
 from rollwright.run.own_lengths import OwnLengths
-from rollwright.run.retention import Forgotten, flush_to_disk, lowest_index, next_cut, write_forgotten
+from rollwright.run.retention import Forgotten, lowest_index, next_cut, write_forgotten
 from rollwright.run.training_assembly import (
     check,
     copy_tokenizer,
@@ -45,6 +45,7 @@ from rollwright.run.training_record import (
     trained_in,
     training_rows,
 )
+from rollwright.run.trajectory_log import TRAJECTORIES, flush_to_disk
 from rollwright.training.advantages import left_out
 from rollwright.training.metrics import Metrics
 from rollwright.training.pipeline import Cadence, Pipeline, Stages
@@ -216,6 +217,7 @@ class TrainingRun:
             store=self._store,
             delivered=self._delivered() if self._resume else None,
             forgotten=self.forgotten if self._keep is not None or self.forgotten.steps else None,
+            log=self.folder.log,
             on_finished=self._on_finished,
             on_failed=self.folder.add_failure,
         )

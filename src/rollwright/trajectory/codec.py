@@ -75,7 +75,8 @@ class _Zstd(local):
     """zstd contexts are costly to make and must not be shared between threads: one pair for each thread."""
 
     def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        # With a checksum of its own, so that a copy in a database that has none cannot change unnoticed.
+        self.compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         self.decompressor = zstandard.ZstdDecompressor()
 
 
