@@ -8,9 +8,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rollwright.cli.condition import say_condition
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
-from rollwright.cli.tables import percent, say_shown_steps
+from rollwright.cli.tables import percent
 from rollwright.config import RunConfig
 from rollwright.config.env_managers import TrainEnvManagerConfig
 from rollwright.observe.training_report import Standing, report_of, write_report
@@ -42,7 +43,7 @@ def make_report(run: Path, levels: int, screen: Console) -> None:
     screen.print(_table(standings))
     for file in write_report(report_of(reader, standings), run):
         screen.print(f"written: {file}", soft_wrap=True, highlight=False)
-    say_shown_steps(reader, screen)
+    say_condition(reader, screen)
 
 
 async def _standings(reader: RunReader, levels: int) -> list[Standing]:

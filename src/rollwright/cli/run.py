@@ -10,6 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from rollwright.cli.condition import refuse_losses, say_repairs
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.live import REFRESH_SECONDS, RunView
@@ -24,6 +25,7 @@ from rollwright.run.baselines import baseline
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.model_choice import settle_model
+from rollwright.run.recovery import recover
 from rollwright.run.training_record import is_training
 
 RayOption = Annotated[
@@ -77,10 +79,25 @@ def resume(
         go_on(run, store=store, live=live)
         return
     if reader.ended:
+        _repair_ended(reader, store)
         said = f"{run}: has ended, there is nothing to go on with; see `rollwright show {run}`"
         console().print(said, soft_wrap=True, highlight=False)
         return
     _play(reader.config, RunFolder.reopen(run), Progress.of(reader), store, workers, ray=ray, live=live)
+
+
+def _repair_ended(reader: RunReader, store: str | None) -> None:
+    """Of a run that has nothing left to play, brings back what is damaged."""
+    for _ in reader.trajectories():
+        pass
+    reader.failures()
+    if not reader.problems:
+        return
+    folder = RunFolder.reopen(reader.path)
+    say_repairs(folder, console())
+    run_async(recover(folder, folder.store_address(store), reader.config))
+    folder.log.close()
+    refuse_losses(folder)
 
 
 def _play(
@@ -93,6 +110,7 @@ def _play(
     ray: str | None,
     live: bool,
 ) -> None:
+    say_repairs(folder, console())
     call = execute(
         settings,
         folder,
@@ -105,13 +123,15 @@ def _play(
     )
     if run_async(call)["interrupted"]:
         raise typer.Exit(130)
+    refuse_losses(folder)
 
 
 @dataclass
 class Progress:
     """What of a run is done already."""
 
-    steps: int = 0
+    steps: set[int] = field(default_factory=set)
+    """Of which there is a line; one may be missing in between, where that was damaged."""
     validations: set[int] = field(default_factory=set)
     delivered: list[str] | None = None
     """Training groups that were handed out; `None` for a run that starts."""
@@ -121,7 +141,7 @@ class Progress:
         rows = reader.metrics()
         train = [row for row in rows if row["mode"] == "train"]
         return cls(
-            steps=len(train),
+            steps={row["step"] for row in train},
             validations={row["step"] for row in rows if row["mode"] == "val"},
             delivered=[group for row in train for group in row["groups"]],
         )
@@ -146,7 +166,7 @@ async def execute(
         processes=workers,
         ray=ray,
         delivered=progress.delivered,
-        log=folder.log,
+        folder=folder,
         on_finished=folder.add_trajectory,
         on_failed=folder.add_failure,
     )
@@ -155,6 +175,8 @@ async def execute(
     interrupted = False
     failure: Exception | None = None
     try:
+        if progress.delivered is not None and store is not None:
+            await recover(folder, store, config)
         async with running:
             if running.capabilities is not None:
                 screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
@@ -171,6 +193,7 @@ async def execute(
     finally:
         summary = await summary_of(running, folder, time.monotonic() - started)
         summary["resumed"] = progress.delivered is not None
+        summary["lost"] = len(folder.lost)
         summary["interrupted"] = interrupted
         summary["error"] = str(failure) if failure is not None else None
         folder.finish(summary)
@@ -200,7 +223,9 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, rec
 
     steps = config.max_steps if config.train_env_manager else 0
     try:
-        for step in range(progress.steps, steps):
+        for step in range(steps):
+            if step in progress.steps:
+                continue
             began = time.monotonic()
             batch = await running.get_batch()
             row = batch_row("train", step, time.monotonic() - began, batch)

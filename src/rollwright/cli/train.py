@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
+from rollwright.cli.condition import refuse_losses, say_repairs
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.profile import RecentProfile
@@ -22,7 +22,7 @@ from rollwright.errors import ConfigError
 from rollwright.observe.statistics import batch_row
 from rollwright.rollout import Batch
 from rollwright.run.baselines import Baseline, validation_baselines
-from rollwright.run.folder import CONFIG, RunFolder, RunReader
+from rollwright.run.folder import CONFIG, RunFolder, RunReader, read_settings
 from rollwright.run.model_choice import load_settled
 from rollwright.run.training_assembly import make_policy
 from rollwright.run.training_run import Row, TrainingRun
@@ -84,9 +84,11 @@ def go_on(path: Path, *, store: str | None = None, live: bool = True) -> None:
     folder = RunFolder.reopen(path)
     address = folder.store_address(store)
     screen = console()
+    say_repairs(folder, screen)
     recent = RecentProfile(screen, settings)
     run = TrainingRun(settings, folder, resume=True, policy=policy, store=address, row=_profiled(recent))
     _train(run, screen, recent, live=live)
+    refuse_losses(folder)
 
 
 def _profiled(recent: RecentProfile) -> Row:
@@ -110,7 +112,7 @@ def _settings(config: Path | None, changes: list[str], from_run: Path | None) ->
         return load(config, changes)
     RunReader(from_run)  # says in one line when this is no run folder
     file = from_run / CONFIG
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = read_settings(from_run)
     return build({**content, "training": content.get("training") or {}}, changes, source=str(file))
 
 

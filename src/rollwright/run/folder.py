@@ -7,7 +7,7 @@ file and nothing else. One process at a time writes.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,24 @@ CONFIG, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
 )
 
 
+LOST_NAMED = 5
+"""Of what is lost, so many are named."""
+
+
 class RunFolder:
     """A folder being written."""
 
-    def __init__(self, path: Path, log: TrajectoryLog, failed: set[str]) -> None:
+    def __init__(self, path: Path, log: TrajectoryLog, failed: dict[str, str]) -> None:
         self.path = path
         self.log = log
-        self._failed = failed
-        """Rollouts whose failures are told."""
+        self.failed = failed
+        """Rollouts whose failures are told, with the reasons."""
         self.repairs: list[str] = []
-        """What was wrong with the folder when it was reopened, and what was done about it; a line each."""
+        """What was wrong when the folder was reopened, and what was done about it; a line each."""
+        self.lost: list[str] = []
+        """Rollouts that were finished, and whose trajectories nobody has any more."""
+        self.on_repair: Callable[[str], None] = lambda line: None
+        """Is told of every further line."""
 
     @classmethod
     def create(cls, runs: Path, config: RunConfig) -> tuple["RunFolder", RunConfig]:
@@ -61,7 +69,7 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         if (path / CONFIG).exists():
             raise RollwrightError(f"{path}: is a run already")
-        folder = cls(path, TrajectoryLog.create(path / TRAJECTORIES), set())
+        folder = cls(path, TrajectoryLog.create(path / TRAJECTORIES), {})
         folder.keep_settings(config)  # last: with it the folder is a run
         return folder
 
@@ -80,7 +88,7 @@ class RunFolder:
             repairs.append(f"{file}: is missing; begun anew")
         for name in (METRICS, FAILURES):
             repairs += _repair_rows(read_rows(path / name))
-        folder = cls(path, log, {row["rollout_id"] for row in reader.failures()})
+        folder = cls(path, log, {row["rollout_id"]: row["reason"] for row in reader.failures()})
         folder.repairs = repairs
         if forgotten.steps:  # it may have been killed while it removed what is forgotten
             folder.remove(folder.copy_kept(forgotten))
@@ -103,9 +111,12 @@ class RunFolder:
             with naming(remembered):
                 remembered.write_text(_without_password(told) + "\n", encoding="utf-8")
             return told
-        return (
-            remembered.read_text(encoding="utf-8").strip() if remembered.is_file() else str(self.path / STORE)
-        )
+        if not remembered.is_file():
+            return str(self.path / STORE)
+        try:
+            return remembered.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{remembered}: is damaged: {error}; give --store again") from error
 
     def add_trajectory(self, rollout_id: str, encoded: bytes) -> None:
         """Adds it once, however often it is given."""
@@ -123,10 +134,23 @@ class RunFolder:
 
     def add_failure(self, rollout_id: str, reason: str) -> None:
         """Adds it once, however often it is given."""
-        if rollout_id in self._failed:
+        if rollout_id in self.failed:
             return
-        self._failed.add(rollout_id)
+        self.failed[rollout_id] = reason
         self._append(FAILURES, {"rollout_id": rollout_id, "reason": reason})
+
+    def tell(self, line: str) -> None:
+        """What was found to be wrong, and what is done about it."""
+        self.repairs.append(line)
+        self.on_repair(line)
+
+    def lose(self, rollout_ids: Sequence[str]) -> None:
+        self.lost += rollout_ids
+        some = ", ".join(rollout_ids[:LOST_NAMED]) + (" …" if len(rollout_ids) > LOST_NAMED else "")
+        self.tell(
+            f"{self.path}: {len(rollout_ids):,} finished trajectories are lost, neither {TRAJECTORIES} nor the store has "
+            f"them any more: {some}"
+        )
 
     def copy_kept(self, forgotten: Forgotten) -> "KeptLog":
         """The first half of removing what is forgotten: a copy of the log without it, beside it. Other threads may write
@@ -140,7 +164,7 @@ class RunFolder:
         """The second half, which is quick: everything in the folder is then without what is forgotten."""
         assert kept.copy is not None
         self.log.become(kept.copy)
-        self._failed = {each for each in self._failed if not kept.leaves_out(each)}
+        self.failed = {each: why for each, why in self.failed.items() if not kept.leaves_out(each)}
         for name, is_forgotten in (
             (METRICS, kept.forgotten.has_row),
             (FAILURES, lambda row: kept.forgotten.has_rollout(row["rollout_id"])),
@@ -256,7 +280,16 @@ class RunReader:
     def ended(self) -> bool:
         """Whether the run came to its own end, neither interrupted nor by an error: there is nothing to go on with."""
         summary = self.summary()
-        return summary is not None and not summary.get("interrupted", True) and summary["error"] is None
+        if summary is None or summary.get("interrupted", True) or summary.get("error") is not None:
+            return False
+        config = self.config
+        if config.training is None and config.train_env_manager is not None:
+            there = {row["step"] for row in self.metrics() if row["mode"] == "train"}
+            missing = [step for step in range(self.forgotten().steps, config.max_steps) if step not in there]
+            if missing:
+                self._tell(f"{self.path / METRICS}: has no line for step {_some(missing)}", lost=True)
+            return not missing
+        return True
 
     def forgotten(self) -> Forgotten:
         """What is not shown any more."""
@@ -283,6 +316,8 @@ class RunReader:
     def trajectories(self) -> Iterator[Trajectory]:
         """All finished trajectories that are not forgotten, in the order they were finished."""
         forgotten = self.forgotten()
+        rows = self.metrics()  # before the log, which has them earlier
+        groups, there = {group for row in rows for group in row["groups"]}, 0
         self.log_condition = condition = LogCondition()
         file = self.path / TRAJECTORIES
         if not file.is_file():
@@ -292,7 +327,10 @@ class RunReader:
             for encoded in records(opened, condition):
                 trajectory = decoded(encoded, file)
                 if not forgotten.has_group(trajectory.group_id):
+                    there += trajectory.group_id in groups
                     yield trajectory
+        if (missing := sum(row.get("trajectories", 0) for row in rows) - there) > 0:
+            self._tell(f"{file}: lacks {missing:,} trajectories of batches that {METRICS} names", lost=True)
 
     def _rows(self, name: str, fits: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
         found = read_rows(self.path / name)
@@ -309,6 +347,10 @@ class RunReader:
     def _tell(self, line: str, *, lost: bool = False) -> None:
         self._told[line] = None
         self._lost = self._lost or lost
+
+
+def _some(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:LOST_NAMED])) + (" …" if len(steps) > LOST_NAMED else "")
 
 
 def _is_metrics(row: dict[str, Any]) -> bool:

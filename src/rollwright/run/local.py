@@ -24,13 +24,14 @@ from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import build_filters
 from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
 from rollwright.run.fleet import Fleet
+from rollwright.run.folder import RunFolder
 from rollwright.run.garbage import rare_collections
 from rollwright.run.orchestras import build_run_policy
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.process_fleet import ProcessFleet
+from rollwright.run.recovery import enter_finished
 from rollwright.run.releasing import Releasing
 from rollwright.run.retention import Forgotten
-from rollwright.run.trajectory_log import TrajectoryLog
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import TOKEN_VARIABLE, open_store
@@ -63,7 +64,7 @@ class LocalRun:
         ray: str | None = None,
         delivered: Collection[str] | None = None,
         forgotten: Forgotten | None = None,
-        log: TrajectoryLog | None = None,
+        folder: RunFolder | None = None,
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
@@ -72,7 +73,7 @@ class LocalRun:
         `processes`: most worker processes; without it the workers are coroutines of this process. `ray`: `auto`,
         `local` or the address of a Ray cluster, to have actors there instead, at most `processes` of them. `delivered`:
         to go on with an earlier run in the same store, the training groups that it handed out. `forgotten`: given if the
-        run may forget, see `forget`; what it has forgotten before. `log`: where `on_finished` puts what is finished; what
+        run may forget, see `forget`; what it has forgotten before. `folder`: where `on_finished` puts what is finished; what
         is on the disk there is released from the store (`releasing`).
         """
         if policy is not None and (processes is not None or ray is not None):
@@ -94,7 +95,7 @@ class LocalRun:
         """The training stream, where there is one, then the validations under way."""
         self._validated = Ledger()
         """Of the validations that are over."""
-        self._log = log
+        self._folder = folder
         self._releasing: Releasing | None = None
         self.on_finished = on_finished
         self.on_failed = on_failed
@@ -135,11 +136,12 @@ class LocalRun:
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)
-        if self._log is not None and not self._forget:
-            self._releasing = Releasing(self.store, self._log)
+        if self._folder is not None and not self._forget:
+            self._releasing = Releasing(self.store, self._folder.log)
             self._stack.push_async_callback(self._release_rest)
             if self._delivered is not None:  # an earlier process may not have come to it
-                await self._releasing.release(self._log.rollouts)
+                await enter_finished(self.store, self._folder, self.config)
+                await self._releasing.release(self._folder.log.rollouts)
         if self._forgotten is not None and self._forgotten.steps:
             await self._delete(self._forgotten, cancel=True)  # an earlier process may not have come to it
         await self._leave_settings()
@@ -326,7 +328,7 @@ class LocalRun:
             keep_accounts=forgotten is not None,
             on_finished=self._finished,
             on_failed=self.on_failed,
-            read_kept=self._log.read if self._log is not None else lambda rollout_ids: {},
+            read_kept=self._folder.log.read if self._folder is not None else lambda rollout_ids: {},
             on_settled=None if self._releasing is None else self._releasing.release_some,
         )
         self.schedulers.append(scheduler)

@@ -24,6 +24,7 @@ from rollwright.run.folder import METRICS, RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.numbered_folders import keep_last, numbered
 from rollwright.run.own_lengths import OwnLengths
+from rollwright.run.recovery import recover
 from rollwright.run.retention import Forgotten, lowest_index, next_cut, write_forgotten
 from rollwright.run.training_assembly import (
     check,
@@ -199,6 +200,8 @@ class TrainingRun:
         """The policy has the trainer's weights before the first token is sampled; gives the validations that are done."""
         policy = self._policy
         try:
+            if self._resume and self._store is not None and self._source is None:
+                await recover(self.folder, self._store, self.config)
             validated = await self._prepare()
             if policy is not None:
                 await _refuse_text(policy)
@@ -217,7 +220,7 @@ class TrainingRun:
             store=self._store,
             delivered=self._delivered() if self._resume else None,
             forgotten=self.forgotten if self._keep is not None or self.forgotten.steps else None,
-            log=self.folder.log,
+            folder=self.folder,
             on_finished=self._on_finished,
             on_failed=self.folder.add_failure,
         )

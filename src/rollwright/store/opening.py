@@ -17,15 +17,21 @@ TOKEN_VARIABLE = "ROLLWRIGHT_STORE_TOKEN"
 """Environment variable that holds the token of a store behind a server."""
 
 
+def sqlite_path(address: str) -> Path | None:
+    """The file of a store that is a SQLite file."""
+    scheme, found, rest = address.partition("://")
+    if address == "memory" or (found and scheme != "sqlite"):
+        return None
+    return Path(rest.removeprefix("/")) if found else Path(address)
+
+
 async def open_store(address: str, *, must_exist: bool = False) -> Store:
     """Opens the store; a file that does not exist yet is made, unless it must exist."""
-    scheme, found, rest = address.partition("://")
+    scheme = address.partition("://")[0]
     if address == "memory":
         return MemoryStore()
-    if not found:
-        return await _sqlite(Path(address), must_exist)
-    if scheme == "sqlite":
-        return await _sqlite(Path(rest.removeprefix("/")), must_exist)
+    if (path := sqlite_path(address)) is not None:
+        return await _sqlite(path, must_exist)
     if scheme in ("postgresql", "postgres"):
         return await _postgresql(address)
     if scheme in ("http", "https", "http+unix"):
