@@ -16,16 +16,18 @@ from rollwright.cli.event_loop import run_async
 from rollwright.cli.live import REFRESH_SECONDS, RunView
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.redrawn import Redrawn
-from rollwright.cli.tables import capability_line, ledger_table, result_table
+from rollwright.cli.tables import capability_line, ledger_table, result_table, say_shown_steps
 from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
 from rollwright.observe.trees import TreeSums
 from rollwright.observe.views import ViewSizes
 from rollwright.run.baselines import baseline
+from rollwright.run.batch_retention import BatchRetention
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.model_choice import settle_model
 from rollwright.run.recovery import recover
+from rollwright.run.retention import Forgotten
 from rollwright.run.training_record import is_training
 
 RayOption = Annotated[
@@ -130,20 +132,25 @@ def _play(
 class Progress:
     """What of a run is done already."""
 
-    steps: set[int] = field(default_factory=set)
-    """Of which there is a line; one may be missing in between, where that was damaged."""
+    steps: int = 0
+    done: set[int] = field(default_factory=set)
+    """The steps that are done; one may be missing in between, where its line was damaged."""
     validations: set[int] = field(default_factory=set)
     delivered: list[str] | None = None
     """Training groups that were handed out; `None` for a run that starts."""
+    forgotten: Forgotten = field(default_factory=Forgotten)
+    """Which of it is in the folder no more."""
 
     @classmethod
     def of(cls, reader: RunReader) -> "Progress":
-        rows = reader.metrics()
+        rows, forgotten = reader.metrics(), reader.forgotten()
         train = [row for row in rows if row["mode"] == "train"]
         return cls(
-            steps={row["step"] for row in train},
+            steps=forgotten.steps + len(train),
+            done={*range(forgotten.steps), *(row["step"] for row in train)},
             validations={row["step"] for row in rows if row["mode"] == "val"},
-            delivered=[group for row in train for group in row["groups"]],
+            delivered=[*forgotten.delivered, *(group for row in train for group in row["groups"])],
+            forgotten=forgotten,
         )
 
 
@@ -160,12 +167,14 @@ async def execute(
 ) -> dict[str, Any]:
     """Plays a whole run, or the rest of one; returns its summary, which is also in the run folder."""
     progress = progress or Progress()
+    retention = BatchRetention(config, folder, progress.forgotten)
     running = LocalRun(
         config,
         store=store,
         processes=workers,
         ray=ray,
         delivered=progress.delivered,
+        forgotten=retention.forgotten if retention.is_on else None,
         folder=folder,
         on_finished=folder.add_trajectory,
         on_failed=folder.add_failure,
@@ -182,7 +191,7 @@ async def execute(
                 screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
             view = RunView(running)
             async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live):
-                await _collect(running, folder, progress, recent)
+                await _collect(running, folder, progress, recent, retention)
     except asyncio.CancelledError:
         interrupted = True
         if (task := asyncio.current_task()) is not None:
@@ -202,20 +211,30 @@ async def execute(
     recent.print()
     if interrupted:
         screen.print(f"[yellow]interrupted:[/] go on with `rollwright resume {folder.path}`", highlight=False)
+    say_shown_steps(RunReader(folder.path), screen)
     screen.print(f"results: {folder.path}", soft_wrap=True, highlight=False)
     return summary
 
 
-async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, recent: RecentProfile) -> None:
+async def _collect(
+    running: LocalRun,
+    folder: RunFolder,
+    progress: Progress,
+    recent: RecentProfile,
+    retention: BatchRetention,
+) -> None:
     """All batches that are left, with validation where it is due, alongside the rollouts."""
     config = running.config
+    under_way: set[int] = set()
     validations: list[asyncio.Task[None]] = []
 
     async def validate(step: int) -> None:
         began = time.monotonic()
+        under_way.add(step)
         batch = await running.evaluate(step)
         row = batch_row("val", step, time.monotonic() - began, batch)
         folder.add_metrics(row)
+        under_way.discard(step)
 
     def validate_beside(step: int) -> None:
         if config.val_env_manager and step not in progress.validations:
@@ -224,7 +243,7 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, rec
     steps = config.max_steps if config.train_env_manager else 0
     try:
         for step in range(steps):
-            if step in progress.steps:
+            if step in progress.done:
                 continue
             began = time.monotonic()
             batch = await running.get_batch()
@@ -233,6 +252,7 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, rec
             recent.add(step + 1, batch.trajectories)
             if config.eval_steps is not None and (step + 1) % config.eval_steps == 0 and step + 1 < steps:
                 validate_beside(step + 1)
+            await retention.forget(running, step + 1, under_way)
         validate_beside(steps)
         await asyncio.gather(*validations)
     finally:

@@ -11,7 +11,6 @@ All decisions are the `GroupBook`'s; this shell carries them to the store and ba
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -45,9 +44,6 @@ from rollwright.trajectory import Trajectory
 
 RESTORED_AT_ONCE = 1000
 """Finished rollouts whose trajectories are loaded together when a stream is gone on with."""
-
-LOST = "lost: it was finished, and its trajectory is damaged or missing wherever it was kept"
-"""Why a rollout that succeeded counts as failed."""
 
 COMPLETIONS_SECONDS = 60.0
 """How long one call waits for finished rollouts; it only bounds how long a lost wake-up could go unnoticed."""
@@ -296,24 +292,21 @@ class RolloutScheduler:
         for first in range(0, len(log), RESTORED_AT_ONCE):
             part = log[first : first + RESTORED_AT_ONCE]
             wanted = [each.rollout_id for each in part if retelling.asks_for(each)]
-            found = await self._trajectories(wanted)
+            encoded = await self._encoded(wanted)
             for each in part:
-                retelling.tell(each, found[each.rollout_id][0] if each.rollout_id in found else None)
+                data = encoded.get(each.rollout_id)
+                retelling.tell(each, None if data is None else Trajectory.from_bytes(data))
         retelling.end()
         return retelling
 
-    async def _trajectories(self, wanted: Sequence[str]) -> dict[str, tuple[Trajectory, bytes]]:
-        """Those that are kept elsewhere, and the others from the store; without what neither has, or is damaged."""
+    async def _encoded(self, wanted: Sequence[str]) -> dict[str, bytes]:
+        """Trajectories that are kept elsewhere, and the others from the store; without what neither has."""
         if not wanted:
             return {}
         encoded = dict(self._read_kept(wanted))
         if missing := [each for each in wanted if each not in encoded]:
             encoded |= await self._store.get_trajectories(missing)
-        found: dict[str, tuple[Trajectory, bytes]] = {}
-        for rollout_id, data in encoded.items():
-            with suppress(FormatError):
-                found[rollout_id] = Trajectory.from_bytes(data), data
-        return found
+        return encoded
 
     async def _collect(self) -> None:
         try:
@@ -329,22 +322,14 @@ class RolloutScheduler:
         """One after the other: what one decides (a replacement, say) may be what the next one is about."""
         mine = [each for each in completions if self._book.concerns(each.rollout_id)]
         done = [each.rollout_id for each in mine if each.status is RolloutStatus.SUCCEEDED]
-        found = await self._trajectories(done)
+        encoded = await self._encoded(done)
         for each in mine:
             if not self._book.awaits(each.rollout_id):
                 continue
-            if each.rollout_id in found:
-                trajectory, data = found[each.rollout_id]
-                decision = self._book.finish(each.rollout_id, trajectory)
-                if self._on_finished is not None:
-                    self._on_finished(each.rollout_id, data)
-            elif each.status in (RolloutStatus.SUCCEEDED, RolloutStatus.FAILED):
-                reason = each.reason or NO_REASON
-                if each.status is RolloutStatus.SUCCEEDED:
-                    reason = LOST
-                decision = self._book.fail(each.rollout_id, EpisodeFailure.cause(reason))
-                if self._on_failed is not None:
-                    self._on_failed(each.rollout_id, reason)
+            if each.status is RolloutStatus.SUCCEEDED:
+                decision = self._take_over(each.rollout_id, encoded.get(each.rollout_id))
+            elif each.status is RolloutStatus.FAILED:
+                decision = self._give_up(each.rollout_id, each.reason or NO_REASON)
             elif each.reason == STALE:
                 decision = self._book.grow_stale(each.rollout_id)
             else:
@@ -356,6 +341,25 @@ class RolloutScheduler:
             await self._on_settled()
         self._demand.set()
         self._news.set()
+
+    def _take_over(self, rollout_id: str, data: bytes | None) -> Decision:
+        """What a worker has committed; where nobody has it any more, or it is damaged, it has failed."""
+        try:
+            if data is None:
+                raise FormatError("missing")
+            trajectory = Trajectory.from_bytes(data)
+        except FormatError as error:
+            return self._give_up(rollout_id, f"lost: it was finished, and its trajectory is {error}")
+        decision = self._book.finish(rollout_id, trajectory)
+        if self._on_finished is not None:
+            self._on_finished(rollout_id, data)
+        return decision
+
+    def _give_up(self, rollout_id: str, reason: str) -> Decision:
+        decision = self._book.fail(rollout_id, EpisodeFailure.cause(reason))
+        if self._on_failed is not None:
+            self._on_failed(rollout_id, reason)
+        return decision
 
     async def _carry_out(self, decision: Decision) -> None:
         if decision.enqueue:
