@@ -4,12 +4,17 @@ What was put right, and half a record that a killed run left, are said beside th
 error: everything else is shown first, then one line says what is missing, and the exit code is not 0.
 """
 
+from pathlib import Path
+
 from rich.console import Console
 
 from rollwright.cli.console import plain_lines
+from rollwright.cli.event_loop import run_async
 from rollwright.cli.tables import say_shown_steps
 from rollwright.errors import FormatError
-from rollwright.run.folder import RunFolder, RunReader
+from rollwright.run.folder import CONFIG, RunFolder, RunReader
+from rollwright.run.recovery import restore_settings
+from rollwright.run.trajectory_log import TRAJECTORIES
 
 
 def say_condition(reader: RunReader, screen: Console) -> None:
@@ -26,6 +31,14 @@ def say_condition(reader: RunReader, screen: Console) -> None:
         plain_lines(screen)(line)
 
 
+def restore_lost_settings(run: Path, store: str | None, screen: Console) -> None:
+    """Of a run whose configuration is gone, before anything else is done with it."""
+    if not (run / CONFIG).exists() and (run / TRAJECTORIES).is_file():
+        restored = run_async(restore_settings(run, store))
+        if restored is not None:
+            plain_lines(screen)(f"{run / CONFIG}: is missing; taken from the run's store")
+
+
 def say_repairs(folder: RunFolder, screen: Console) -> None:
     """At the beginning of one that goes on with a run; further ones are said as they come."""
     say = plain_lines(screen)
@@ -38,5 +51,5 @@ def refuse_losses(folder: RunFolder) -> None:
     """At its end."""
     if folder.lost:
         raise FormatError(
-            f"{folder.path}: {len(folder.lost):,} finished trajectories were lost; all else is done"
+            f"{folder.path}: all that is left is done; finished trajectories that were lost: {len(folder.lost):,}"
         )

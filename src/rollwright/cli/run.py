@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from rollwright.cli.condition import refuse_losses, say_repairs
+from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.live import REFRESH_SECONDS, RunView
@@ -73,6 +73,7 @@ def resume(
     live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
 ) -> None:
     """Go on with RUN where it stopped: nothing that was finished is played again, no recorded token is paid twice."""
+    restore_lost_settings(run, store, console())
     reader = RunReader(run)
     if is_training(run):
         # imported here, because training is told in terms of a run

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from rollwright.cli.condition import refuse_losses, say_repairs
+from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.profile import RecentProfile
@@ -79,6 +79,7 @@ def train(
 
 def go_on(path: Path, *, store: str | None = None, live: bool = True) -> None:
     """The rest of a training run that stopped anywhere."""
+    restore_lost_settings(path, store, console())
     settings = RunReader(path).config
     policy = make_policy(settings)
     folder = RunFolder.reopen(path)

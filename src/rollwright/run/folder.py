@@ -148,8 +148,8 @@ class RunFolder:
         self.lost += rollout_ids
         some = ", ".join(rollout_ids[:LOST_NAMED]) + (" …" if len(rollout_ids) > LOST_NAMED else "")
         self.tell(
-            f"{self.path}: {len(rollout_ids):,} finished trajectories are lost, neither {TRAJECTORIES} nor the store has "
-            f"them any more: {some}"
+            f"{self.path}: finished trajectories that are lost, because neither {TRAJECTORIES} nor the store has them any "
+            f"more: {len(rollout_ids):,} ({some})"
         )
 
     def copy_kept(self, forgotten: Forgotten) -> "KeptLog":
@@ -231,6 +231,10 @@ class RunReader:
 
     def __init__(self, path: Path) -> None:
         if not (path / CONFIG).is_file():
+            if (path / TRAJECTORIES).is_file():
+                raise RollwrightError(
+                    f"{path / CONFIG}: is missing; `rollwright resume {path}` takes it from the run's store"
+                )
             raise RollwrightError(f"{path}: is not a run folder; one has a {CONFIG}")
         self.path = path
         self.log_condition = LogCondition()
@@ -371,4 +375,7 @@ def read_settings(path: Path) -> Any:
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError) as error:
-        raise FormatError(f"{file}: is damaged: {' '.join(str(error).split())}") from error
+        raise FormatError(
+            f"{file}: is damaged: {' '.join(str(error).split())}; without it, `rollwright resume {path}` takes the "
+            "settings from the run's store"
+        ) from error

@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from pathlib import Path
 
-from rollwright.config import RunConfig
-from rollwright.errors import FormatError
+from rollwright.config import RunConfig, build, dump
+from rollwright.errors import FormatError, RollwrightError
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.ledger import Place
 from rollwright.rollout.retelling import NO_REASON, Retelling
-from rollwright.run.folder import RunFolder, RunReader
+from rollwright.run.folder import CONFIG, STORE, RunFolder, RunReader
+from rollwright.run.playbook import CONFIG_KEY
+from rollwright.run.retention import replace_durably
 from rollwright.run.trajectory_log import TRAJECTORIES
 from rollwright.store.contract import Store
 from rollwright.store.opening import open_store, sqlite_path
@@ -45,6 +47,27 @@ async def recover(folder: RunFolder, address: str, config: RunConfig) -> None:
         await _complete_log(folder, store, config)
     finally:
         await store.close()
+
+
+async def restore_settings(run: Path, told: str | None) -> RunConfig | None:
+    """The configuration that a run was last played with, out of its store, written into its folder again. `None`: that
+    does not say. `told`: the store's address, if it is not the run's own file."""
+    address = told or str(run / STORE)
+    try:
+        store = await open_store(address, must_exist=True)
+    except RollwrightError:
+        return None
+    try:
+        found = await store.get_resources_by_id(run.name)
+        if found is None and (page := await store.query_resources(limit=2)).total == 1:
+            found = page[0]
+    finally:
+        await store.close()
+    if found is None or CONFIG_KEY not in found.resources:
+        return None
+    config = build(found.resources[CONFIG_KEY], source=address)
+    replace_durably(run / CONFIG, dump(config))
+    return config
 
 
 async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
