@@ -4,11 +4,12 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -94,7 +95,16 @@ def killed_run(place: Path, **changes: Any) -> Path:
     config = place / "config.yaml"
     config.write_text(yaml.safe_dump({**CONFIG, **changes}), encoding="utf-8")
     run = place / "runs" / "lake"
-    command = [sys.executable, "-m", "rollwright", "run", str(config), "--runs", str(place / "runs"), "--no-live"]
+    command = [
+        sys.executable,
+        "-m",
+        "rollwright",
+        "run",
+        str(config),
+        "--runs",
+        str(place / "runs"),
+        "--no-live",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     give_up = time.monotonic() + SECONDS
     while _lines(run / "metrics.jsonl") < 2:
@@ -104,6 +114,14 @@ def killed_run(place: Path, **changes: Any) -> Path:
         time.sleep(0.002)
     process.kill()
     process.communicate()
+    return run
+
+
+def settled_run(place: Path, killed: Path) -> Path:
+    """One that was killed, and whose write-ahead log has gone into its store."""
+    run = copied(killed, place)
+    with closing(sqlite3.connect(run / "store.db")) as store:
+        store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return run
 
 

@@ -47,6 +47,8 @@ class RunFolder:
         """What was wrong when the folder was reopened, and what was done about it; a line each."""
         self.lost: list[str] = []
         """Rollouts that were finished, and whose trajectories nobody has any more."""
+        self.store_is_new = False
+        """Whether its store was lost, which is told already, and knows nothing of what was finished."""
         self.on_repair: Callable[[str], None] = lambda line: None
         """Is told of every further line."""
 

@@ -32,6 +32,9 @@ from rollwright.trajectory import Trajectory
 AT_ONCE = 200
 """Rollouts that are asked for, or entered into a store, side by side."""
 
+READ_AT_ONCE = 5000
+"""Rollouts that are looked at together."""
+
 WORKER = "recovery"
 """Who a store says has finished what is entered into it again."""
 
@@ -75,14 +78,34 @@ async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
     from rollwright.store.sql.sqlite_check import MISSING, complaint, move_aside, readable_trajectories
 
     rest = "what was finished is taken from the log, episodes under way begin anew"
-    wrong = await asyncio.to_thread(complaint, path)
+    wrong = await asyncio.to_thread(complaint, path) or await _unreadable(path)
     if wrong == MISSING:
         folder.tell(f"{path}: the store is missing; it is made anew: {rest}")
+        folder.store_is_new = True
     elif wrong is not None:
         aside = move_aside(path)
         saved = _take(folder, await asyncio.to_thread(list, readable_trajectories(aside)), config)
         also = f"; {saved:,} finished trajectories were saved from it" if saved else ""
         folder.tell(f"{path}: is damaged ({wrong}); kept aside as {aside.name} and made anew: {rest}{also}")
+        folder.store_is_new = True
+
+
+async def _unreadable(path: Path) -> str | None:
+    """What is wrong with the rows of a SQLite file, which that itself does not look into."""
+    store = await open_store(str(path))
+    try:
+        offset = 0
+        while page := await store.query_rollouts(limit=READ_AT_ONCE, offset=offset):
+            offset += len(page)
+        cursor = 0
+        while log := await store.read_completions(cursor):
+            cursor = log[-1].cursor
+        await store.get_latest_resources()
+    except Exception as error:  # noqa: BLE001 - whatever comes of damaged bytes
+        return str(error) or type(error).__name__
+    finally:
+        await store.close()
+    return None
 
 
 def _take(folder: RunFolder, found: Iterable[bytes], config: RunConfig) -> int:
@@ -172,7 +195,7 @@ async def enter_finished(store: Store, folder: RunFolder, config: RunConfig) -> 
     failed = [
         each for each in folder.failed if _is_own(config, each) and each not in final and each not in own
     ]
-    if own:
+    if own and not folder.store_is_new:
         folder.tell(
             f"{folder.path}: its store does not know that {len(own):,} rollouts are finished, and is told so again; "
             "was it replaced, or has its write-ahead log gone? Episodes under way begin anew"
