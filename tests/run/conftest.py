@@ -172,6 +172,10 @@ async def _read_story(path: Path) -> StoreStory:
         journals = [await store.read_journal(each.rollout_id) for each in rollouts]
         kept = await store.get_trajectories([each.rollout_id for each in rollouts])
         committed = [Trajectory.from_bytes(each) for each in kept.values()]
+        if (path.parent / "config.yaml").is_file():  # which has what the store has released
+            done = {each.rollout_id for each in rollouts if each.status is RolloutStatus.SUCCEEDED}
+            logged = RunReader(path.parent).trajectories()
+            committed += [each for each in logged if each.rollout_id in done - kept.keys()]
         return StoreStory(
             events=await store.read_events(limit=100_000),
             completions=await store.read_completions(limit=100_000),

@@ -362,7 +362,7 @@ async def test_without_any_checkpoint_a_run_that_has_forgotten_says_what_is_miss
 ) -> None:
     run = await train(tiny, model, tmp_path, 4, KEEP)
     shutil.rmtree(run.folder.path / "checkpoints")
-    with pytest.raises(FormatError, match="checkpoints: is empty, and the first 2 steps"):
+    with pytest.raises(FormatError, match="checkpoints: has none that is whole, and the first 2 steps"):
         await train(tiny, model, tmp_path, 4, KEEP)
 
 

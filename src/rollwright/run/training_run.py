@@ -279,17 +279,23 @@ class TrainingRun:
         return set(played)
 
     def _restore(self) -> int:
-        """The step that the last checkpoint stands at; 0 without one."""
-        saved = numbered(self.folder.path / CHECKPOINTS)
-        if not saved:
+        """The step that the last whole checkpoint stands at; 0 without one."""
+        for place in reversed(numbered(self.folder.path / CHECKPOINTS)):
+            try:
+                extra = self.trainer.restore(place)
+            except FormatError as error:
+                self.folder.tell(f"{error}; its steps are trained again from the record")
+                place.rename(place.with_name(f".{place.name}.damaged"))
+                continue
+            break
+        else:
             if self.forgotten.steps:
                 raise FormatError(
-                    f"{self.folder.path / CHECKPOINTS}: is empty, and the first {self.forgotten.steps} steps, which the "
-                    "weights could be made from, were forgotten (training.keep_steps)"
+                    f"{self.folder.path / CHECKPOINTS}: has none that is whole, and the first {self.forgotten.steps} steps, "
+                    "which the weights could be made from, were forgotten (training.keep_steps)"
                 )
             return 0
-        extra = self.trainer.restore(saved[-1])
-        step = self._record.check(extra["record"], str(saved[-1]))
+        step = self._record.check(extra["record"], str(place))
         self.staleness.update({int(age): count for age, count in extra["staleness"].items()})
         self.left_out.update(extra["left_out"])
         return step

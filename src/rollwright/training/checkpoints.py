@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             "sha256": {name: _sha256(place / f"{name}.safetensors") for name in checkpoint.tensors},
         }
         try:
-            text = json.dumps(content, indent=1)
+            text = json.dumps({**content, "checksum": _checksum(content)}, indent=1)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"checkpoint {folder}: `extra` must be JSON: {error}") from error
         (place / STATE).write_text(text + "\n", encoding="utf-8")
@@ -59,6 +59,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     place = whole(folder)
     try:
         content = json.loads((place / STATE).read_text(encoding="utf-8"))
+        if "checksum" in content and content.pop("checksum") != _checksum(content):
+            raise ValueError("it is not as it was written")
         found = content["format"], content["state"], content["extra"], content["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"checkpoint {folder}: no readable {STATE}: {error}") from error
@@ -114,6 +116,10 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(file: Path) -> str:

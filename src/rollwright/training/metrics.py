@@ -1,6 +1,7 @@
 """Where a run's figures go: a file of JSON lines, TensorBoard, wandb. All take the same flat figures by step."""
 
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from rollwright.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 Figures = Mapping[str, float | str]
 """Flat: names with `/` for what belongs together."""
@@ -132,15 +135,17 @@ WRITERS: Mapping[str, Callable[[Path, int | None], MetricWriter]] = {
 
 
 def _lines(file: Path, steps: range) -> list[str]:
-    """The file's lines of these steps, up to one that a crash cut off."""
+    """The file's lines of these steps, without half a line that a crash left; damaged ones are left out and named."""
     kept = []
-    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+    content = file.read_bytes().decode("utf-8", errors="replace")
+    for number, line in enumerate(content.split("\n")[:-1], 1):
         try:
-            step = json.loads(line)["step"] if line.endswith("\n") else None
+            step = json.loads(line)["step"]
         except (ValueError, KeyError, TypeError):
-            break
+            _log.warning("%s: line %d cannot be read and is left out", file, number)
+            continue
         if step in steps:
-            kept.append(line)
+            kept.append(line + "\n")
     return kept
 
 

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from rollwright.store.sql.migrate import NEWEST, READ_VERSION, VERSION_TABLE
+from rollwright.store.sql.schema import metadata
+
 THOROUGH_BYTES = 64 * 2**20
 """Up to this size every index is compared with its table, half a second's work; of larger files only the pages and rows
 themselves are looked at, at several times the speed."""
@@ -25,6 +28,8 @@ def complaint(path: Path) -> str | None:
         check = "integrity_check" if path.stat().st_size <= THOROUGH_BYTES else "quick_check"
         with closing(sqlite3.connect(path)) as connection:
             [found] = connection.execute(f"PRAGMA {check}(1)").fetchone()
+            if _version(connection) == NEWEST:  # an older one gets its columns when it is opened
+                _find_columns(connection)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return None  # others are at work on it, and would have noticed
@@ -32,6 +37,21 @@ def complaint(path: Path) -> str | None:
     except (sqlite3.Error, UnicodeError) as error:
         return str(error)
     return None if found == "ok" else " ".join(str(found).split())
+
+
+def _find_columns(connection: sqlite3.Connection) -> None:
+    """Damage can change the name of a table or a column; then it is not found."""
+    for table in metadata.sorted_tables:
+        columns = ", ".join(f'found."{column.name}"' for column in table.columns)
+        connection.execute(f'SELECT {columns} FROM "{table.name}" AS found LIMIT 0')
+
+
+def _version(connection: sqlite3.Connection) -> str | None:
+    known = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    if not connection.execute(known, [VERSION_TABLE]).fetchone():
+        return None
+    found = connection.execute(READ_VERSION).fetchone()
+    return None if found is None else str(found[0])
 
 
 def move_aside(path: Path) -> Path:
