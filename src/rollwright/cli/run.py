@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -201,12 +202,13 @@ async def execute(
         failure = error
         raise
     finally:
-        summary = await summary_of(running, folder, time.monotonic() - started)
-        summary["resumed"] = progress.delivered is not None
-        summary["lost"] = len(folder.lost)
-        summary["interrupted"] = interrupted
-        summary["error"] = str(failure) if failure is not None else None
-        folder.finish(summary)
+        with unless_full(failure):
+            summary = await summary_of(running, folder, time.monotonic() - started)
+            summary["resumed"] = progress.delivered is not None
+            summary["lost"] = len(folder.lost)
+            summary["interrupted"] = interrupted
+            summary["error"] = str(failure) if failure is not None else None
+            folder.finish(summary)
     screen.print(result_table(summary))
     screen.print(ledger_table(summary))
     recent.print()
@@ -215,6 +217,11 @@ async def execute(
     say_shown_steps(RunReader(folder.path), screen)
     screen.print(f"results: {folder.path}", soft_wrap=True, highlight=False)
     return summary
+
+
+def unless_full(failure: Exception | None) -> AbstractContextManager[None]:
+    """A disk that has no room for the summary either must not hide what the run ended with."""
+    return nullcontext() if failure is None else suppress(OSError)
 
 
 async def _collect(

@@ -14,7 +14,7 @@ from rollwright.cli.event_loop import run_async
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.report import LEVELS, make_report
-from rollwright.cli.run import summary_of
+from rollwright.cli.run import summary_of, unless_full
 from rollwright.cli.tables import ledger_table, say_shown_steps
 from rollwright.cli.training_view import REFRESH_SECONDS, live_table, training_table, validation_table
 from rollwright.config import RunConfig, build, load
@@ -142,11 +142,12 @@ async def execute(
         raise
     finally:
         seconds = time.monotonic() - started
-        if run.local is not None:
-            summary |= await summary_of(run.local, run.folder, seconds)
-        summary |= {"seconds": round(seconds, 3), "training": run.summary(), "interrupted": interrupted}
-        summary["error"] = str(failure) if failure is not None else None
-        run.folder.finish(summary)
+        with unless_full(failure):
+            if run.local is not None:
+                summary |= await summary_of(run.local, run.folder, seconds)
+            summary |= {"seconds": round(seconds, 3), "training": run.summary(), "interrupted": interrupted}
+            summary["error"] = str(failure) if failure is not None else None
+            run.folder.finish(summary)
     _show(run, summary, screen, recent, await validation_baselines(run.config) if run.validations else {})
     return summary
 
