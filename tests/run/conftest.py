@@ -22,6 +22,8 @@ from rollwright.store.opening import open_store
 from rollwright.store.records import Attempt, Completion, Event, RolloutStatus
 from rollwright.trajectory import Trajectory
 
+sys.path.insert(0, str(Path(__file__).parent))  # for `damaging`
+
 PATIENCE = 60.0
 """Seconds after which something that was waited for will not come any more, on however slow a machine."""
 

@@ -173,7 +173,7 @@ def sizes(run: TrainingRun) -> dict[str, int]:
         **{name: (folder / name).stat().st_size for name in names},
         "pages": sum(each.stat().st_size for each in folder.glob("store.db*")),
         "rows": rows_in_store(folder),
-        "written": len(run.folder._written),
+        "written": len(run.folder.log) + len(run.folder.failed),
         "lengths": len(run._lengths),
         "record": len(run._record.rows),
         "validations": len(run.validations),
@@ -253,7 +253,7 @@ async def test_killed_at_any_operation_of_forgetting_it_goes_on_as_if_it_had_not
         assert kill_at(tiny, runs, model, operation, more) == -signal.SIGKILL
         left = RunReader(runs / "tiny")
         seen = left.metrics(), [each.rollout_id for each in left.trajectories()], left.failures()
-        RunFolder.reopen(left.path)._log.close()
+        RunFolder.reopen(left.path).log.close()
         assert seen == (left.metrics(), [each.rollout_id for each in left.trajectories()], left.failures())
         run = await train(tiny, model, runs, 8, KEEP)
         assert told(run) == told(whole), f"killed before operation {operation}"

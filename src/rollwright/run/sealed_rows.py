@@ -95,6 +95,8 @@ class Rows:
         """What is wrong with the file, in a line for each kind."""
         if self.damaged:
             yield f"{self.file}: line {_list(number for number, _ in self.damaged)} cannot be read and is left out"
+        if self.cut_off:
+            yield f"{self.file}: ends with half a line, which is left out"
         if self.mended:
             yield f"{self.file}: line {_list(self.mended)} had a wrong byte and was put right by its checksum"
 

@@ -6,7 +6,7 @@ hold up anybody else.
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from rollwright.store.sql.migrate import NEWEST, READ_VERSION, VERSION_TABLE
@@ -69,6 +69,10 @@ def move_aside(path: Path) -> Path:
 def readable_trajectories(path: Path) -> Iterator[bytes]:
     """What can still be read of the trajectories in a damaged file, one by one."""
     with closing(sqlite3.connect(path)) as connection:
+        with suppress(
+            sqlite3.Error
+        ):  # a table whose description is damaged does not make the others unreadable
+            connection.execute("PRAGMA writable_schema=ON")
         for place in range(1, _last_place(connection) + 1):
             try:
                 row = connection.execute("SELECT data FROM trajectories WHERE place = ?", [place]).fetchone()
