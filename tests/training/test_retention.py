@@ -382,9 +382,9 @@ async def test_whoever_opened_the_log_before_it_was_replaced_does_not_get_the_ru
     """Between opening and locking, its writer puts another log in place, and lets go of the old one."""
     run = await train(tiny, model, tmp_path, 4, KEEP)
     log = run.folder.path / "trajectories.rwlog"
-    from rollwright.run import folder as module
+    from rollwright.run import trajectory_log as module
 
-    lock = module._lock
+    lock = module.lock
 
     def late(opened: Any, path: Path) -> None:
         copy = log.with_suffix(".copy")
@@ -392,7 +392,7 @@ async def test_whoever_opened_the_log_before_it_was_replaced_does_not_get_the_ru
         copy.replace(log)
         lock(opened, path)
 
-    monkeypatch.setattr(module, "_lock", late)
+    monkeypatch.setattr(module, "lock", late)
     with pytest.raises(RollwrightError, match="another process is writing"):
         RunFolder.reopen(run.folder.path)
 

@@ -8,6 +8,7 @@ older steps than that are forgotten, after a checkpoint and never beyond the old
 """
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -285,7 +286,9 @@ class TrainingRun:
                 extra = self.trainer.restore(place)
             except FormatError as error:
                 self.folder.tell(f"{error}; its steps are trained again from the record")
-                place.rename(place.with_name(f".{place.name}.damaged"))
+                aside = place.with_name(f".{place.name}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                place.rename(aside)
                 continue
             break
         else:
