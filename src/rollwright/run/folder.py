@@ -6,6 +6,7 @@ log has one on the disk. Whatever is wrong with a file is told by whoever reads 
 file and nothing else. One process at a time writes.
 """
 
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from rollwright.run.sealed_rows import Rows, read_rows, read_sealed, seal
 from rollwright.run.trajectory_log import TRAJECTORIES, LogCondition, LogCopy, TrajectoryLog, decoded, records
 from rollwright.run.writing import naming
 from rollwright.trajectory import Trajectory
+
+_log = logging.getLogger(__name__)
 
 CONFIG, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
     "config.yaml",
@@ -49,7 +52,7 @@ class RunFolder:
         """Rollouts that were finished, and whose trajectories nobody has any more."""
         self.store_is_new = False
         """Whether its store was lost, which is told already, and knows nothing of what was finished."""
-        self.on_repair: Callable[[str], None] = lambda line: None
+        self.on_repair: Callable[[str], None] = _log.warning
         """Is told of every further line."""
 
     @classmethod

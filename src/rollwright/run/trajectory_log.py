@@ -128,7 +128,10 @@ def _begin(log: BinaryIO, condition: LogCondition, on_damage: Callable[[bytes], 
     log.seek(len(HEAD))
     begins_well = _whole(log, log.read(_FRAME.size)) is not None
     if not begins_well and not _finds_any(log):
-        raise FormatError(f"{log.name}: is not a trajectory log of this release, or damaged from end to end")
+        raise FormatError(
+            f"{log.name}: is not a trajectory log of this release, or damaged from end to end; where it is missing, "
+            "`rollwright resume` begins a new one with what the store still has"
+        )
     if begins_well:
         condition.mended += 1
         return len(HEAD)
