@@ -34,6 +34,9 @@ CONFIG, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
 )
 
 
+LAST_SETTING = "custom_envs"
+"""A configuration is written with every default filled in, so one without this is cut off."""
+
 LOST_NAMED = 5
 """Of what is lost, so many are named."""
 
@@ -378,7 +381,10 @@ def read_settings(path: Path) -> Any:
     """A run's configuration as plain data; a `FormatError` names the file."""
     file = path / CONFIG
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or LAST_SETTING not in content:
+            raise ValueError(f"it has no `{LAST_SETTING}`, which a run writes last")
+        return content
     except (yaml.YAMLError, ValueError) as error:
         raise FormatError(
             f"{file}: is damaged: {' '.join(str(error).split())}; without it, `rollwright resume {path}` takes the "
