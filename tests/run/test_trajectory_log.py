@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from rollwright.errors import FormatError
 from rollwright.run.checksums import corrected, crc32
+from rollwright.run.log_records import HEAD, LogCondition, framed, records
 from rollwright.run.sealed_rows import read_rows, read_sealed, seal
-from rollwright.run.trajectory_log import DAMAGED, HEAD, LogCondition, TrajectoryLog, framed, records
+from rollwright.run.trajectory_log import DAMAGED, TrajectoryLog
 from rollwright.trajectory import Trajectory
 
 
@@ -65,7 +66,10 @@ def test_a_file_of_rows_that_an_older_release_wrote_is_read_and_names_a_garbage_
     assert [row["rollout_id"] for row in found.rows] == ["a", "b"]
     assert [number for number, _ in found.damaged] == [2]
     assert found.cut_off
-    assert list(found.told()) == [f"{file}: line 2 cannot be read and is left out"]
+    assert list(found.told()) == [
+        f"{file}: line 2 cannot be read and is left out",
+        f"{file}: ends with half a line, which is left out",
+    ]
 
 
 def test_an_object_in_a_file_of_its_own_is_mended_or_refused_by_name(tmp_path: Path) -> None:
