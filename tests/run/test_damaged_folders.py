@@ -88,6 +88,7 @@ def test_a_damaged_file_is_told_of_or_repaired_and_costs_nothing_that_is_left(
         check(rollwright("show", str(run))),
         check(rollwright("export", str(run), "--output", parquet)),
         check(rollwright("profile", str(run), "--timeline", str(tmp_path / "timeline.json"))),
+        check(rollwright("report", str(run))),
     ]
     went_on = check(rollwright("resume", str(run), "--no-live"))
     said = " ".join(each.all for each in (*looked, went_on))

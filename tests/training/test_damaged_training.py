@@ -5,14 +5,23 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from rollwright.cli.export import export
+from rollwright.cli.profile import profile
+from rollwright.cli.show import show
+from rollwright.config.env_managers import TrainEnvManagerConfig
 from rollwright.errors import RollwrightError
+from rollwright.observe.training_report import report_of
 from rollwright.run.folder import RunReader
+from rollwright.run.releasing import Releasing
 
 COUNT = int(os.environ.get("ROLLWRIGHT_DAMAGES", "24")) // 4
 FIRST_SEED = int(os.environ.get("ROLLWRIGHT_DAMAGE_SEED", "0"))
@@ -64,6 +73,18 @@ async def test_a_damaged_checkpoint_is_told_of_and_its_steps_are_trained_again_t
         assert [each for each in run.folder.repairs if damaged.parent.name in each], run.folder.repairs
 
 
+def looked_at(command: Callable[..., None], run: Path, place: Path) -> None:
+    """A command that looks at a run shows it, or says in one line what is wrong."""
+    app = typer.Typer()
+    app.command()(command)
+    output = {
+        export: ["--output", str(place / "all.parquet")],
+        profile: ["--timeline", str(place / "t.json")],
+    }
+    result = CliRunner().invoke(app, [str(run), *output.get(command, [])])
+    assert result.exit_code == 0 or isinstance(result.exception, RollwrightError), result.exception
+
+
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + COUNT))
 async def test_any_damaged_file_is_told_of_or_repaired(
     tiny: Any, model: Path, whole: tuple[Path, str], tmp_path: Path, seed: int
@@ -84,6 +105,10 @@ async def test_any_damaged_file_is_told_of_or_repaired(
     file.write_bytes(bytes(content))
     log = (run / "trajectories.rwlog").read_bytes()
     intact = {each: data for each, data in before.items() if data in log}
+    for look in (show, export, profile):
+        looked_at(look, run, tmp_path)
+    with suppress(RollwrightError):  # what `report` reads, before it plays
+        report_of(RunReader(run))
     refused, went_on = None, None
     try:
         went_on = await tiny.train(tmp_path, settings(tiny, model), model)
@@ -96,3 +121,41 @@ async def test_any_damaged_file_is_told_of_or_repaired(
         assert went_on.checksum == checksum
     after = {each.rollout_id: each.to_bytes() for each in RunReader(run).trajectories()}
     assert {each: after[each] for each in intact} == intact
+
+
+async def test_damaged_records_of_trained_batches_are_read_again_from_the_store_and_give_the_same_weights(
+    tiny: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a release that kept both; with members that filters dropped, and some that came too late for their group."""
+
+    async def keep_both(releasing: Releasing, rollout_ids: Sequence[str]) -> None:
+        """Releases nothing."""
+
+    manager = {
+        "num_env_groups": 4,
+        "group_size": 3,
+        "group_size_redundancy": 1,
+        "tags": ["OddBytes"],
+        "filters": [{"kind": "format_error", "action": "drop"}],
+    }
+    config = settings(tiny, model).model_copy(
+        update={"train_env_manager": TrainEnvManagerConfig.model_validate(manager)}
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Releasing, "release", keep_both)
+        run = await tiny.train(tmp_path, config, model)
+    before = {each.rollout_id: each.to_bytes() for each in RunReader(run.folder.path).trajectories()}
+    shutil.rmtree(run.folder.path / "checkpoints")
+    log = run.folder.path / "trajectories.rwlog"
+    content = bytearray(log.read_bytes())
+    draw = random.Random(3)
+    for _ in range(4):
+        place = draw.randrange(len(content) - 900)
+        content[place : place + 900] = draw.randbytes(900)
+    log.write_bytes(bytes(content))
+    assert sum(data not in bytes(content) for data in before.values()) >= 4
+    again = await tiny.train(tmp_path, config, model)
+    assert again.checksum == run.checksum
+    assert any("read again from the store" in line for line in again.folder.repairs), again.folder.repairs
+    after = {each.rollout_id: each.to_bytes() for each in RunReader(run.folder.path).trajectories()}
+    assert {each: after.get(each) for each in before} == before
