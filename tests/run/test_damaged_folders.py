@@ -27,7 +27,7 @@ from damaging import (
 
 from rollwright.run.folder import RunFolder, RunReader
 
-COUNT = int(os.environ.get("ROLLWRIGHT_DAMAGES", "24"))
+COUNT = int(os.environ.get("ROLLWRIGHT_DAMAGES", "16"))
 FIRST_SEED = int(os.environ.get("ROLLWRIGHT_DAMAGE_SEED", "0"))
 
 TOLD_OF = ("trajectories.rwlog", "metrics.jsonl", "summary.json")

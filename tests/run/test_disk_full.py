@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rollwright.errors import RollwrightError
 from rollwright.run.folder import RunReader
 
 SECONDS = 120
@@ -102,3 +103,14 @@ def test_a_limit_on_the_size_of_files_names_the_file_too(config: Path, tmp_path:
     )
     assert "store.db" in line
     assert rollwright("resume", tmp_path / "lake", "--no-live").returncode == 0
+
+
+def test_a_checkpoint_that_finds_no_room_names_its_file(small_disk: Callable[[str], Path]) -> None:
+    torch = pytest.importorskip("torch")
+    from rollwright.training.checkpoints import Checkpoint, write_checkpoint
+
+    place = small_disk("1m") / "000001"
+    tensors = {"model": {"weight": torch.zeros(2**20)}}
+    with pytest.raises(RollwrightError, match=r"model\.safetensors: cannot be written: .*No space left"):
+        write_checkpoint(place, Checkpoint(tensors, {}, {}))
+    assert not place.exists()

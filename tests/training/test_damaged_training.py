@@ -23,7 +23,7 @@ from rollwright.observe.training_report import report_of
 from rollwright.run.folder import RunReader
 from rollwright.run.releasing import Releasing
 
-COUNT = int(os.environ.get("ROLLWRIGHT_DAMAGES", "24")) // 4
+COUNT = int(os.environ.get("ROLLWRIGHT_DAMAGES", "16")) // 4
 FIRST_SEED = int(os.environ.get("ROLLWRIGHT_DAMAGE_SEED", "0"))
 STEPS = 6
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from rollwright.cli.condition import say_condition
 from rollwright.cli.console import console
 from rollwright.config import RunConfig
-from rollwright.errors import RollwrightError
+from rollwright.errors import RollwrightError, naming
 from rollwright.observe.profile import Profile, Tally
 from rollwright.observe.timeline import Played, chrome_trace
 from rollwright.observe.verdict import Figures, Verdict, judge
@@ -58,7 +58,7 @@ def profile(
     if not found.rollouts:
         raise RollwrightError(f"{run}: no finished rollout has timings, so there is nothing to profile")
     target = timeline or run / TIMELINE
-    with target.open("w", encoding="utf-8") as file:
+    with naming(target), target.open("w", encoding="utf-8") as file:
         file.writelines(chrome_trace(drawn))
     screen = console()
     screen.print(report(found, slots or slots_of(reader.config, found), run.name))

@@ -15,12 +15,11 @@ from typing import Any
 import yaml
 
 from rollwright.config import RunConfig, build, dump
-from rollwright.errors import FormatError, RollwrightError
+from rollwright.errors import FormatError, RollwrightError, naming
 from rollwright.run.log_records import LogCondition, decoded, records
 from rollwright.run.retention import Forgotten, read_forgotten, replace_durably
 from rollwright.run.sealed_rows import Rows, read_rows, read_sealed, seal
 from rollwright.run.trajectory_log import TRAJECTORIES, LogCopy, TrajectoryLog
-from rollwright.run.writing import naming
 from rollwright.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)

@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollwright.errors import FormatError
+from rollwright.errors import FormatError, naming
 from rollwright.rollout.ledger import Ledger
 from rollwright.run.sealed_rows import read_sealed, seal
 from rollwright.run.trajectory_log import flush_through, flush_to_disk
-from rollwright.run.writing import naming
 from rollwright.training.pipeline import LengthBias
 
 FORGOTTEN = "forgotten.json"

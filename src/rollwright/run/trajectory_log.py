@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from rollwright.errors import RollwrightError
+from rollwright.errors import RollwrightError, naming
 from rollwright.run.log_records import FRAME, HEAD, LogCondition, decoded, framed, records
-from rollwright.run.writing import naming
 
 TRAJECTORIES = "trajectories.rwlog"
 DAMAGED = f"{TRAJECTORIES}.damaged"

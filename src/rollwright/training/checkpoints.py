@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rollwright.errors import ConfigError, FormatError
+from rollwright.errors import ConfigError, FormatError, RollwrightError, naming
 
 FORMAT = 1
 STATE = "state.json"
@@ -48,7 +48,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             text = json.dumps({**content, "checksum": _checksum(content)}, indent=1)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"checkpoint {folder}: `extra` must be JSON: {error}") from error
-        (place / STATE).write_text(text + "\n", encoding="utf-8")
+        with naming(place / STATE):
+            (place / STATE).write_text(text + "\n", encoding="utf-8")
 
     write_folder(folder, fill)
 
@@ -77,11 +78,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"}
-    )
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(whole, file, {"format": "pt"})
+    except SafetensorError as error:  # its only word for a full disk
+        raise RollwrightError(f"{file}: cannot be written: {error}") from error
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:

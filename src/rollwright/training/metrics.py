@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from rollwright.errors import ConfigError
+from rollwright.errors import ConfigError, naming
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +39,9 @@ class JsonLines:
 
     def write(self, step: int, figures: Figures) -> None:
         finite = {name: None if _not_finite(value) else value for name, value in figures.items()}
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps({"step": step, **finite}) + "\n")
+            self._file.flush()
 
     def forget(self, step: int) -> None:
         kept = _lines(self._path, range(step, sys.maxsize))
@@ -53,7 +54,8 @@ class JsonLines:
     def _begin_with(self, lines: Sequence[str]) -> TextIO:
         """The file with these lines and no others, to be added to."""
         partial = self._path.with_name(f".{self._path.name}.partial")
-        partial.write_text("".join(lines), encoding="utf-8")
+        with naming(partial):
+            partial.write_text("".join(lines), encoding="utf-8")
         partial.replace(self._path)
         return self._path.open("a", encoding="utf-8")
 
