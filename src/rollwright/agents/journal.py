@@ -39,7 +39,7 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
         return _CODEC.decode(data)
 
 
-_CODEC = Codec(JournalEntry, magic=b"RWJ", version=2, compress=False)
+_CODEC = Codec(JournalEntry, magic=b"RWJ", version=3, compress=False, unchecked=2)
 
 
 class Interrupted(Exception):

@@ -12,10 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rollwright.cli.condition import say_condition
 from rollwright.cli.console import console
-from rollwright.cli.tables import say_shown_steps
 from rollwright.config import RunConfig
-from rollwright.errors import RollwrightError
+from rollwright.errors import RollwrightError, naming
 from rollwright.observe.profile import Profile, Tally
 from rollwright.observe.timeline import Played, chrome_trace
 from rollwright.observe.verdict import Figures, Verdict, judge
@@ -58,7 +58,7 @@ def profile(
     if not found.rollouts:
         raise RollwrightError(f"{run}: no finished rollout has timings, so there is nothing to profile")
     target = timeline or run / TIMELINE
-    with target.open("w", encoding="utf-8") as file:
+    with naming(target), target.open("w", encoding="utf-8") as file:
         file.writelines(chrome_trace(drawn))
     screen = console()
     screen.print(report(found, slots or slots_of(reader.config, found), run.name))
@@ -66,9 +66,7 @@ def profile(
         spent = summary.get("activity", {}).get("commit_seconds", 0.0)
         screen.print(f"beside that, {spent:,.2f} s went into telling the store how attempts ended")
     screen.print(f"timeline of {len(drawn):,} rollouts: {target}", soft_wrap=True, highlight=False)
-    say_shown_steps(reader, screen)
-    if reader.cut_off:
-        screen.print("[yellow]the last record of the trajectory log is incomplete and was left out[/]")
+    say_condition(reader, screen)
 
 
 class RecentProfile:

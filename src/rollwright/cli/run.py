@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,20 +11,24 @@ import msgspec
 import typer
 from rich.console import Console
 
+from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs
 from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.live import REFRESH_SECONDS, RunView
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.redrawn import Redrawn
-from rollwright.cli.tables import capability_line, ledger_table, result_table
+from rollwright.cli.tables import capability_line, ledger_table, result_table, say_shown_steps
 from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
 from rollwright.observe.trees import TreeSums
 from rollwright.observe.views import ViewSizes
 from rollwright.run.baselines import baseline
+from rollwright.run.batch_retention import BatchRetention
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.model_choice import settle_model
+from rollwright.run.recovery import recover
+from rollwright.run.retention import Forgotten
 from rollwright.run.training_record import is_training
 
 RayOption = Annotated[
@@ -73,6 +78,7 @@ def resume(
     live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
 ) -> None:
     """Go on with RUN where it stopped: nothing that was finished is played again, no recorded token is paid twice."""
+    restore_lost_settings(run, store, console())
     reader = RunReader(run)
     if is_training(run):
         # imported here, because training is told in terms of a run
@@ -81,10 +87,25 @@ def resume(
         go_on(run, store=store, live=live)
         return
     if reader.ended:
+        _repair_ended(reader, store)
         said = f"{run}: has ended, there is nothing to go on with; see `rollwright show {run}`"
         console().print(said, soft_wrap=True, highlight=False)
         return
     _play(reader.config, RunFolder.reopen(run), Progress.of(reader), store, workers, ray=ray, live=live)
+
+
+def _repair_ended(reader: RunReader, store: str | None) -> None:
+    """Of a run that has nothing left to play, brings back what is damaged."""
+    for _ in reader.trajectories():
+        pass
+    reader.failures()
+    if not reader.problems:
+        return
+    folder = RunFolder.reopen(reader.path)
+    say_repairs(folder, console())
+    run_async(recover(folder, folder.store_address(store), reader.config))
+    folder.log.close()
+    refuse_losses(folder)
 
 
 def _play(
@@ -97,6 +118,7 @@ def _play(
     ray: str | None,
     live: bool,
 ) -> None:
+    say_repairs(folder, console())
     call = execute(
         settings,
         folder,
@@ -109,6 +131,7 @@ def _play(
     )
     if run_async(call)["interrupted"]:
         raise typer.Exit(130)
+    refuse_losses(folder)
 
 
 @dataclass
@@ -116,18 +139,24 @@ class Progress:
     """What of a run is done already."""
 
     steps: int = 0
+    done: set[int] = field(default_factory=set)
+    """The steps that are done; one may be missing in between, where its line was damaged."""
     validations: set[int] = field(default_factory=set)
     delivered: list[str] | None = None
     """Training groups that were handed out; `None` for a run that starts."""
+    forgotten: Forgotten = field(default_factory=Forgotten)
+    """Which of it is in the folder no more."""
 
     @classmethod
     def of(cls, reader: RunReader) -> "Progress":
-        rows = reader.metrics()
+        rows, forgotten = reader.metrics(), reader.forgotten()
         train = [row for row in rows if row["mode"] == "train"]
         return cls(
-            steps=len(train),
+            steps=forgotten.steps + len(train),
+            done={*range(forgotten.steps), *(row["step"] for row in train)},
             validations={row["step"] for row in rows if row["mode"] == "val"},
-            delivered=[group for row in train for group in row["groups"]],
+            delivered=[*forgotten.delivered, *(group for row in train for group in row["groups"])],
+            forgotten=forgotten,
         )
 
 
@@ -144,12 +173,15 @@ async def execute(
 ) -> dict[str, Any]:
     """Plays a whole run, or the rest of one; returns its summary, which is also in the run folder."""
     progress = progress or Progress()
+    retention = BatchRetention(config, folder, progress.forgotten)
     running = LocalRun(
         config,
         store=store,
         processes=workers,
         ray=ray,
         delivered=progress.delivered,
+        forgotten=retention.forgotten if retention.is_on else None,
+        folder=folder,
         on_finished=folder.add_trajectory,
         on_failed=folder.add_failure,
     )
@@ -158,12 +190,14 @@ async def execute(
     interrupted = False
     failure: Exception | None = None
     try:
+        if progress.delivered is not None and store is not None:
+            await recover(folder, store, config)
         async with running:
             if running.capabilities is not None:
                 screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
             view = RunView(running)
             async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live):
-                await _collect(running, folder, progress, recent)
+                await _collect(running, folder, progress, recent, retention)
     except asyncio.CancelledError:
         interrupted = True
         if (task := asyncio.current_task()) is not None:
@@ -172,30 +206,47 @@ async def execute(
         failure = error
         raise
     finally:
-        summary = await summary_of(running, folder, time.monotonic() - started)
-        summary["resumed"] = progress.delivered is not None
-        summary["interrupted"] = interrupted
-        summary["error"] = str(failure) if failure is not None else None
-        folder.finish(summary)
+        with unless_full(failure):
+            summary = await summary_of(running, folder, time.monotonic() - started)
+            summary["resumed"] = progress.delivered is not None
+            summary["lost"] = len(folder.lost)
+            summary["interrupted"] = interrupted
+            summary["error"] = str(failure) if failure is not None else None
+            folder.finish(summary)
     screen.print(result_table(summary))
     screen.print(ledger_table(summary))
     recent.print()
     if interrupted:
         screen.print(f"[yellow]interrupted:[/] go on with `rollwright resume {folder.path}`", highlight=False)
+    say_shown_steps(RunReader(folder.path), screen)
     screen.print(f"results: {folder.path}", soft_wrap=True, highlight=False)
     return summary
 
 
-async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, recent: RecentProfile) -> None:
+def unless_full(failure: Exception | None) -> AbstractContextManager[None]:
+    """A disk that has no room for the summary either must not hide what the run ended with."""
+    return nullcontext() if failure is None else suppress(OSError)
+
+
+async def _collect(
+    running: LocalRun,
+    folder: RunFolder,
+    progress: Progress,
+    recent: RecentProfile,
+    retention: BatchRetention,
+) -> None:
     """All batches that are left, with validation where it is due, alongside the rollouts."""
     config = running.config
+    under_way: set[int] = set()
     validations: list[asyncio.Task[None]] = []
 
     async def validate(step: int) -> None:
         began = time.monotonic()
+        under_way.add(step)
         batch = await running.evaluate(step)
         row = batch_row("val", step, time.monotonic() - began, batch)
         folder.add_metrics(row)
+        under_way.discard(step)
 
     def validate_beside(step: int) -> None:
         if config.val_env_manager and step not in progress.validations:
@@ -203,7 +254,9 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, rec
 
     steps = config.max_steps if config.train_env_manager else 0
     try:
-        for step in range(progress.steps, steps):
+        for step in range(steps):
+            if step in progress.done:
+                continue
             began = time.monotonic()
             batch = await running.get_batch()
             row = batch_row("train", step, time.monotonic() - began, batch)
@@ -211,6 +264,7 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, rec
             recent.add(step + 1, batch.trajectories)
             if config.eval_steps is not None and (step + 1) % config.eval_steps == 0 and step + 1 < steps:
                 validate_beside(step + 1)
+            await retention.forget(running, step + 1, under_way)
         validate_beside(steps)
         await asyncio.gather(*validations)
     finally:

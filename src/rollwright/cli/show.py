@@ -14,9 +14,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rollwright.cli.condition import say_condition
 from rollwright.cli.console import console
 from rollwright.cli.show_stored import read_stored
-from rollwright.cli.tables import ledger_table, result_table, say_shown_steps
+from rollwright.cli.tables import ledger_table, result_table
 from rollwright.cli.training_view import training_table
 from rollwright.cli.tree_view import leaf_count, tree_view
 from rollwright.errors import ConfigError, RollwrightError
@@ -63,9 +64,7 @@ def show(
         screen.print(_caught(_filters(reader, group[0], screen), group))
     else:
         _trajectory(reader, find(reader, rollout), screen, prompts=prompts, turns=turns)
-    say_shown_steps(reader, screen)
-    if reader.cut_off:
-        screen.print("[yellow]the last record of the trajectory log is incomplete and was left out[/]")
+    say_condition(reader, screen)
 
 
 def find(reader: RunReader, wanted: str) -> Trajectory:

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
+from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs
 from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.report import LEVELS, make_report
-from rollwright.cli.run import summary_of
+from rollwright.cli.run import summary_of, unless_full
 from rollwright.cli.tables import ledger_table, say_shown_steps
 from rollwright.cli.training_view import REFRESH_SECONDS, live_table, training_table, validation_table
 from rollwright.config import RunConfig, build, load
@@ -22,7 +22,7 @@ from rollwright.errors import ConfigError
 from rollwright.observe.statistics import batch_row
 from rollwright.rollout import Batch
 from rollwright.run.baselines import Baseline, validation_baselines
-from rollwright.run.folder import CONFIG, RunFolder, RunReader
+from rollwright.run.folder import CONFIG, RunFolder, RunReader, read_settings
 from rollwright.run.model_choice import load_settled
 from rollwright.run.training_assembly import make_policy
 from rollwright.run.training_run import Row, TrainingRun
@@ -80,14 +80,17 @@ def train(
 
 def go_on(path: Path, *, store: str | None = None, live: bool = True) -> None:
     """The rest of a training run that stopped anywhere."""
+    restore_lost_settings(path, store, console())
     settings = RunReader(path).config
     policy = make_policy(settings)
     folder = RunFolder.reopen(path)
     address = folder.store_address(store)
     screen = console()
+    say_repairs(folder, screen)
     recent = RecentProfile(screen, settings)
     run = TrainingRun(settings, folder, resume=True, policy=policy, store=address, row=_profiled(recent))
     _train(run, screen, recent, live=live)
+    refuse_losses(folder)
 
 
 def _profiled(recent: RecentProfile) -> Row:
@@ -111,7 +114,7 @@ def _settings(config: Path | None, changes: list[str], from_run: Path | None) ->
         return load(config, changes)
     RunReader(from_run)  # says in one line when this is no run folder
     file = from_run / CONFIG
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = read_settings(from_run)
     return build({**content, "training": content.get("training") or {}}, changes, source=str(file))
 
 
@@ -140,11 +143,12 @@ async def execute(
         raise
     finally:
         seconds = time.monotonic() - started
-        if run.local is not None:
-            summary |= await summary_of(run.local, run.folder, seconds)
-        summary |= {"seconds": round(seconds, 3), "training": run.summary(), "interrupted": interrupted}
-        summary["error"] = str(failure) if failure is not None else None
-        run.folder.finish(summary)
+        with unless_full(failure):
+            if run.local is not None:
+                summary |= await summary_of(run.local, run.folder, seconds)
+            summary |= {"seconds": round(seconds, 3), "training": run.summary(), "interrupted": interrupted}
+            summary["error"] = str(failure) if failure is not None else None
+            run.folder.finish(summary)
     _show(run, summary, screen, recent, await validation_baselines(run.config) if run.validations else {})
     return summary
 

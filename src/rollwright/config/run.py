@@ -107,6 +107,10 @@ class RunConfig(Settings):
     """Batches between validations. Unset: one validation at the end, where there is a `val_env_manager`."""
     profile_steps: PositiveInt = 100
     """Batches between prints of what the last rollouts waited for; one comes at the end in any case."""
+    keep_steps: PositiveInt | None = None
+    """Batches whose trajectories, rollouts, failures and figures are kept; there are up to twice as many before the
+    older half is removed. What is removed stays counted. Unset: nothing is removed. A run that trains has
+    `training.keep_steps` instead."""
     sequence_length: PositiveInt = 8192
     """Longest token sequence, prompt and completion together."""
     max_inflight: PositiveInt | None = None
@@ -151,6 +155,10 @@ class RunConfig(Settings):
             raise ValueError(
                 f"rollout_batch_size: {self.rollout_batch_size} is not a multiple of group_size, "
                 f"which is {train.group_size}"
+            )
+        if self.keep_steps is not None and self.training is not None:
+            raise ValueError(
+                "keep_steps: is for runs that only play; a run that trains has training.keep_steps"
             )
         return self
 

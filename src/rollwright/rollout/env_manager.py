@@ -24,6 +24,7 @@ from rollwright.agents import (
     failed,
 )
 from rollwright.envs.base import Env
+from rollwright.errors import FormatError
 from rollwright.gateway import Gateway
 from rollwright.policies.base import Policy
 from rollwright.rollout.activity import Activity
@@ -166,7 +167,7 @@ class EnvManager:
             with stopwatch.waiting(Phase.STORE, "settings"):
                 role = await context.playbook(claimed)
                 if claimed.attempt.sequence_id > 1:
-                    journal.recorded = entries(await context.store.read_journal(claimed.rollout_id))
+                    await self._read_journal(claimed, journal)
             try:
                 trajectory = await self._play(claimed, role, journal, stopwatch)
             except ReplayDiffers:
@@ -182,6 +183,15 @@ class EnvManager:
         except Exception as error:  # noqa: BLE001 - a rollout that cannot even be read fails alone
             await self._discard_env()
             return failed(Boundary.SYSTEM, error, 0).record
+
+    async def _read_journal(self, claimed: AttemptedRollout, journal: StoreJournal) -> None:
+        """What earlier attempts left; a journal that is damaged is of no use, and counted like one that differs."""
+        encoded = await self._context.store.read_journal(claimed.rollout_id)
+        try:
+            journal.recorded = entries(encoded)
+        except FormatError:
+            self._context.activity.replays_differed += 1
+            await journal.clear()
 
     async def _play(
         self, claimed: AttemptedRollout, role: Role, journal: StoreJournal, stopwatch: Stopwatch

@@ -10,7 +10,7 @@ All decisions are the `GroupBook`'s; this shell carries them to the store and ba
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -19,7 +19,7 @@ import msgspec
 
 from rollwright.agents import EpisodeFailure
 from rollwright.config import EnvManagerConfig, RunConfig
-from rollwright.errors import RollwrightError
+from rollwright.errors import FormatError, RollwrightError
 from rollwright.rollout.env_manager import STALE
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
@@ -89,6 +89,8 @@ class RolloutScheduler:
         keep_accounts: bool = False,
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
+        read_kept: Callable[[Sequence[str]], Mapping[str, bytes]] = lambda rollout_ids: {},
+        on_settled: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`stream` names this stream of rollouts in their ids; the levels depend on `mode` alone.
 
@@ -98,7 +100,8 @@ class RolloutScheduler:
         `GroupBook`; with a `first`, the store need not have the groups before it.
         With `forget`, what the book has taken over is deleted from the store, so that a store in memory does not grow.
         `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
-        a rollout that failed for good, and the reason.
+        a rollout that failed for good, and the reason. `read_kept` gives the encoded trajectories that are kept
+        elsewhere, so that the store need not have them any more; `on_settled` is awaited after some were finished.
         """
         self._store = store
         self._version = version
@@ -138,6 +141,8 @@ class RolloutScheduler:
         self._delivered = delivered
         self._on_finished = on_finished
         self._on_failed = on_failed
+        self._read_kept = read_kept
+        self._on_settled = on_settled
         self._wanted = 0
         """Trajectories that callers of `get_batch` wait for."""
         self._turn = asyncio.Lock()
@@ -287,12 +292,21 @@ class RolloutScheduler:
         for first in range(0, len(log), RESTORED_AT_ONCE):
             part = log[first : first + RESTORED_AT_ONCE]
             wanted = [each.rollout_id for each in part if retelling.asks_for(each)]
-            encoded = await self._store.get_trajectories(wanted) if wanted else {}
+            encoded = await self._encoded(wanted)
             for each in part:
                 data = encoded.get(each.rollout_id)
                 retelling.tell(each, None if data is None else Trajectory.from_bytes(data))
         retelling.end()
         return retelling
+
+    async def _encoded(self, wanted: Sequence[str]) -> dict[str, bytes]:
+        """Trajectories that are kept elsewhere, and the others from the store; without what neither has."""
+        if not wanted:
+            return {}
+        encoded = dict(self._read_kept(wanted))
+        if missing := [each for each in wanted if each not in encoded]:
+            encoded |= await self._store.get_trajectories(missing)
+        return encoded
 
     async def _collect(self) -> None:
         try:
@@ -308,20 +322,14 @@ class RolloutScheduler:
         """One after the other: what one decides (a replacement, say) may be what the next one is about."""
         mine = [each for each in completions if self._book.concerns(each.rollout_id)]
         done = [each.rollout_id for each in mine if each.status is RolloutStatus.SUCCEEDED]
-        encoded = await self._store.get_trajectories(done) if done else {}
+        encoded = await self._encoded(done)
         for each in mine:
             if not self._book.awaits(each.rollout_id):
                 continue
             if each.status is RolloutStatus.SUCCEEDED:
-                data = encoded[each.rollout_id]
-                decision = self._book.finish(each.rollout_id, Trajectory.from_bytes(data))
-                if self._on_finished is not None:
-                    self._on_finished(each.rollout_id, data)
+                decision = self._take_over(each.rollout_id, encoded.get(each.rollout_id))
             elif each.status is RolloutStatus.FAILED:
-                reason = each.reason or NO_REASON
-                decision = self._book.fail(each.rollout_id, EpisodeFailure.cause(reason))
-                if self._on_failed is not None:
-                    self._on_failed(each.rollout_id, reason)
+                decision = self._give_up(each.rollout_id, each.reason or NO_REASON)
             elif each.reason == STALE:
                 decision = self._book.grow_stale(each.rollout_id)
             else:
@@ -329,8 +337,29 @@ class RolloutScheduler:
             await self._carry_out(decision)
         if self._forget:
             await self._store.delete_rollouts([each.rollout_id for each in mine])
+        if done and self._on_settled is not None:
+            await self._on_settled()
         self._demand.set()
         self._news.set()
+
+    def _take_over(self, rollout_id: str, data: bytes | None) -> Decision:
+        """What a worker has committed; where nobody has it any more, or it is damaged, it has failed."""
+        try:
+            if data is None:
+                raise FormatError("missing")
+            trajectory = Trajectory.from_bytes(data)
+        except FormatError as error:
+            return self._give_up(rollout_id, f"lost: it was finished, and its trajectory is {error}")
+        decision = self._book.finish(rollout_id, trajectory)
+        if self._on_finished is not None:
+            self._on_finished(rollout_id, data)
+        return decision
+
+    def _give_up(self, rollout_id: str, reason: str) -> Decision:
+        decision = self._book.fail(rollout_id, EpisodeFailure.cause(reason))
+        if self._on_failed is not None:
+            self._on_failed(rollout_id, reason)
+        return decision
 
     async def _carry_out(self, decision: Decision) -> None:
         if decision.enqueue:

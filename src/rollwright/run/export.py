@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rollwright.errors import RollwrightError
+from rollwright.errors import RollwrightError, naming
 from rollwright.trajectory import Trajectory, Turn, expand_versions
 
 TRAJECTORIES_IN_A_ROW_GROUP = 1000
@@ -52,7 +52,7 @@ def write_parquet(trajectories: Iterable[Trajectory], file: Path) -> int:
     rows = 0
     partial = file.with_name(file.name + ".partial")
     left = iter(trajectories)
-    with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+    with naming(partial), pq.ParquetWriter(partial, schema, compression="zstd") as writer:
         while some := list(islice(left, TRAJECTORIES_IN_A_ROW_GROUP)):
             table = pa.Table.from_pylist([_row(each, turn) for each in some for turn in each.turns], schema)
             writer.write_table(table)

@@ -8,7 +8,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Callable, Collection, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -24,10 +24,13 @@ from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import build_filters
 from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
 from rollwright.run.fleet import Fleet
+from rollwright.run.folder import RunFolder
 from rollwright.run.garbage import rare_collections
 from rollwright.run.orchestras import build_run_policy
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.process_fleet import ProcessFleet
+from rollwright.run.recovery import enter_finished
+from rollwright.run.releasing import Releasing
 from rollwright.run.retention import Forgotten
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
@@ -61,6 +64,7 @@ class LocalRun:
         ray: str | None = None,
         delivered: Collection[str] | None = None,
         forgotten: Forgotten | None = None,
+        folder: RunFolder | None = None,
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
@@ -69,7 +73,8 @@ class LocalRun:
         `processes`: most worker processes; without it the workers are coroutines of this process. `ray`: `auto`,
         `local` or the address of a Ray cluster, to have actors there instead, at most `processes` of them. `delivered`:
         to go on with an earlier run in the same store, the training groups that it handed out. `forgotten`: given if the
-        run may forget, see `forget`; what it has forgotten before.
+        run may forget, see `forget`; what it has forgotten before. `folder`: where `on_finished` puts what is finished; what
+        is on the disk there is released from the store (`releasing`).
         """
         if policy is not None and (processes is not None or ray is not None):
             raise ConfigError("policy: workers of their own processes make their own, from the configuration")
@@ -90,6 +95,8 @@ class LocalRun:
         """The training stream, where there is one, then the validations under way."""
         self._validated = Ledger()
         """Of the validations that are over."""
+        self._folder = folder
+        self._releasing: Releasing | None = None
         self.on_finished = on_finished
         self.on_failed = on_failed
         self.fleet: Fleet | None = None
@@ -129,6 +136,12 @@ class LocalRun:
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)
+        if self._folder is not None and not self._forget:
+            self._releasing = Releasing(self.store, self._folder.log)
+            self._stack.push_async_callback(self._release_rest)
+            if self._delivered is not None:  # an earlier process may not have come to it
+                await enter_finished(self.store, self._folder, self.config)
+                await self._releasing.release(self._folder.log.rollouts)
         if self._forgotten is not None and self._forgotten.steps:
             await self._delete(self._forgotten, cancel=True)  # an earlier process may not have come to it
         await self._leave_settings()
@@ -313,11 +326,25 @@ class LocalRun:
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,
-            on_finished=self.on_finished,
+            on_finished=self._finished,
             on_failed=self.on_failed,
+            read_kept=self._folder.log.read if self._folder is not None else lambda rollout_ids: {},
+            on_settled=None if self._releasing is None else self._releasing.release_some,
         )
         self.schedulers.append(scheduler)
         return scheduler
+
+    def _finished(self, rollout_id: str, encoded: bytes) -> None:
+        if self.on_finished is not None:
+            self.on_finished(rollout_id, encoded)
+        if self._releasing is not None:
+            self._releasing.add(rollout_id, len(encoded))
+
+    async def _release_rest(self) -> None:
+        """What is not released now is in the store and in the log, until the run is gone on with."""
+        assert self._releasing is not None
+        with suppress(OSError, RollwrightError):
+            await self._releasing.release_all()
 
     async def _role(self, claimed: AttemptedRollout) -> Role:
         return Role(self.settings(read_episode(claimed.input)), self.policy)

@@ -103,6 +103,8 @@ class SwarmNode:
         self._rounds: deque[RoundStatus] = deque(maxlen=SHOWN_ROUNDS)
         folder = RunFolder.reopen(home) if resume else RunFolder.begin(home, config)
         if resume:
+            for line in folder.repairs:
+                _log.warning("%s", line)
             folder.keep_settings(config)
             self._remember(training_rows(RunReader(home)))
         self.pulse = Pulse(home, clock=clock)

@@ -14,8 +14,9 @@ from typing import Any
 from rollwright.errors import FormatError
 from rollwright.rollout import Batch, Ledger
 from rollwright.rollout.filters import Catches, build_filters, judge, judge_group
-from rollwright.run.folder import TRAJECTORIES, RunReader
+from rollwright.run.folder import RunReader
 from rollwright.run.retention import Forgotten, Position, own_index
+from rollwright.run.trajectory_log import TRAJECTORIES
 from rollwright.trajectory import Trajectory
 
 FIGURES = "training"

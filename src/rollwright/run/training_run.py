@@ -8,6 +8,7 @@ older steps than that are forgotten, after a checkpoint and never beyond the old
 """
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +21,12 @@ from rollwright.config import RunConfig
 from rollwright.errors import ConfigError, FormatError
 from rollwright.policies.base import Policy, Probed, UpdateMode
 from rollwright.rollout import Batch, Ledger
-from rollwright.run.folder import METRICS, TRAJECTORIES, RunFolder, RunReader
+from rollwright.run.folder import METRICS, RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.numbered_folders import keep_last, numbered
 from rollwright.run.own_lengths import OwnLengths
-from rollwright.run.retention import Forgotten, flush_to_disk, lowest_index, next_cut, write_forgotten
+from rollwright.run.recovery import recover
+from rollwright.run.retention import Forgotten, lowest_index, next_cut, write_forgotten
 from rollwright.run.training_assembly import (
     check,
     copy_tokenizer,
@@ -45,6 +47,7 @@ from rollwright.run.training_record import (
     trained_in,
     training_rows,
 )
+from rollwright.run.trajectory_log import TRAJECTORIES, flush_to_disk
 from rollwright.training.advantages import left_out
 from rollwright.training.metrics import Metrics
 from rollwright.training.pipeline import Cadence, Pipeline, Stages
@@ -198,6 +201,8 @@ class TrainingRun:
         """The policy has the trainer's weights before the first token is sampled; gives the validations that are done."""
         policy = self._policy
         try:
+            if self._resume and self._store is not None and self._source is None:
+                await recover(self.folder, self._store, self.config)
             validated = await self._prepare()
             if policy is not None:
                 await _refuse_text(policy)
@@ -216,6 +221,7 @@ class TrainingRun:
             store=self._store,
             delivered=self._delivered() if self._resume else None,
             forgotten=self.forgotten if self._keep is not None or self.forgotten.steps else None,
+            folder=self.folder,
             on_finished=self._on_finished,
             on_failed=self.folder.add_failure,
         )
@@ -274,17 +280,25 @@ class TrainingRun:
         return set(played)
 
     def _restore(self) -> int:
-        """The step that the last checkpoint stands at; 0 without one."""
-        saved = numbered(self.folder.path / CHECKPOINTS)
-        if not saved:
+        """The step that the last whole checkpoint stands at; 0 without one."""
+        for place in reversed(numbered(self.folder.path / CHECKPOINTS)):
+            try:
+                extra = self.trainer.restore(place)
+            except FormatError as error:
+                self.folder.tell(f"{error}; its steps are trained again from the record")
+                aside = place.with_name(f".{place.name}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                place.rename(aside)
+                continue
+            break
+        else:
             if self.forgotten.steps:
                 raise FormatError(
-                    f"{self.folder.path / CHECKPOINTS}: is empty, and the first {self.forgotten.steps} steps, which the "
-                    "weights could be made from, were forgotten (training.keep_steps)"
+                    f"{self.folder.path / CHECKPOINTS}: has none that is whole, and the first {self.forgotten.steps} steps, "
+                    "which the weights could be made from, were forgotten (training.keep_steps)"
                 )
             return 0
-        extra = self.trainer.restore(saved[-1])
-        step = self._record.check(extra["record"], str(saved[-1]))
+        step = self._record.check(extra["record"], str(place))
         self.staleness.update({int(age): count for age, count in extra["staleness"].items()})
         self.left_out.update(extra["left_out"])
         return step

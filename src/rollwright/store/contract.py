@@ -241,9 +241,17 @@ class Store(ABC):
 
     @abstractmethod
     async def get_trajectories(self, rollout_ids: Sequence[str], *, failed: bool = False) -> dict[str, bytes]:
-        """What the successful attempts committed; rollouts without one are left out.
+        """What the successful attempts committed; rollouts without one, or whose one was released, are left out.
 
         With `failed`, also what the last attempts of failed rollouts left.
+        """
+
+    @abstractmethod
+    async def release_trajectories(self, rollout_ids: Iterable[str]) -> int:
+        """Gives up the store's copies of what successful attempts committed, and returns how many there were.
+
+        For a caller that has them on a disk of its own. All else about the rollouts stays; their space is used again.
+        Rollouts that do not exist, have not succeeded or were released before are passed over.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Double, bindparam, delete, literal_column,
 
 from rollwright.store.checks import EMPTY, LATEST, config_from_bytes, merged
 from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, StoreError
-from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind
+from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.sql.changes import CLEAR_JOURNAL, end, heard, lease_from, noted
 from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RolloutRow
 from rollwright.store.sql.schema import (
@@ -203,6 +203,12 @@ def write_stamps(tx: Transaction) -> Operation[None]:
     yield from ()
 
 
+def release_trajectories(tx: Transaction, rollout_ids: Sequence[str]) -> Operation[int]:
+    yield from tx.flush()  # a trajectory that is not yet written could not be deleted
+    rows = yield RELEASE_TRAJECTORIES(ids=list(dict.fromkeys(rollout_ids)))
+    return len(rows)
+
+
 def delete_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> Operation[int]:
     yield from tx.flush()  # a completion that is not yet written could not be deleted
     rows = yield PLACES(ids=list(dict.fromkeys(rollout_ids)))
@@ -377,6 +383,18 @@ PLACES = Statement(
     .where(any_of(rollouts.c.rollout_id, "ids"))
     .order_by(rollouts.c.place)
     .with_for_update()
+)
+RELEASE_TRAJECTORIES = Statement(
+    delete(trajectories)
+    .where(
+        trajectories.c.place.in_(
+            select(rollouts.c.place).where(
+                any_of(rollouts.c.rollout_id, "ids"),
+                rollouts.c.status == constant(RolloutStatus.SUCCEEDED.value),
+            )
+        )
+    )
+    .returning(trajectories.c.place)
 )
 OLDEST = Statement(
     select(completions.c.place, completions.c.rollout_id, completions.c.end_time)

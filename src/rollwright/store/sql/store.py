@@ -284,6 +284,11 @@ class SqlStore(LookingStore):
 
     # -- housekeeping -------------------------------------------------------------------------------
 
+    async def release_trajectories(self, rollout_ids: Iterable[str]) -> int:
+        wanted = list(rollout_ids)
+        # A power cut that brings some of them back does no harm.
+        return await self._write(lambda tx: reporting.release_trajectories(tx, wanted), lasting=False)
+
     async def delete_rollouts(self, rollout_ids: Iterable[str]) -> int:
         wanted = list(rollout_ids)
         return await self._write(lambda tx: reporting.delete_rollouts(tx, wanted))
