@@ -4,7 +4,8 @@ Each asks the rules of `transitions` first, and tells the transaction what other
 changes a rollout has locked its row when it read it.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, bindparam, case, delete, null, select, update
@@ -12,7 +13,7 @@ from sqlalchemy import ColumnElement, bindparam, case, delete, null, select, upd
 from rollwright.store.checks import EMPTY
 from rollwright.store.records import Attempt, AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.sql.rows import RULE_COLUMNS, RolloutRow
-from rollwright.store.sql.schema import HELD, attempts, journal, rollouts, trajectories
+from rollwright.store.sql.schema import ATTEMPTS_OF_ONE, HELD, attempts, journal, rollouts, trajectories
 from rollwright.store.sql.statements import Operation, Statement, constant, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import check_rollout_change, lapsed_as, lease_end, rollout_after
@@ -57,12 +58,40 @@ def heard(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[Rollou
         new_metadata=after.attempt_metadata,
         new_append=after.last_append_id,
     )
+    tx.held.keep(after)
     tx.leased(lease)
     tx.stamps.heard(after.worker_id, tx.now, busy=row.worker_id is None)
     return after
 
 
+class Ending(NamedTuple):
+    """An attempt that has ended; `write_endings` is still to write what it changes in its rollout."""
+
+    attempt: Attempt
+    release: tuple[Any, ...]
+    """The values of `RELEASE`."""
+    journal_of: int | None
+    """The place of a rollout whose journal is done with."""
+
+
 def end(
+    tx: Transaction, row: RolloutRow, status: AttemptStatus, reason: str | None, **how: Any
+) -> Operation[Attempt]:
+    """Ends the attempt that holds the rollout; `how` as for `ending`."""
+    ended = ending(tx, row, status, reason, **how)
+    yield from write_endings([ended])
+    return ended.attempt
+
+
+def write_endings(endings: Sequence[Ending]) -> Operation[None]:
+    if endings:
+        yield RELEASE.many([each.release for each in endings])
+    journals = [{"at_place": each.journal_of} for each in endings if each.journal_of is not None]
+    if journals:
+        yield CLEAR_JOURNAL.many(journals)
+
+
+def ending(
     tx: Transaction,
     row: RolloutRow,
     status: AttemptStatus,
@@ -71,7 +100,7 @@ def end(
     becomes: RolloutStatus | None = None,
     taken: bool = False,
     trajectory: bytes | None = None,
-) -> Operation[Attempt]:
+) -> Ending:
     """Ends the attempt that holds the rollout, and gives the rollout the status that follows.
 
     `becomes`: decided by a caller instead of the retry rules. `taken`: its worker does not know yet.
@@ -81,10 +110,11 @@ def end(
     after = becomes or rollout_after(status, row.config, tries)
     waits = after is RolloutStatus.REQUEUING
     check_rollout_change(row.rollout_id, row.rollout_status, after)
-    yield RELEASE.many([(after._value_, int(waits), None if waits else tx.now, tries, row.place)])
+    tx.held.forget(row.rollout_id)
     tx.later(
         INSERT_ATTEMPT,
         (
+            row.place * ATTEMPTS_OF_ONE + row.attempts,
             row.place,
             row.attempts,
             row.attempt_id,
@@ -111,13 +141,15 @@ def end(
         row.lease_expires,
         after._value_,
     )
+    journal_of = None
     if not waits:
         if trajectory is not None:
             tx.later(INSERT_TRAJECTORY, (row.place, trajectory))
         if row.attempts > 1 or row.status == AttemptStatus.RUNNING:  # as it is once it has journalled a turn
-            yield CLEAR_JOURNAL(at_place=row.place)
+            journal_of = row.place
         tx.complete(row.place, row.rollout_id, row.attempt_id, after, reason)
-    return row.attempt(status, tx.now, reason)
+    release = (after._value_, int(waits), None if waits else tx.now, tries, row.place)
+    return Ending(row.attempt(status, tx.now, reason), release, journal_of)
 
 
 def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: str | None) -> Operation[None]:

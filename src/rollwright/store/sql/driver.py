@@ -32,6 +32,8 @@ class Together(msgspec.Struct, Generic[Argument, Result], frozen=True):
     run: Callable[[Transaction, Sequence[Argument]], Operation[Sequence[Result | StoreError]]]
     """Gives a result for each argument, or why that one is refused; the others are not touched by it."""
     argument: Argument
+    remembered: Callable[[Transaction, Argument], Result | None] | None = None
+    """Gives the result, if what the transaction remembers tells it and nothing is to be written."""
 
     def __call__(self, tx: Transaction) -> Operation[Result]:
         [result] = yield from self.run(tx, [self.argument])

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Double, String, bindparam, cast, null, select, update
 
 from rollwright.store.checks import NewRollout, RolloutChange, config_to_bytes, merged, new_id, unpack
@@ -155,6 +156,20 @@ def _begin(tx: Transaction, row: RolloutRow, worker_id: str | None, name: str) -
         lease_expires=lease_end(row.config, tx.now, tx.now),
     )
     _note_claim(tx, attempt)
+    held = replace(
+        row,
+        status=AttemptStatus.PREPARING._value_,
+        tries=row.tries + 1,
+        attempts=attempt.sequence_id,
+        attempt_id=attempt.attempt_id,
+        worker_id=worker_id,
+        attempt_start=tx.now,
+        last_heartbeat_time=tx.now,
+        lease_expires=attempt.lease_expires,
+        attempt_metadata=None,
+        input=b"",
+    )
+    tx.held.keep(held)
     return row.attempted(attempt)
 
 
@@ -196,8 +211,9 @@ def _attempt(tx: Transaction, worker_id: str | None, claim_id: str | None) -> di
 def _given(tx: Transaction, rows: Sequence[Row]) -> list[AttemptedRollout]:
     given = sorted((RolloutRow(*row) for row in rows), key=lambda row: (-row.priority, row.place))
     claimed = [row.attempted() for row in given]
-    for each in claimed:
+    for row, each in zip(given, claimed, strict=True):
         _note_claim(tx, each.attempt)
+        tx.held.keep(replace(row, input=b""))
     return claimed
 
 
@@ -224,6 +240,7 @@ def update_rollout(
     packed = merged(before.metadata, metadata, "metadata")
     yield from _require_resources([change.resources_id])
     config = before.config if change.config is None else change.config
+    tx.held.forget(rollout_id)
     yield CHANGE(
         at_place=before.place,
         new_mode=before.mode if change.mode is None else change.mode,

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.sql.changes import expire
-from rollwright.store.sql.driver import Job, Outcome, run_all
+from rollwright.store.sql.driver import Job, Outcome, Together, run_all
 from rollwright.store.sql.looking import FIRST_LEASE
 from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES
 from rollwright.store.sql.sqlite_thread import ConnectionThread, drive
-from rollwright.store.sql.transaction import Changes, Stamps, Transaction
+from rollwright.store.sql.transaction import Changes, HeldRows, Stamps, Transaction
 
 MAX_BATCH = 128
 """A transaction with so many calls takes no more: enough to hide the cost of a flush, few enough to hold up the event
@@ -51,7 +51,7 @@ _COURTESY_SECONDS = 0.0005
 _CONTENTION_SECONDS = 1.0
 """For how long after it was last seen writing another process is treated as present."""
 _LOOK_SECONDS = 0.01
-"""How often to look whether another process writes, or let a lease run out."""
+"""How often to look whether another process let a lease run out."""
 
 
 class Done(NamedTuple):
@@ -99,8 +99,9 @@ class Writer:
         """How many more the event loop waits for itself."""
         self._worked = 0.0
         """CPU time of the event loop's thread when a flush began."""
+        self._held = HeldRows()
+        """Good as long as nobody else writes, which is looked at in each transaction."""
         self._tuned = ""
-        self._next_look = 0.0
         self._next_lapse = 0.0
         """When, by the store's clock, to look for leases that are over."""
         self._seen_version = 0
@@ -178,6 +179,10 @@ class Writer:
 
     def _run_here(self, batch: Sequence[Job[Any]]) -> None:
         try:
+            remembered = self._remembered(batch)
+            if remembered is not None:
+                self._end_batch([remembered])
+                return
             self._tune(lasting=False, checkpoint=False)
             self._cursor.execute("BEGIN IMMEDIATE")
             self._notice_others()
@@ -193,6 +198,21 @@ class Writer:
                 self._make_last(done)
                 return
         self._end_batch([done])
+
+    def _remembered(self, batch: Sequence[Job[Any]]) -> Done | None:
+        """Answers that need no transaction, if all of them are such."""
+        for job in batch:
+            if type(job.make) is not Together or job.make.remembered is None:
+                return None
+        self._notice_others()
+        tx = Transaction(self._clock(), self._stamps, held=self._held)
+        outcomes: list[Outcome] = []
+        for job in batch:
+            result = job.make.remembered(tx, job.make.argument)  # type: ignore[attr-defined]
+            if result is None:
+                return None
+            outcomes.append((result, None))
+        return Done(batch, outcomes, tx.changes)
 
     def _make_last(self, done: Done) -> None:
         if self._flushes_here:
@@ -273,16 +293,6 @@ class Writer:
                     ) from error
                 time.sleep(_RETRY_SECONDS)
 
-    def _notice_others(self) -> None:
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + _LOOK_SECONDS
-        [version] = self._connection.execute("PRAGMA data_version").fetchone()
-        if version != self._seen_version:
-            self._contended_until = now + _CONTENTION_SECONDS if self._seen_version else 0.0
-            self._seen_version = version
-
     def _answer(self, done: Sequence[Done]) -> None:
         if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
             self._loop.call_soon_threadsafe(self._taken_back, done)
@@ -300,9 +310,17 @@ class Writer:
             self._connection.executescript(wanted)
             self._tuned = wanted
 
+    def _notice_others(self) -> None:
+        """Forgets what is remembered if another process has written since."""
+        [version] = self._cursor.execute("PRAGMA data_version").fetchone()
+        if version != self._seen_version:
+            self._held.clear()
+            self._contended_until = time.monotonic() + _CONTENTION_SECONDS if self._seen_version else 0.0
+            self._seen_version = version
+
     def _run(self, batch: Sequence[Job[Any]]) -> Done:
         """All of the transaction but its beginning and its end."""
-        tx = Transaction(self._clock(), self._stamps)
+        tx = Transaction(self._clock(), self._stamps, alone=True, held=self._held)
         if tx.now >= self._next_lapse:
             # Leases that this process gave end on time; those of others are looked for now and then.
             drive(self._cursor, expire(tx))
@@ -325,6 +343,7 @@ class Writer:
         return StoreUnavailable(f"{self._path}: cannot be flushed to disk; open it again: {self._broken}")
 
     def _roll_back(self) -> None:
+        self._held.clear()
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 

@@ -179,17 +179,11 @@ class SqlStore(LookingStore):
         metadata: Mapping[str, Any] | None = None,
     ) -> Attempt:
         parsed = check_report(status, worker_id, trajectory)
+        report = reporting.Report(
+            rollout_id, attempt_id, parsed, worker_id, trajectory, clean_reason(reason), metadata
+        )
         return await self._write(
-            lambda tx: reporting.report(
-                tx,
-                rollout_id,
-                attempt_id,
-                status=parsed,
-                worker_id=worker_id,
-                trajectory=trajectory,
-                reason=clean_reason(reason),
-                metadata=metadata,
-            ),
+            Together(reporting.reports, report),
             lasting=parsed in FINAL_ATTEMPT,
             brief=trajectory is None or len(trajectory) <= BRIEF_BYTES,
         )
@@ -205,7 +199,7 @@ class SqlStore(LookingStore):
         stats = None if heartbeat_stats is None else pack_mapping(heartbeat_stats, "heartbeat_stats")
         pairs = None if attempts is None else list(attempts)
         return await self._write(
-            Together(reporting.heartbeats, (worker_id, stats, pairs)),
+            Together(reporting.heartbeats, (worker_id, stats, pairs), reporting.remembered),
             lasting=False,
             brief=pairs is not None and len(pairs) <= BRIEF_ROWS,
         )

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
-from sqlalchemy import bindparam, exists, func, select, update
+from sqlalchemy import bindparam, exists, func, select, union_all, update
 
 from rollwright.store.checks import EMPTY
 from rollwright.store.records import EventKind, RolloutStatus
+from rollwright.store.sql.rows import RolloutRow
 from rollwright.store.sql.schema import HELD, completions, counters, events, rollouts, workers
 from rollwright.store.sql.statements import Operation, Statement, Values, constant, insert_into
 
@@ -22,6 +23,10 @@ COMPLETIONS = "completions"
 STAMP_SECONDS = 1.0
 """How long a worker's sign of life may wait before it is written. Only whoever looks at workers reads it, and
 they make it be written first; other processes see it this much later."""
+
+
+MOST_HELD = 8192
+"""Rows remembered, of a few hundred bytes: more than a process plays at a time."""
 
 
 @dataclass
@@ -47,6 +52,22 @@ class _Stamp:
     last_heartbeat_time: float = 0.0
     last_dequeue_time: float | None = None
     last_busy_time: float | None = None
+
+
+class HeldRows(dict[str, RolloutRow]):
+    """Rollouts that an attempt holds, by their ids, as they are in the database and without their inputs.
+
+    A driver may keep them from one transaction to the next only while nobody else can have changed them. Whatever
+    changes a rollout that is held changes it here too, or removes it: whoever does not find it reads it.
+    """
+
+    def keep(self, row: RolloutRow) -> None:
+        if len(self) >= MOST_HELD:
+            self.clear()
+        self[row.rollout_id] = row
+
+    def forget(self, rollout_id: str) -> None:
+        self.pop(rollout_id, None)
 
 
 class Stamps:
@@ -109,6 +130,9 @@ class Transaction:
     repeated: bool = False
     """Whether the same operations were run before, and nobody knows if they were committed."""
     stamps_at_once: bool = False
+    alone: bool = False
+    """Whether no other transaction is open at the same time, in any process."""
+    held: HeldRows = field(default_factory=HeldRows)
     changes: Changes = field(default_factory=Changes)
     _events: list[tuple[Any, ...]] = field(default_factory=list)
     _completions: list[tuple[Any, ...]] = field(default_factory=list)
@@ -154,12 +178,18 @@ class Transaction:
         if self._events:
             yield INSERT_EVENT.many(self._events)
         if self._completions:
-            count = len(self._completions)
-            yield COUNT(count=count)
-            yield INSERT_COMPLETION.many(
-                [(count - number, *row) for number, row in enumerate(self._completions, 1)]
-            )
+            yield from self._number_completions()
         self._events, self._completions = [], []
+
+    def _number_completions(self) -> Operation[None]:
+        if self.alone:
+            yield APPEND_COMPLETION.many(self._completions)
+            return
+        count = len(self._completions)
+        yield COUNT(count=count)
+        yield INSERT_COMPLETION.many(
+            [(count - number, *row) for number, row in enumerate(self._completions, 1)]
+        )
 
 
 _stats = bindparam("heartbeat_stats", type_=workers.c.heartbeat_stats.type)
@@ -195,3 +225,14 @@ INSERT_COMPLETION = Statement(
     )
 )
 """Counts back from the counter's value, so that it need not be asked for."""
+_counter = select(counters.c.value).where(_is_last_cursor)
+_last_left = select(func.coalesce(func.max(completions.c.cursor), constant(0)))
+_given = union_all(_counter, _last_left).subquery("given")
+LAST_GIVEN = select(func.max(_given.c.value))
+"""The last cursor that was given out."""
+APPEND_COMPLETION = Statement(
+    insert_into(completions).values(
+        cursor=func.max(_counter.scalar_subquery(), _last_left.scalar_subquery()) + constant(1)
+    )
+)
+"""For SQLite, whose `max` also compares two values. Spares it the page of the counter."""
