@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, bindparam, case, delete, null, select, update
 
-from rollwright.store.checks import EMPTY
+from rollwright.store.checks import EMPTY, unpack
 from rollwright.store.records import Attempt, AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.sql.rows import RULE_COLUMNS, RolloutRow
 from rollwright.store.sql.schema import ATTEMPTS_OF_ONE, HELD, attempts, journal, rollouts, trajectories
@@ -100,43 +100,49 @@ def ending(
     becomes: RolloutStatus | None = None,
     taken: bool = False,
     trajectory: bytes | None = None,
+    last: tuple[str | None, float | None, bytes] | None = None,
 ) -> Ending:
     """Ends the attempt that holds the rollout, and gives the rollout the status that follows.
 
-    `becomes`: decided by a caller instead of the retry rules. `taken`: its worker does not know yet.
+    `becomes`: decided by a caller instead of the retry rules. `taken`: its worker does not know yet. `last`: its worker,
+    its last heartbeat and its metadata, if it was heard of now.
     """
     assert row.attempt_id is not None
     tries = row.tries - (status is AttemptStatus.CANCELLED)
     after = becomes or rollout_after(status, row.config, tries)
     waits = after is RolloutStatus.REQUEUING
+    worker_id, heartbeat, metadata = last or (
+        row.worker_id,
+        row.last_heartbeat_time,
+        row.attempt_metadata or EMPTY,
+    )
     check_rollout_change(row.rollout_id, row.rollout_status, after)
     tx.held.forget(row.rollout_id)
-    tx.later(
-        INSERT_ATTEMPT,
-        (
-            row.place * ATTEMPTS_OF_ONE + row.attempts,
-            row.place,
-            row.attempts,
-            row.attempt_id,
-            status._value_,
-            row.attempt_start,
-            tx.now,
-            row.worker_id,
-            row.last_heartbeat_time,
-            row.lease_expires,
-            reason,
-            row.attempt_metadata or EMPTY,
-            int(taken and row.worker_id is not None),
-        ),
+    known = (
+        row.place * ATTEMPTS_OF_ONE + row.attempts,
+        row.place,
+        row.attempts,
+        row.attempt_id,
+        status._value_,
+        row.attempt_start,
+        tx.now,
+        worker_id,
+        heartbeat,
+        row.lease_expires,
     )
-    tx.stamps.released(row.worker_id, tx.now)
+    packed, told = bytearray(metadata), int(taken and worker_id is not None)
+    if reason is None:
+        tx.later(INSERT_WITHOUT_REASON, (*known, packed, told))
+    else:
+        tx.later(INSERT_ATTEMPT, (*known, reason, packed, told))
+    tx.stamps.released(worker_id, tx.now)
     tx.changes.taken |= taken
     tx.changes.waiting |= waits
     tx.event(
         EventKind.ENDED,
         row.rollout_id,
         row.attempt_id,
-        row.worker_id,
+        worker_id,
         status._value_,
         row.lease_expires,
         after._value_,
@@ -149,7 +155,21 @@ def ending(
             journal_of = row.place
         tx.complete(row.place, row.rollout_id, row.attempt_id, after, reason)
     release = (after._value_, int(waits), None if waits else tx.now, tries, row.place)
-    return Ending(row.attempt(status, tx.now, reason), release, journal_of)
+    assert row.attempt_start is not None
+    attempt = Attempt(
+        row.rollout_id,
+        row.attempt_id,
+        row.attempts,
+        status,
+        row.attempt_start,
+        tx.now,
+        worker_id,
+        heartbeat,
+        row.lease_expires,
+        reason,
+        unpack(metadata),
+    )
+    return Ending(attempt, release, journal_of)
 
 
 def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: str | None) -> Operation[None]:
@@ -226,5 +246,6 @@ LAPSED = Statement(
     .with_for_update(skip_locked=True)
 )
 INSERT_ATTEMPT = Statement(insert_into(attempts))
+INSERT_WITHOUT_REASON = Statement(insert_into(attempts, "reason"))
 INSERT_TRAJECTORY = Statement(insert_into(trajectories))
 CLEAR_JOURNAL = Statement(delete(journal).where(journal.c.place == bindparam("at_place")))

@@ -20,7 +20,6 @@ from rollwright.store.sql.changes import (
     ending,
     heard,
     lease_from,
-    noted,
     write_endings,
 )
 from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RolloutRow
@@ -113,9 +112,10 @@ def _last_report(tx: Transaction, row: RolloutRow, each: Report) -> Ending:
     """Of the attempt that holds the rollout."""
     assert each.status is not None
     packed = _taken_in(tx, row, each)
-    last = noted(row, tx.now, worker_id=each.worker_id, metadata=packed)
-    tx.stamps.heard(last.worker_id, tx.now)
-    return ending(tx, last, each.status, each.reason, trajectory=each.trajectory)
+    worker_id = each.worker_id if row.worker_id is None else row.worker_id
+    tx.stamps.heard(worker_id, tx.now)
+    last = (worker_id, tx.now, packed)
+    return ending(tx, row, each.status, each.reason, trajectory=each.trajectory, last=last)
 
 
 def _taken_in(tx: Transaction, row: RolloutRow, each: Report) -> bytes:

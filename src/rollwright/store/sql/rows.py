@@ -76,23 +76,21 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
             self.priority,
         )
 
-    def attempt(
-        self, status: AttemptStatus | None = None, end_time: float | None = None, reason: str | None = None
-    ) -> Attempt:
-        """The current attempt: its status is the rollout's, unless it is the one that it ends with."""
+    def attempt(self) -> Attempt:
+        """The current attempt: its status is the rollout's."""
         assert self.attempt_id is not None
         assert self.attempt_start is not None
         return Attempt(
             self.rollout_id,
             self.attempt_id,
             self.attempts,
-            _ATTEMPT_STATUS[self.status] if status is None else status,
+            _ATTEMPT_STATUS[self.status],
             self.attempt_start,
-            end_time,
+            None,
             self.worker_id,
             self.last_heartbeat_time,
             self.lease_expires,
-            reason,
+            None,
             unpack(self.attempt_metadata or EMPTY),
         )
 

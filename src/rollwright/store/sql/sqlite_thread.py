@@ -23,7 +23,8 @@ def drive(cursor: sqlite3.Cursor, operation: Operation[Result]) -> Result:
             rows: list[Any] = []
             if compiled.returns_rows:
                 for each in compiled.arguments(values):
-                    rows += cursor.execute(compiled.sql, each)
+                    found = cursor.execute(compiled.sql, each).fetchall()
+                    rows = rows + found if rows else found
             else:
                 cursor.executemany(compiled.sql, compiled.arguments(values))
             statement, values = operation.send(rows)

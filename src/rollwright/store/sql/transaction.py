@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
-from sqlalchemy import bindparam, exists, func, select, union_all, update
+from sqlalchemy import Table, bindparam, exists, func, select, union_all, update
 
 from rollwright.store.checks import EMPTY
 from rollwright.store.records import EventKind, RolloutStatus
@@ -19,6 +19,8 @@ from rollwright.store.sql.statements import Operation, Statement, Values, consta
 
 COMPLETIONS = "completions"
 """Name of the counter."""
+_REASON = 4
+"""Where a completion that is still to be written has its reason."""
 
 STAMP_SECONDS = 1.0
 """How long a worker's sign of life may wait before it is written. Only whoever looks at workers reads it, and
@@ -29,7 +31,7 @@ MOST_HELD = 8192
 """Rows remembered, of a few hundred bytes: more than a process plays at a time."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Changes:
     """What others may be waiting for."""
 
@@ -122,7 +124,7 @@ class Stamps:
             yield IDLE_WORKER.many([{"worker": name, "now": released[name]} for name in sorted(released)])
 
 
-@dataclass
+@dataclass(slots=True)
 class Transaction:
     now: float
     """The store's time; the same for all that happens in the transaction."""
@@ -134,7 +136,8 @@ class Transaction:
     """Whether no other transaction is open at the same time, in any process."""
     held: HeldRows = field(default_factory=HeldRows)
     changes: Changes = field(default_factory=Changes)
-    _events: list[tuple[Any, ...]] = field(default_factory=list)
+    _events: list[tuple[Statement, list[Values]]] = field(default_factory=list)
+    """In their order; neighbours of one kind share a statement."""
     _completions: list[tuple[Any, ...]] = field(default_factory=list)
     _later: dict[Statement, list[Values]] = field(default_factory=dict)
 
@@ -149,9 +152,24 @@ class Transaction:
         becomes: str | None = None,
     ) -> None:
         """The statuses as plain text: an enum is bound more slowly."""
-        self._events.append(
-            (self.now, kind._value_, rollout_id, attempt_id, worker_id, status, lease_expires, becomes)
+        self._note(
+            INSERT_EVENT,
+            (self.now, kind._value_, rollout_id, attempt_id, worker_id, status, lease_expires, becomes),
         )
+
+    def enqueued(self, rollout_id: str) -> None:
+        self._note(INSERT_ENQUEUED, (self.now, rollout_id))
+
+    def claimed(
+        self, rollout_id: str, attempt_id: str, worker_id: str | None, lease_expires: float | None
+    ) -> None:
+        self._note(INSERT_CLAIMED, (self.now, rollout_id, attempt_id, worker_id, lease_expires))
+
+    def _note(self, insert: Statement, values: Values) -> None:
+        if self._events and self._events[-1][0] is insert:
+            self._events[-1][1].append(values)
+        else:
+            self._events.append((insert, [values]))
 
     def complete(
         self, place: int, rollout_id: str, attempt_id: str | None, status: RolloutStatus, reason: str | None
@@ -175,21 +193,30 @@ class Transaction:
     def flush(self) -> Operation[None]:
         yield from self.settle()
         yield from self.stamps.write(self.now, at_once=self.stamps_at_once)
-        if self._events:
-            yield INSERT_EVENT.many(self._events)
+        for insert, values in self._events:
+            yield insert.many(values)
         if self._completions:
             yield from self._number_completions()
         self._events, self._completions = [], []
 
     def _number_completions(self) -> Operation[None]:
         if self.alone:
-            yield APPEND_COMPLETION.many(self._completions)
+            without = all(row[_REASON] is None for row in self._completions)
+            if without:
+                rows = [(*row[:_REASON], *row[_REASON + 1 :]) for row in self._completions]
+                yield APPEND_WITHOUT_REASON.many(rows)
+            else:
+                yield APPEND_COMPLETION.many(self._completions)
             return
         count = len(self._completions)
         yield COUNT(count=count)
         yield INSERT_COMPLETION.many(
             [(count - number, *row) for number, row in enumerate(self._completions, 1)]
         )
+
+
+def _others(table: Table, *names: str) -> list[str]:
+    return [column.name for column in table.columns if column.name not in names]
 
 
 _stats = bindparam("heartbeat_stats", type_=workers.c.heartbeat_stats.type)
@@ -216,6 +243,17 @@ IDLE_WORKER = Statement(
     .values(last_idle_time=bindparam("now"))
 )
 INSERT_EVENT = Statement(insert_into(events, "sequence"))
+INSERT_ENQUEUED = Statement(
+    insert_into(events, *_others(events, "time", "rollout_id")).values(
+        kind=constant(EventKind.ENQUEUED.value)
+    )
+)
+INSERT_CLAIMED = Statement(
+    insert_into(
+        events, *_others(events, "time", "rollout_id", "attempt_id", "worker_id", "lease_expires")
+    ).values(kind=constant(EventKind.CLAIMED.value))
+)
+"""These name no column that they leave empty: SQLite's driver takes as long to bind an empty value as to insert one."""
 _is_last_cursor = counters.c.name == constant(COMPLETIONS)
 COUNT = Statement(update(counters).where(_is_last_cursor).values(value=counters.c.value + bindparam("count")))
 INSERT_COMPLETION = Statement(
@@ -230,9 +268,7 @@ _last_left = select(func.coalesce(func.max(completions.c.cursor), constant(0)))
 _given = union_all(_counter, _last_left).subquery("given")
 LAST_GIVEN = select(func.max(_given.c.value))
 """The last cursor that was given out."""
-APPEND_COMPLETION = Statement(
-    insert_into(completions).values(
-        cursor=func.max(_counter.scalar_subquery(), _last_left.scalar_subquery()) + constant(1)
-    )
-)
+_next_cursor = func.max(_counter.scalar_subquery(), _last_left.scalar_subquery()) + constant(1)
+APPEND_COMPLETION = Statement(insert_into(completions).values(cursor=_next_cursor))
+APPEND_WITHOUT_REASON = Statement(insert_into(completions, "reason").values(cursor=_next_cursor))
 """For SQLite, whose `max` also compares two values. Spares it the page of the counter."""
