@@ -43,6 +43,10 @@ class StoreError(RollwrightError):
     """The store refuses a call; nothing was changed."""
 
 
+class StoreDamaged(StoreError):
+    """What the store keeps its data in is damaged, or not a store's; trying again does not help."""
+
+
 class NotFound(StoreError):
     """No rollout, attempt, worker or resource has that id."""
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from sqlalchemy import ColumnElement, bindparam, case, delete, null, select, update
 
 from rollwright.store.checks import EMPTY, unpack
+from rollwright.store.contract import StoreDamaged
 from rollwright.store.records import Attempt, AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.sql.rows import RULE_COLUMNS, RolloutRow
 from rollwright.store.sql.schema import ATTEMPTS_OF_ONE, HELD, attempts, journal, rollouts, trajectories
@@ -188,9 +189,13 @@ def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: st
 
 def expire(tx: Transaction) -> Operation[None]:
     """Ends the attempts whose lease is over."""
+    ended: set[int] = set()
     while rows := (yield LAPSED(now=tx.now)):
         for found in rows:
             row = RolloutRow(*found)
+            if row.place in ended:
+                raise StoreDamaged(f"rollout {row.rollout_id}: its lease is over again and again")
+            ended.add(row.place)
             assert row.attempt_start is not None
             assert row.lease_expires is not None
             status, reason = lapsed_as(row.config, row.attempt_start, row.lease_expires)

@@ -93,6 +93,8 @@ class Driver(Protocol):
     """Whether an operation may be run twice, because it cannot be known if the first time was committed."""
     stamps: Stamps
     """Of its workers, not yet written."""
+    where: str
+    """The database, for messages."""
 
     def write(
         self,

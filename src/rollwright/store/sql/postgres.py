@@ -115,6 +115,7 @@ class PostgresDriver:
         self._url = url
         self._schema = schema
         self.stamps = Stamps()
+        self.where = _without_password(url)
         self._on_change: Callable[[Changes], None] = lambda changes: None
         self._queues = {True: _Queue(), False: _Queue()}
         """Calls that must last, and those that need not."""

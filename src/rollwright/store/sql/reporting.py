@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Double, bindparam, delete, literal_column, or_, select, update
 
-from rollwright.store.checks import EMPTY, LATEST, config_from_bytes, merged
+from rollwright.store.checks import EMPTY, LATEST, merged
 from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, StoreError
 from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind
 from rollwright.store.sql.changes import (
@@ -22,7 +22,7 @@ from rollwright.store.sql.changes import (
     lease_from,
     write_endings,
 )
-from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RolloutRow
+from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RolloutRow, stored_config
 from rollwright.store.sql.schema import (
     ATTEMPTS_OF_ONE,
     HELD,
@@ -182,7 +182,7 @@ def _extend_each(tx: Transaction, asked: Sequence[Held]) -> Operation[set[Held]]
     extended: list[Values] = []
     for worker_id, rollout_id, attempt_id, place, start, heard_at, packed in (yield ALIVE.many(values)):
         kept.add((worker_id, (rollout_id, attempt_id)))
-        config = config_from_bytes(packed)
+        config = stored_config(packed)
         if is_news(config, heard_at, tx.now):
             lease = lease_end(config, start, tx.now)
             extended.append({"at_place": place, "now": tx.now, "new_lease": lease})

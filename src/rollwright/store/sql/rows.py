@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement
 
 from rollwright.store.checks import EMPTY, config_from_bytes, unpack
+from rollwright.store.contract import StoreError
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
@@ -22,6 +23,14 @@ from rollwright.store.sql.schema import attempts, rollouts
 _ROLLOUT_STATUS = {status.value: status for status in RolloutStatus}
 _ATTEMPT_STATUS = {status.value: status for status in AttemptStatus}
 """Quicker than calling the enums, and these are looked up for every row."""
+
+
+def stored_config(data: bytes) -> RolloutConfig:
+    """A config that the store wrote itself: one that cannot be read is no refusal of a call."""
+    try:
+        return config_from_bytes(data)
+    except StoreError as error:
+        raise ValueError(str(error)) from error
 
 
 class RolloutRow(msgspec.Struct, frozen=True, gc=False):
@@ -51,7 +60,7 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def config(self) -> RolloutConfig:
-        return config_from_bytes(self.config_data)
+        return stored_config(self.config_data)
 
     @property
     def rollout_status(self) -> RolloutStatus:

@@ -20,16 +20,17 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollwright.store.contract import StoreError, StoreUnavailable
+from rollwright.store.contract import StoreUnavailable
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Job, Outcome, Together, run_all
 from rollwright.store.sql.looking import FIRST_LEASE
-from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES
-from rollwright.store.sql.sqlite_thread import ConnectionThread, drive
+from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES, check_file, file_identity
+from rollwright.store.sql.sqlite_thread import ConnectionThread, drive, plain
 from rollwright.store.sql.transaction import Changes, HeldRows, Stamps, Transaction
 
 MAX_BATCH = 128
@@ -51,7 +52,7 @@ _COURTESY_SECONDS = 0.0005
 _CONTENTION_SECONDS = 1.0
 """For how long after it was last seen writing another process is treated as present."""
 _LOOK_SECONDS = 0.01
-"""How often to look whether another process let a lease run out."""
+"""How often to look whether another process let a lease run out, and whether the file is still there."""
 
 
 class Done(NamedTuple):
@@ -92,8 +93,11 @@ class Writer:
         """Whether the thread is about to flush what was committed here."""
         self._held_back: list[Callable[[], None]] = []
         """Answers to reads, which may have seen what is not on disk yet."""
-        self._broken: OSError | None = None
-        """Why a flush failed: what the disk has is not known any more."""
+        self._broken: StoreUnavailable | None = None
+        """Why nothing more is taken: what the disk has is not known any more."""
+        self._file = file_identity(path)
+        self._next_look = 0.0
+        """When, by the monotonic clock, to look whether the file is still where it was."""
         self._commits_here = 0
         self._flushes_here = 0
         """How many more the event loop waits for itself."""
@@ -116,7 +120,7 @@ class Writer:
     def finish(self) -> None:
         """Leaves what has gathered to the thread; `stop` waits for it."""
         if self._gathered:
-            self._hand_over(partial(self._run_in_thread, self._gathered))
+            self._hand_over(self._gathered)
             self._gathered = []
 
     def stop(self) -> None:
@@ -143,10 +147,13 @@ class Writer:
         batch = self._next_batch()
         if not batch:
             return
-        if self._is_brief(batch):
-            self._run_here(batch)
-        else:
-            self._hand_over(partial(self._run_in_thread, batch))
+        try:
+            if self._is_brief(batch):
+                self._run_here(batch)
+            else:
+                self._hand_over(batch)
+        except Exception as error:  # noqa: BLE001 - they would wait for ever
+            self._end_batch([self._refused(batch, error)])
 
     def _next_batch(self) -> list[Job[Any]]:
         """While the disk is written, what has to last stays where it is."""
@@ -190,7 +197,7 @@ class Writer:
             self._cursor.execute("COMMIT")
         except Exception:  # noqa: BLE001 - the thread waits for the lock, and finds the call that fails
             self._roll_back()
-            self._hand_over(partial(self._run_in_thread, batch))
+            self._hand_over(batch)
             return
         self._commits_here += 1
         for job in batch:
@@ -224,12 +231,12 @@ class Writer:
         else:
             self._flushing = True
             self._worked = time.thread_time()
-            self._thread.put(partial(self._flush_in_thread, done))
+            self._thread.put(partial(self._flush_in_thread, done), partial(self._flush_failed, done))
 
-    def _hand_over(self, work: Callable[[], None]) -> None:
+    def _hand_over(self, batch: Sequence[Job[Any]]) -> None:
         self._handed_over = True
         self._commits_here = 0
-        self._thread.put(work)
+        self._thread.put(partial(self._run_in_thread, batch), partial(self._run_failed, batch))
 
     def _taken_back(self, done: Sequence[Done]) -> None:
         self._handed_over = False
@@ -262,10 +269,16 @@ class Writer:
         if time.monotonic() < self._contended_until:
             time.sleep(_COURTESY_SECONDS)
 
+    def _flush_failed(self, done: Done, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._flushed, self._refused(done.jobs, error), 0.0)
+
+    def _run_failed(self, batch: Sequence[Job[Any]], error: BaseException) -> None:
+        self._answer([self._refused(batch, error)])
+
     def _transact(self, batch: Sequence[Job[Any]]) -> list[Done]:
         try:
             if self._broken is not None:
-                raise self._cannot_flush()
+                raise self._broken
             self._tune(lasting=any(job.lasting for job in batch), checkpoint=True)
             self._wait_for_lock()
             self._notice_others()
@@ -275,7 +288,7 @@ class Writer:
             self._roll_back()
             if len(batch) > 1:  # so that only the call that fails is told
                 return [done for job in batch for done in self._transact([job])]
-            return [Done(batch, [(None, plain(error, self._path))], Changes())]
+            return [self._refused(batch, error)]
         return [done]
 
     def _wait_for_lock(self) -> None:
@@ -320,6 +333,7 @@ class Writer:
 
     def _run(self, batch: Sequence[Job[Any]]) -> Done:
         """All of the transaction but its beginning and its end."""
+        self._look_at_file()
         tx = Transaction(self._clock(), self._stamps, alone=True, held=self._held)
         if tx.now >= self._next_lapse:
             # Leases that this process gave end on time; those of others are looked for now and then.
@@ -335,17 +349,34 @@ class Writer:
         try:
             flush(self._log)
         except OSError as error:
-            self._broken = error
-            done = Done(done.jobs, [(None, self._cannot_flush())] * len(done.jobs), Changes())
+            self._broken = StoreUnavailable(
+                f"{self._path}: cannot be flushed to disk; open it again: {error}"
+            )
+            done = self._refused(done.jobs, self._broken)
         return done, time.perf_counter() - began
 
-    def _cannot_flush(self) -> StoreUnavailable:
-        return StoreUnavailable(f"{self._path}: cannot be flushed to disk; open it again: {self._broken}")
+    def _look_at_file(self) -> None:
+        """A file that was deleted or replaced can still be written, for nobody ever to read."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            try:
+                check_file(self._path, self._file)
+                if not os.fstat(self._log).st_nlink:
+                    raise StoreUnavailable(f"{self._path}-wal was removed while it was open")
+            except StoreUnavailable as gone:
+                self._broken = gone
+                raise
+
+    def _refused(self, batch: Sequence[Job[Any]], error: BaseException) -> Done:
+        return Done(batch, [(None, plain(error, self._path))] * len(batch), Changes())
 
     def _roll_back(self) -> None:
+        """Never raises: a connection that cannot even do that says so to the next call."""
         self._held.clear()
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+        with suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
 
 def may_wait_here(seconds: float, worked: float) -> bool:
@@ -357,12 +388,3 @@ def may_wait_here(seconds: float, worked: float) -> bool:
 def flush(file: int) -> None:
     """Its contents and its length."""
     os.fdatasync(file) if hasattr(os, "fdatasync") else os.fsync(file)
-
-
-def plain(error: Exception, path: Path) -> Exception:
-    """What the caller is told."""
-    if isinstance(error, UnicodeEncodeError):  # half a character
-        return StoreError(f"a text that cannot be stored: {error}")
-    if isinstance(error, sqlite3.Error):
-        return StoreUnavailable(f"{path}: {error}")
-    return error

@@ -37,7 +37,7 @@ from rollwright.store.sql import looking, queueing, reporting
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.claimants import Claimants
 from rollwright.store.sql.driver import Driver, Together
-from rollwright.store.sql.looking_store import LookingStore
+from rollwright.store.sql.looking_store import MOST_ROUNDS, LookingStore
 from rollwright.store.sql.transaction import Changes
 from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, lapsed
 from rollwright.store.waiting import Deadline, Signal
@@ -317,13 +317,15 @@ class SqlStore(LookingStore):
         return bool(self._claimants or self._completed or self._taken)
 
     async def _end_leases(self) -> None:
+        in_a_row = 0
         while True:
             seen = self._lease_nearer.count
             try:
                 lease, now = await self._driver.read(looking.first_lease)
                 if lapsed(lease, now) or self._driver.stamps:
                     await self._driver.write(expire, lasting=False)
-                if lapsed(lease, now):
+                in_a_row = in_a_row + 1 if lapsed(lease, now) else 0
+                if 0 < in_a_row < MOST_ROUNDS:
                     continue
             except Exception as error:  # noqa: BLE001 - whoever calls is told; the watch goes on
                 _log.warning("cannot look for leases that are over, trying again: %s", error)
