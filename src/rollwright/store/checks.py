@@ -38,8 +38,8 @@ _ID_BYTES = 8
 _IDS_AHEAD = 256
 """Ids whose random part is drawn at once: asking the system takes longer than all the rest of an id."""
 _randoms: list[str] = []
-os.register_at_fork(after_in_child=_randoms.clear)
-"""Else a process and its fork would give the same ids."""
+if hasattr(os, "register_at_fork"):  # else a process and its fork would give the same ids
+    os.register_at_fork(after_in_child=_randoms.clear)
 
 Status = TypeVar("Status", bound=StrEnum)
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from sqlalchemy import text
 
 from rollwright.errors import RollwrightError
+from rollwright.forks import bind_to_process
 from rollwright.store.contract import StoreError
 from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer
 from rollwright.store.sql.looking import progress
@@ -40,6 +41,7 @@ class SqliteDriver:
     """Belongs to the event loop it was opened in."""
 
     repeats = False
+    fork_error = StoreError
 
     @classmethod
     async def open(cls, path: Path, clock: Callable[[], float] | None = None) -> "SqliteDriver":
@@ -54,6 +56,7 @@ class SqliteDriver:
     def __init__(
         self, path: Path, clock: Callable[[], float], writer: sqlite3.Connection, reader: sqlite3.Connection
     ) -> None:
+        bind_to_process(self)
         self._loop = asyncio.get_running_loop()
         self._on_change: Callable[[Changes], None] = lambda changes: None
         self._poll: asyncio.Task[None] | None = None
