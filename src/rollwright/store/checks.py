@@ -210,10 +210,11 @@ def merged(old: bytes, added: Mapping[str, Any] | None, what: str) -> bytes:
 
 def parse_status(kind: type[Status], value: Status | str) -> Status:
     try:
-        return kind(value)
-    except ValueError:
+        found: Status = kind._value2member_map_[value]  # type: ignore[assignment]  # calling the enum takes longer
+    except (KeyError, TypeError):
         accepted = ", ".join(kind)
         raise StoreError(f"status {value!r} is unknown; accepted: {accepted}") from None
+    return found
 
 
 def parse_statuses(

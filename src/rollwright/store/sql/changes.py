@@ -109,6 +109,7 @@ def ending(
     its last heartbeat and its metadata, if it was heard of now.
     """
     assert row.attempt_id is not None
+    assert row.attempt_start is not None
     tries = row.tries - (status is AttemptStatus.CANCELLED)
     after = becomes or rollout_after(status, row.config, tries)
     waits = after is RolloutStatus.REQUEUING
@@ -119,23 +120,20 @@ def ending(
     )
     check_rollout_change(row.rollout_id, row.rollout_status, after)
     tx.held.forget(row.rollout_id)
-    known = (
-        row.place * ATTEMPTS_OF_ONE + row.attempts,
-        row.place,
-        row.attempts,
+    attempt = Attempt(
+        row.rollout_id,
         row.attempt_id,
-        status._value_,
+        row.attempts,
+        status,
         row.attempt_start,
         tx.now,
         worker_id,
         heartbeat,
         row.lease_expires,
+        reason,
+        unpack(metadata),
     )
-    packed, told = bytearray(metadata), int(taken and worker_id is not None)
-    if reason is None:
-        tx.later(INSERT_WITHOUT_REASON, (*known, packed, told))
-    else:
-        tx.later(INSERT_ATTEMPT, (*known, reason, packed, told))
+    _keep(tx, row.place, attempt, metadata, taken)
     tx.stamps.released(worker_id, tx.now)
     tx.changes.taken |= taken
     tx.changes.waiting |= waits
@@ -156,21 +154,28 @@ def ending(
             journal_of = row.place
         tx.complete(row.place, row.rollout_id, row.attempt_id, after, reason)
     release = (after._value_, int(waits), None if waits else tx.now, tries, row.place)
-    assert row.attempt_start is not None
-    attempt = Attempt(
-        row.rollout_id,
-        row.attempt_id,
-        row.attempts,
-        status,
-        row.attempt_start,
-        tx.now,
-        worker_id,
-        heartbeat,
-        row.lease_expires,
-        reason,
-        unpack(metadata),
-    )
     return Ending(attempt, release, journal_of)
+
+
+def _keep(tx: Transaction, place: int, attempt: Attempt, metadata: bytes, taken: bool) -> None:
+    """The attempt as one that has ended."""
+    known = (
+        place * ATTEMPTS_OF_ONE + attempt.sequence_id,
+        place,
+        attempt.sequence_id,
+        attempt.attempt_id,
+        attempt.status._value_,
+        attempt.start_time,
+        attempt.end_time,
+        attempt.worker_id,
+        attempt.last_heartbeat_time,
+        attempt.lease_expires,
+    )
+    packed, untold = bytearray(metadata), int(taken and attempt.worker_id is not None)
+    if attempt.reason is None:
+        tx.later(INSERT_WITHOUT_REASON, (*known, packed, untold))
+    else:
+        tx.later(INSERT_ATTEMPT, (*known, attempt.reason, packed, untold))
 
 
 def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: str | None) -> Operation[None]:

@@ -14,14 +14,13 @@ from sqlalchemy import ColumnElement, Double, String, bindparam, cast, null, sel
 from rollwright.store.checks import NewRollout, RolloutChange, config_to_bytes, merged, new_id, unpack
 from rollwright.store.contract import ImpossibleChange, NotFound
 from rollwright.store.records import (
-    Attempt,
     AttemptedRollout,
     AttemptStatus,
     Rollout,
     RolloutStatus,
 )
 from rollwright.store.sql.changes import lease_from, withdraw
-from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow
+from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow, stored_config
 from rollwright.store.sql.schema import CLAIMED as IS_CLAIMED
 from rollwright.store.sql.schema import WAITING as IS_WAITING
 from rollwright.store.sql.schema import resources, rollouts
@@ -138,68 +137,80 @@ def claim_new(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[Attem
         for ask in asks:
             given.append((yield from claim(tx, *ask, new=True)))
         return given
-    rows = [RolloutRow(*row) for row in (yield NEXT(count=sum(limit for limit, _, _ in asks)))]
+    rows = yield NEXT(count=sum(limit for limit, _, _ in asks))
     next_row, taken, name = iter(rows), [], new_id("at")
     for limit, worker_id, claim_id in asks:
-        given.append([_begin(tx, row, worker_id, name) for row in islice(next_row, limit)])
-        tx.stamps.heard(worker_id, tx.now, asks=True, busy=bool(given[-1]))
-        taken += [(each.attempt, claim_id) for each in given[-1]]
-    if rows:
-        yield TAKE.many(
-            [
-                (
-                    row.tries + 1,
-                    attempt.sequence_id,
-                    attempt.attempt_id,
-                    attempt.worker_id,
-                    claim_id,
-                    tx.now,
-                    tx.now,
-                    attempt.lease_expires,
-                    row.place,
-                )
-                for row, (attempt, claim_id) in zip(rows, taken, strict=True)
-            ]
-        )
+        begun = [_begin(tx, row, worker_id, name) for row in islice(next_row, limit)]
+        tx.stamps.heard(worker_id, tx.now, asks=True, busy=bool(begun))
+        taken += [_taking(held, claim_id) for held, _ in begun]
+        given.append([claimed for _, claimed in begun])
+    if taken:
+        yield TAKE.many(taken)
     return given
 
 
-def _begin(tx: Transaction, row: RolloutRow, worker_id: str | None, name: str) -> AttemptedRollout:
-    """The rollout with its new attempt, which is still to be written down. `name`: of this round of claims."""
-    attempt = Attempt(
-        row.rollout_id,
-        f"{name}.{row.place}",
-        row.attempts + 1,
-        AttemptStatus.PREPARING,
-        tx.now,
-        worker_id=worker_id,
-        last_heartbeat_time=tx.now,
-        lease_expires=lease_end(row.config, tx.now, tx.now),
+def _begin(
+    tx: Transaction, row: Row, worker_id: str | None, name: str
+) -> tuple[RolloutRow, AttemptedRollout]:
+    """A row of `NEXT` with its new attempt, which is still to be written down. `name`: of this round of claims."""
+    place, rollout_id, start_time, mode, resources_id, packed, metadata, priority, tries, attempts, input = (
+        row
     )
-    _note_claim(tx, attempt)
-    held = RolloutRow(  # not `replace`, which takes twice as long
-        row.place,
-        row.rollout_id,
+    config, attempt_id = stored_config(packed), f"{name}.{place}"
+    lease = lease_end(config, tx.now, tx.now)
+    held = RolloutRow(
+        place,
+        rollout_id,
         AttemptStatus.PREPARING._value_,
-        row.start_time,
-        row.end_time,
-        row.mode,
-        row.resources_id,
-        row.config_data,
-        row.metadata,
-        row.priority,
-        row.tries + 1,
-        attempt.sequence_id,
-        attempt.attempt_id,
+        start_time,
+        None,
+        mode,
+        resources_id,
+        packed,
+        metadata,
+        priority,
+        tries + 1,
+        attempts + 1,
+        attempt_id,
         worker_id,
         attempt_start=tx.now,
         last_heartbeat_time=tx.now,
-        lease_expires=attempt.lease_expires,
-        last_append_id=row.last_append_id,
+        lease_expires=lease,
+        last_append_id=None,
         attempt_metadata=None,
     )
     tx.held.keep(held)
-    return row.attempted(attempt)
+    tx.leased(lease)
+    tx.claimed(rollout_id, attempt_id, worker_id, lease)
+    claimed = AttemptedRollout(
+        rollout_id,
+        unpack(input),
+        RolloutStatus.PREPARING,
+        start_time,
+        None,
+        mode,
+        resources_id,
+        config,
+        unpack(metadata),
+        priority,
+        attempt=held.attempt(),
+    )
+    return held, claimed
+
+
+def _taking(held: RolloutRow, claim_id: str | None) -> tuple[Any, ...]:
+    """The values of `TAKE`."""
+    return (
+        held.tries,
+        held.attempts,
+        held.attempt_id,
+        held.worker_id,
+        claim_id,
+        held.attempt_start,
+        held.last_heartbeat_time,
+        held.lease_expires,
+        held.place,
+    )
 
 
 def claim_for_each(tx: Transaction, claimants: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
@@ -241,15 +252,12 @@ def _given(tx: Transaction, rows: Sequence[Row]) -> list[AttemptedRollout]:
     given = sorted((RolloutRow(*row) for row in rows), key=lambda row: (-row.priority, row.place))
     claimed = [row.attempted() for row in given]
     for row, each in zip(given, claimed, strict=True):
-        _note_claim(tx, each.attempt)
-        tx.stamps.heard(each.attempt.worker_id, tx.now, busy=True)
+        attempt = each.attempt
+        tx.leased(attempt.lease_expires)
+        tx.claimed(attempt.rollout_id, attempt.attempt_id, attempt.worker_id, attempt.lease_expires)
+        tx.stamps.heard(attempt.worker_id, tx.now, busy=True)
         tx.held.keep(replace(row, input=b""))
     return claimed
-
-
-def _note_claim(tx: Transaction, attempt: Attempt) -> None:
-    tx.leased(attempt.lease_expires)
-    tx.claimed(attempt.rollout_id, attempt.attempt_id, attempt.worker_id, attempt.lease_expires)
 
 
 def update_rollout(
@@ -359,7 +367,21 @@ _next = (
     .with_for_update(skip_locked=True)
 )
 _several = _next.limit(bindparam("count")).cte("several")
-NEXT = Statement(_next.with_only_columns(*ROLLOUT_COLUMNS).limit(bindparam("count")))
+_KNOWN = [
+    rollouts.c.place,
+    rollouts.c.rollout_id,
+    rollouts.c.start_time,
+    rollouts.c.mode,
+    rollouts.c.resources_id,
+    rollouts.c.config,
+    rollouts.c.metadata,
+    rollouts.c.priority,
+    rollouts.c.tries,
+    rollouts.c.attempts,
+    rollouts.c.input,
+]
+"""What a waiting rollout has: the others say who holds it, or when it ended."""
+NEXT = Statement(_next.with_only_columns(*_KNOWN).limit(bindparam("count")))
 TAKE = Statement(
     update(rollouts)
     .where(rollouts.c.place == bindparam("at_place"))

@@ -103,13 +103,12 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
             unpack(self.attempt_metadata or EMPTY),
         )
 
-    def attempted(self, attempt: Attempt | None = None) -> AttemptedRollout:
-        """With the attempt that holds it, or with one that begins to."""
-        attempt = attempt or self.attempt()
+    def attempted(self) -> AttemptedRollout:
+        """With the attempt that holds it."""
         return AttemptedRollout(
             self.rollout_id,
             unpack(self.input),
-            _ROLLOUT_STATUS[attempt.status],
+            _ROLLOUT_STATUS[self.status],
             self.start_time,
             self.end_time,
             self.mode,
@@ -117,7 +116,7 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
             self.config,
             unpack(self.metadata),
             self.priority,
-            attempt=attempt,
+            attempt=self.attempt(),
         )
 
 

@@ -37,7 +37,7 @@ MAX_BATCH = 128
 """A transaction with so many calls takes no more: enough to hide the cost of a flush, few enough to hold up the event
 loop for a millisecond or two. In the thread they would take it as long: most of their time is Python's, which runs
 in one thread at a time."""
-COMMITS_HERE = 64
+COMMITS_HERE = 100
 """Batches committed in the event loop, after which one goes to the thread, which may copy the log into the file."""
 FLUSHES_HERE = 32
 """How often the event loop waits for the disk itself, after it had nothing else to do while the thread did."""

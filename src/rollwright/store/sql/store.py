@@ -80,9 +80,14 @@ class SqlStore(LookingStore):
     # -- asking for episodes ------------------------------------------------------------------------
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRequest]) -> list[Rollout]:
-        checked = [check_request(request) for request in requests]
-        brief = len(checked) <= BRIEF_ROWS and sum(len(each.input) for each in checked) <= BRIEF_BYTES
-        if all(request.rollout_id is None and request.resources_id is None for request in requests):
+        checked, size, new = [], 0, True
+        for request in requests:
+            each = check_request(request)
+            checked.append(each)
+            size += len(each.input)
+            new = new and request.rollout_id is None and request.resources_id is None
+        brief = len(checked) <= BRIEF_ROWS and size <= BRIEF_BYTES
+        if new:
             return await self._write(Together(queueing.enqueue_new, checked), brief=brief)
         return await self._write(lambda tx: queueing.enqueue(tx, checked), brief=brief)
 

@@ -19,8 +19,6 @@ from rollwright.store.sql.statements import Operation, Statement, Values, consta
 
 COMPLETIONS = "completions"
 """Name of the counter."""
-_REASON = 4
-"""Where a completion that is still to be written has its reason."""
 
 STAMP_SECONDS = 1.0
 """How long a worker's sign of life may wait before it is written. Only whoever looks at workers reads it, and
@@ -139,6 +137,8 @@ class Transaction:
     _events: list[tuple[Statement, list[Values]]] = field(default_factory=list)
     """In their order; neighbours of one kind share a statement."""
     _completions: list[tuple[Any, ...]] = field(default_factory=list)
+    _reasons: list[str | None] = field(default_factory=list)
+    """Of the completions; most have none."""
     _later: dict[Statement, list[Values]] = field(default_factory=dict)
 
     def event(
@@ -174,7 +174,8 @@ class Transaction:
     def complete(
         self, place: int, rollout_id: str, attempt_id: str | None, status: RolloutStatus, reason: str | None
     ) -> None:
-        self._completions.append((place, rollout_id, attempt_id, status._value_, reason, self.now))
+        self._completions.append((place, rollout_id, attempt_id, status._value_, self.now))
+        self._reasons.append(reason)
         self.changes.completed = True
 
     def later(self, insert: Statement, values: Values) -> None:
@@ -197,22 +198,19 @@ class Transaction:
             yield insert.many(values)
         if self._completions:
             yield from self._number_completions()
-        self._events, self._completions = [], []
+        self._events, self._completions, self._reasons = [], [], []
 
     def _number_completions(self) -> Operation[None]:
-        if self.alone:
-            without = all(row[_REASON] is None for row in self._completions)
-            if without:
-                rows = [(*row[:_REASON], *row[_REASON + 1 :]) for row in self._completions]
-                yield APPEND_WITHOUT_REASON.many(rows)
-            else:
-                yield APPEND_COMPLETION.many(self._completions)
+        if self.alone and self._reasons.count(None) == len(self._reasons):
+            yield APPEND_WITHOUT_REASON.many(self._completions)
             return
-        count = len(self._completions)
-        yield COUNT(count=count)
-        yield INSERT_COMPLETION.many(
-            [(count - number, *row) for number, row in enumerate(self._completions, 1)]
-        )
+        pairs = zip(self._completions, self._reasons, strict=True)
+        rows = [(*known, reason, end_time) for (*known, end_time), reason in pairs]
+        if self.alone:
+            yield APPEND_COMPLETION.many(rows)
+            return
+        yield COUNT(count=len(rows))
+        yield INSERT_COMPLETION.many([(len(rows) - number, *row) for number, row in enumerate(rows, 1)])
 
 
 def _others(table: Table, *names: str) -> list[str]:
