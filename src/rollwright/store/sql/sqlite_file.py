@@ -24,11 +24,11 @@ _CACHED_STATEMENTS = 256
 """More than the store has, so that none is prepared twice."""
 _CACHE_KIB = 65536
 """Keeps the hot pages of some 100,000 rollouts in memory."""
-CHECKPOINT_PAGES = 4000
-"""Of the write-ahead log (16 MB) before they are copied into the file: a page that changes with every call is copied
+CHECKPOINT_PAGES = 7500
+"""Of the write-ahead log (30 MB) before they are copied into the file: a page that changes with every call is copied
 once for all of them, and all wait until the file is flushed, for milliseconds. Opening the file after a crash reads as
 much, in milliseconds."""
-LOG_BYTES = 20 * 2**20
+LOG_BYTES = 36 * 2**20
 """Of the log from the beginning: as much as it holds at a checkpoint, and room for what is committed until then."""
 _ZEROS = bytes(2**20)
 _OLDEST_SQLITE = (3, 35)
