@@ -8,6 +8,7 @@ forks.
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from inspect import isfunction
 from typing import Any
 from weakref import WeakSet
@@ -24,7 +25,10 @@ def bind_to_process(made: object) -> None:
 
 def _refuse_in_fork() -> None:
     for each in list(_bound):
-        each.__class__ = _refusing(type(each))
+        with suppress(
+            TypeError
+        ):  # a class of a layout of its own stays as it is, and keeps none of the others back
+            each.__class__ = _refusing(type(each))
     _bound.clear()
 
 
