@@ -9,13 +9,14 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
 
-FOUNDATION = {"errors", "draws", "alarms", "listening", "http_client", "http_server", "addresses"}
+FOUNDATION = {"errors", "draws", "alarms", "forks", "listening", "http_client", "http_server", "addresses"}
 """Modules that know nobody and that everybody may use."""
 
 MAY_KNOW = {
     "errors": set(),
     "draws": set(),
     "alarms": set(),
+    "forks": set(),
     "listening": set(),
     "http_client": set(),
     "http_server": set(),

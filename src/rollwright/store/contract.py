@@ -11,13 +11,15 @@ Always true, of every implementation:
   Waiting workers are served in the order they asked.
 - Enqueueing an id again changes nothing and returns what is there.
 - Nothing that a caller passes in or gets out is shared with the store's own state.
+- A store object belongs to the process that made it; in a fork it refuses every call.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from rollwright.errors import RollwrightError
+from rollwright.forks import bind_to_process
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
@@ -43,6 +45,10 @@ class StoreError(RollwrightError):
     """The store refuses a call; nothing was changed."""
 
 
+class StoreDamaged(StoreError):
+    """What the store keeps its data in is damaged, or not a store's; trying again does not help."""
+
+
 class NotFound(StoreError):
     """No rollout, attempt, worker or resource has that id."""
 
@@ -61,6 +67,12 @@ class Store(ABC):
     instant: ClassVar[bool] = False
     """Whether calls that are not told to wait are done at once, so that making several of them side by side gains
     nothing over one after the other."""
+    fork_error: ClassVar[type[RollwrightError]] = StoreError
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        store = super().__new__(cls)
+        bind_to_process(store)
+        return store
 
     # -- asking for episodes ------------------------------------------------------------------------
 

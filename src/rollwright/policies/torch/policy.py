@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from rollwright.draws import digest
 from rollwright.errors import ConfigError
+from rollwright.forks import bind_to_process
 from rollwright.hardware.threads import Threads
 from rollwright.policies.base import (
     Capabilities,
@@ -73,6 +74,7 @@ class TorchPolicy:
         ):
             if value < least:
                 raise ConfigError(f"{name}: {value} is too few; accepted: {least} or more")
+        bind_to_process(self)  # its thread is in no fork
         self.renderer = renderer
         self.counters = Counters()
         self._model = model.train(False)

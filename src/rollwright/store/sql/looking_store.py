@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, check_part, new_id, parse_statuses
-from rollwright.store.contract import Store, StoreError
+from rollwright.store.contract import Store, StoreDamaged, StoreError
 from rollwright.store.records import (
     Attempt,
     Event,
@@ -33,6 +33,9 @@ from rollwright.store.transitions import lapsed
 
 Result = TypeVar("Result")
 
+MOST_ROUNDS = 1000
+"""Of ending leases before a read: the next one may end meanwhile, but not always another one."""
+
 
 class LookingStore(Store):
     """Everything that changes no rollout."""
@@ -57,11 +60,12 @@ class LookingStore(Store):
         """Never shows an attempt whose lease is over as alive: it is ended first."""
         if self._closed:
             raise StoreError("the store is closed")
-        while True:
+        for _ in range(MOST_ROUNDS):
             found = await self._driver.read(partial(_unless_lapsed, make, arguments))
             if found is not None:
                 return found[0]
             await self._driver.write(expire, lasting=False)
+        raise StoreDamaged(f"{self._driver.where} is damaged: a lease that is over cannot be ended")
 
     async def _read_settled(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
         """What has nothing to do with attempts that are alive."""
