@@ -9,13 +9,14 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
 
-FOUNDATION = {"errors", "draws", "alarms", "listening", "http_client"}
+FOUNDATION = {"errors", "draws", "alarms", "cancellation", "listening", "http_client"}
 """Modules that know nobody and that everybody may use."""
 
 MAY_KNOW = {
     "errors": set(),
     "draws": set(),
     "alarms": set(),
+    "cancellation": set(),
     "listening": set(),
     "http_client": set(),
     "trajectory": set(),

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.asked import Api, Asked, Reply, decode
 from rollwright.gateway.captured import PASSING, CapturedRollout, Given, error_of, refusal_of
@@ -23,6 +24,7 @@ from rollwright.gateway.responses import Responses
 from rollwright.gateway.retries import Call
 from rollwright.store.http.body import Body, Gone, Message, Receive
 from rollwright.store.http.refusals import HttpRefusal
+from rollwright.trajectory import reward_of
 
 Send = Callable[[Message], Awaitable[None]]
 Scope = Mapping[str, Any]
@@ -66,6 +68,12 @@ class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     success: bool | None = None
     error: str | None = None
     """Why it is no result at all; it is then tried again, as its retry rules say."""
+
+    def __post_init__(self) -> None:
+        try:
+            reward_of(self.reward, "the reward")
+        except FormatError as error:
+            raise ValueError(str(error)) from error  # which the decoder tells as it tells any wrong field
 
 
 class Administration(Protocol):

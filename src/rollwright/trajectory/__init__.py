@@ -15,6 +15,7 @@ from rollwright.trajectory.forest import (
     split,
     turn_weights,
 )
+from rollwright.trajectory.rewards import LARGEST_REWARD, check_rewards, reward_of, truth_of
 from rollwright.trajectory.samples import NO_VERSION, Sample, Span, samples, turn_samples
 from rollwright.trajectory.timing import Phase, Timing, Wait
 from rollwright.trajectory.tokens import Floats, TokenIds, floats, token_ids
@@ -30,6 +31,7 @@ from rollwright.trajectory.turn import (
 )
 
 __all__ = [
+    "LARGEST_REWARD",
     "NO_VERSION",
     "Boundary",
     "ErrorRecord",
@@ -49,6 +51,7 @@ __all__ = [
     "VersionRun",
     "Wait",
     "check",
+    "check_rewards",
     "children",
     "expand_versions",
     "floats",
@@ -57,10 +60,12 @@ __all__ = [
     "merge",
     "path",
     "renumbered",
+    "reward_of",
     "samples",
     "sequence",
     "split",
     "token_ids",
+    "truth_of",
     "turn_samples",
     "turn_weights",
 ]
