@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
 
-FOUNDATION = {"errors", "draws", "alarms", "cancellation", "listening", "http_client"}
+FOUNDATION = {"errors", "draws", "alarms", "cancellation", "listening", "signals", "http_client"}
 """Modules that know nobody and that everybody may use."""
 
 MAY_KNOW = {
@@ -17,6 +17,7 @@ MAY_KNOW = {
     "draws": set(),
     "alarms": set(),
     "cancellation": set(),
+    "signals": set(),
     "listening": set(),
     "http_client": set(),
     "trajectory": set(),

@@ -1,5 +1,6 @@
 """`rollwright worker` and `rollwright serve`: the parts of a run that live in processes of their own."""
 
+import asyncio
 import logging
 import os
 import socket
@@ -12,8 +13,10 @@ from rich.console import Console
 from rollwright.agents import EpisodeFailure
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
+from rollwright.rollout import Activity
 from rollwright.run.playbook import load_function
 from rollwright.run.worker_process import end_with_parent, run_worker
+from rollwright.signals import INTERRUPTS
 from rollwright.store.opening import TOKEN_VARIABLE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import ErrorRecord
@@ -71,16 +74,21 @@ def worker(
     function = load_function(agent) if agent else None
     if tied:
         end_with_parent()
-    done = run_async(
-        run_worker(
-            store,
-            name,
-            settings,
-            function=function,
-            on_claim=None if quiet else say,
-            on_failed=None if quiet else complain,
-        )
-    )
+
+    async def work() -> Activity:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        with INTERRUPTS.answered_by(lambda: loop.call_soon_threadsafe(stop.set)):
+            return await run_worker(
+                store,
+                name,
+                settings,
+                function=function,
+                on_claim=None if quiet else say,
+                on_failed=None if quiet else complain,
+                stop=stop,
+            )
+
+    done = run_async(work())
     if not quiet:
         say_line(f"{name} played {done.finished} rollouts, {done.tokens:,} tokens sampled")
 

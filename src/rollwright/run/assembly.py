@@ -14,6 +14,7 @@ from rollwright.config import (
     RunConfig,
 )
 from rollwright.envs.base import Env, Prompts
+from rollwright.envs.looking import opened
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Sampling
 from rollwright.rollout.curriculum import Curriculum, CurriculumRules, level_tag
@@ -49,7 +50,8 @@ class SettingsTable:
         for tag, level in _level_tags(config):
             played = self._settings["train", tag]
             env_config = {**played.env_config, "level": level}
-            registry.make(played.env_type, env_config)  # a level that does not exist shows here
+            with opened(partial(registry.make, played.env_type, env_config)):
+                pass  # a level that does not exist shows here
             self._settings["train", level_tag(tag, level)] = replace(played, env_config=env_config)
 
     def training_tags(self) -> list[str]:
@@ -133,7 +135,8 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
     if registry.takes(env_type, "max_steps"):
         env_config["max_steps"] = max_steps
     max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
-    own = registry.make(env_type, env_config).prompts
+    with opened(partial(registry.make, env_type, env_config)) as env:
+        own = env.prompts
     history = config.agent.history
     agent = ChatAgent(
         prompts=Prompts(
