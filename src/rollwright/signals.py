@@ -9,6 +9,7 @@ The handler is Python's and not the event loop's, so it acts also while code tha
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -34,6 +35,21 @@ class Interrupts:
         for each in ANSWERED:
             signal.signal(each, self._handle)
         self.installed = True
+
+    @contextmanager
+    def installed_meanwhile(self) -> Iterator[None]:
+        """Inside, signals are handled so, where they are not yet and this is the main thread; as before, afterwards."""
+        if self.installed or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {each: signal.getsignal(each) for each in ANSWERED}
+        self.install()
+        try:
+            yield
+        finally:
+            self.installed, self.received = False, None
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
     @contextmanager
     def answered_by(self, answer: Callable[[], object]) -> Iterator[None]:

@@ -33,11 +33,11 @@ class Board:
         return f"<answer>{action}</answer>"
 
 
-def prompt(*key: str | int, board: Board | None = Board(), **fields: object) -> Prompt:  # noqa: B008
+def prompt(*key: str | int, board: Board | None = Board(), **fields: object) -> Prompt:
     return Prompt(episode="e", key=key, messages=[Message("user", "go")], env=board, **fields)  # type: ignore[arg-type]
 
 
-def texts(player: SkilledPlayer, count: int = 400, board: Board = Board()) -> Counter[str]:  # noqa: B008
+def texts(player: SkilledPlayer, count: int = 400, board: Board = Board()) -> Counter[str]:
     return Counter(player.choose(prompt("run", i, board=board), Sampling()).text for i in range(count))
 
 

@@ -18,18 +18,19 @@ Result = TypeVar("Result")
 
 def run_async(call: Coroutine[Any, Any, Result], *, at_once: bool = False) -> Result:
     """`at_once`: a signal ends the process right away, because there is nothing to end cleanly."""
-    try:
-        with asyncio.Runner(loop_factory=_fastest()) as runner:
-            return runner.run(call if at_once else _cancelled_by_signals(call))
-    except asyncio.CancelledError:
-        if INTERRUPTS.received is None:
-            raise _interference() from None
-        raise
-    except (SystemExit, KeyboardInterrupt) as error:
-        # Of a task that code which is played has made itself; elsewhere it ends only its attempt.
-        raise RollwrightError(
-            f"a task that code which is played has started raised {type(error).__name__}"
-        ) from error
+    with INTERRUPTS.installed_meanwhile():
+        try:
+            with asyncio.Runner(loop_factory=_fastest()) as runner:
+                return runner.run(call if at_once else _cancelled_by_signals(call))
+        except asyncio.CancelledError:
+            if INTERRUPTS.received is None:
+                raise _interference() from None
+            raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Of a task that code which is played has made itself; elsewhere it ends only its attempt.
+            raise RollwrightError(
+                f"a task that code which is played has started raised {type(error).__name__}"
+            ) from error
 
 
 def absorb_cancellation() -> None:

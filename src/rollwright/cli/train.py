@@ -27,7 +27,7 @@ from rollwright.run.folder import CONFIG, RunFolder, RunReader
 from rollwright.run.model_choice import load_settled
 from rollwright.run.training_assembly import make_policy
 from rollwright.run.training_record import training_rows
-from rollwright.run.training_run import Row, TrainingRun
+from rollwright.run.training_run import MODEL, Row, TrainingRun
 from rollwright.signals import INTERRUPTS
 
 
@@ -84,7 +84,7 @@ def go_on(path: Path, changes: Sequence[str] = (), *, store: str | None = None, 
     """The rest of a training run that stopped anywhere."""
     reader, screen = RunReader(path), console()
     settings = settings_to_resume(reader, list(changes))
-    if reader.ended and _trained_steps(reader) >= min(settings.max_steps, _steps_there_are(settings)):
+    if _has_ended(reader, settings):
         _say_ended(path, reader, screen)
         return
     policy = make_policy(settings)
@@ -97,14 +97,14 @@ def go_on(path: Path, changes: Sequence[str] = (), *, store: str | None = None, 
     _train(run, screen, recent, live=live)
 
 
-def _trained_steps(reader: RunReader) -> int:
-    return int((reader.summary() or {}).get("training", {}).get("steps") or 0)
-
-
-def _steps_there_are(settings: RunConfig) -> int:
-    """What can be trained on: as many as one likes, unless a recorded run gives the batches."""
+def _has_ended(reader: RunReader, settings: RunConfig) -> bool:
+    """Whether all steps are done that these settings ask for, and the result is there."""
+    if not reader.ended or not (reader.path / MODEL).is_dir():
+        return False
+    done = int((reader.summary() or {}).get("training", {}).get("steps") or 0)
     source = None if settings.training is None else settings.training.from_run
-    return settings.max_steps if source is None else len(training_rows(RunReader(Path(source))))
+    there_are = settings.max_steps if source is None else len(training_rows(RunReader(Path(source))))
+    return done >= min(settings.max_steps, there_are)
 
 
 def _say_ended(path: Path, reader: RunReader, screen: Console) -> None:
