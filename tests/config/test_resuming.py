@@ -1,5 +1,6 @@
 """Which settings may change when a run is resumed: every key is decided, and what is played stays as it was."""
 
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -46,6 +47,16 @@ def test_it_is_decided_of_every_key_whether_it_may_change(key: str) -> None:
 @pytest.mark.parametrize("rule", MAY_CHANGE)
 def test_every_rule_is_about_a_key_that_there_is(rule: str) -> None:
     assert any(key == rule or key.startswith(f"{rule}.") for key in KEYS)
+
+
+@pytest.mark.parametrize("rule", MAY_CHANGE)
+def test_every_rule_is_on_the_page_about_running(rule: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text(encoding="utf-8")
+    assert (
+        f"`{rule}`" in page
+        or f"`{rule.rpartition('.')[2]}`" in page
+        or f"`….{rule.rpartition('.')[2]}`" in page
+    )
 
 
 def changed(*overrides: str) -> tuple[RunConfig, RunConfig]:
