@@ -23,7 +23,7 @@ SHARES = {"alone": 8, "served": 7, "postgres": 4, "fleet": 1}
 """How often each setup has its turn: worker processes of a run import everything anew, so they come seldom."""
 
 KILLS_IN_A_ROUND = 12
-SECONDS_BETWEEN = (0.05, 0.9)
+SECONDS_BETWEEN = (0.05, 1.4)
 
 
 def order() -> list[str]:

@@ -48,10 +48,10 @@ class Forgotten:
     """Groups of others in the steps that were forgotten last."""
     ledger: Ledger = field(default_factory=Ledger)
     """What became of the groups below `floor`."""
-    validated: Ledger = field(default_factory=Ledger)
-    """What became of the rollouts of forgotten validations."""
     bias: LengthBias = field(default_factory=LengthBias)
     """Lengths of what was trained on in forgotten steps, and of what was generated in groups below `floor`."""
+    validated: Ledger = field(default_factory=Ledger)
+    """What became of the rollouts of forgotten validations."""
 
     @property
     def steps(self) -> int:

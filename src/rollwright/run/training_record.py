@@ -176,9 +176,9 @@ def forgotten_with(
     *,
     floor: int,
     settled: Ledger,
-    validated: Ledger,
     generated: Iterable[int],
     played: bool,
+    validated: Ledger | None = None,
 ) -> Forgotten:
     """What is forgotten when the steps before `cut` are, too.
 
@@ -187,7 +187,10 @@ def forgotten_with(
     """
     gone = record.before(cut)
     ledger, validations, bias = Ledger(), Ledger(), replace(before.bias)
-    for total, parts in ((ledger, (before.ledger, settled)), (validations, (before.validated, validated))):
+    for total, parts in (
+        (ledger, (before.ledger, settled)),
+        (validations, (before.validated, validated or Ledger())),
+    ):
         for part in parts:
             total.add(part)
     for length in generated:
