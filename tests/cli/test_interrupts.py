@@ -177,3 +177,38 @@ def test_code_that_cancels_the_command_itself_is_an_error_and_no_interrupt(tmp_p
     assert process.returncode == 2, errors
     assert errors.splitlines()[-1].startswith("error: the command was ended by code that it plays")
     assert "Traceback" not in errors
+
+
+SPAWNS = """
+import asyncio
+from rollwright.envs.frozen_lake import FrozenLake
+
+class Spawns(FrozenLake):
+    async def step(self, answer):
+        async def leave():
+            raise SystemExit(0)
+        asyncio.ensure_future(leave())
+        await asyncio.sleep(5)
+"""
+
+
+def test_a_task_of_played_code_that_exits_ends_the_run_with_an_error(tmp_path: Path) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS, encoding="utf-8")
+    manager = {"num_env_groups": 1, "tags": ["spawns:Spawns"]}
+    (tmp_path / "spawns.yaml").write_text(
+        yaml.safe_dump({**CONFIG, "train_env_manager": manager}), encoding="utf-8"
+    )
+    process = started(tmp_path, "run", "spawns.yaml", "--no-live")
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, errors
+    assert errors.splitlines()[-1].startswith("error: a task that code which is played has started raised")
+
+
+def test_output_that_nobody_reads_ends_a_command_without_a_word(tmp_path: Path) -> None:
+    process = started(tmp_path, "run", "slow.yaml", "--no-live", "max_steps=1")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert "error:" not in process.stderr.read()
+    process.stderr.close()
+    process.wait(PATIENCE)

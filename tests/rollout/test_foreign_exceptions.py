@@ -2,14 +2,17 @@
 
 import asyncio
 import concurrent.futures
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from rollwright.envs.base import Reset
 from rollwright.envs.threaded import BlockingRunner
+from rollwright.errors import RollwrightError
 from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.players import RandomPlayer
 from rollwright.rollout import Place, RolloutScheduler
@@ -209,5 +212,24 @@ def test_a_tree_whose_branch_raises_is_a_failure_of_the_attempt(lab: Any, pause:
         batch = await scheduler.get_batch(2)
         assert len(batch.trajectories) == 2
         assert set(it.activity.failures) == {"environment: CancelledError"}
+
+    it.run(experiment)
+
+
+@pytest.mark.parametrize("make", RAISED, ids=name)
+def test_a_filter_that_raises_ends_the_run_with_its_name(
+    lab: Any, pause: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(group: Any) -> None:
+        raise make()
+
+    module: Any = ModuleType("raising_filter")
+    module.judge = judge
+    monkeypatch.setitem(sys.modules, "raising_filter", module)
+    it = lab(lambda env: pause(1.0, reward=1.0), manager={**SLOTS, "group_filter": "raising_filter:judge"})
+
+    async def experiment(it: Any, scheduler: RolloutScheduler) -> None:
+        with pytest.raises(RollwrightError, match=f"group_filter: raising_filter:judge raised {name(make)}"):
+            await scheduler.get_batch(2)
 
     it.run(experiment)

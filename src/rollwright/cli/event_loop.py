@@ -18,19 +18,30 @@ Result = TypeVar("Result")
 
 def run_async(call: Coroutine[Any, Any, Result], *, at_once: bool = False) -> Result:
     """`at_once`: a signal ends the process right away, because there is nothing to end cleanly."""
+    own: list[BaseException] = []
     with INTERRUPTS.installed_meanwhile():
         try:
             with asyncio.Runner(loop_factory=_fastest()) as runner:
-                return runner.run(call if at_once else _cancelled_by_signals(call))
+                return runner.run(_noting_exits(call if at_once else _cancelled_by_signals(call), own))
         except asyncio.CancelledError:
             if INTERRUPTS.received is None:
                 raise _interference() from None
             raise
         except (SystemExit, KeyboardInterrupt) as error:
+            if error in own:  # the command's: whoever read its output is gone, say
+                raise
             # Of a task that code which is played has made itself; elsewhere it ends only its attempt.
             raise RollwrightError(
                 f"a task that code which is played has started raised {type(error).__name__}"
             ) from error
+
+
+async def _noting_exits(call: Coroutine[Any, Any, Result], exits: list[BaseException]) -> Result:
+    try:
+        return await call
+    except (SystemExit, KeyboardInterrupt) as error:
+        exits.append(error)
+        raise
 
 
 def absorb_cancellation() -> None:

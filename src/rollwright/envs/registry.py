@@ -162,6 +162,8 @@ def _imported(path: str) -> Factory:
         raise ConfigError(f"no module named {error.name!r}{suggestion(module, _FAMILIES)}") from error
     except AttributeError as error:
         raise ConfigError(f"module {module!r} has no {name!r}") from error
+    except SystemExit as error:
+        raise ConfigError(f"module {module!r} ends the process when it is imported") from error
     if not callable(factory):
         raise ConfigError(f"{name!r} of module {module!r} cannot be called")
     return factory  # type: ignore[no-any-return]
