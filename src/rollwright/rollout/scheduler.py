@@ -42,6 +42,9 @@ from rollwright.store.records import (
 )
 from rollwright.trajectory import Boundary, Trajectory, check_rewards
 
+IDS_AT_ONCE = 10_000
+"""Rollouts whose ids are asked for together; each page costs a search through all of them."""
+
 RESTORED_AT_ONCE = 1000
 """Finished rollouts whose trajectories are loaded together when a stream is gone on with."""
 
@@ -70,6 +73,18 @@ class Batch:
 
 class TooManyRefills(RollwrightError):
     """Groups are dropped again and again: the batch would never be full."""
+
+
+async def rollout_ids(store: Store, prefix: str, mode: str | None = None) -> list[str]:
+    """The ids in a store that begin so, asked for page by page, so that others get their turn in between."""
+    found: list[str] = []
+    while True:
+        page = await store.query_rollouts(
+            rollout_id_contains=prefix, mode=mode, limit=IDS_AT_ONCE, offset=len(found)
+        )
+        found += [each.rollout_id for each in page]
+        if not page.items or len(found) >= page.total:
+            return [each for each in found if each.startswith(prefix)]
 
 
 class RolloutScheduler:
@@ -292,16 +307,7 @@ class RolloutScheduler:
 
     async def _known_rollouts(self) -> set[str]:
         """Those of this stream that the store has."""
-        known: set[str] = set()
-        offset = 0
-        while True:
-            page = await self._store.query_rollouts(
-                rollout_id_contains=self._book.prefix, mode=self._mode, limit=RESTORED_AT_ONCE, offset=offset
-            )
-            known.update(each.rollout_id for each in page)
-            offset += len(page.items)
-            if len(page.items) < RESTORED_AT_ONCE:
-                return known
+        return set(await rollout_ids(self._store, self._book.prefix, self._mode))
 
     async def _retold(self, log: Sequence[Completion], delivered: Collection[str]) -> Retelling:
         """What became of the members of groups that were handed out, and what the filters caught among them."""

@@ -25,7 +25,7 @@ from rollwright.rollout.capacity import START
 from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import build_filters
-from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
+from rollwright.rollout.scheduler import FOREIGN_CANCELLATION, rollout_ids
 from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
 from rollwright.run.fleet import Fleet
 from rollwright.run.garbage import rare_collections
@@ -205,17 +205,7 @@ class LocalRun:
 
     async def _rollout_ids(self, mode: str | None) -> list[str]:
         """Of this run, in the store."""
-        found: list[str] = []
-        while True:
-            page = await self.store.query_rollouts(
-                rollout_id_contains=f"{self.config.name}.",
-                mode=mode,
-                limit=DELETED_AT_ONCE,
-                offset=len(found),
-            )
-            found += [each.rollout_id for each in page]
-            if len(page.items) < DELETED_AT_ONCE:
-                return [each for each in found if each.startswith(f"{self.config.name}.")]
+        return await rollout_ids(self.store, f"{self.config.name}.", mode)
 
     async def _make_fleet(self, processes: int) -> ProcessFleet:
         """Worker processes, and the way they reach the store."""
