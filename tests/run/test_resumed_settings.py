@@ -9,6 +9,7 @@ import yaml
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError
 from rollwright.run.local import LocalRun
+from rollwright.run.stored_settings import leave_settings
 from rollwright.store.opening import open_store
 
 SETTINGS: dict[str, Any] = {
@@ -63,3 +64,26 @@ def test_the_command_refuses_another_seed_and_takes_more_steps(crash_lab: Any) -
     )
     _, errors = crash_lab.finish(crash_lab.start("resume", "runs/crash"), code=2)
     assert "seed: 1 → 9" in errors
+
+
+async def test_another_model_may_play_as_long_as_nothing_was_handed_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the first has begun is played anew; a run whose name begins alike is left alone."""
+    store = await open_store(str(tmp_path / "store.db"))
+    settings = {
+        **SETTINGS,
+        "policy": {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "large"},
+    }
+    config = build(settings)
+    await leave_settings(store, config, resumed=False, handed_out=False)
+    for rollout in ("lake.train-g0-m0", "lake.val3-g0-m0", "lake.2.train-g0-m0"):
+        await store.enqueue_rollout({}, rollout_id=rollout)
+    smaller = build(settings, ["policy.model=small"])
+    with pytest.raises(ConfigError, match="policy.model"):
+        await leave_settings(store, smaller, resumed=True, handed_out=True)
+    (change,) = await leave_settings(store, smaller, resumed=True, handed_out=False)
+    assert change.key == "policy.model"
+    assert [each.rollout_id for each in await store.query_rollouts()] == ["lake.2.train-g0-m0"]
+    assert "2 rollouts begin anew" in caplog.text
+    await store.close()

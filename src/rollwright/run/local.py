@@ -6,7 +6,6 @@ plays what it played before: other settings are refused where they would change 
 """
 
 import asyncio
-import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -16,8 +15,8 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rollwright.config import EnvManagerConfig, RunConfig, build
-from rollwright.config.resuming import SettingChange, check_resumable, setting_changes
+from rollwright.config import EnvManagerConfig, RunConfig
+from rollwright.config.resuming import SettingChange
 from rollwright.errors import ConfigError, RollwrightError, RunClosed
 from rollwright.policies.base import Capabilities, Policy, Probed
 from rollwright.rollout import Activity, Batch, Gate, Ledger, Role, RolloutContext, RolloutScheduler
@@ -30,9 +29,9 @@ from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
 from rollwright.run.fleet import Fleet
 from rollwright.run.garbage import rare_collections
 from rollwright.run.orchestras import build_run_policy
-from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.process_fleet import ProcessFleet
 from rollwright.run.retention import Forgotten
+from rollwright.run.stored_settings import DELETED_AT_ONCE, leave_settings
 from rollwright.run.validations import VALIDATION, begun_validations, stream_of
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
@@ -46,13 +45,6 @@ from rollwright.workers.worker import first_cause
 if TYPE_CHECKING:
     from rollwright.run.ray_cluster import RayCluster
     from rollwright.run.ray_fleet import RayFleet
-
-logger = logging.getLogger(__name__)
-
-_MODEL = "policy.model"
-
-DELETED_AT_ONCE = 500
-"""Rollouts that are removed from the store in one call, so that others get their turn in between."""
 
 Result = TypeVar("Result")
 
@@ -150,11 +142,17 @@ class LocalRun:
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)
-        await self._leave_settings()
+        self.changes = await leave_settings(
+            self.store,
+            self.config,
+            resumed=self._delivered is not None,
+            handed_out=bool(self._delivered or self._validated),
+        )
         if self._forgotten is not None and self._forgotten.steps:
             await self._delete(self._forgotten, cancel=True)  # an earlier process may not have come to it
         if self._delivered is not None:
-            begun = begun_validations(self.config.name, await self._rollout_ids(VALIDATION))
+            ids = await rollout_ids(self.store, f"{self.config.name}.", VALIDATION)
+            begun = begun_validations(self.config.name, ids)
             self.unfinished_validations = sorted(begun - self._validated.keys())
         if self._ray is not None:
             self.fleet = await self._make_ray_fleet(self._ray)
@@ -168,44 +166,6 @@ class LocalRun:
         if self.config.train_env_manager is not None:
             scheduler = self._scheduler(self.config.train_env_manager, "train", "train", self._delivered)
             self._training = await self._stack.enter_async_context(scheduler)
-
-    async def _leave_settings(self) -> None:
-        """Puts the configuration where workers find it, under the run's name, which no other run may have."""
-        name, settings = self.config.name, {CONFIG_KEY: self.config.model_dump(mode="json")}
-        found = await self.store.get_resources_by_id(name)
-        if found is None:
-            await self.store.add_resources(settings, resources_id=name)
-        elif self._delivered is None:
-            raise ConfigError(f"name: the store has a run {name!r} already; resume it, or give another name")
-        else:
-            await self._check_settings(found.resources.get(CONFIG_KEY))
-            await self.store.update_resources(name, settings)
-
-    async def _check_settings(self, before: Any) -> None:
-        """Compares what the run was begun with to what it is resumed with."""
-        if before is None:
-            return
-        begun = build(before, source=f"settings of {self.config.name} in the store")
-        if not self._delivered and not self._validated and begun.policy != self.config.policy:
-            changes = setting_changes(begun, self.config)
-            if {each.key for each in changes if not each.may_change} == {_MODEL}:
-                await self._begin_anew(begun)
-                return
-        self.changes = check_resumable(begun, self.config)
-
-    async def _begin_anew(self, begun: RunConfig) -> None:
-        """Before anything was handed out, another model may play instead: one that fits into memory, say. What the
-        other has begun is not gone on with."""
-        ids = await self._rollout_ids(None)
-        logger.warning("%s: another model plays, so %d rollouts begin anew", self.config.name, len(ids))
-        for first in range(0, len(ids), DELETED_AT_ONCE):
-            part = ids[first : first + DELETED_AT_ONCE]
-            await self.store.cancel_rollouts(part, "another model plays")
-            await self.store.delete_rollouts(part)
-
-    async def _rollout_ids(self, mode: str | None) -> list[str]:
-        """Of this run, in the store."""
-        return await rollout_ids(self.store, f"{self.config.name}.", mode)
 
     async def _make_fleet(self, processes: int) -> ProcessFleet:
         """Worker processes, and the way they reach the store."""
