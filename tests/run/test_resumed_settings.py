@@ -80,7 +80,7 @@ async def test_another_model_may_play_as_long_as_nothing_was_handed_out(
     for rollout in ("lake.train-g0-m0", "lake.val3-g0-m0", "lake.2.train-g0-m0"):
         await store.enqueue_rollout({}, rollout_id=rollout)
     smaller = build(settings, ["policy.model=small"])
-    with pytest.raises(ConfigError, match="policy.model"):
+    with pytest.raises(ConfigError, match=r"policy\.model"):
         await leave_settings(store, smaller, resumed=True, handed_out=True)
     (change,) = await leave_settings(store, smaller, resumed=True, handed_out=False)
     assert change.key == "policy.model"
