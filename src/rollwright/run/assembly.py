@@ -14,7 +14,7 @@ from rollwright.config import (
     RunConfig,
 )
 from rollwright.envs.base import Env, Prompts
-from rollwright.envs.looking import opened
+from rollwright.envs.inspection import inspected_env
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Sampling
 from rollwright.rollout.curriculum import Curriculum, CurriculumRules, level_tag
@@ -50,7 +50,7 @@ class SettingsTable:
         for tag, level in _level_tags(config):
             played = self._settings["train", tag]
             env_config = {**played.env_config, "level": level}
-            with opened(partial(registry.make, played.env_type, env_config)):
+            with inspected_env(partial(registry.make, played.env_type, env_config)):
                 pass  # a level that does not exist shows here
             self._settings["train", level_tag(tag, level)] = replace(played, env_config=env_config)
 
@@ -135,7 +135,7 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
     if registry.takes(env_type, "max_steps"):
         env_config["max_steps"] = max_steps
     max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
-    with opened(partial(registry.make, env_type, env_config)) as env:
+    with inspected_env(partial(registry.make, env_type, env_config)) as env:
         own = env.prompts
     history = config.agent.history
     agent = ChatAgent(

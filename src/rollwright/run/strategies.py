@@ -12,7 +12,7 @@ from rollwright.config.strategy import (
     UncertaintyBranchConfig,
 )
 from rollwright.envs.base import Env, can_fork
-from rollwright.envs.looking import opened
+from rollwright.envs.inspection import inspected_env
 from rollwright.errors import ConfigError
 from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
 from rollwright.rollout.budget import BudgetUnit
@@ -36,7 +36,7 @@ def check_strategy(config: StrategyConfig, tag: str, make_env: Callable[[], Env]
     """Whether training episodes of `tag` can be played so."""
     if not isinstance(config, TreeStrategyConfig) or config.fork != "fork":
         return
-    with opened(make_env) as env:
+    with inspected_env(make_env) as env:
         copies_itself = can_fork(env)
     if not copies_itself:
         raise ConfigError(f"strategy.fork: `{tag}` cannot copy itself; accepted for it: auto, replay, root")

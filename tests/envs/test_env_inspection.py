@@ -10,7 +10,7 @@ import pytest
 
 from rollwright.config import build
 from rollwright.envs.base import Prompts, Reset, Step
-from rollwright.envs.looking import opened
+from rollwright.envs.inspection import inspected_env
 from rollwright.errors import ConfigError
 from rollwright.run.assembly import SettingsTable
 
@@ -95,6 +95,6 @@ def test_one_that_raises_when_it_is_looked_at_or_closed_is_closed_and_holds_up_n
             closed.append("yes")
             raise SystemExit
 
-    with pytest.raises(ZeroDivisionError), opened(Bad):
+    with pytest.raises(ZeroDivisionError), inspected_env(Bad):
         raise ZeroDivisionError
     assert closed == ["yes"]

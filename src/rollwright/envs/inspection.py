@@ -1,7 +1,7 @@
-"""A look at an environment that is not going to be played: what it says of itself, or whether it can be made at all.
+"""Opens an environment to inspect it, without playing: what it says of itself, or whether it can be made at all.
 
-Always true: the environment is closed when the look is over, also one that raises. One that does not close in time is
-left to a thread that holds up nobody.
+Always true: the environment is closed afterwards, also when the inspection raises. One that does not close in time is left
+to a daemon thread, which holds up nobody.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from rollwright.envs.base import Env
 
 CLOSE_SECONDS = 5.0
-"""A look happens while a run is prepared, so it must not hang with its environment."""
+"""Inspections happen while a run is prepared, which must not hang with one environment."""
 
 
 @contextmanager
-def opened(make: Callable[[], Env]) -> Iterator[Env]:
+def inspected_env(make: Callable[[], Env]) -> Iterator[Env]:
     """A new environment, closed at the end. For code without an event loop, or in one."""
     env = make()
     try:
