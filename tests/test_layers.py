@@ -9,7 +9,18 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
 
-FOUNDATION = {"errors", "draws", "alarms", "forks", "listening", "http_client", "http_server", "addresses"}
+FOUNDATION = {
+    "errors",
+    "draws",
+    "alarms",
+    "cancellation",
+    "forks",
+    "listening",
+    "signals",
+    "http_client",
+    "http_server",
+    "addresses",
+}
 """Modules that know nobody and that everybody may use."""
 
 MAY_KNOW = {
@@ -17,6 +28,8 @@ MAY_KNOW = {
     "draws": set(),
     "alarms": set(),
     "forks": set(),
+    "cancellation": set(),
+    "signals": set(),
     "listening": set(),
     "http_client": set(),
     "http_server": set(),

@@ -17,6 +17,10 @@ class ConfigError(RollwrightError):
     """A setting is wrong; the message names the key and what it accepts."""
 
 
+class RunClosed(RollwrightError):
+    """The run was closed by somebody else while this call waited for it."""
+
+
 class FormatError(RollwrightError):
     """Bytes from a file or a network are not what they should be."""
 

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -145,6 +147,21 @@ async def test_a_rollout_is_ended_by_its_own_key_or_the_administrators_and_only_
     assert (await service.trajectory(one["rollout_id"])).reward == 1.0
     with pytest.raises(openai.APIStatusError, match="over"):
         await talk(one, 1)
+
+
+@pytest.mark.parametrize("reward", ["NaN", "1e999", "1e30", '"1"', "null"])
+async def test_a_reward_that_is_no_finite_number_ends_nothing(service: Service, reward: str) -> None:
+    """It is refused, and the rollout stays open, so that it can be ended with a real one."""
+    opened = await service.open({"input": 1})
+    await talk(opened, 1)
+    body = f'{{"reward": {reward}}}'.encode()
+    url = f"{service.gateway.url}/rollouts/{opened['rollout_id']}/end"
+    request = urllib.request.Request(url, body, {"Authorization": f"Bearer {opened['api_key']}"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        await asyncio.to_thread(urllib.request.urlopen, request)
+    assert refused.value.code in (400, 422)
+    refused.value.close()
+    assert (await service.end(opened, opened["api_key"], reward=1.0))[0] == 200
 
 
 async def test_the_key_of_an_earlier_attempt_ends_nothing(service: Service) -> None:

@@ -72,7 +72,7 @@ def profiled(folder: Path) -> str:
 
 
 def test_a_file_becomes_a_trained_model_with_its_validations_and_where_every_rollout_went(
-    file: Path, tmp_path: Path
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = command(file, "seed=7", "profile_steps=2", "--runs", tmp_path / "runs")
     assert result.exit_code == 0, result.output
@@ -88,7 +88,11 @@ def test_a_file_becomes_a_trained_model_with_its_validations_and_where_every_rol
     assert summary["training"]["version"] == 3
     assert load_policy(folder / "model").renderer is not None, "the tokenizer came along"
     assert "profile of odd" in profiled(folder)
+    capsys.readouterr()
     resume(folder, live=False)  # `rollwright resume` knows that this run trains
+    shown = capsys.readouterr().out
+    assert "this run has ended" in shown
+    assert "training of odd" in shown
     finished = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert finished["training"]["weights"] == summary["training"]["weights"]
     assert finished["training"]["length_bias"] == summary["training"]["length_bias"]

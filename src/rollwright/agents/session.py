@@ -19,6 +19,7 @@ from rollwright.agents.places import Place, PlaceTree
 from rollwright.agents.stopwatch import Stopwatch, Waiting
 from rollwright.draws import KeyPart
 from rollwright.envs.base import Step
+from rollwright.errors import FormatError
 from rollwright.policies.base import (
     EngineError,
     Parsed,
@@ -40,7 +41,9 @@ from rollwright.trajectory import (
     full_prompt,
     leaves,
     renumbered,
+    reward_of,
     token_ids,
+    truth_of,
 )
 
 RESTARTED = "sequences_restarted"
@@ -321,26 +324,27 @@ class Session:
         return None if behind is None else behind.before
 
     def observe(self, turn: Turn, step: Step) -> Turn:
-        """Records what the environment answered to a turn."""
-        info = step.info
-        outcome = Outcome(
-            observation=step.observation,
-            reward=float(step.reward),
-            penalty=float(info.get("penalty", 0.0)),
-            terminated=bool(step.terminated),
-            truncated=bool(step.truncated),
-            action=info.get("action"),
-            valid=bool(info.get("valid", True)),
-            success=bool(info["success"]) if "success" in info else None,
-        )
+        """Records what the environment answered to a turn; what is no answer is the environment's failure."""
+        outcome = self.read_step(turn, step)
+        metrics = self.trajectory.metrics
+        for name, value in step.info.get("metrics", {}).items():
+            metrics[name] = metrics.get(name, 0.0) + float(value)
         if outcome.success is not None:
             self.trajectory.success = outcome.success
-        metrics = self.trajectory.metrics
-        for name, value in info.get("metrics", {}).items():
-            metrics[name] = metrics.get(name, 0.0) + float(value)
         observed = msgspec.structs.replace(turn, outcome=outcome)
         self.trajectory.turns[turn.id] = observed
         return observed
+
+    def read_step(self, turn: Turn, step: Step) -> Outcome:
+        """An environment's answer to a turn as plain data; what is no answer is the environment's failure."""
+        try:
+            outcome = outcome_of(step)
+            for value in step.info.get("metrics", {}).values():
+                float(value)  # figures of its own need not be finite
+            return outcome
+        except Exception as error:
+            told = FormatError(f"environment {self.trajectory.tag}: {error}")
+            raise failed(Boundary.ENVIRONMENT, told, turn.id + 1) from error
 
     def seal(self) -> Trajectory:
         """The trajectory, with its turns in the order of the tree instead of the order in which they came."""
@@ -403,6 +407,29 @@ def _is_long(question: Question) -> bool:
     if len(messages) > LONG_CONVERSATION or len(tools) > MANY_TOOLS:
         return True
     return sum([len(each.content) for each in messages]) > LONG_TEXT
+
+
+def outcome_of(step: Step) -> Outcome:
+    """An environment's answer as plain data; a `FormatError` says what of it is none."""
+    if not isinstance(step, Step):
+        raise FormatError(f"step() gave a {type(step).__name__}; a Step is accepted")
+    info = step.info
+    return Outcome(
+        observation=text_of(step.observation, "the observation"),
+        reward=reward_of(step.reward, "the reward"),
+        penalty=reward_of(info.get("penalty", 0.0), "the penalty"),
+        terminated=truth_of(step.terminated, "terminated"),
+        truncated=truth_of(step.truncated, "truncated"),
+        action=None if (action := info.get("action")) is None else text_of(action, "the action"),
+        valid=truth_of(info.get("valid", True), "valid"),
+        success=None if (success := info.get("success")) is None else truth_of(success, "success"),
+    )
+
+
+def text_of(given: object, what: str) -> str:
+    if isinstance(given, str):
+        return given
+    raise FormatError(f"{what} is a {type(given).__name__}; a text is accepted")
 
 
 def _solved(turn: Turn) -> bool | None:

@@ -13,23 +13,27 @@ from rich.console import Console
 
 from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs
 from rollwright.cli.console import console, plain_lines, warn_of_password
-from rollwright.cli.event_loop import run_async
+from rollwright.cli.event_loop import absorb_cancellation, run_async
 from rollwright.cli.live import REFRESH_SECONDS, RunView
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.tables import capability_line, ledger_table, result_table, say_shown_steps
-from rollwright.config import RunConfig, load
+from rollwright.config import RunConfig, build, load
+from rollwright.config.resuming import check_resumable
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
 from rollwright.observe.trees import TreeSums
 from rollwright.observe.views import ViewSizes
+from rollwright.rollout import Ledger
 from rollwright.run.baselines import baseline
 from rollwright.run.batch_retention import BatchRetention
-from rollwright.run.folder import RunFolder, RunReader
+from rollwright.run.folder import CONFIG, RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.model_choice import settle_model
 from rollwright.run.recovery import recover
 from rollwright.run.retention import Forgotten
 from rollwright.run.training_record import is_training
+from rollwright.run.validations import due_validations, recorded_validations
+from rollwright.signals import INTERRUPTS
 
 RayOption = Annotated[
     str | None,
@@ -69,6 +73,12 @@ def run(
 
 def resume(
     run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Settings that may change: max_steps=20 limits.step_timeout=5 …", show_default=False
+        ),
+    ] = None,
     store: Annotated[
         str | None,
         typer.Option(help="The store that the run used, if not its own.", callback=warn_of_password),
@@ -84,17 +94,42 @@ def resume(
         # imported here, because training is told in terms of a run
         from rollwright.cli.train import go_on
 
-        go_on(run, store=store, live=live)
+        go_on(run, overrides or [], store=store, live=live)
         return
-    if reader.ended:
-        _repair_ended(reader, store)
-        said = f"{run}: has ended, there is nothing to go on with; see `rollwright show {run}`"
-        console().print(said, soft_wrap=True, highlight=False)
+    settings = settings_to_resume(reader, overrides or [])
+    progress = Progress.of(reader)
+    if reader.ended and progress.is_complete(settings):
+        repair_ended(reader, store)
+        say_ended(run, reader, console())
         return
-    _play(reader.config, RunFolder.reopen(run), Progress.of(reader), store, workers, ray=ray, live=live)
+    folder = RunFolder.reopen(run)
+    if overrides:
+        folder.keep_settings(settings)
+    _play(settings, folder, progress, store, workers, ray=ray, live=live)
 
 
-def _repair_ended(reader: RunReader, store: str | None) -> None:
+def settings_to_resume(reader: RunReader, overrides: list[str]) -> RunConfig:
+    """A run's own settings with these changes; those that would change what it plays are refused."""
+    before = reader.config
+    if not overrides:
+        return before
+    settings = build(before.model_dump(mode="json"), overrides, source=str(reader.path / CONFIG))
+    check_resumable(before, settings)
+    return settings
+
+
+def say_ended(run: Path, reader: RunReader, screen: Console) -> None:
+    """What a run that has ended came to."""
+    summary = reader.summary() or {}
+    if summary.get("results"):
+        screen.print(result_table(summary))
+    if "ledger" in summary:
+        screen.print(ledger_table(summary))
+    said = f"{run}: this run has ended, there is nothing to go on with; more by `rollwright show {run}`"
+    screen.print(said, soft_wrap=True, highlight=False)
+
+
+def repair_ended(reader: RunReader, store: str | None) -> None:
     """Of a run that has nothing left to play, brings back what is damaged."""
     for _ in reader.trajectories():
         pass
@@ -130,7 +165,7 @@ def _play(
         live=live,
     )
     if run_async(call)["interrupted"]:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTS.exit_code)
     refuse_losses(folder)
 
 
@@ -141,7 +176,8 @@ class Progress:
     steps: int = 0
     done: set[int] = field(default_factory=set)
     """The steps that are done; one may be missing in between, where its line was damaged."""
-    validations: set[int] = field(default_factory=set)
+    validations: dict[int, Ledger] = field(default_factory=dict)
+    """Those that are over, with where their rollouts went."""
     delivered: list[str] | None = None
     """Training groups that were handed out; `None` for a run that starts."""
     forgotten: Forgotten = field(default_factory=Forgotten)
@@ -154,10 +190,23 @@ class Progress:
         return cls(
             steps=forgotten.steps + len(train),
             done={*range(forgotten.steps), *(row["step"] for row in train)},
-            validations={row["step"] for row in rows if row["mode"] == "val"},
+            validations=recorded_validations(rows),
             delivered=[*forgotten.delivered, *(group for row in train for group in row["groups"])],
             forgotten=forgotten,
         )
+
+    def is_complete(self, config: RunConfig) -> bool:
+        """Whether nothing is left to play."""
+        steps = config.max_steps if config.train_env_manager else 0
+        validated = config.val_env_manager is None or steps in self.validations or self.steps > steps
+        return self.steps >= steps and validated and not self.due(config)
+
+    def due(self, config: RunConfig) -> list[int]:
+        """Validations that should have been played by now, between the batches."""
+        if config.val_env_manager is None:
+            return []
+        due = due_validations(min(self.steps, config.max_steps - 1), config.eval_steps, self.validations)
+        return [number for number in due if number >= self.forgotten.steps]
 
 
 async def execute(
@@ -180,6 +229,7 @@ async def execute(
         processes=workers,
         ray=ray,
         delivered=progress.delivered,
+        validated=progress.validations,
         forgotten=retention.forgotten if retention.is_on else None,
         folder=folder,
         on_finished=folder.add_trajectory,
@@ -195,13 +245,13 @@ async def execute(
         async with running:
             if running.capabilities is not None:
                 screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
+            say_changes(running, screen)
             view = RunView(running)
             async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live):
                 await _collect(running, folder, progress, recent, retention)
     except asyncio.CancelledError:
         interrupted = True
-        if (task := asyncio.current_task()) is not None:
-            task.uncancel()
+        absorb_cancellation()
     except Exception as error:
         failure = error
         raise
@@ -235,10 +285,11 @@ async def _collect(
     recent: RecentProfile,
     retention: BatchRetention,
 ) -> None:
-    """All batches that are left, with validation where it is due, alongside the rollouts."""
+    """All batches that are left, with validation where it is due, alongside the rollouts. Validations that an earlier
+    process had begun, or should have, come first."""
     config = running.config
     under_way: set[int] = set()
-    validations: list[asyncio.Task[None]] = []
+    validations: dict[int, asyncio.Task[None]] = {}
 
     async def validate(step: int) -> None:
         began = time.monotonic()
@@ -249,11 +300,13 @@ async def _collect(
         under_way.discard(step)
 
     def validate_beside(step: int) -> None:
-        if config.val_env_manager and step not in progress.validations:
-            validations.append(asyncio.create_task(validate(step)))
+        if config.val_env_manager and step not in progress.validations and step not in validations:
+            validations[step] = asyncio.create_task(validate(step))
 
     steps = config.max_steps if config.train_env_manager else 0
     try:
+        for number in sorted({*running.unfinished_validations, *progress.due(config)}):
+            validate_beside(number)
         for step in range(steps):
             if step in progress.done:
                 continue
@@ -266,11 +319,17 @@ async def _collect(
                 validate_beside(step + 1)
             await retention.forget(running, step + 1, under_way)
         validate_beside(steps)
-        await asyncio.gather(*validations)
+        await asyncio.gather(*validations.values())
     finally:
-        for task in validations:
+        for task in validations.values():
             task.cancel()
-        await asyncio.gather(*validations, return_exceptions=True)
+        await asyncio.gather(*validations.values(), return_exceptions=True)
+
+
+def say_changes(running: LocalRun, screen: Console) -> None:
+    """What is different from how the run was begun."""
+    for change in running.changes:
+        screen.print(f"resumed with another setting: {change}", soft_wrap=True, highlight=False)
 
 
 async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rollwright.config import RunConfig, build, load
 from rollwright.observe.statistics import batch_row
 from rollwright.run.folder import CONFIG
 from rollwright.run.model_choice import load_settled
+from rollwright.signals import INTERRUPTS
 from rollwright.swarm.heartbeat import NodeStatus
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity, short_name
 
@@ -84,7 +85,7 @@ def join(
         screen.print(
             f"stopped after {node.training.pipeline.done:,} rounds; the same command goes on", highlight=False
         )
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTS.exit_code) from None
     screen.print(f"done; the model is in {place / 'model'}", highlight=False, soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +11,11 @@ from rich.console import Console
 
 from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs
 from rollwright.cli.console import console, plain_lines, warn_of_password
-from rollwright.cli.event_loop import run_async
+from rollwright.cli.event_loop import absorb_cancellation, run_async
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.report import LEVELS, make_report
-from rollwright.cli.run import summary_of, unless_full
+from rollwright.cli.run import repair_ended, say_changes, settings_to_resume, summary_of, unless_full
 from rollwright.cli.tables import ledger_table, say_shown_steps
 from rollwright.cli.training_view import REFRESH_SECONDS, live_table, training_table, validation_table
 from rollwright.config import RunConfig, build, load
@@ -25,7 +26,9 @@ from rollwright.run.baselines import Baseline, validation_baselines
 from rollwright.run.folder import CONFIG, RunFolder, RunReader, read_settings
 from rollwright.run.model_choice import load_settled
 from rollwright.run.training_assembly import make_policy
-from rollwright.run.training_run import Row, TrainingRun
+from rollwright.run.training_record import training_rows
+from rollwright.run.training_run import MODEL, Row, TrainingRun
+from rollwright.signals import INTERRUPTS
 
 
 def train(
@@ -61,9 +64,9 @@ def train(
         changes.insert(0, str(config))  # without a file, the first setting stands in its place
         config = None
     if resume is not None:
-        if config is not None or changes or from_run is not None:
+        if config is not None or from_run is not None:
             raise ConfigError("--resume: a run goes on with its own settings; give nothing else to train on")
-        go_on(resume, store=store, live=live)
+        go_on(resume, changes, store=store, live=live)
         return
     settings = _settings(config, changes, from_run)
     # what is wrong shows before anything is written
@@ -78,19 +81,47 @@ def train(
         make_report(folder.path, LEVELS, screen)
 
 
-def go_on(path: Path, *, store: str | None = None, live: bool = True) -> None:
+def go_on(path: Path, changes: Sequence[str] = (), *, store: str | None = None, live: bool = True) -> None:
     """The rest of a training run that stopped anywhere."""
     restore_lost_settings(path, store, console())
-    settings = RunReader(path).config
+    reader, screen = RunReader(path), console()
+    settings = settings_to_resume(reader, list(changes))
+    if _has_ended(reader, settings):
+        repair_ended(reader, store)
+        _say_ended(path, reader, screen)
+        return
     policy = make_policy(settings)
     folder = RunFolder.reopen(path)
+    if changes:
+        folder.keep_settings(settings)
     address = folder.store_address(store)
-    screen = console()
     say_repairs(folder, screen)
     recent = RecentProfile(screen, settings)
     run = TrainingRun(settings, folder, resume=True, policy=policy, store=address, row=_profiled(recent))
     _train(run, screen, recent, live=live)
     refuse_losses(folder)
+
+
+def _has_ended(reader: RunReader, settings: RunConfig) -> bool:
+    """Whether all steps are done that these settings ask for, and the result is there."""
+    if not reader.ended or not (reader.path / MODEL).is_dir():
+        return False
+    done = int((reader.summary() or {}).get("training", {}).get("steps") or 0)
+    source = None if settings.training is None else settings.training.from_run
+    there_are = settings.max_steps if source is None else len(training_rows(RunReader(Path(source))))
+    return done >= min(settings.max_steps, there_are)
+
+
+def _say_ended(path: Path, reader: RunReader, screen: Console) -> None:
+    """What a training run that has ended came to."""
+    summary = reader.summary() or {}
+    if validations := summary["training"].get("validations"):
+        screen.print(validation_table(validations, {}))
+    screen.print(training_table(summary))
+    if "ledger" in summary:
+        screen.print(ledger_table(summary))
+    said = f"{path}: this run has ended, there is nothing to go on with; more by `rollwright show {path}`"
+    screen.print(said, soft_wrap=True, highlight=False)
 
 
 def _profiled(recent: RecentProfile) -> Row:
@@ -120,7 +151,7 @@ def _settings(config: Path | None, changes: list[str], from_run: Path | None) ->
 
 def _train(run: TrainingRun, screen: Console, recent: RecentProfile, *, live: bool) -> None:
     if run_async(execute(run, screen, recent, live=live))["interrupted"]:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTS.exit_code)
 
 
 async def execute(
@@ -136,8 +167,7 @@ async def execute(
             await run.run()
     except asyncio.CancelledError:
         interrupted = True
-        if (task := asyncio.current_task()) is not None:
-            task.uncancel()
+        absorb_cancellation()
     except Exception as error:
         failure = error
         raise
@@ -164,6 +194,7 @@ def _show(
         screen.print(validation_table(run.validations, beside))
     screen.print(training_table(summary))
     if run.local is not None:
+        say_changes(run.local, screen)
         screen.print(ledger_table(summary))
     recent.print()
     if summary["interrupted"]:

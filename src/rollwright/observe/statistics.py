@@ -131,6 +131,7 @@ def activity_row(activity: Activity) -> dict[str, Any]:
         "refused": activity.refused,
         "failed_attempts": dict(activity.failures),
         "abandoned_envs": activity.abandoned_envs,
+        "slots_restarted": activity.slots_restarted,
         "dead_workers": activity.dead_workers,
     }
 

@@ -36,6 +36,8 @@ class Activity:
     """Results that came too late: the attempt did not hold its rollout any more."""
     commit_seconds: float = 0.0
     """Spent on telling the store how attempts ended, summed over them; a trajectory cannot tell it of itself."""
+    slots_restarted: int = 0
+    """Times that a task of a worker was cancelled by code that it plays, and went on."""
     overdue: int = 0
     """Generations that were not answered in time."""
     failures: Counter[str] = field(default_factory=Counter)

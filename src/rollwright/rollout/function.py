@@ -23,15 +23,16 @@ from rollwright.agents import (
     failed,
     timed_out,
 )
+from rollwright.cancellation import is_asked_for
 from rollwright.draws import digest
 from rollwright.envs.threaded import BlockingRunner
-from rollwright.errors import RollwrightError
+from rollwright.errors import FormatError, RollwrightError
 from rollwright.gateway import Access, CapturedRollout, CaptureRules, Gateway
 from rollwright.gateway.no_board import NO_BOARD
 from rollwright.policies.base import Parsed, Policy, Sampling, ToolSpec
 from rollwright.rollout.episode import EpisodeSettings
 from rollwright.store.records import AttemptedRollout
-from rollwright.trajectory import Boundary, Message, StopReason, Trajectory, Turn
+from rollwright.trajectory import Boundary, Message, StopReason, Trajectory, Turn, reward_of
 
 Answer = TypeVar("Answer")
 
@@ -177,7 +178,7 @@ async def play_function(
     started = loop.time()
     limit = TimeLimit(settings.limits.episode)
     reward: float | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         with limit:
             if _is_async(function):
@@ -186,8 +187,10 @@ async def play_function(
                 reward = await _in_a_thread(function, task, ThreadSession(session, loop))
     except (EpisodeFailure, Interrupted):
         raise
-    except Exception as raised:  # noqa: BLE001 - put down to its boundary below
-        error = raised
+    except BaseException as raised:
+        if is_asked_for(raised):
+            raise
+        error = raised  # put down to its boundary below
     finally:
         await session.leave_gateway()
     captured = session.captured
@@ -205,7 +208,7 @@ async def play_function(
     return trajectory
 
 
-def _failure(error: Exception, expired: bool, settings: EpisodeSettings, turns: int) -> EpisodeFailure:
+def _failure(error: BaseException, expired: bool, settings: EpisodeSettings, turns: int) -> EpisodeFailure:
     if expired:
         message = f"the episode took longer than {settings.limits.episode:g} s"
         return timed_out(Boundary.SYSTEM, message, turns)
@@ -218,4 +221,7 @@ def _judge(trajectory: Trajectory, reward: float | None, captured: CapturedRollo
     if given is not None:
         trajectory.episode_reward, trajectory.success = given.reward, given.success
     if reward is not None:
-        trajectory.episode_reward = float(reward)
+        try:
+            trajectory.episode_reward = reward_of(reward, f"the reward that {trajectory.tag} returned")
+        except FormatError as error:
+            raise failed(Boundary.AGENT, error, len(trajectory.turns)) from error

@@ -118,6 +118,11 @@ class GroupBook:
         """Of the groups that are settled and not forgotten, by index."""
 
     @property
+    def prefix(self) -> str:
+        """What the ids of its rollouts begin with."""
+        return f"{self._prefix}-g"
+
+    @property
     def filters(self) -> Sequence[Filter]:
         return self._rules.filters
 
@@ -270,7 +275,7 @@ class GroupBook:
 
     def group_index(self, rollout_id: str) -> int | None:
         """The place in the stream that a rollout's id names; `None` for a rollout of another stream."""
-        start = f"{self._prefix}-g"
+        start = self.prefix
         number = rollout_id.removeprefix(start).partition("-m")[0]
         return int(number) if rollout_id.startswith(start) and number.isdigit() else None
 

@@ -17,9 +17,9 @@ from typing import Self
 
 import msgspec
 
-from rollwright.agents import EpisodeFailure
+from rollwright.agents import EpisodeFailure, failed
 from rollwright.config import EnvManagerConfig, RunConfig
-from rollwright.errors import FormatError, RollwrightError
+from rollwright.errors import FormatError, RollwrightError, RunClosed
 from rollwright.rollout.env_manager import STALE
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
@@ -40,10 +40,17 @@ from rollwright.store.records import (
     RolloutConfig,
     RolloutStatus,
 )
-from rollwright.trajectory import Trajectory
+from rollwright.trajectory import Boundary, Trajectory, check_rewards
+
+IDS_AT_ONCE = 10_000
+"""Rollouts whose ids are asked for together; each page costs a search through all of them."""
 
 RESTORED_AT_ONCE = 1000
 """Finished rollouts whose trajectories are loaded together when a stream is gone on with."""
+
+FOREIGN_CANCELLATION = (
+    "code that it plays: does an environment, agent, tool or filter cancel tasks that are not its own?"
+)
 
 COMPLETIONS_SECONDS = 60.0
 """How long one call waits for finished rollouts; it only bounds how long a lost wake-up could go unnoticed."""
@@ -66,6 +73,18 @@ class Batch:
 
 class TooManyRefills(RollwrightError):
     """Groups are dropped again and again: the batch would never be full."""
+
+
+async def rollout_ids(store: Store, prefix: str, mode: str | None = None) -> list[str]:
+    """The ids in a store that begin so, asked for page by page, so that others get their turn in between."""
+    found: list[str] = []
+    while True:
+        page = await store.query_rollouts(
+            rollout_id_contains=prefix, mode=mode, limit=IDS_AT_ONCE, offset=len(found)
+        )
+        found += [each.rollout_id for each in page]
+        if not page.items or len(found) >= page.total:
+            return [each for each in found if each.startswith(prefix)]
 
 
 class RolloutScheduler:
@@ -154,6 +173,7 @@ class RolloutScheduler:
         self._cursor = 0
         """How far the store's completion log is read."""
         self._background: list[asyncio.Task[None]] = []
+        self._closed = False
 
     @property
     def ledger(self) -> Ledger:
@@ -185,6 +205,7 @@ class RolloutScheduler:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -218,10 +239,13 @@ class RolloutScheduler:
         return Batch(groups, version, self.ledger)
 
     def _check_progress(self) -> None:
+        if self._closed:
+            raise RunClosed("the run was closed while a batch was waited for")
         for task in self._background:
             if task.done():
-                task.result()
-                raise RollwrightError("the scheduler was closed while a batch was waited for")
+                if not task.cancelled():
+                    task.result()
+                raise RollwrightError(f"{task.get_name()}: was ended by {FOREIGN_CANCELLATION}")
         if self._book.dropped_in_a_row > self._max_refills:
             most = max(self.ledger.reasons, key=self.ledger.reasons.__getitem__)
             raise TooManyRefills(
@@ -262,7 +286,7 @@ class RolloutScheduler:
 
         Enqueueing and cancelling again changes nothing, so it does not matter what was carried out before.
         """
-        known = {each.rollout_id for each in await self._store.query_rollouts(mode=self._mode)}
+        known = await self._known_rollouts()
         indices = [self._book.group_index(each) for each in (*known, *delivered)]
         opened = max((index for index in indices if index is not None), default=-1) + 1
         requests = [
@@ -286,6 +310,10 @@ class RolloutScheduler:
             await self._settle(log[first : first + RESTORED_AT_ONCE])
         self._book.dropped_in_a_row = 0  # between those that were dropped, others were handed out
 
+    async def _known_rollouts(self) -> set[str]:
+        """Those of this stream that the store has."""
+        return set(await rollout_ids(self._store, self._book.prefix, self._mode))
+
     async def _retold(self, log: Sequence[Completion], delivered: Collection[str]) -> Retelling:
         """What became of the members of groups that were handed out, and what the filters caught among them."""
         retelling = Retelling(delivered, self._group_size, self._book.filters)
@@ -295,7 +323,11 @@ class RolloutScheduler:
             encoded = await self._encoded(wanted)
             for each in part:
                 data = encoded.get(each.rollout_id)
-                retelling.tell(each, None if data is None else Trajectory.from_bytes(data))
+                try:
+                    retelling.tell(each, None if data is None else Trajectory.from_bytes(data))
+                except FormatError as error:  # as when it was taken over, see `_take_over`
+                    reason = str(failed(Boundary.SYSTEM, error, 0))
+                    retelling.tell(msgspec.structs.replace(each, status=RolloutStatus.FAILED, reason=reason))
         retelling.end()
         return retelling
 
@@ -343,13 +375,14 @@ class RolloutScheduler:
         self._news.set()
 
     def _take_over(self, rollout_id: str, data: bytes | None) -> Decision:
-        """What a worker has committed; where nobody has it any more, or it is damaged, it has failed."""
+        """What a worker has committed. One that others run may commit anything: what is no trajectory with real
+        rewards has failed."""
         try:
             if data is None:
-                raise FormatError("missing")
-            trajectory = Trajectory.from_bytes(data)
+                raise FormatError("the store does not have its trajectory")
+            trajectory = check_rewards(Trajectory.from_bytes(data))
         except FormatError as error:
-            return self._give_up(rollout_id, f"lost: it was finished, and its trajectory is {error}")
+            return self._give_up(rollout_id, str(failed(Boundary.SYSTEM, error, 0)))
         decision = self._book.finish(rollout_id, trajectory)
         if self._on_finished is not None:
             self._on_finished(rollout_id, data)

@@ -14,6 +14,7 @@ from rollwright.config import (
     RunConfig,
 )
 from rollwright.envs.base import Env, Prompts
+from rollwright.envs.inspection import inspected_env
 from rollwright.errors import ConfigError
 from rollwright.gateway import CaptureRules
 from rollwright.orchestra import Team
@@ -53,7 +54,8 @@ class SettingsTable:
         for tag, level in _level_tags(config):
             played = self._settings["train", tag]
             env_config = {**played.env_config, "level": level}
-            registry.make(played.env_type, env_config)  # a level that does not exist shows here
+            with inspected_env(partial(registry.make, played.env_type, env_config)):
+                pass  # a level that does not exist shows here
             self._settings["train", level_tag(tag, level)] = replace(played, env_config=env_config)
 
     def training_tags(self) -> list[str]:
@@ -153,7 +155,8 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
     if registry.takes(env_type, "max_steps"):
         env_config["max_steps"] = max_steps
     max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
-    own = registry.make(env_type, env_config).prompts
+    with inspected_env(partial(registry.make, env_type, env_config)) as env:
+        own = env.prompts
     history = config.agent.history
     agent = ChatAgent(
         prompts=Prompts(

@@ -37,7 +37,14 @@ class BatchRetention:
         record = TrainingRecord(sorted(rows, key=lambda row: int(row["step"])), before.position)
         floor, settled = run.settle(lowest_index(self._config.name, record.since(cut)))
         self.forgotten = forgotten = forgotten_with(
-            before, record, cut, floor=floor, settled=settled, generated=(), played=False
+            before,
+            record,
+            cut,
+            floor=floor,
+            settled=settled,
+            generated=(),
+            played=False,
+            validated=run.settle_validations(cut),
         )
         await asyncio.to_thread(write_forgotten, self._folder.path, forgotten)
         # From here on it is forgotten. What follows removes it, and is done again by whoever goes on after a crash.

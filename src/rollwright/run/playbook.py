@@ -83,8 +83,8 @@ def load_function(path: str) -> AgentFunction:
         raise ConfigError(f"agent {path!r}: expected module:function")
     try:
         function: Any = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"agent {path!r}: cannot be imported: {error}") from error
+    except (ImportError, AttributeError, SystemExit) as error:
+        raise ConfigError(f"agent {path!r}: cannot be imported: {error!r}") from error
     if not callable(function):
         raise ConfigError(f"agent {path!r}: is a {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]

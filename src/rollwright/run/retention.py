@@ -50,6 +50,8 @@ class Forgotten:
     """What became of the groups below `floor`."""
     bias: LengthBias = field(default_factory=LengthBias)
     """Lengths of what was trained on in forgotten steps, and of what was generated in groups below `floor`."""
+    validated: Ledger = field(default_factory=Ledger)
+    """What became of the rollouts of forgotten validations."""
 
     @property
     def steps(self) -> int:
@@ -117,6 +119,7 @@ def read_forgotten(run: Path) -> Forgotten:
             delivered=tuple(content["delivered"]),
             foreign=frozenset(content["foreign"]),
             ledger=Ledger.of(content["ledger"]),
+            validated=Ledger.of(content["validated"]) if "validated" in content else Ledger(),
             bias=LengthBias(**content["bias"]),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -133,6 +136,7 @@ def write_forgotten(run: Path, forgotten: Forgotten) -> None:
         "delivered": list(forgotten.delivered),
         "foreign": sorted(forgotten.foreign),
         "ledger": forgotten.ledger.row(),
+        "validated": forgotten.validated.row(),
         "bias": asdict(forgotten.bias),
     }
     replace_durably(run / FORGOTTEN, seal(content, indent=1) + "\n")

@@ -10,7 +10,7 @@ older steps than that are forgotten, after a checkpoint and never beyond the old
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -48,6 +48,7 @@ from rollwright.run.training_record import (
     training_rows,
 )
 from rollwright.run.trajectory_log import TRAJECTORIES, flush_to_disk
+from rollwright.run.validations import VALIDATION, recorded_validations
 from rollwright.training.advantages import left_out
 from rollwright.training.metrics import Metrics
 from rollwright.training.pipeline import Cadence, Pipeline, Stages
@@ -132,6 +133,8 @@ class TrainingRun:
         self._sharing = sharing
         self._on_progress = on_progress
         self._record = TrainingRecord()
+        self._validated: dict[int, Ledger] = {}
+        """Of validations that an earlier process has finished."""
         self._trainer: Trainer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._metrics: Metrics | None = None
@@ -155,9 +158,11 @@ class TrainingRun:
             stack.callback(self._close)
             stack.push_async_callback(asyncio.to_thread, self._thread.shutdown)
             validated = await self._begin()
+            under_way: Collection[int] = ()
             if self.local is not None:
                 await stack.enter_async_context(self.local)
-            await self.pipeline.run(validated)
+                under_way = self.local.unfinished_validations
+            await self.pipeline.run(validated, under_way)
             self.checksum = (await self._in_thread(self._export_result)).checksum
 
     def summary(self) -> dict[str, Any]:
@@ -220,6 +225,7 @@ class TrainingRun:
             policy=policy,
             store=self._store,
             delivered=self._delivered() if self._resume else None,
+            validated=self._validated,
             forgotten=self.forgotten if self._keep is not None or self.forgotten.steps else None,
             folder=self.folder,
             on_finished=self._on_finished,
@@ -265,7 +271,8 @@ class TrainingRun:
         )
         if self.forgotten.steps:
             self._metrics.forget(self.forgotten.steps)
-        played = {row["step"]: row for row in reader.metrics() if row["mode"] == "val"}
+        self._validated = recorded_validations(reader.metrics())
+        played = {row["step"]: row for row in reader.metrics() if row["mode"] == VALIDATION}
         for done, row in played.items():
             self._note_validation(done, row, write=done >= start)
         self._remember_lengths(reader)
@@ -379,7 +386,9 @@ class TrainingRun:
         began = clock()
         batch = await self.local.evaluate(done)
         judged = [each.success for each in batch.trajectories if each.success is not None]
-        row = self._row("val", done, clock() - began, batch)
+        row = self._row(VALIDATION, done, clock() - began, batch)
+        row.setdefault("ledger", {str(place): count for place, count in batch.ledger.counts.items()})
+        row.setdefault("reasons", dict(batch.ledger.reasons))
         row["success"] = sum(judged) / len(judged) if judged else None
         self.folder.add_metrics(row)
         self._note_validation(done, row)
@@ -403,8 +412,9 @@ class TrainingRun:
         cut = next_cut(self._keep, forgotten=self.forgotten.steps, done=done, oldest_checkpoint=oldest)
         if cut is None:
             return
-        floor, settled = 0, Ledger()
+        floor, settled, validated = 0, Ledger(), Ledger()
         if self.local is not None:
+            validated = self.local.settle_validations(cut)
             floor, settled = self.local.settle(lowest_index(self.config.name, self._record.since(cut)))
         self.forgotten = forgotten = forgotten_with(
             self.forgotten,
@@ -412,6 +422,7 @@ class TrainingRun:
             cut,
             floor=floor,
             settled=settled,
+            validated=validated,
             generated=self._lengths.forget(floor),
             played=self._source is None,
         )

@@ -14,6 +14,7 @@ from rollwright.trajectory.forest import (
     split,
     turn_weights,
 )
+from rollwright.trajectory.rewards import LARGEST_REWARD, check_rewards, reward_of, truth_of
 from rollwright.trajectory.samples import NO_TEMPERATURE, NO_VERSION, Sample, Span, samples, turn_samples
 from rollwright.trajectory.sampling import MIN_TEMPERATURE, SamplingParams
 from rollwright.trajectory.timing import Phase, Timing, Wait
@@ -32,6 +33,7 @@ from rollwright.trajectory.turn import (
 )
 
 __all__ = [
+    "LARGEST_REWARD",
     "MIN_TEMPERATURE",
     "NO_TEMPERATURE",
     "NO_VERSION",
@@ -55,6 +57,7 @@ __all__ = [
     "VersionRun",
     "Wait",
     "check",
+    "check_rewards",
     "children",
     "expand_versions",
     "floats",
@@ -63,10 +66,12 @@ __all__ = [
     "merge",
     "path",
     "renumbered",
+    "reward_of",
     "samples",
     "sequence",
     "split",
     "token_ids",
+    "truth_of",
     "turn_samples",
     "turn_weights",
 ]
