@@ -3,6 +3,7 @@
 import asyncio
 
 from rich.table import Table
+from rich.text import Text
 
 from rollwright.cli.tables import percent
 from rollwright.rollout import Place
@@ -55,6 +56,6 @@ class RunView:
         done = max(activity.finished, 1)
         reward = f"{activity.reward / done:.3f} mean reward · {percent(activity.successes / done)} solved"
         table.add_row("so far", reward if activity.finished else "–")
-        for cause, count in activity.failures.most_common(3):
-            table.add_row("failed attempts", f"[yellow]{count:,} × {cause}[/]")
+        for cause in activity.causes.most_common(3):
+            table.add_row("failed attempts", Text(f"{cause.count:,} × {cause}", style="yellow"))
         return table

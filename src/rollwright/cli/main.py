@@ -1,6 +1,7 @@
 """The `rollwright` command.
 
-A user's mistake ends with one line on standard error and exit code 2; an interrupt with 130; want of memory with 137.
+A user's mistake ends with one line on standard error and exit code 2; an engine that cannot be used with 1; an interrupt
+with 130; want of memory with 137.
 A traceback means a defect of rollwright.
 """
 
@@ -33,6 +34,7 @@ from rollwright.cli import (
 )
 from rollwright.errors import RollwrightError
 from rollwright.hardware.memory import is_out_of_memory
+from rollwright.policies.base import EngineError
 
 app = typer.Typer(
     help="Play multi-turn episodes of language-model agents, and hand out grouped batches.",
@@ -43,6 +45,9 @@ app = typer.Typer(
 )
 
 USER_ERROR, INTERRUPTED = 2, 130
+
+NO_ENGINE = 1
+"""The engine cannot be used: not there, refuses, or does not serve the model."""
 
 OUT_OF_MEMORY = 137
 """As for a process that the kernel kills for it, so that whoever watches need not tell them apart."""
@@ -93,6 +98,8 @@ def main() -> None:
         sys.path.insert(0, "")  # one's own environments, filters and agents lie in the current folder
     try:
         app()
+    except EngineError as error:
+        _complain(str(error), NO_ENGINE)
     except RollwrightError as error:
         _complain(str(error))
     except OSError as error:  # a folder that is a file, a full disk, a file that may not be written

@@ -20,7 +20,10 @@ from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
 from rollwright.observe.trees import TreeSums
 from rollwright.observe.views import ViewSizes
+from rollwright.policies.base import Policy
+from rollwright.rollout.causes import FailureCauses
 from rollwright.run.baselines import baseline
+from rollwright.run.engine_check import ask_engine_first
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.model_choice import settle_model
@@ -56,9 +59,13 @@ def run(
 ) -> None:
     """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly; `rollwright resume` goes on from there."""
     settings = settle_model(load(config, overrides or []), say=plain_lines(console()))
-    prepared = LocalRun(settings, ray=ray)  # shows what is wrong with the settings before anything is written
+    # what is wrong with the settings, or with the engine, shows before anything is written
+    prepared = LocalRun(settings, ray=ray)
+    run_async(ask_engine_first(settings, prepared.policy))
     folder, settings = RunFolder.create(runs, prepared.config)
-    _play(settings, folder, Progress(), store, workers, ray=ray, live=live)
+    policy = prepared.policy if workers is None and ray is None else None
+    del prepared  # a model in this process is loaded once, and only where it plays
+    _play(settings, folder, Progress(), store, workers, ray=ray, live=live, policy=policy)
 
 
 def resume(
@@ -80,6 +87,7 @@ def resume(
         said = f"{run}: has ended, there is nothing to go on with; see `rollwright show {run}`"
         console().print(said, soft_wrap=True, highlight=False)
         return
+    run_async(ask_engine_first(reader.config))
     _play(reader.config, RunFolder.reopen(run), Progress.of(reader), store, workers, ray=ray, live=live)
 
 
@@ -92,6 +100,7 @@ def _play(
     *,
     ray: str | None,
     live: bool,
+    policy: Policy | None = None,
 ) -> None:
     call = execute(
         settings,
@@ -102,6 +111,7 @@ def _play(
         workers=workers,
         ray=ray,
         live=live,
+        policy=policy,
     )
     if run_async(call)["interrupted"]:
         raise typer.Exit(130)
@@ -137,11 +147,13 @@ async def execute(
     workers: int | None = None,
     ray: str | None = None,
     live: bool = True,
+    policy: Policy | None = None,
 ) -> dict[str, Any]:
     """Plays a whole run, or the rest of one; returns its summary, which is also in the run folder."""
     progress = progress or Progress()
     running = LocalRun(
         config,
+        policy=policy,
         store=store,
         processes=workers,
         ray=ray,
@@ -215,10 +227,19 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, rec
         await asyncio.gather(*validations, return_exceptions=True)
 
 
+def failure_causes(reader: RunReader) -> FailureCauses:
+    """Why rollouts failed for good, over the whole run."""
+    causes = FailureCauses()
+    for row in reader.failures():
+        causes.add(row["reason"], row["rollout_id"])
+    return causes
+
+
 async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str, Any]:
     """What a run came to: results by mode and tag with chance and perfect play, and where every rollout went."""
     statistics, views, trees = RunStatistics(), ViewSizes(), TreeSums()
-    batches = RunReader(folder.path).metrics()
+    reader = RunReader(folder.path)
+    batches = reader.metrics()
     modes = {group: row["mode"] for row in batches for group in row["groups"]}
     for trajectory in folder.trajectories():
         mode = modes.get(trajectory.group_id)
@@ -238,6 +259,7 @@ async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[s
         "results": statistics.rows(baselines),
         "ledger": {"opened": ledger.opened, **{str(place): count for place, count in ledger.counts.items()}},
         "reasons": ledger.reasons,
+        "failures": failure_causes(reader).rows(),
         "filters": {name: asdict(catch) for name, catch in ledger.catches.by_filter.items()},
         "views": views.row(),
         "trees": trees.row(),

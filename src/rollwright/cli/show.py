@@ -266,7 +266,10 @@ def _overview(reader: RunReader, console: Console) -> None:
     console.print(_list(reader.trajectories()))
     failures = reader.failures()
     for row in failures[:LISTED]:
-        console.print(f"[red]failed[/] {row['rollout_id']}: {row['reason']}", highlight=False)
+        line = Text.assemble(("failed", "red"), f" {row['rollout_id']}: {row['reason']}")
+        console.print(line, soft_wrap=True)
+    if len(failures) > LISTED:
+        console.print(f"and {len(failures) - LISTED:,} more failed; all are in failures.jsonl")
 
 
 def _list(trajectories: Iterable[Trajectory], *, title: str = "trajectories") -> Table:

@@ -6,6 +6,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rollwright.policies.base import Capabilities
 from rollwright.run.folder import RunReader
@@ -59,13 +60,20 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
     for place, count in summary["ledger"].items():
         if count or place == "opened":
             table.add_row(place, f"{count:,}", style="bold" if place == "opened" else None)
+    for row in summary.get("failures", ()):
+        table.add_row(_cause("failed", row), f"{row['count']:,}", style="red")
     for reason, count in sorted(summary["reasons"].items()):
-        table.add_row(f"  {reason}", f"{count:,}", style="dim")
+        if not (summary.get("failures") and reason.startswith("failed: ")):  # told above, with its cause
+            table.add_row(f"  {reason}", f"{count:,}", style="dim")
     for name, catch in sorted(summary.get("filters", {}).items()):
         table.add_row(f"  filter {name}, for example {catch['example']}", f"{catch['count']:,}", style="dim")
     activity = summary["activity"]
-    for cause, count in sorted(activity["failed_attempts"].items()):
-        table.add_row(f"  failed attempt, {cause}", f"{count:,}", style="yellow")
+    causes = activity.get("failed_attempt_causes")
+    for row in causes or ():
+        table.add_row(_cause("failed attempt", row), f"{row['count']:,}", style="yellow")
+    if causes is None:  # written by an earlier release
+        for cause, count in sorted(activity["failed_attempts"].items()):
+            table.add_row(f"  failed attempt, {cause}", f"{count:,}", style="yellow")
     table.add_section()
     for view, size in summary.get("views", {}).items():
         if size["rows"]:
@@ -80,6 +88,12 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
     table.add_row("turns", f"{activity['turns']:,} ({activity['turns'] / seconds:,.0f}/s)")
     table.add_row("sampled tokens", f"{activity['tokens']:,} ({activity['tokens'] / seconds:,.0f}/s)")
     return table
+
+
+def _cause(what: str, row: Mapping[str, Any]) -> Text:
+    """As it stands: a message may hold what looks like markup."""
+    example = f" (for example {row['example']})" if row["example"] else ""
+    return Text(f"  {what}: {row['cause']}{example}", overflow="fold")
 
 
 TREE_FIGURES = {

@@ -22,6 +22,7 @@ from rollwright.errors import ConfigError
 from rollwright.observe.statistics import batch_row
 from rollwright.rollout import Batch
 from rollwright.run.baselines import Baseline, validation_baselines
+from rollwright.run.engine_check import ask_engine_first
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
 from rollwright.run.model_choice import load_settled
 from rollwright.run.training_assembly import make_policy
@@ -67,6 +68,8 @@ def train(
     settings = _settings(config, changes, from_run)
     # what is wrong shows before anything is written
     settings, policy = load_settled(settings, make_policy, say=plain_lines(console()))
+    if policy is not None:
+        run_async(ask_engine_first(settings, policy))
     folder, settings = RunFolder.create(runs, settings)
     screen = console()
     recent = RecentProfile(screen, settings)
@@ -81,6 +84,8 @@ def go_on(path: Path, *, store: str | None = None, live: bool = True) -> None:
     """The rest of a training run that stopped anywhere."""
     settings = RunReader(path).config
     policy = make_policy(settings)
+    if policy is not None:
+        run_async(ask_engine_first(settings, policy))
     folder = RunFolder.reopen(path)
     address = folder.store_address(store)
     screen = console()

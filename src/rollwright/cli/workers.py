@@ -79,6 +79,7 @@ def worker(
             function=function,
             on_claim=None if quiet else say,
             on_failed=None if quiet else complain,
+            ask_engines=not tied,
         )
     )
     if not quiet:

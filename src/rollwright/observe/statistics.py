@@ -130,6 +130,7 @@ def activity_row(activity: Activity) -> dict[str, Any]:
         "stale": activity.stale,
         "refused": activity.refused,
         "failed_attempts": dict(activity.failures),
+        "failed_attempt_causes": activity.causes.rows(),
         "abandoned_envs": activity.abandoned_envs,
         "dead_workers": activity.dead_workers,
     }

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rollwright.errors import ConfigError, FormatError
-from rollwright.policies.base import Generation, Prompt, Renderer, Sampling
+from rollwright.policies.base import Capabilities, Generation, Prompt, Renderer, Sampling
 from rollwright.policies.http_calls import Counters, Fault, HttpCalls, endpoint
 from rollwright.policies.openai_api import Api, ChatApi, CompletionsApi
+from rollwright.policies.openai_probe import probe_openai
 from rollwright.policies.retry import Cause, RetryPolicy
 
 
@@ -39,6 +40,8 @@ class OpenAIPolicy:
         self.version = version
         self._api = _api(api, model, extra_body or {})
         self._url = endpoint(base_url, self._api.path)
+        self._models_url = endpoint(base_url, "/models")
+        self._model = model
         self._calls = HttpCalls(
             api_key=api_key,
             api_key_env=api_key_env,
@@ -62,6 +65,10 @@ class OpenAIPolicy:
     def set_version(self, version: int) -> None:
         """To be called when the engine has new weights."""
         self.version = version
+
+    async def probe(self) -> Capabilities:
+        """Whether the server is there and serves the model; see `openai_probe`."""
+        return await probe_openai(self._calls, self._models_url, self._url, self._api, self._model)
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         counters = self.counters

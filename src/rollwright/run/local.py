@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.base import Capabilities, Policy, Probed
+from rollwright.orchestra import TeamPolicies
+from rollwright.policies.base import Capabilities, Policy
 from rollwright.rollout import Activity, Batch, Gate, Ledger, Role, RolloutContext, RolloutScheduler
 from rollwright.rollout.capacity import START
 from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import build_filters
 from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
+from rollwright.run.engine_check import ask_engine
 from rollwright.run.fleet import Fleet
 from rollwright.run.garbage import rare_collections
 from rollwright.run.orchestras import build_run_policy
@@ -81,7 +83,7 @@ class LocalRun:
         """Of the training stream; `None`: every tag is played as its settings say."""
         for manager in self._managers():
             build_filters(manager)  # a wrong one shows here, before anything is written
-        self.policy = build_run_policy(config, policy)
+        self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.activity = Activity()
         self.gate = Gate(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
@@ -124,8 +126,7 @@ class LocalRun:
         self._stack.push_async_callback(self.settings.close)
         await self.settings.check()
         self._stack.push_async_callback(self.policy.close)
-        if isinstance(self.policy, Probed):
-            self.capabilities = await self.policy.probe()
+        self.capabilities = await ask_engine(self.policy, self.config.policy)
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)

@@ -29,8 +29,10 @@ async def run_worker(
     on_claim: Callable[[AttemptedRollout], None] | None = None,
     on_failed: Callable[[AttemptedRollout, ErrorRecord], None] | None = None,
     stop: asyncio.Event | None = None,
+    ask_engines: bool = False,
 ) -> Activity:
-    """Plays rollouts of the store at `address`; returns what was done. `stop` drains it, like a signal."""
+    """Plays rollouts of the store at `address`; returns what was done. `stop` drains it, like a signal. `ask_engines`:
+    begins only when the engines of what waits now can be used; a run that starts workers has asked them itself."""
     store = await open_store(address, must_exist=True)
     activity = Activity()
     playbook = StorePlaybook(store, function)
@@ -43,6 +45,8 @@ async def run_worker(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, told.set)
     try:
+        if ask_engines:
+            await playbook.ask_engines()
         with rare_collections():
             working = asyncio.create_task(worker.run())
             stopping = asyncio.create_task(told.wait())
