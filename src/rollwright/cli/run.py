@@ -169,8 +169,8 @@ async def execute(
         async with running:
             if running.capabilities is not None:
                 screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
-            view = RunView(running)
-            async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live):
+            view = RunView(running, progress)
+            async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live, line=view.line):
                 await _collect(running, folder, progress, recent)
     except asyncio.CancelledError:
         interrupted = True
@@ -216,6 +216,7 @@ async def _collect(running: LocalRun, folder: RunFolder, progress: Progress, rec
             batch = await running.get_batch()
             row = batch_row("train", step, time.monotonic() - began, batch)
             folder.add_metrics(row)
+            progress.steps = step + 1
             recent.add(step + 1, batch.trajectories)
             if config.eval_steps is not None and (step + 1) % config.eval_steps == 0 and step + 1 < steps:
                 validate_beside(step + 1)

@@ -16,7 +16,7 @@ from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.report import LEVELS, make_report
 from rollwright.cli.run import summary_of
 from rollwright.cli.tables import ledger_table, say_shown_steps
-from rollwright.cli.training_view import REFRESH_SECONDS, live_table, training_table, validation_table
+from rollwright.cli.training_view import REFRESH_SECONDS, TrainingView, training_table, validation_table
 from rollwright.config import RunConfig, build, load
 from rollwright.errors import ConfigError
 from rollwright.observe.statistics import batch_row
@@ -133,7 +133,8 @@ async def execute(
     failure: Exception | None = None
     summary: dict[str, Any] = {"name": run.config.name}
     try:
-        async with Redrawn(screen, lambda: live_table(run), every=REFRESH_SECONDS, enabled=live):
+        view = TrainingView(run)
+        async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live, line=view.line):
             await run.run()
     except asyncio.CancelledError:
         interrupted = True
