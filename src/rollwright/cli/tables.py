@@ -1,6 +1,6 @@
 """Tables for people."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rollwright.observe.trees import PREFIX as TREE
 from rollwright.policies.base import Capabilities
 from rollwright.run.folder import RunReader
 
@@ -82,6 +83,7 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
                 f"rows as {view}: rows, tokens, longest row", f"{rows:,} · {tokens:,} · {longest:,}"
             )
     _add_trees(table, summary.get("trees", {}))
+    _add_counters(table, summary["results"])
     seconds = max(summary["seconds"], 1e-9)
     table.add_section()
     table.add_row("seconds since it was resumed" if summary.get("resumed") else "seconds", f"{seconds:.1f}")
@@ -113,6 +115,20 @@ def _add_trees(table: Table, trees: Mapping[str, int]) -> None:
     for name, words in TREE_FIGURES.items():
         if count := trees.get(name):
             table.add_row(words, f"{count:,}", style="dim" if words.startswith(" ") else None)
+
+
+def _add_counters(table: Table, results: Sequence[Mapping[str, Any]]) -> None:
+    """What episodes have counted themselves, such as a team's calls that were thrown away; summed by environment."""
+    rows = [
+        (f"{result['mode']} {result['tag']}: {name}", value)
+        for result in results
+        for name, value in result.get("counters", {}).items()
+        if not name.startswith(TREE)
+    ]
+    if rows:
+        table.add_section()
+    for words, value in rows:
+        table.add_row(words, f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}", style="dim")
 
 
 def percent(share: float | None) -> str:

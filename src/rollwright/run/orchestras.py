@@ -222,7 +222,5 @@ def _named(config: RunConfig, name: str | None, adapter: str | None, where: str)
 def _build(config: PolicyConfig, teams: Mapping[str, Team], cache_bytes: int | None = None) -> Policy:
     """A simulated engine answers for every agent in that agent's own form."""
     if isinstance(config, SimulatedPolicyConfig):
-        return build_simulated(
-            config, Rehearsal.of(*teams.values(), skill=config.skill, approval=config.skill)
-        )
+        return build_simulated(config, Rehearsal.of(*teams.values(), skill=config.skill, approval=None))
     return build_policy(config, cache_bytes)
