@@ -210,9 +210,7 @@ def test_a_try_that_failed_is_told_when_it_failed(hub: Hub) -> None:
     missing = replace(QUICK, retries=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-        with pytest.raises(
-            DownloadError, match="is no folder here, and its download from 127.0.0.1:1 failed"
-        ):
+        with pytest.raises(DownloadError, match="is no folder here, and its download from"):
             download(NAME, missing, on_trouble=said.append)
     assert len(said) == 1
     assert "asked again in" in said[0]

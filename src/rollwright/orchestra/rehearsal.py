@@ -115,7 +115,7 @@ def _said_last(prompt: Prompt) -> str | None:
         text = prompt.messages[-1].content if prompt.messages else ""
     else:  # the simulated engine's ids are bytes, and a few marks above them
         text = bytes(each for each in prompt.ids if each < 256).decode(errors="replace")
-    before, found, said = text.rpartition(FRAGMENT_BEGINS)
+    _, found, said = text.rpartition(FRAGMENT_BEGINS)
     return said.partition("\n")[0] if found else None
 
 

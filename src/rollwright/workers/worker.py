@@ -116,7 +116,7 @@ class Worker:
             await asyncio.wait(self._loops.values())
             for helper in helpers:
                 helper.cancel()
-        await self._beat()  # so that the store has the last figures
+        await self._beat(ended=True)  # so that the store has the last figures
 
     async def drain(self, seconds: float | None = None) -> int:
         """Ends the worker, within these seconds or as its settings say; returns how many episodes were handed back."""
@@ -176,9 +176,14 @@ class Worker:
             await self._beat()
             await asyncio.sleep(self._settings.heartbeat_interval)
 
-    async def _beat(self) -> None:
+    async def _beat(self, *, ended: bool = False) -> None:
         held = [holds for manager in self._managers if (holds := manager.holds) is not None]
-        stats = {**self._context.activity.heartbeat_stats(), "waiting": self.waiting_for()}
+        stats = {
+            **self._context.activity.heartbeat_stats(),
+            "waiting": self.waiting_for(),
+            "heartbeat_interval": self._settings.heartbeat_interval,
+            "ended": ended,
+        }
         lost = await self._store.update_worker(self.worker_id, heartbeat_stats=stats, attempts=held)
         self._withdraw(lost)
 
