@@ -90,12 +90,15 @@ def test_a_worker_that_is_not_heard_of_is_lost_and_not_idle(
     assert worker_state(Worker("w", status, stats, last_heartbeat_time=heard), now=1000.0) == state
 
 
-async def test_a_rollout_that_is_being_played_is_shown_as_running_before_its_first_turn(store: Path) -> None:
-    opened = await open_store(str(store))
-    await opened.enqueue_rollout({"n": 1}, rollout_id="sleeper")
-    await opened.dequeue_rollout("w", timeout=5)
-    await opened.close()
-    seen = await asyncio.to_thread(typed, "ps", "--store", store)
+def test_a_rollout_that_is_being_played_is_shown_as_running_before_its_first_turn(store: Path) -> None:
+    async def claim() -> None:
+        opened = await open_store(str(store))
+        await opened.enqueue_rollout({"n": 1}, rollout_id="sleeper")
+        await opened.dequeue_rollout("w", timeout=5)
+        await opened.close()
+
+    asyncio.run(claim())
+    seen = typed("ps", "--store", store)
     assert "running 1 (1 without a turn yet)" in seen
     assert re.search(r"sleeper +running, no turn yet +1 \(under way\) +w ", seen)
     assert "preparing" not in seen

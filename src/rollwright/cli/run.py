@@ -161,7 +161,7 @@ async def execute(
         on_finished=folder.add_trajectory,
         on_failed=folder.add_failure,
     )
-    recent = RecentProfile(screen, config)
+    recent = RecentProfile(screen, config, store)
     started = time.monotonic()
     interrupted = False
     failure: Exception | None = None

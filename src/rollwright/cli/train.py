@@ -72,8 +72,8 @@ def train(
         run_async(ask_engine_first(settings, policy))
     folder, settings = RunFolder.create(runs, settings)
     screen = console()
-    recent = RecentProfile(screen, settings)
     address = folder.store_address(store)
+    recent = RecentProfile(screen, settings, address)
     run = TrainingRun(settings, folder, policy=policy, store=address, row=_profiled(recent))
     _train(run, screen, recent, live=live)
     if report:
@@ -89,7 +89,7 @@ def go_on(path: Path, *, store: str | None = None, live: bool = True) -> None:
     folder = RunFolder.reopen(path)
     address = folder.store_address(store)
     screen = console()
-    recent = RecentProfile(screen, settings)
+    recent = RecentProfile(screen, settings, address)
     run = TrainingRun(settings, folder, resume=True, policy=policy, store=address, row=_profiled(recent))
     _train(run, screen, recent, live=live)
 
