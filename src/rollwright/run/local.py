@@ -38,6 +38,7 @@ from rollwright.store.records import AttemptedRollout
 from rollwright.store.transitions import FINAL_ROLLOUT
 from rollwright.workers import Worker, WorkerSettings
 from rollwright.workers.autoscale import ScaleRules
+from rollwright.workers.resources import ResourceLimits, ResourceWatch
 from rollwright.workers.worker import first_cause
 
 if TYPE_CHECKING:
@@ -340,9 +341,11 @@ class LocalRun:
     async def _run_coroutines(self) -> None:
         context = RolloutContext(self.store, self._role, make_env, self.gate, self.activity)
         shares = self._shares()
+        # one episode is always played: nobody else would make room, and the run would wait for ever
+        resources = ResourceWatch(ResourceLimits(least=1))
         for name, envs in shares:
             settings = WorkerSettings(envs, heartbeat_interval=self.config.limits.heartbeat_interval)
-            self._workers.append(Worker(context, name, settings))
+            self._workers.append(Worker(context, name, settings, resources=resources))
         async with asyncio.TaskGroup() as tasks:
             for worker in self._workers:
                 tasks.create_task(worker.run())

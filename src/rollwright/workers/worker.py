@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from rollwright.errors import ConfigError
 from rollwright.rollout.capacity_watch import CapacityWatch
@@ -59,6 +60,21 @@ class Quota:
             self._left += 1
 
 
+class WatchedManager(EnvManager):
+    """Gives its place up when an episode has ended: the next one may have to wait at the gate first."""
+
+    def __init__(self, context: RolloutContext, worker_id: str, resources: ResourceWatch | None) -> None:
+        super().__init__(context, worker_id)
+        self._resources = resources
+
+    async def run_rollout(self, claimed: AttemptedRollout) -> None:
+        try:
+            await super().run_rollout(claimed)
+        finally:
+            if self._resources is not None:
+                self._resources.leave(self)
+
+
 class Worker:
     def __init__(
         self,
@@ -68,17 +84,22 @@ class Worker:
         *,
         pressure: Callable[[], int] = lambda: 0,
         on_claim: Callable[[AttemptedRollout], None] | None = None,
+        resources: ResourceWatch | None = None,
     ) -> None:
-        """`pressure`: how often the engine has refused load so far. `on_claim` hears of every rollout it takes."""
+        """`pressure`: how often the engine has refused load so far. `on_claim` hears of every rollout it takes.
+        `resources`: a watch that several workers of a process share, in place of one that its settings make."""
         self.worker_id = worker_id
         self._context = context
         self._settings = settings
         self._pressure = pressure
         self._on_claim = on_claim
         self._quota = Quota(settings.max_rollouts)
-        self._managers = [EnvManager(context, worker_id) for _ in range(settings.max_env_num_per_worker)]
+        self._resources = resources or (ResourceWatch(settings.resources) if settings.resources else None)
+        self._managers = [
+            WatchedManager(context, worker_id, self._resources)
+            for _ in range(settings.max_env_num_per_worker)
+        ]
         self._loops: dict[EnvManager, asyncio.Task[None]] = {}
-        self._resources = ResourceWatch(settings.resources) if settings.resources else None
         self._draining = False
 
     @property
@@ -144,16 +165,19 @@ class Worker:
 
     async def _play(self, manager: EnvManager) -> None:
         try:
-            await manager.run_rollout_loop(self._claim)
+            await manager.run_rollout_loop(partial(self._claim, manager))
         except asyncio.CancelledError:
             if not self._draining:
                 raise
+        finally:
+            if self._resources is not None:
+                self._resources.leave(manager)
 
-    async def _claim(self) -> AttemptedRollout | None:
+    async def _claim(self, manager: EnvManager) -> AttemptedRollout | None:
         """The next rollout, as far as quota and machine allow; `None` when there are to be no more."""
         while self._quota.reserve():
             if self._resources is not None:
-                await self._resources.enough()
+                await self._resources.enter(manager)
             claimed = await self._store.dequeue_rollout(self.worker_id, timeout=self._settings.poll_interval)
             if claimed is not None:
                 self._check_lease(claimed)
@@ -189,7 +213,7 @@ class Worker:
 
     def waiting_for(self) -> str:
         """Why no further episode is opened now, or nothing."""
-        return (self._resources.shortage if self._resources is not None else None) or ""
+        return self._resources.waits_for if self._resources is not None else ""
 
     async def _listen(self) -> None:
         while True:
