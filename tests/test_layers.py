@@ -46,7 +46,7 @@ MAY_KNOW = {
     "orchestra": {"trajectory", "envs", "policies", "tools", "agents", "rollout"},
     "store": {"trajectory"},
     "rollout": {"trajectory", "config", "envs", "policies", "agents", "store", "gateway"},
-    "workers": {"rollout", "store"},
+    "workers": {"rollout", "store", "hardware"},
     "gateway": {"trajectory", "policies", "agents", "store"},
     "training": {"trajectory", "policies", "models", "rollout", "hardware"},
     "run": {
@@ -70,7 +70,7 @@ MAY_KNOW = {
     "swarm": {"trajectory", "envs", "policies", "agents", "rollout"},
     "supervision": {"config", "swarm"},
     "doctor": {"config", "hardware", "models", "policies", "run", "swarm", "supervision"},
-    "observe": {"trajectory", "rollout", "run"},
+    "observe": {"trajectory", "config", "rollout", "run"},
     "cli": {
         "trajectory",
         "config",

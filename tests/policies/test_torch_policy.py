@@ -17,7 +17,7 @@ from rollwright.models.tiny import tiny_llama
 from rollwright.policies.base import EngineError, Generation, Probed, Prompt, Sampling, Updatable, UpdateMode
 from rollwright.policies.bytes_renderer import END, VOCABULARY_SIZE, BytesRenderer
 from rollwright.policies.torch import TorchPolicy, divergence
-from rollwright.policies.torch.kv_cache import KVCache
+from rollwright.policies.torch.kv_cache import KVCache, cache_bytes, cache_shape
 from rollwright.policies.torch.sampler import nucleus
 from rollwright.run.local import LocalRun
 from rollwright.trajectory import FinishReason, TokenIds, VersionRun, full_prompt, token_ids
@@ -306,6 +306,35 @@ async def test_calls_whose_keys_find_no_memory_are_answered(
         results = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(each, EngineError) and "MemoryError" in str(each) for each in results)
     assert (await it.generate(prompt(1), Sampling(max_tokens=3))).completion_tokens <= 3
+    await it.close()
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+async def test_keys_and_values_stay_within_their_memory_and_calls_wait_for_it(
+    batch_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = policy(batch_invariant=batch_invariant)
+    expected = await play(free, mixed(60))
+    await free.close()
+    most = 6 * cache_bytes(cache_shape(model()), 1, 192)
+    caches: dict[int, int] = {}
+    reserve = KVCache.reserve
+
+    def watched(cache: KVCache, rows: int, columns: int) -> None:
+        reserve(cache, rows, columns)
+        caches[id(cache)] = cache_bytes(cache.shape, cache.rows, cache.columns)
+        if not batch_invariant:  # else each call has a cache of its own, and those of ended calls are gone
+            assert sum(caches.values()) <= most
+
+    monkeypatch.setattr(KVCache, "reserve", watched)
+    it = policy(batch_invariant=batch_invariant, cache_bytes=most)
+    # many short calls first, then few long ones: rows that are not in use any more make room for columns
+    short = [(prompt(1000 + number, 8), Sampling(max_tokens=2)) for number in range(30)]
+    assert len(await play(it, short)) == 30
+    found = await play(it, mixed(60))
+    assert [each.sampled_ids for each in found] == [each.sampled_ids for each in expected]
+    one = await it.generate(prompt(1, 700), Sampling(max_tokens=2)) if batch_invariant else None
+    assert one is None or one.completion_tokens, "one call is served however long it is"
     await it.close()
 
 

@@ -19,7 +19,7 @@ from rollwright.cli.run import resume
 from rollwright.cli.show import show
 from rollwright.cli.swarm_supervision import status
 from rollwright.cli.train import train
-from rollwright.cli.training_view import live_table
+from rollwright.cli.training_view import TrainingView
 from rollwright.config import load
 from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
@@ -115,10 +115,10 @@ async def test_the_live_view_shows_where_the_run_stands(file: Path, tmp_path: Pa
     folder, config = RunFolder.create(tmp_path / "runs", load(file))
     run = TrainingRun(config, folder)
     screen = Console(width=100, record=True, file=(tmp_path / "screen").open("w", encoding="utf-8"))
-    screen.print(live_table(run))
+    screen.print(TrainingView(run).table())
     assert "0 of 3 · now: not started" in screen.export_text()
     await run.run()
-    screen.print(live_table(run))
+    screen.print(TrainingView(run).table())
     shown = screen.export_text()
     for part in (
         "3 of 3 · now: done",

@@ -1,7 +1,7 @@
 """The `rollwright` command.
 
-A user's mistake ends with one line on standard error and exit code 2; an interrupt with 130, SIGTERM with 143; want of
-memory with 137. A traceback means a defect of rollwright.
+A user's mistake ends with one line on standard error and exit code 2; an engine that cannot be used with 1; an interrupt
+with 130, SIGTERM with 143; want of memory with 137. A traceback means a defect of rollwright.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from rollwright.cli import (
 )
 from rollwright.errors import RollwrightError
 from rollwright.hardware.memory import is_out_of_memory
+from rollwright.policies.base import EngineError
 from rollwright.signals import INTERRUPTS
 
 app = typer.Typer(
@@ -45,6 +46,9 @@ app = typer.Typer(
 )
 
 USER_ERROR = 2
+
+NO_ENGINE = 1
+"""The engine cannot be used: not there, refuses, or does not serve the model."""
 
 OUT_OF_MEMORY = 137
 """As for a process that the kernel kills for it, so that whoever watches need not tell them apart."""
@@ -98,6 +102,8 @@ def main() -> None:
         sys.path.insert(0, "")  # one's own environments, filters and agents lie in the current folder
     try:
         app()
+    except EngineError as error:
+        _complain(str(error), NO_ENGINE)
     except RollwrightError as error:
         _complain(str(error))
     except OSError as error:  # a folder that is a file, a full disk, a file that may not be written

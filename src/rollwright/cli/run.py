@@ -23,9 +23,12 @@ from rollwright.config.resuming import check_resumable
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
 from rollwright.observe.trees import TreeSums
 from rollwright.observe.views import ViewSizes
+from rollwright.policies.base import Policy
 from rollwright.rollout import Ledger
+from rollwright.rollout.causes import FailureCauses
 from rollwright.run.baselines import baseline
 from rollwright.run.batch_retention import BatchRetention
+from rollwright.run.engine_check import ask_engine_first
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.model_choice import settle_model
@@ -66,9 +69,13 @@ def run(
 ) -> None:
     """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly; `rollwright resume` goes on from there."""
     settings = settle_model(load(config, overrides or []), say=plain_lines(console()))
-    prepared = LocalRun(settings, ray=ray)  # shows what is wrong with the settings before anything is written
+    # what is wrong with the settings, or with the engine, shows before anything is written
+    prepared = LocalRun(settings, ray=ray)
+    run_async(ask_engine_first(settings, prepared.policy))
     folder, settings = RunFolder.create(runs, prepared.config)
-    _play(settings, folder, Progress(), store, workers, ray=ray, live=live)
+    policy = prepared.policy if workers is None and ray is None else None
+    del prepared  # a model in this process is loaded once, and only where it plays
+    _play(settings, folder, Progress(), store, workers, ray=ray, live=live, policy=policy)
 
 
 def resume(
@@ -102,6 +109,7 @@ def resume(
         repair_ended(reader, store)
         say_ended(run, reader, console())
         return
+    run_async(ask_engine_first(settings))
     folder = RunFolder.reopen(run)
     if overrides:
         folder.keep_settings(settings)
@@ -152,6 +160,7 @@ def _play(
     *,
     ray: str | None,
     live: bool,
+    policy: Policy | None = None,
 ) -> None:
     say_repairs(folder, console())
     call = execute(
@@ -163,6 +172,7 @@ def _play(
         workers=workers,
         ray=ray,
         live=live,
+        policy=policy,
     )
     if run_async(call)["interrupted"]:
         raise typer.Exit(INTERRUPTS.exit_code)
@@ -219,12 +229,14 @@ async def execute(
     workers: int | None = None,
     ray: str | None = None,
     live: bool = True,
+    policy: Policy | None = None,
 ) -> dict[str, Any]:
     """Plays a whole run, or the rest of one; returns its summary, which is also in the run folder."""
     progress = progress or Progress()
     retention = BatchRetention(config, folder, progress.forgotten)
     running = LocalRun(
         config,
+        policy=policy,
         store=store,
         processes=workers,
         ray=ray,
@@ -235,7 +247,7 @@ async def execute(
         on_finished=folder.add_trajectory,
         on_failed=folder.add_failure,
     )
-    recent = RecentProfile(screen, config)
+    recent = RecentProfile(screen, config, store)
     started = time.monotonic()
     interrupted = False
     failure: Exception | None = None
@@ -246,8 +258,8 @@ async def execute(
             if running.capabilities is not None:
                 screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
             say_changes(running, screen)
-            view = RunView(running)
-            async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live):
+            view = RunView(running, progress)
+            async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live, line=view.line):
                 await _collect(running, folder, progress, recent, retention)
     except asyncio.CancelledError:
         interrupted = True
@@ -314,6 +326,7 @@ async def _collect(
             batch = await running.get_batch()
             row = batch_row("train", step, time.monotonic() - began, batch)
             folder.add_metrics(row)
+            progress.steps = step + 1
             recent.add(step + 1, batch.trajectories)
             if config.eval_steps is not None and (step + 1) % config.eval_steps == 0 and step + 1 < steps:
                 validate_beside(step + 1)
@@ -332,10 +345,19 @@ def say_changes(running: LocalRun, screen: Console) -> None:
         screen.print(f"resumed with another setting: {change}", soft_wrap=True, highlight=False)
 
 
+def failure_causes(reader: RunReader) -> FailureCauses:
+    """Why rollouts failed for good, over the whole run."""
+    causes = FailureCauses()
+    for row in reader.failures():
+        causes.add(row["reason"], row["rollout_id"])
+    return causes
+
+
 async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str, Any]:
     """What a run came to: results by mode and tag with chance and perfect play, and where every rollout went."""
     statistics, views, trees = RunStatistics(), ViewSizes(), TreeSums()
-    batches = RunReader(folder.path).metrics()
+    reader = RunReader(folder.path)
+    batches = reader.metrics()
     modes = {group: row["mode"] for row in batches for group in row["groups"]}
     for trajectory in folder.trajectories():
         mode = modes.get(trajectory.group_id)
@@ -355,6 +377,7 @@ async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[s
         "results": statistics.rows(baselines),
         "ledger": {"opened": ledger.opened, **{str(place): count for place, count in ledger.counts.items()}},
         "reasons": ledger.reasons,
+        "failures": failure_causes(reader).rows(),
         "filters": {name: asdict(catch) for name, catch in ledger.catches.by_filter.items()},
         "views": views.row(),
         "trees": trees.row(),

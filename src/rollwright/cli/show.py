@@ -16,11 +16,13 @@ from rich.text import Text
 
 from rollwright.cli.condition import say_condition
 from rollwright.cli.console import console
+from rollwright.cli.prompt_view import Prompts
 from rollwright.cli.show_stored import read_stored
 from rollwright.cli.tables import ledger_table, result_table
 from rollwright.cli.training_view import training_table
 from rollwright.cli.tree_view import leaf_count, tree_view
 from rollwright.errors import ConfigError, RollwrightError
+from rollwright.observe.trees import PREFIX as TREE
 from rollwright.rollout.filters import (
     Catches,
     Filter,
@@ -35,6 +37,9 @@ from rollwright.run.training_assembly import make_training_advantage
 from rollwright.training.advantages import Tree as TreeCredit
 from rollwright.trajectory import Trajectory, Turn
 
+DEFAULT_AGENT = "agent"
+"""Of a turn whose agent has no name of its own."""
+
 LISTED = 20
 """Trajectories listed when none is asked for."""
 
@@ -47,14 +52,22 @@ def show(
             help="Rollout id, or the end of one, such as g3-m0; or a group's, such as g3.", show_default=False
         ),
     ] = None,
-    prompts: Annotated[bool, typer.Option(help="Show the opening messages too.")] = False,
+    prompts: Annotated[
+        bool, typer.Option(help="Show what was asked too: the opening messages, or each agent's own prompt.")
+    ] = False,
     turns: Annotated[bool, typer.Option(help="Show a tree's turns one by one too.")] = False,
 ) -> None:
     """Show RUN's results, a group, or ROLLOUT's trajectory with the rewards of each turn; a tree as a tree."""
     screen = console()
     if run.is_file():
         stored = read_stored(run, rollout, screen)
-        screen.print(_list(stored) if rollout is None else render(stored[0], prompts=prompts))
+        if rollout is None:
+            screen.print(_list(stored.trajectories))
+            return
+        if prompts and stored.config is None:
+            screen.print("prompts: the store has no settings of this rollout, so they cannot be read")
+        asked = Prompts(stored.config) if prompts and stored.config is not None else None
+        screen.print(render(stored.trajectories[0], asked))
         return
     reader = RunReader(run)
     if rollout is None:
@@ -169,7 +182,8 @@ def _trajectory(
     alone = judge(filters, trajectory, catches).trajectory
     left = next((each for each in group.members if each.rollout_id == trajectory.rollout_id), alone)
     is_tree = leaf_count(trajectory) > 1
-    screen.print(render(left, prompts=prompts, turns=turns or not is_tree))
+    asked = Prompts(reader.config) if prompts else None
+    screen.print(render(left, asked, turns=turns or not is_tree))
     if is_tree:
         name, advantages = _advantages(reader, left, group.members)
         screen.print(tree_view(left, advantages))
@@ -210,16 +224,43 @@ def _advantages(
     return name, advantage([[trajectory, *others]])[0][0]
 
 
-def render(trajectory: Trajectory, *, prompts: bool = False, turns: bool = True) -> RenderableType:
+def render(trajectory: Trajectory, prompts: Prompts | None = None, *, turns: bool = True) -> RenderableType:
+    """`prompts`: to show what was asked. The opening messages are shown where one agent was asked in one conversation;
+    elsewhere every turn that starts a conversation is shown with its own prompt."""
     parts: list[RenderableType] = [_headline(trajectory)]
-    if prompts:
+    alone = sum(turn.extends is None for turn in trajectory.turns) <= 1 and not _is_team(trajectory)
+    if prompts is not None and (alone or not any(turn.prompt_ids for turn in trajectory.turns)):
         parts += [
             Panel(Text(message.content), title=message.role, title_align="left", border_style="dim")
             for message in trajectory.opening
         ]
     parts.append(Panel(Text(trajectory.observation), title="start", title_align="left", expand=False))
-    parts += [_turn(turn) for turn in trajectory.turns if turns]
+    for turn in trajectory.turns if turns else ():
+        if prompts is not None and not alone:
+            title = f"prompt of turn {turn.id + 1}{_by(turn)} · {turn.prompt_tokens} tokens"
+            asked = Text(prompts.text(turn))
+            parts.append(Panel(asked, title=title, title_align="left", expand=False, border_style="dim"))
+        parts.append(_turn(turn))
+    if counted := _counted(trajectory):
+        parts.append(counted)
     return Group(*parts)
+
+
+def _is_team(trajectory: Trajectory) -> bool:
+    return len({turn.agent for turn in trajectory.turns}) > 1
+
+
+def _by(turn: Turn) -> str:
+    """Which agent's it is, unless there is only the one without a name."""
+    return "" if turn.agent == DEFAULT_AGENT else f" · {turn.agent}"
+
+
+def _counted(trajectory: Trajectory) -> Text | None:
+    """The episode's own counters; those of a tree are told with the tree."""
+    counters = {name: value for name, value in trajectory.metrics.items() if not name.startswith(TREE)}
+    if not counters:
+        return None
+    return Text("counted: " + ", ".join(f"{name} {value:g}" for name, value in sorted(counters.items())))
 
 
 def _headline(trajectory: Trajectory) -> Text:
@@ -252,7 +293,7 @@ def _headline(trajectory: Trajectory) -> Text:
 
 def _turn(turn: Turn) -> RenderableType:
     parts: list[RenderableType] = [Text(turn.text, style="cyan")]
-    title = f"turn {turn.id + 1} · {turn.completion_tokens} tokens"
+    title = f"turn {turn.id + 1}{_by(turn)} · {turn.completion_tokens} tokens"
     title += f" · {turn.count} answers the same" if turn.count > 1 else ""
     if turn.versions:
         first, last = turn.versions[0].version, turn.versions[-1].version
@@ -285,7 +326,10 @@ def _overview(reader: RunReader, console: Console) -> None:
     console.print(_list(reader.trajectories()))
     failures = reader.failures()
     for row in failures[:LISTED]:
-        console.print(f"[red]failed[/] {row['rollout_id']}: {row['reason']}", highlight=False)
+        line = Text.assemble(("failed", "red"), f" {row['rollout_id']}: {row['reason']}")
+        console.print(line, soft_wrap=True)
+    if len(failures) > LISTED:
+        console.print(f"and {len(failures) - LISTED:,} more failed; all are in failures.jsonl")
 
 
 def _list(trajectories: Iterable[Trajectory], *, title: str = "trajectories") -> Table:

@@ -17,12 +17,13 @@ from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.report import LEVELS, make_report
 from rollwright.cli.run import repair_ended, say_changes, settings_to_resume, summary_of, unless_full
 from rollwright.cli.tables import ledger_table, say_shown_steps
-from rollwright.cli.training_view import REFRESH_SECONDS, live_table, training_table, validation_table
+from rollwright.cli.training_view import REFRESH_SECONDS, TrainingView, training_table, validation_table
 from rollwright.config import RunConfig, build, load
 from rollwright.errors import ConfigError
 from rollwright.observe.statistics import batch_row
 from rollwright.rollout import Batch
 from rollwright.run.baselines import Baseline, validation_baselines
+from rollwright.run.engine_check import ask_engine_first
 from rollwright.run.folder import CONFIG, RunFolder, RunReader, read_settings
 from rollwright.run.model_choice import load_settled
 from rollwright.run.training_assembly import make_policy
@@ -71,10 +72,12 @@ def train(
     settings = _settings(config, changes, from_run)
     # what is wrong shows before anything is written
     settings, policy = load_settled(settings, make_policy, say=plain_lines(console()))
+    if policy is not None:
+        run_async(ask_engine_first(settings, policy))
     folder, settings = RunFolder.create(runs, settings)
     screen = console()
-    recent = RecentProfile(screen, settings)
     address = folder.store_address(store)
+    recent = RecentProfile(screen, settings, address)
     run = TrainingRun(settings, folder, policy=policy, store=address, row=_profiled(recent))
     _train(run, screen, recent, live=live)
     if report:
@@ -91,12 +94,14 @@ def go_on(path: Path, changes: Sequence[str] = (), *, store: str | None = None, 
         _say_ended(path, reader, screen)
         return
     policy = make_policy(settings)
+    if policy is not None:
+        run_async(ask_engine_first(settings, policy))
     folder = RunFolder.reopen(path)
     if changes:
         folder.keep_settings(settings)
     address = folder.store_address(store)
     say_repairs(folder, screen)
-    recent = RecentProfile(screen, settings)
+    recent = RecentProfile(screen, settings, address)
     run = TrainingRun(settings, folder, resume=True, policy=policy, store=address, row=_profiled(recent))
     _train(run, screen, recent, live=live)
     refuse_losses(folder)
@@ -163,7 +168,8 @@ async def execute(
     failure: Exception | None = None
     summary: dict[str, Any] = {"name": run.config.name}
     try:
-        async with Redrawn(screen, lambda: live_table(run), every=REFRESH_SECONDS, enabled=live):
+        view = TrainingView(run)
+        async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live, line=view.line):
             await run.run()
     except asyncio.CancelledError:
         interrupted = True

@@ -101,6 +101,7 @@ def worker(
                 stop=stop,
                 patience=store_patience,
                 on_outage=None if quiet else say_line,
+                ask_engines=not tied,
             )
 
     done = run_async(work())

@@ -6,7 +6,10 @@ that is cancelled or too slow takes its connection with it. Belongs to the event
 """
 
 import asyncio
+import errno
+import os
 import re
+import socket
 import ssl
 from collections import deque
 from collections.abc import Mapping
@@ -139,8 +142,7 @@ class HttpClient:
         except OSError as error:
             if limit.expired():
                 raise TimedOut(seconds) from error
-            reason = error.strerror or str(error) or type(error).__name__
-            raise Unreachable(f"Cannot connect to {where}: {' '.join(reason.split())}") from error
+            raise Unreachable(f"Cannot connect to {where}: {_reason(error)}") from error
         if self._closed:
             connection.abort()
             raise Unreachable("the client is closed")
@@ -188,6 +190,13 @@ class HttpClient:
         if self._idle:
             first = min(idle[0].idle_since for idle in self._idle.values())
             self._sweep = loop.call_later(first - oldest, self._close_old, loop)
+
+
+def _reason(error: OSError) -> str:
+    """In the system's words where it has some, which do not depend on the event loop."""
+    named = not isinstance(error, ssl.SSLError | socket.gaierror) and error.errno in errno.errorcode
+    reason = os.strerror(error.errno) if named and error.errno else error.strerror
+    return " ".join((reason or str(error) or type(error).__name__).split())
 
 
 def _header_lines(headers: Mapping[str, str]) -> str:

@@ -29,6 +29,10 @@ one."""
 Made = TypeVar("Made")
 
 
+MAX_CONTROL_ANSWER = 16 * 1024 * 1024
+"""Bytes of an answer that holds no generation: a list of models, an engine's settings."""
+
+
 @dataclass
 class Counters:
     """What happened so far."""

@@ -14,9 +14,10 @@ import msgspec
 from rollwright.errors import ConfigError, FormatError
 from rollwright.forks import bind_to_process
 from rollwright.http_client.proxies import proxy_for
-from rollwright.policies.base import Generation, Prompt, Renderer, Sampling
+from rollwright.policies.base import Capabilities, Generation, Prompt, Renderer, Sampling
 from rollwright.policies.http_calls import Counters, Fault, HttpCalls, endpoint
 from rollwright.policies.openai_api import Api, ChatApi, CompletionsApi
+from rollwright.policies.openai_probe import probe_openai
 from rollwright.policies.retry import Cause, RetryPolicy
 
 _TOKEN_BYTES = 2048
@@ -57,6 +58,8 @@ class OpenAIPolicy:
             from rollwright.http_client.proxied import load_library
 
             load_library()  # one that is missing shows before the start
+        self._models_url = endpoint(base_url, "/models")
+        self._model = model
         self._calls = HttpCalls(
             api_key=api_key,
             api_key_env=api_key_env,
@@ -86,6 +89,10 @@ class OpenAIPolicy:
     def set_version(self, version: int) -> None:
         """To be called when the engine has new weights."""
         self.version = version
+
+    async def probe(self) -> Capabilities:
+        """Whether the server is there and serves the model; see `openai_probe`."""
+        return await probe_openai(self._calls, self._models_url, self._url, self._api, self._model)
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         counters = self.counters

@@ -267,7 +267,7 @@ class EnvManager:
         store = self._context.store
         held = claimed.rollout_id, claimed.attempt.attempt_id
         if isinstance(end, ErrorRecord):
-            activity.fail(end)
+            activity.fail(end, claimed.rollout_id)
             status = AttemptStatus.TIMEOUT if end.kind == TIMEOUT else AttemptStatus.FAILED
             await store.update_attempt(*held, status=status, reason=str(EpisodeFailure(end)))
             if self._context.on_failed is not None:

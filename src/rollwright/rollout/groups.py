@@ -219,7 +219,7 @@ class GroupBook:
             return Decision(enqueue=[self._open_member(group)])
         if len(group.finished) + len(group.running) < rules.fewest:
             why = f"{len(group.failures)} members failed or were filtered, last: {reason}"
-            return self._drop(group, Place.FILTERED, f"below min_group_size ({why})")
+            return self._drop(group, Place.FILTERED, f"{BELOW_MIN_GROUP_SIZE} ({why})")
         return self._settle(group) if not group.running else NOTHING
 
     def grow_stale(self, rollout_id: str) -> Decision:
@@ -380,6 +380,7 @@ class GroupBook:
 
 
 _TOO_OLD = "too old"
+BELOW_MIN_GROUP_SIZE = "below min_group_size"
 NOT_NEEDED = "the group was complete without it"
 
 

@@ -20,9 +20,11 @@ import msgspec
 from rollwright.agents import EpisodeFailure, failed
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import FormatError, RollwrightError, RunClosed
+from rollwright.rollout.causes import FailureCauses
 from rollwright.rollout.env_manager import STALE
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
+    BELOW_MIN_GROUP_SIZE,
     Decision,
     Group,
     GroupBook,
@@ -30,7 +32,7 @@ from rollwright.rollout.groups import (
     Version,
     check_batch_size,
 )
-from rollwright.rollout.ledger import Ledger
+from rollwright.rollout.ledger import Ledger, Place
 from rollwright.rollout.retelling import NO_REASON, Retelling
 from rollwright.store.contract import Store
 from rollwright.store.records import (
@@ -154,6 +156,8 @@ class RolloutScheduler:
             forgotten=forgotten,
             keep_accounts=keep_accounts,
         )
+        self.causes = FailureCauses()
+        """Why rollouts failed for good, since this scheduler began or was restored."""
         self._first = first
         self._forget = forget
         self._resources_id = resources_id
@@ -247,11 +251,22 @@ class RolloutScheduler:
                     task.result()
                 raise RollwrightError(f"{task.get_name()}: was ended by {FOREIGN_CANCELLATION}")
         if self._book.dropped_in_a_row > self._max_refills:
-            most = max(self.ledger.reasons, key=self.ledger.reasons.__getitem__)
-            raise TooManyRefills(
-                f"{self._book.dropped_in_a_row} groups in a row were dropped, most often `{most}`; "
-                "see filters, group_filter and limits.max_refills"
-            )
+            raise TooManyRefills(self._why_dropped())
+
+    def _why_dropped(self) -> str:
+        """Why groups were dropped. Failed members are told by what failed, not by what became of their groups."""
+        dropped = f"{self._book.dropped_in_a_row} groups in a row were dropped"
+        reasons = {
+            reason: count
+            for reason, count in self.ledger.reasons.items()
+            if not reason.startswith((f"{Place.FAILED}:", f"{Place.CANCELLED}:"))
+            and BELOW_MIN_GROUP_SIZE not in reason
+        }
+        most = max(reasons, key=reasons.__getitem__, default=None)
+        worst = next(iter(self.causes.most_common(1)), None)
+        if worst is not None and (most is None or self.causes.total >= reasons[most]):
+            return f"{dropped}; {worst.count} rollouts failed, most often: {worst}; see limits.max_refills"
+        return f"{dropped}, most often `{most}`; see filters, group_filter and limits.max_refills"
 
     async def _open_on_demand(self) -> None:
         """Opens what is asked for and not there yet; never in a caller's task, which may be cancelled in between."""
@@ -389,6 +404,7 @@ class RolloutScheduler:
         return decision
 
     def _give_up(self, rollout_id: str, reason: str) -> Decision:
+        self.causes.add(reason, rollout_id)
         decision = self._book.fail(rollout_id, EpisodeFailure.cause(reason))
         if self._on_failed is not None:
             self._on_failed(rollout_id, reason)

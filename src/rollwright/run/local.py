@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.config.resuming import SettingChange
 from rollwright.errors import ConfigError, RollwrightError, RunClosed
-from rollwright.policies.base import Capabilities, Policy, Probed
+from rollwright.orchestra import TeamPolicies
+from rollwright.policies.base import Capabilities, Policy
 from rollwright.rollout import Activity, Batch, Gate, Ledger, Role, RolloutContext, RolloutScheduler
 from rollwright.rollout.capacity import START
 from rollwright.rollout.capacity_watch import CapacityWatch
@@ -26,6 +27,7 @@ from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.scheduler import FOREIGN_CANCELLATION, rollout_ids
 from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
+from rollwright.run.engine_check import ask_engine
 from rollwright.run.fleet import Fleet
 from rollwright.run.folder import RunFolder
 from rollwright.run.garbage import rare_collections
@@ -43,6 +45,7 @@ from rollwright.store.records import AttemptedRollout
 from rollwright.store.transitions import FINAL_ROLLOUT
 from rollwright.workers import Worker, WorkerSettings
 from rollwright.workers.autoscale import ScaleRules
+from rollwright.workers.resources import ResourceLimits, ResourceWatch
 from rollwright.workers.worker import first_cause
 
 if TYPE_CHECKING:
@@ -89,7 +92,7 @@ class LocalRun:
         """Of the training stream; `None`: every tag is played as its settings say."""
         for manager in self._managers():
             build_filters(manager)  # a wrong one shows here, before anything is written
-        self.policy = build_run_policy(config, policy)
+        self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.activity = Activity()
         self.gate = Gate(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
@@ -144,8 +147,7 @@ class LocalRun:
         self._stack.push_async_callback(self.settings.close)
         await self.settings.check()
         self._stack.push_async_callback(self.policy.close)
-        if isinstance(self.policy, Probed):
-            self.capabilities = await self.policy.probe()
+        self.capabilities = await ask_engine(self.policy, self.config.policy)
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)
@@ -402,9 +404,11 @@ class LocalRun:
     async def _run_coroutines(self) -> None:
         context = RolloutContext(self.store, self._role, make_env, self.gate, self.activity)
         shares = self._shares()
+        # one episode is always played: nobody else would make room, and the run would wait for ever
+        resources = ResourceWatch(ResourceLimits(least=1))
         for name, envs in shares:
             settings = WorkerSettings(envs, heartbeat_interval=self.config.limits.heartbeat_interval)
-            self._workers.append(Worker(context, name, settings))
+            self._workers.append(Worker(context, name, settings, resources=resources))
         async with asyncio.TaskGroup() as tasks:
             for worker in self._workers:
                 tasks.create_task(worker.run())

@@ -10,6 +10,7 @@ from rollwright.hardware.threads import claim_threads
 from rollwright.policies.base import Policy, Updatable
 from rollwright.run.assembly import SettingsTable
 from rollwright.run.folder import RunReader
+from rollwright.run.memory_plan import cache_room
 from rollwright.run.policies import build_policy
 from rollwright.training.advantages import Advantage, make_advantage
 from rollwright.training.settings import Aggregation, LoraSettings, LossSettings, Ratio, TrainerSettings
@@ -104,7 +105,7 @@ def make_policy(config: RunConfig) -> Policy | None:
     check(config)
     if training_of(config).from_run is not None:
         return None
-    policy = build_policy(config.policy)
+    policy = build_policy(config.policy, cache_room(config))
     updatable(policy, config.policy.kind)
     return policy
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError, FormatError
-from rollwright.policies.base import Policy, Probed, UpdateMode
+from rollwright.policies.base import Policy, UpdateMode
 from rollwright.rollout import Batch, Ledger
+from rollwright.run.engine_check import ask_engine
 from rollwright.run.folder import METRICS, RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.numbered_folders import keep_last, numbered
@@ -467,7 +468,8 @@ class TrainingRun:
 
 async def _refuse_text(policy: Policy) -> None:
     """An engine that cannot give ids and log-probabilities is refused before anything is played."""
-    if isinstance(policy, Probed) and not (can := await policy.probe()).trainable:
+    can = await ask_engine(policy)
+    if can is not None and not can.trainable:
         raise ConfigError(f"policy: {can.engine} is not trainable: {can.missing}")
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rollwright.errors import ConfigError
@@ -64,6 +65,21 @@ class Quota:
             self._left += 1
 
 
+class WatchedManager(EnvManager):
+    """Gives its place up when an episode has ended: the next one may have to wait at the gate first."""
+
+    def __init__(self, context: RolloutContext, worker_id: str, resources: ResourceWatch | None) -> None:
+        super().__init__(context, worker_id)
+        self._resources = resources
+
+    async def run_rollout(self, claimed: AttemptedRollout) -> None:
+        try:
+            await super().run_rollout(claimed)
+        finally:
+            if self._resources is not None:
+                self._resources.leave(self)
+
+
 class Worker:
     def __init__(
         self,
@@ -73,15 +89,21 @@ class Worker:
         *,
         pressure: Callable[[], int] = lambda: 0,
         on_claim: Callable[[AttemptedRollout], None] | None = None,
+        resources: ResourceWatch | None = None,
     ) -> None:
-        """`pressure`: how often the engine has refused load so far. `on_claim` hears of every rollout it takes."""
+        """`pressure`: how often the engine has refused load so far. `on_claim` hears of every rollout it takes.
+        `resources`: a watch that several workers of a process share, in place of one that its settings make."""
         self.worker_id = worker_id
         self._context = context
         self._settings = settings
         self._pressure = pressure
         self._on_claim = on_claim
         self._quota = Quota(settings.max_rollouts)
-        self._managers = [EnvManager(context, worker_id) for _ in range(settings.max_env_num_per_worker)]
+        self._resources = resources or (ResourceWatch(settings.resources) if settings.resources else None)
+        self._managers = [
+            WatchedManager(context, worker_id, self._resources)
+            for _ in range(settings.max_env_num_per_worker)
+        ]
         self._loops: dict[EnvManager, asyncio.Task[None]] = {}
         self._live = 0
         """Slots that have not ended."""
@@ -90,7 +112,6 @@ class Worker:
         self._failure: BaseException | None = None
         self._ending = False
         """Whether the worker itself cancels its tasks now."""
-        self._resources = ResourceWatch(settings.resources) if settings.resources else None
         self._draining = False
 
     @property
@@ -115,7 +136,7 @@ class Worker:
             await self._end([*helpers, *self._loops.values()])
         if self._failure is not None:
             raise self._failure
-        await self._beat()  # so that the store has the last figures
+        await self._beat(ended=True)  # so that the store has the last figures
 
     def _duties(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """What the worker does beside playing, by name."""
@@ -178,9 +199,22 @@ class Worker:
 
     async def _play(self, name: str, manager: EnvManager) -> None:
         """One slot. It ends when there is nothing more to claim, or when the worker ends it."""
+        claim = partial(self._claim, manager)
+        try:
+            await self._play_on(name, manager, claim)
+        finally:
+            if self._resources is not None:
+                self._resources.leave(manager)
+
+    async def _play_on(
+        self,
+        name: str,
+        manager: EnvManager,
+        claim: Callable[[], Coroutine[Any, Any, AttemptedRollout | None]],
+    ) -> None:
         while True:
             try:
-                await manager.run_rollout_loop(self._claim)
+                await manager.run_rollout_loop(claim)
                 return
             except asyncio.CancelledError:
                 if self._draining:
@@ -218,11 +252,11 @@ class Worker:
         except (AttemptRefused, NotFound):
             logger.info("%s is not held any more: nothing to report", rollout_id)
 
-    async def _claim(self) -> AttemptedRollout | None:
+    async def _claim(self, manager: EnvManager) -> AttemptedRollout | None:
         """The next rollout, as far as quota and machine allow; `None` when there are to be no more."""
         while self._quota.reserve():
             if self._resources is not None:
-                await self._resources.enough()
+                await self._resources.enter(manager)
             claimed = await self._store.dequeue_rollout(self.worker_id, timeout=self._settings.poll_interval)
             if claimed is not None:
                 self._check_lease(claimed)
@@ -245,15 +279,20 @@ class Worker:
             await self._beat()
             await asyncio.sleep(self._settings.heartbeat_interval)
 
-    async def _beat(self) -> None:
+    async def _beat(self, *, ended: bool = False) -> None:
         held = [holds for manager in self._managers if (holds := manager.holds) is not None]
-        stats = {**self._context.activity.heartbeat_stats(), "waiting": self.waiting_for()}
+        stats = {
+            **self._context.activity.heartbeat_stats(),
+            "waiting": self.waiting_for(),
+            "heartbeat_interval": self._settings.heartbeat_interval,
+            "ended": ended,
+        }
         lost = await self._store.update_worker(self.worker_id, heartbeat_stats=stats, attempts=held)
         self._withdraw(lost)
 
     def waiting_for(self) -> str:
         """Why no further episode is opened now, or nothing."""
-        return (self._resources.shortage if self._resources is not None else None) or ""
+        return self._resources.waits_for if self._resources is not None else ""
 
     async def _listen(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from rollwright.errors import ConfigError
 from rollwright.http_client import Url
 from rollwright.policies.base import Capabilities, EngineError, Sampling, UpdateMode, Weights
 from rollwright.policies.engines.pieces import Ask, Piece
-from rollwright.policies.http_calls import Fault, HttpCalls, endpoint, engine_error
+from rollwright.policies.http_calls import MAX_CONTROL_ANSWER, Fault, HttpCalls, endpoint, engine_error
 from rollwright.trajectory import FinishReason, SamplingParams
 
 FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
@@ -23,9 +23,6 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 ANSWER_SECONDS = 10.0
 """For a question that needs no generation; an engine that is alive answers in milliseconds."""
-
-MAX_CONTROL_ANSWER = 16 * 1024 * 1024
-"""Bytes of an answer that holds no generation: a list of models, an engine's settings."""
 
 UPDATE_SECONDS = 900.0
 """For reading new weights: hundreds of gigabytes from a network disk take minutes."""

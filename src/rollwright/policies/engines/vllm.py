@@ -25,6 +25,7 @@ from rollwright.policies.engines.pieces import Ask, Piece, checked
 from rollwright.policies.engines.policy import EnginePolicy
 from rollwright.policies.extra_body import sent, shaping
 from rollwright.policies.openai_api import one_line
+from rollwright.policies.openai_probe import name_some, served_models
 from rollwright.trajectory import SamplingParams, token_ids
 
 PROCESSED_FLAG = "--logprobs-mode processed_logprobs"
@@ -135,12 +136,12 @@ class VllmDialect:
         return abs(plain - hot) > _SAME
 
     async def probe(self, control: Control) -> Capabilities:
+        served = served_models(await control.get("/v1/models"))
+        if self.model not in served:
+            serves = name_some(served, self.model) or "no model that it names"
+            raise ConfigError(f"model: {control.base_url} serves {serves}, not {self.model!r}")
         version = await control.get_or("/version", None)
         name = f"vLLM {version['version']}" if isinstance(version, dict) and "version" in version else "vLLM"
-        models = await control.get("/v1/models")
-        served = [each["id"] for each in models["data"]]
-        if self.model not in served:
-            raise ConfigError(f"model: {control.base_url} serves {', '.join(served)}, not {self.model!r}")
         can_update = [await control.serves(path) for path in ("/pause", "/collective_rpc", "/resume")]
         missing = ""
         exact = True
