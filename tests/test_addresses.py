@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from rollwright.addresses import canonical, check_address, has_password, redacted, scrubbed, without_password
+from rollwright.cli import workers
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.rollout import Activity
@@ -209,3 +212,18 @@ def test_commands_show_no_password_and_warn_of_one_in_the_arguments(tmp_path: Pa
         assert END not in done.stdout + done.stderr
         assert ("can be read by every user" in done.stderr) == bool(words)
         assert "Traceback" not in done.stderr
+
+
+async def test_the_servers_banner_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def opened(address: str) -> MemoryStore:
+        return MemoryStore()
+
+    monkeypatch.setattr(workers, "open_store", opened)
+    screen = Console(file=StringIO())
+    address = f"postgresql://user:{BEGIN}@{END}@host/db"
+    serving = asyncio.create_task(workers._serve(address, "127.0.0.1", 0, None, screen))
+    while "serving" not in screen.file.getvalue():  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    assert "serving postgresql://…@host/db at http://" in screen.file.getvalue()  # type: ignore[attr-defined]

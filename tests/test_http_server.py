@@ -263,6 +263,29 @@ async def test_what_is_no_request_is_refused_and_the_connection_ends(request_byt
         assert await served.is_well()
 
 
+@pytest.mark.parametrize("trailer", [b"x: y\r\n" * 500, b"x: " + b"y" * 500_000])
+async def test_what_follows_a_body_in_chunks_is_bounded(trailer: bytes) -> None:
+    async with serving(QUICK) as served:
+        start = b"POST / HTTP/1.1\r\n" + KEY + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+        client = await served.connect(start + trailer)
+        assert b"HTTP/1.1 431" in await client.rest()
+        assert await served.is_well()
+
+
+async def test_a_body_in_chunks_of_one_byte_is_read() -> None:
+    async with serving(QUICK) as served:
+        start = b"POST / HTTP/1.1\r\n" + KEY + b"Transfer-Encoding: chunked\r\n\r\n"
+        client = await served.connect(start + b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n")
+        assert (await client.head()).startswith(b"HTTP/1.1 200")
+        assert served.app.read == 50_000
+
+
+async def test_an_answer_without_a_body_is_sent_too() -> None:
+    async with serving(QUICK) as served:
+        client = await served.connect(b"HEAD / HTTP/1.1\r\n" + KEY + b"\r\n")
+        assert (await client.head()).startswith(b"HTTP/1.1 200")
+
+
 async def test_a_few_requests_may_be_sent_ahead_and_many_may_not() -> None:
     request = b"POST / HTTP/1.1\r\n" + KEY + b"Content-Length: 2\r\n\r\n{}"
     async with serving(QUICK) as served:

@@ -43,6 +43,12 @@ _EXPENDABLE = (Stage.LINGER, Stage.HEAD, Stage.IDLE)
 """Who gives up its place for a new connection, in this order: those that will never be served, then those that have
 shown nothing, then clients that can connect again when they need it."""
 
+_CHUNK_MARKS = 8
+"""Bytes on the way for each byte of a body, at most: chunks of one byte take six, and longer marks for them are rare."""
+
+_CONTINUE = b"HTTP/1.1 100 "
+"""Leave to send a body, ahead of the answer."""
+
 _FULL = "no place left"
 _UNREAD = "too many unread answers"
 
@@ -87,7 +93,7 @@ class Connections:
             self.closed[_FULL] += 1
             return False
         self._count += 1
-        self._stages[new.stage][new] = None
+        self._stages[new.placed][new] = None
         return True
 
     def _make_room(self) -> bool:
@@ -98,15 +104,16 @@ class Connections:
         return False
 
     def move(self, connection: "GuardedConnection", stage: Stage) -> None:
-        """Before its own stage is set. Does nothing for one that was ended: its request may still be at work."""
-        if connection in self._stages[connection.stage]:
-            del self._stages[connection.stage][connection]
+        """Does nothing for one that was ended: its request may still be at work."""
+        if connection in self._stages[connection.placed]:
+            del self._stages[connection.placed][connection]
             self._stages[stage][connection] = None
+            connection.placed = stage
 
     def remove(self, connection: "GuardedConnection") -> None:
         """Does nothing for one that was not taken in."""
-        if connection in self._stages[connection.stage]:
-            del self._stages[connection.stage][connection]
+        if connection in self._stages[connection.placed]:
+            del self._stages[connection.placed][connection]
             self._count -= 1
 
     def end(self, connection: "GuardedConnection", why: str) -> None:
@@ -148,14 +155,19 @@ class Connections:
 
 
 class _Transport:
-    """The connection's transport as uvicorn sees it: counts what is written, and closes without cutting off an answer."""
+    """The connection's transport as uvicorn sees it: counts what is written, and closes without cutting off an answer.
+
+    An answer's head goes out together with what follows it, which saves a system call for each answer.
+    """
 
     __slots__ = (
         "_close",
+        "_head",
         "_write",
         "abort",
         "get_extra_info",
         "get_write_buffer_size",
+        "head_is_next",
         "lingers",
         "pause_reading",
         "plain",
@@ -168,6 +180,10 @@ class _Transport:
         self._write = transport.write
         self._close = close
         self.written = 0
+        self.head_is_next = False
+        """Whether an answer begins with the next write."""
+        self._head = b""
+        """The head of an answer whose body is not there yet."""
         self.lingers = False
         """For uvicorn it is closed then."""
         self.abort = transport.abort
@@ -179,10 +195,22 @@ class _Transport:
     def write(self, data: bytes) -> None:
         if self.lingers:
             return
+        if self.head_is_next and not data.startswith(_CONTINUE):
+            self.head_is_next = False
+            self._head = data
+            return
+        if self._head:
+            data, self._head = self._head + data, b""
         self.written += len(data)
         self._write(data)
 
+    def flush(self) -> None:
+        """Sends a head that nothing follows."""
+        if self._head:
+            self.write(b"")
+
     def close(self) -> None:
+        self.flush()
         self._close()
 
     def is_closing(self) -> bool:
@@ -198,9 +226,13 @@ class GuardedConnection(HttpToolsProtocol):
         super().__init__(**given)
         self._table = table
         self.stage = Stage.HEAD
-        self.since = self.loop.time()
+        self.placed = Stage.HEAD
+        """Where the table has it: as long as one piece of data is being parsed, behind the stage itself."""
+        self.since = self._now = self.loop.time()
         self._received = 0
         """Bytes that came in this stage."""
+        self._delivered = 0
+        """Of them, those of a body."""
         self.stuck_since: float | None = None
         """Since when there has been something for the client to take; looked at by the sweep."""
         self._taken = 0
@@ -223,7 +255,11 @@ class GuardedConnection(HttpToolsProtocol):
             return Stage.WORK.value
         waited = now - self.since
         if self.stage is Stage.BODY and self.flow.read_paused:
-            self.since, self._received = now, 0  # the server does not read on: no fault of the client's
+            self.since, self._received, self._delivered = (
+                now,
+                0,
+                0,
+            )  # the server does not read on: no fault of the client's
         elif self.stage is Stage.BODY:
             over = waited > limits.body_seconds + self._received / limits.bytes_per_second
             return str(self.stage.value) if over else None
@@ -250,11 +286,13 @@ class GuardedConnection(HttpToolsProtocol):
     # -- stages -----------------------------------------------------------------------------------------
 
     def _enter(self, stage: Stage) -> None:
-        if stage is not self.stage:
-            self._table.move(self, stage)
-            self.stage = stage
-        self.since = self.loop.time()
-        self._received = 0
+        self.stage = stage
+        self.since = self._now
+        self._received = self._delivered = 0
+
+    def _settle(self) -> None:
+        if self.placed is not self.stage:
+            self._table.move(self, self.stage)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = _Transport(transport, self._close)
@@ -275,11 +313,19 @@ class GuardedConnection(HttpToolsProtocol):
             return
         if self._transport.plain.is_closing():
             return
+        self._now = self.loop.time()
         if self.stage is Stage.IDLE:
             self._enter(Stage.HEAD)
         super().data_received(data)
         self._received += len(data)
-        if self.stage is Stage.HEAD and self._received > self._table.limits.head_bytes:
+        self._settle()
+        if self.stage is Stage.HEAD or self.stage is Stage.BODY:
+            self._check_length()
+
+    def _check_length(self) -> None:
+        """What is no body (headers, and in a body that comes in chunks their marks and what follows them) is bounded."""
+        other = self._received - _CHUNK_MARKS * self._delivered
+        if other > self._table.limits.head_bytes or len(self.headers or ()) > self._table.limits.headers:
             self._transport.write(_LONG_HEAD)
             self._transport.close()
 
@@ -287,16 +333,16 @@ class GuardedConnection(HttpToolsProtocol):
         self._enter(Stage.HEAD)
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if len(self.headers) >= self._table.limits.headers:
-            raise TooMuch
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        if len(self.pipeline) >= self._table.limits.pipelined:
+        limits = self._table.limits
+        if len(self.pipeline) >= limits.pipelined or len(self.headers) > limits.headers:
             raise TooMuch
         self._enter(Stage.BODY)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._delivered += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -305,11 +351,18 @@ class GuardedConnection(HttpToolsProtocol):
         else:
             self._enter(Stage.WORK)
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._transport.head_is_next = True
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
+        self._transport.flush()
+        self._now = self.loop.time()
         if self.stage is Stage.BODY and self.cycle.response_complete:
             self._close()  # it was refused before it was read; what follows is of no use
         elif self.stage is Stage.WORK and not self.pipeline:
             self._enter(Stage.IDLE)
+            self._settle()
         super().on_response_complete()
 
     def shutdown(self) -> None:
@@ -326,7 +379,9 @@ class GuardedConnection(HttpToolsProtocol):
         if self._transport.lingers or plain.is_closing():
             return
         if self.stage in (Stage.HEAD, Stage.BODY) and plain.can_write_eof():
+            self._now = self.loop.time()
             self._enter(Stage.LINGER)
+            self._settle()
             self.flow.resume_reading()
             plain.write_eof()
             self._transport.lingers = True

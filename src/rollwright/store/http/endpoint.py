@@ -11,6 +11,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -22,7 +23,7 @@ from rollwright.store.http.messages import Call, Entry, Once, Outcome
 from rollwright.store.http.playing_calls import Claiming, WithdrawCall
 from rollwright.store.http.recent import RecentCalls
 from rollwright.store.http.refusals import INTERNAL, HttpRefusal, fault_of
-from rollwright.store.http.shape import decode_within
+from rollwright.store.http.shape import SMALL_BODY, decode_within
 
 Send = Callable[[Message], Awaitable[None]]
 Decoded = TypeVar("Decoded")
@@ -108,11 +109,13 @@ class CallEndpoint:
 
     async def _answer(self, name: str, kind: Format, body: bytes, receive: Receive) -> Any:
         if name == BATCH:
-            entries = await _decode(kind.batch, kind, body)
+            entries = await _decode_large(kind.batch, kind, body)
             if self._store.instant:
                 return await self._one_by_one(kind, entries)
             return await asyncio.gather(*[self._outcome(kind, entry) for entry in entries])
-        call = await _call(kind, name, body)
+        decode = _decoder(kind, name)
+        # A small one without a further coroutine: most are, and the server does little else.
+        call = _decode(decode, body) if len(body) <= SMALL_BODY else await _decode_large(decode, kind, body)
         if call.waits() or call.wide:
             return await self._make_while_connected(call, receive)
         return await self._make(call)
@@ -130,26 +133,30 @@ class CallEndpoint:
 
     async def _outcome(self, kind: Format, entry: Entry) -> Outcome:
         try:
-            call = await _call(kind, entry.call, bytes(entry.arguments))
+            arguments = bytes(entry.arguments)
+            decode = _decoder(kind, entry.call)
+            call = (
+                _decode(decode, arguments)
+                if len(arguments) <= SMALL_BODY
+                else await _decode_large(decode, kind, arguments)
+            )
             if call.waits():
                 raise HttpRefusal(400, "refused", f"{entry.call} waits: it cannot be part of a batch")
-            return Outcome(answer=await self._make(call))
+            return Outcome(answer=await (self._make_wide(call) if call.wide else self._make(call)))
         except (HttpRefusal, StoreError, StoreUnavailable) as error:
             return Outcome(refusal=fault_of(error).refusal)
         except Exception:  # noqa: BLE001 - one call's failure must not take the others' answers with it
             _log.exception("call %s failed", entry.call)
             return Outcome(refusal=INTERNAL.refusal)
 
-    async def _make(self, call: Call[Any]) -> Any:
-        if not call.wide:
-            return await self._make_now(call)
+    async def _make_wide(self, call: Call[Any]) -> Any:
         async with self._wide:
-            answer = await self._make_now(call)
+            answer = await self._make(call)
             if self._store.instant:
                 await asyncio.sleep(PAUSE_SECONDS)  # or several of them would follow each other in one go
             return answer
 
-    async def _make_now(self, call: Call[Any]) -> Any:
+    async def _make(self, call: Call[Any]) -> Any:
         if isinstance(call, Claiming):
             return await self._recent.claim(call)
         if isinstance(call, Once):
@@ -161,7 +168,7 @@ class CallEndpoint:
     async def _make_while_connected(self, call: Call[Any], receive: Receive) -> Any:
         if self._stopping and call.waits():
             raise StoreUnavailable("the server is stopping")
-        making = asyncio.create_task(self._make(call))
+        making = asyncio.create_task(self._make_wide(call) if call.wide else self._make(call))
         gone = asyncio.ensure_future(receive())
         if call.waits():
             self._waiting.add(making)
@@ -193,16 +200,20 @@ def _head(headers: list[tuple[bytes, bytes]]) -> _Head:
     return _Head(kind, length, token, from_a_browser)
 
 
-async def _call(kind: Format, name: str, body: bytes) -> Call[Any]:
+def _decoder(kind: Format, name: str) -> Callable[[bytes], Call[Any]]:
     decode = kind.calls.get(name)
     if decode is None:
         raise HttpRefusal(404, "no_such_call", f"no call {name[:80]!r}; accepted: {', '.join(kind.calls)}")
-    return await _decode(decode, kind, body)
+    return decode
 
 
-async def _decode(decode: Callable[[bytes], Decoded], kind: Format, body: bytes) -> Decoded:
+async def _decode_large(decode: Callable[[bytes], Decoded], kind: Format, body: bytes) -> Decoded:
+    return await decode_within(partial(_decode, decode), body, kind.count)
+
+
+def _decode(decode: Callable[[bytes], Decoded], body: bytes) -> Decoded:
     try:
-        return await decode_within(decode, body, kind.count)
+        return decode(body)
     except msgspec.ValidationError as error:
         raise HttpRefusal(422, "invalid", str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
