@@ -248,6 +248,7 @@ def test_a_folder_of_an_older_release_is_gone_on_with(runs: dict[str, Path], tmp
     assert RunReader(run).problems == []
     after = played(run)
     assert {each: after[each] for each in before} == before
+    assert all(b'"crc": "' in line for line in (run / "metrics.jsonl").read_bytes().splitlines())
     check_whole(run)
 
 

@@ -215,7 +215,7 @@ def _repair_rows(found: Rows) -> list[str]:
         aside = found.file.with_name(f"{found.file.name}.damaged")
         with naming(aside), aside.open("ab") as opened:
             opened.writelines(line + b"\n" for _, line in found.damaged)
-    if found.damaged or found.mended or found.cut_off:
+    if found.damaged or found.mended or found.cut_off or found.unsealed:
         replace_durably(found.file, _lines(found.rows))
     return list(found.told())
 

@@ -2,7 +2,8 @@
 
 Always true: an object that is given out is as it was written. One wrong byte anywhere in it, the end of its line
 included, is put right, and counted; what cannot be put right is left out, with its line's number. Objects without a
-checksum, which older releases wrote, are taken if they are JSON.
+checksum, which older releases wrote, are taken if they are JSON, and if no line of the file has one: whoever goes on with
+such a file writes it anew.
 """
 
 import json
@@ -20,6 +21,9 @@ _DIGITS = slice(10, 18)
 """Where in the seal the checksum stands, of all that is before it."""
 _SEALED_END = re.compile(rb'"crc": "[0-9a-f]{8}"\}')
 
+_LIKE_SEAL = re.compile(rb'": "[0-9a-f]{8}"\}$')
+"""As no line of an older release ends."""
+
 Row = dict[str, Any]
 
 
@@ -32,7 +36,9 @@ def unseal(data: bytes) -> tuple[Row, bool]:
     """The object, and whether it had to be put right. A `ValueError` where it cannot be."""
     data = data.removesuffix(b"\n")
     body, end = data[: -len(_SEAL)], data[-len(_SEAL) :]
-    if not body or _unlike_seal(end) > 1:
+    if not _is_sealed(data):
+        if _LIKE_SEAL.search(end):
+            raise ValueError("ends with a damaged checksum")
         return _loaded(data), False
     digits, actual = end[_DIGITS], crc32(body)
     written = b"%08x" % actual
@@ -44,6 +50,10 @@ def unseal(data: bytes) -> tuple[Row, bool]:
     if mended is None:
         raise ValueError("does not have the checksum that it was written with")
     return _loaded(mended + b"}"), True
+
+
+def _is_sealed(data: bytes) -> bool:
+    return len(data) > len(_SEAL) and _unlike_seal(data[-len(_SEAL) :]) <= 1
 
 
 def _unlike_seal(end: bytes) -> int:
@@ -88,6 +98,8 @@ class Rows:
     """Numbers of lines that were put right, from 1."""
     damaged: list[tuple[int, bytes]] = field(default_factory=list)
     """Lines that cannot be read."""
+    unsealed: bool = False
+    """Whether the lines have no checksums."""
     cut_off: bool = False
     """Whether it ends with half a line, as a crash leaves it."""
 
@@ -110,10 +122,13 @@ def read_rows(file: Path) -> Rows:
     whole, newline, tail = content.rpartition(b"\n")
     waiting: list[tuple[int, bytes]] = []
     lines = whole.split(b"\n") if newline else []
+    found.unsealed = bool(whole.strip()) and not any(map(_is_sealed, lines))
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
+            if not found.unsealed and not _is_sealed(line):
+                raise ValueError("has no checksum, unlike others")
             row, mended = unseal(line)
         except ValueError:
             waiting.append((number, line))
@@ -165,6 +180,8 @@ def _split(text: bytes, *, join: bool = False) -> list[Row]:
     rows: list[Row] = []
     start = 0
     for end in ends:
+        if not _is_sealed(text[start:end]):
+            return []
         try:
             rows.append(unseal(text[start:end])[0])
         except ValueError:
