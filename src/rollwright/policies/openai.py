@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rollwright.errors import ConfigError, FormatError
-from rollwright.forks import bind_to_process
 from rollwright.policies.base import Generation, Prompt, Renderer, Sampling
 from rollwright.policies.http_calls import Counters, Fault, HttpCalls, endpoint
 from rollwright.policies.openai_api import Api, ChatApi, CompletionsApi
@@ -37,7 +36,6 @@ class OpenAIPolicy:
         `api_key_env` names an environment variable that holds the key. `request_timeout` is the time of one
         try, in seconds. `extra_body` is added to every request.
         """
-        bind_to_process(self)  # two processes on one connection would read each other's answers
         self.version = version
         self._api = _api(api, model, extra_body or {})
         self._url = endpoint(base_url, self._api.path)
