@@ -1,6 +1,7 @@
 """The model in this process: exact ids and log-probabilities, keyed luck, and calls that come and go."""
 
 import asyncio
+import os
 import threading
 from collections import Counter
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from rollwright.config import build
 from rollwright.draws import digest
-from rollwright.errors import ConfigError
+from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models.loading import set_threads
 from rollwright.models.tiny import tiny_llama
 from rollwright.policies.base import EngineError, Generation, Probed, Prompt, Sampling, Updatable, UpdateMode
@@ -391,3 +392,25 @@ async def test_episodes_played_by_a_model_train_the_ids_it_was_given_and_sampled
             asked = Prompt("e", (), (), ids=full_prompt(trajectory.turns, turn.id))
             expected = forced(weights, asked, Sampling(), turn.sampled_ids)
             assert list(turn.logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+async def test_a_policy_that_a_fork_inherits_refuses_to_generate() -> None:
+    """Its thread is in no fork: the call would wait for ever."""
+    inherited, (read, write) = policy(), os.pipe()
+
+    def in_fork() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(inherited.generate(prompt(0), Sampling(max_tokens=1)))
+            except RollwrightError as error:
+                os.write(write, str(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+
+    await asyncio.to_thread(in_fork)
+    os.close(write)
+    assert os.read(read, 1000).startswith(b"this TorchPolicy was made by process")
+    os.close(read)
+    await inherited.close()

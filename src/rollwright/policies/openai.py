@@ -12,7 +12,6 @@ from typing import Any, Literal
 import msgspec
 
 from rollwright.errors import ConfigError, FormatError
-from rollwright.forks import bind_to_process
 from rollwright.http_client.proxies import proxy_for
 from rollwright.policies.base import Capabilities, Generation, Prompt, Renderer, Sampling
 from rollwright.policies.http_calls import Counters, Fault, HttpCalls, endpoint
@@ -49,7 +48,6 @@ class OpenAIPolicy:
         `api_key_env` names an environment variable that holds the key. `request_timeout` is the time of one
         try, in seconds. `extra_body` is added to every request.
         """
-        bind_to_process(self)  # two processes on one connection would read each other's answers
         self.version = version
         self._api = _api(api, model, extra_body or {})
         self._url = endpoint(base_url, self._api.path)

@@ -11,15 +11,14 @@ Always true, of every implementation:
   Waiting workers are served in the order they asked.
 - Enqueueing an id again changes nothing and returns what is there.
 - Nothing that a caller passes in or gets out is shared with the store's own state.
-- A store object belongs to the process that made it; in a fork it refuses every call.
+- A store object whose contents or connections are its maker's refuses every call in a fork.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from rollwright.errors import RollwrightError
-from rollwright.forks import bind_to_process
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
@@ -68,11 +67,7 @@ class Store(ABC):
     """Whether calls that are not told to wait are done at once, so that making several of them side by side gains
     nothing over one after the other."""
     fork_error: ClassVar[type[RollwrightError]] = StoreError
-
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        store = super().__new__(cls)
-        bind_to_process(store)
-        return store
+    """What a call raises in a fork that inherited a store whose contents or connections are its maker's."""
 
     # -- asking for episodes ------------------------------------------------------------------------
 

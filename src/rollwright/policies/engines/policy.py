@@ -23,7 +23,6 @@ import msgspec
 
 from rollwright.draws import seed
 from rollwright.errors import ConfigError, FormatError
-from rollwright.forks import bind_to_process
 from rollwright.policies.base import (
     Capabilities,
     EngineError,
@@ -131,7 +130,6 @@ class EnginePolicy:
         follows from its key, so that an engine which heeds it repeats itself. `outage_patience`: seconds that a
         call waits while no engine is in service. `version`: of the weights the engines were started with.
         """
-        bind_to_process(self)  # two processes on one connection would read each other's answers
         self._calls = HttpCalls(
             api_key=api_key,
             api_key_env=api_key_env,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from rollwright.forks import bind_to_process
 from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, check_part, new_id, parse_statuses
 from rollwright.store.contract import Store, StoreDamaged, StoreError
 from rollwright.store.records import (
@@ -41,6 +42,7 @@ class LookingStore(Store):
     """Everything that changes no rollout."""
 
     def __init__(self, driver: Driver) -> None:
+        bind_to_process(self)
         self._driver = driver
         self._closed = False
 
