@@ -80,3 +80,13 @@ async def test_code_that_cancels_every_task_ends_the_run_with_an_error_that_says
             await run.get_batch()
         with pytest.raises(RollwrightError, match="cancel tasks that are not its own"):
             await run.get_batch()
+
+
+async def test_a_policy_that_raises_a_cancellation_when_it_is_closed_cancels_nobody() -> None:
+    class Bad(RandomPlayer):
+        async def close(self) -> None:
+            raise asyncio.CancelledError
+
+    with pytest.raises(RollwrightError, match="policy: raised CancelledError when it was closed"):
+        async with LocalRun(build(CONFIG), policy=Bad()) as run:
+            await run.get_batch()

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from rollwright.cancellation import is_asked_for
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.config.resuming import SettingChange
 from rollwright.errors import ConfigError, RollwrightError, RunClosed
@@ -146,7 +147,7 @@ class LocalRun:
         self._stack.enter_context(rare_collections())
         self._stack.push_async_callback(self.settings.close)
         await self.settings.check()
-        self._stack.push_async_callback(self.policy.close)
+        self._stack.push_async_callback(self._close_policy)
         self.capabilities = await ask_engine(self.policy, self.config.policy)
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
@@ -181,6 +182,14 @@ class LocalRun:
         if self.config.train_env_manager is not None:
             scheduler = self._scheduler(self.config.train_env_manager, "train", "train", self._delivered)
             self._training = await self._stack.enter_async_context(scheduler)
+
+    async def _close_policy(self) -> None:
+        try:
+            await self.policy.close()
+        except BaseException as error:
+            if isinstance(error, Exception) or is_asked_for(error):
+                raise
+            raise RollwrightError(f"policy: raised {type(error).__name__} when it was closed") from error
 
     async def _make_fleet(self, processes: int) -> ProcessFleet:
         """Worker processes, and the way they reach the store."""
