@@ -75,14 +75,17 @@ async def restore_settings(run: Path, told: str | None) -> RunConfig | None:
 
 async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
     # imported here, because only a run with a SQLite file needs it
-    from rollwright.store.sql.sqlite_check import MISSING, complaint, move_aside, readable_trajectories
+    from rollwright.store.sql.sqlite_integrity import check_integrity
+    from rollwright.store.sql.sqlite_salvage import move_aside, readable_trajectories
 
     rest = "what was finished is taken from the log, episodes under way begin anew"
-    wrong = await asyncio.to_thread(complaint, path) or await _unreadable(path)
-    if wrong == MISSING:
+    if not await asyncio.to_thread(path.is_file):
         folder.tell(f"{path}: the store is missing; it is made anew: {rest}")
         folder.store_is_new = True
-    elif wrong is not None:
+        return
+    problems = await asyncio.to_thread(check_integrity, path)
+    wrong = problems[0].removeprefix(f"{path}: ") if problems else await _unreadable(path)
+    if wrong is not None:
         aside = move_aside(path)
         saved = _take(folder, await asyncio.to_thread(list, readable_trajectories(aside)), config)
         also = f"; {saved:,} finished trajectories were saved from it" if saved else ""
