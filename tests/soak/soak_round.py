@@ -160,6 +160,7 @@ class Round:
             validations=range(1, self._steps + 1),
             levels=4,
             width=8 if self._tree else 1,
+            cut_off=self._result.kills["engine"] + self._result.kills["database"],
         )
         address = str(self._folder / "store.db") if self._setup == "served" else self._address
         outputs = self._folder.glob("*.txt")
