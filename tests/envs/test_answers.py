@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,3 +68,26 @@ def test_a_pattern_may_list_the_actions() -> None:
     assert answers.find("I go LEFT now") == "LEFT"
     with pytest.raises(ConfigError, match="that the pattern finds"):
         AnswerFormat(r"(?i)\b(left|right)\b", "{action}", example="Up")
+
+
+PIECES = ["<answer>", "</answer>", "<Answer>", "</Answer>", "<think>", "</think>", "Up", " ", "\n"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [ANSWER_PATTERN, THINK_PATTERN, r"(?i)<answer>(.*?)</answer>", r"<answer>(.*?)</answer>|move (\w+)"],
+)
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=12))
+def test_the_action_is_the_one_that_the_pattern_finds(pattern: str, pieces: list[str]) -> None:
+    answers, completion = (
+        AnswerFormat(pattern, "<think></think><answer>move {action}</answer>", "move x"),
+        "".join(pieces),
+    )
+    match = re.search(pattern, completion, re.DOTALL)
+    assert answers.find(completion) == (None if match is None else (match[match.re.groups] or "").strip())
+
+
+def test_a_model_that_repeats_the_opening_tag_without_end_holds_nobody_up() -> None:
+    """Searched from every tag to the end, this would take minutes."""
+    assert AnswerFormat().find("<answer>" * 100_000) is None
+    assert AnswerFormat().find("</answer>" + "<answer>" * 100_000) is None
