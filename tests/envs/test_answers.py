@@ -74,17 +74,22 @@ PIECES = ["<answer>", "</answer>", "<Answer>", "</Answer>", "<think>", "</think>
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    [ANSWER_PATTERN, THINK_PATTERN, r"(?i)<answer>(.*?)</answer>", r"<answer>(.*?)</answer>|move (\w+)"],
+    ("pattern", "template"),
+    [
+        (ANSWER_PATTERN, None),
+        (THINK_PATTERN, None),
+        (r"(?i)<answer>(.*?)</answer>", None),
+        (r"<answer>.*?</answer> (\w+)|(Some Action)", "{action}"),
+    ],
 )
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=12))
-def test_the_action_is_the_one_that_the_pattern_finds(pattern: str, pieces: list[str]) -> None:
-    answers, completion = (
-        AnswerFormat(pattern, "<think></think><answer>move {action}</answer>", "move x"),
-        "".join(pieces),
-    )
+def test_the_action_is_the_one_that_the_pattern_finds(
+    pattern: str, template: str | None, pieces: list[str]
+) -> None:
+    completion = "".join(pieces)
     match = re.search(pattern, completion, re.DOTALL)
-    assert answers.find(completion) == (None if match is None else (match[match.re.groups] or "").strip())
+    found = None if match is None else (match[match.re.groups] or "").strip()
+    assert AnswerFormat(pattern, template).find(completion) == found
 
 
 def test_a_model_that_repeats_the_opening_tag_without_end_holds_nobody_up() -> None:
