@@ -7,7 +7,7 @@ SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint typecheck unit test-engines bench base-model docs clean
+.PHONY: demo test lint typecheck unit test-engines soak bench base-model docs clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,12 @@ unit: $(READY)
 test-engines: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/vllm_server.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines
+
+# Kills run, workers, store server, engine and database at random; SEED=2 gives others.
+KILLS ?= 1000
+SEED ?= 1
+soak: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py --kills $(KILLS) --seed $(SEED)
 
 bench: $(READY)
 	$(BIN)/python bench/run_all.py

@@ -1,6 +1,7 @@
-"""How fast the environments are, and how that compares with PyPI's gym_sokoban.
+"""How fast the environments are, and how that compares with PyPI's gym_sokoban and with a bare call of reasoning-gym.
 
     python bench/envs.py
+    python bench/envs.py scoring        # only reasoning-gym; the other figures stay
 
 Prints a table and writes `bench/results/envs.json`. Times are CPU time of the process that plays, so that a
 busy machine matters little; only reasoning_gym, whose work is done in another process, is timed by the
@@ -11,6 +12,7 @@ Takes about a minute, and another one for that.
 import asyncio
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from results_file import write_results
+from results_file import RESULTS, write_results
 from rollwright import draws
 from rollwright.envs import registry
 from rollwright.envs.base import Env
@@ -36,6 +38,15 @@ SECONDS = 2.0
 WANTED_RATIO = 30.0
 """Times faster than gym_sokoban's own step a Sokoban step is meant to be."""
 
+SCORED = ["basic_arithmetic", "countdown", "binary_matrix", "simple_integration"]
+"""Datasets of reasoning-gym: one that only compares, and one for each kind of reader."""
+
+AT_ONCE = 64
+"""Episodes that are scored at the same time in the second figure."""
+
+WANTED_STEPS = 1_500
+"""Answers to basic_arithmetic that are meant to be scored in a second, one after the other."""
+
 TAGS = [
     "FrozenLake",
     "SimpleSokoban",
@@ -43,7 +54,6 @@ TAGS = [
     "SokobanDifferentGridVocab",
     "gymnasium:FrozenLake-v1",
     "gymnasium:Taxi-v4",
-    "reasoning_gym:basic_arithmetic",
 ]
 
 PEER_SCRIPT = """
@@ -84,8 +94,40 @@ print(json.dumps(found))
 """
 
 
+BARE_SCRIPT = """
+import json, sys, time
+from reasoning_gym.factory import create_dataset
+
+seconds, found = float(sys.argv[1]), {}
+for name in sys.argv[2:]:
+    steps = resets = seed = 0
+    scoring = making = 0.0
+    while scoring + making < seconds:
+        began = time.perf_counter()
+        dataset = create_dataset(name, seed=seed, size=1)
+        entry = dataset[0]
+        making += time.perf_counter() - began
+        resets += 1
+        seed += 1
+        for answer in (entry["answer"], "1 + 1"):
+            began = time.perf_counter()
+            dataset.score_answer(answer, entry)
+            scoring += time.perf_counter() - began
+            steps += 1
+    found[name] = {"steps_per_second": steps / scoring, "resets_per_second": resets / making}
+print(json.dumps(found))
+"""
+
+
 def main() -> None:
     console = Console()
+    scored = {"scoring_bare": _measure_bare(), **asyncio.run(_measure_scoring())}
+    _print_scoring(console, scored)
+    if sys.argv[1:] == ["scoring"]:
+        kept = json.loads((RESULTS / "envs.json").read_text(encoding="utf-8"))
+        found = {**{key: kept[key] for key in ("rollwright", "gym_sokoban", "times_faster")}, **scored}
+        console.print(f"written to {write_results('envs', found).relative_to(ROOT)}")
+        return
     ours = asyncio.run(_measure_all(console))
     peer = _measure_peer(console)
     ratios = {
@@ -102,6 +144,7 @@ def main() -> None:
         "rollwright": ours,
         "gym_sokoban": peer,
         "times_faster": ratios,
+        **scored,
     }
     console.print(f"written to {write_results('envs', found).relative_to(ROOT)}")
 
@@ -114,13 +157,73 @@ async def _measure_all(console: Console) -> dict[str, dict[str, float]]:
         except RollwrightError as error:
             console.print(f"left out: {error}")
             continue
-        clock = time.perf_counter if tag.startswith("reasoning_gym") else time.process_time
         found[tag] = {
-            "steps_per_second": await _steps_per_second(env, clock),
-            "resets_per_second": await _resets_per_second(env, clock),
+            "steps_per_second": await _steps_per_second(env, time.process_time),
+            "resets_per_second": await _resets_per_second(env, time.process_time),
         }
         await env.close()
     return found
+
+
+async def _measure_scoring() -> dict[str, Any]:
+    """By the clock: the work is done in other processes."""
+    ours = {}
+    for name in SCORED:
+        env = registry.make(f"reasoning_gym:{name}")
+        ours[name] = {
+            "steps_per_second": await _answers_per_second(name, 1),
+            "steps_per_second_at_once": await _answers_per_second(name, AT_ONCE),
+            "resets_per_second": await _resets_per_second(env, time.perf_counter),
+        }
+        await env.close()
+    return {"scoring": ours, "scoring_at_once": AT_ONCE}
+
+
+def _measure_bare() -> dict[str, dict[str, float]]:
+    command = [sys.executable, "-c", BARE_SCRIPT, str(SECONDS), *SCORED]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    found: dict[str, dict[str, float]] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+async def _answers_per_second(name: str, at_once: int) -> float:
+    """Right and wrong answers in turn; only judging them is timed."""
+    envs = [registry.make(f"reasoning_gym:{name}") for _ in range(at_once)]
+    spent, count, seed = 0.0, 0, 0
+    while spent < SECONDS:
+        answers = []
+        for env in envs:
+            await env.reset(seed % 50)
+            best = env.best_action()  # type: ignore[attr-defined]
+            answers.append(env.answer(best if best is not None and seed % 2 else "1 + 1"))  # type: ignore[attr-defined]
+            seed += 1
+        began = time.perf_counter()
+        await asyncio.gather(*(env.step(answer) for env, answer in zip(envs, answers, strict=True)))
+        spent += time.perf_counter() - began
+        count += at_once
+    return count / spent
+
+
+def _print_scoring(console: Console, scored: dict[str, Any]) -> None:
+    table = Table(title="answers to reasoning-gym, by the clock", title_justify="left")
+    for head in (
+        "dataset",
+        "one by one, per s",
+        f"{AT_ONCE} at once, per s",
+        "resets/s",
+        "bare call, per s",
+        "share",
+    ):
+        table.add_column(head, justify="left" if head == "dataset" else "right")
+    for name, ours in scored["scoring"].items():
+        bare = scored["scoring_bare"][name]["steps_per_second"]
+        best = max(ours["steps_per_second"], ours["steps_per_second_at_once"])
+        figures = (*ours.values(), bare)
+        table.add_row(name, *(f"{each:,.0f}" for each in figures), f"{best / bare:.2%}")
+    console.print(table)
+    reached = scored["scoring"]["basic_arithmetic"]["steps_per_second"]
+    verdict = "reached" if reached >= WANTED_STEPS else "MISSED"
+    console.print(f"basic_arithmetic: {reached:,.0f} answers a second (wanted: {WANTED_STEPS:,}, {verdict})")
 
 
 async def _resets_per_second(env: Env, clock: Callable[[], float]) -> float:

@@ -3,10 +3,12 @@
     python bench/store.py [ROUNDS]
 
 Four workers enqueue, claim, keep alive and finish rollouts one by one. Every arm is a process of its own; the arms
-take turns, and the median of the rounds counts, so that a busy machine slows all of them alike. Then the same is
-played with few and with very many other rollouts waiting and held in the store, to see what one operation costs.
-Prints tables and writes `bench/results/store.json`. agentlightning gets a virtual environment of its own under
-`.venvs/`, made when it is not there yet (800 MB). Takes about ten minutes, and a few more for that.
+take turns, forwards and backwards, and what counts is the median over the rounds of the ratio of two arms in the same
+round: a machine that is busy for a while slows both. The CPU time stands beside the time, to tell a slow disk from a
+slow store. Then the same is played with few and with very many other rollouts waiting and held in the store, to see
+what one operation costs. Prints tables and writes `bench/results/store.json`, with every round in it. agentlightning
+gets a virtual environment of its own under `.venvs/`, made when it is not there yet (800 MB). Takes about twenty
+minutes, and a few more for that.
 """
 
 import json
@@ -30,7 +32,7 @@ PEER = ["agentlightning==0.3.0"]
 
 OURS = ("memory", "sqlite", "postgres", "http", "http_sqlite")
 THEIRS = ("memory", "http")
-ROUNDS = 3
+ROUNDS = 5
 
 PLAYED = 2_000
 PLAYED_BY_SLOW_PEER = 400
@@ -45,12 +47,15 @@ MEMORY_RATIO, SQLITE_RATIO, HTTP_RATIO, SCALE_RATIO = 10.0, 2.0, 10.0, 1.3
 """Promised: our memory store against theirs, SQLite on disk against their memory store, HTTP against HTTP; and the cost
 of an operation among many rollouts against that among few."""
 
+OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+"""What agentlightning imports would else try, while it is measured, to fetch a list of prices."""
+
 Figures = Mapping[str, Any]
 
 
 def run(python: Path | str, script: str, *arguments: object) -> Figures:
     command = [str(python), str(HERE / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | OFFLINE)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         raise SystemExit(
@@ -62,55 +67,66 @@ def run(python: Path | str, script: str, *arguments: object) -> Figures:
 
 def speed(rounds: int, peer: Path, console: Console) -> dict[str, dict[str, float]]:
     """Rollouts per second of every arm."""
-    seen: dict[str, list[Figures]] = {}
+    arms = [(arm, sys.executable, "store_load.py", arm, PLAYED) for arm in OURS]
+    for arm in THEIRS:
+        played = PLAYED if arm == "memory" else PLAYED_BY_SLOW_PEER
+        arms.append((f"agentlightning {arm}", str(peer), "store_agentlightning.py", arm, played))
+    seen: dict[str, list[Figures]] = {name: [] for name, *_ in arms}
     for number in range(rounds):
         with console.status(f"speed, round {number + 1} of {rounds}"):
-            for arm in OURS:
-                seen.setdefault(arm, []).append(run(sys.executable, "store_load.py", arm, 0, PLAYED))
-            for arm in THEIRS:
-                played = PLAYED if arm == "memory" else PLAYED_BY_SLOW_PEER
-                figures = run(peer, "store_agentlightning.py", arm, 0, played)
-                seen.setdefault(f"agentlightning {arm}", []).append(figures)
+            for name, python, script, arm, played in arms if number % 2 == 0 else reversed(arms):
+                seen[name].append(run(python, script, arm, 0, played))
     return {arm: rates(each) for arm, each in seen.items()}
 
 
-def rates(rounds: Sequence[Figures]) -> dict[str, float]:
-    def middle(*phases: str) -> float:
-        return median(each["played"] / sum(each[phase] for phase in phases) for each in rounds)
+def rates(rounds: Sequence[Figures]) -> dict[str, Any]:
+    def each(*phases: str) -> list[float]:
+        return [seen["played"] / sum(seen[phase] for phase in phases) for seen in rounds]
 
+    cpu = [seen["client_cpu_seconds"] / seen["played"] * 1e6 for seen in rounds]
+    every_round = each("enqueue_seconds", "play_seconds")
     return {
-        "enqueued_per_second": middle("enqueue_seconds"),
-        "played_per_second": middle("play_seconds"),
-        "rollouts_per_second": middle("enqueue_seconds", "play_seconds"),
-        "client_cpu_us_per_rollout": median(each["client_cpu_seconds"] / each["played"] for each in rounds)
-        * 1e6,
+        "enqueued_per_second": median(each("enqueue_seconds")),
+        "played_per_second": median(each("play_seconds")),
+        "rollouts_per_second": median(every_round),
+        "client_cpu_us_per_rollout": median(cpu),
+        "every_round": every_round,
     }
 
 
-def scale(rounds: int, peer: Path, console: Console) -> dict[str, dict[str, float]]:
+def scale(rounds: int, peer: Path, console: Console) -> dict[str, dict[str, Any]]:
     """Microseconds for a rollout among few and among many others."""
     arms = [(sys.executable, "store_load.py", arm, arm) for arm in OURS[:4]]
     arms.append((str(peer), "store_agentlightning.py", "memory", "agentlightning memory"))
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for python, script, arm, name in arms:
         costs: dict[int, list[float]] = {FEW: [], MANY: []}
+        cpu: dict[int, list[float]] = {FEW: [], MANY: []}
         for number in range(rounds):
-            for kept in costs:
+            for kept in (FEW, MANY) if number % 2 == 0 else (MANY, FEW):
                 with console.status(f"scale of {name}, {kept:,} others, round {number + 1} of {rounds}"):
                     played = PLAYED_IN_MEMORY if name == "memory" else PLAYED
                     figures = run(python, script, arm, kept, played)
                 seconds = figures["enqueue_seconds"] + figures["play_seconds"]
                 costs[kept].append(seconds / figures["played"] * 1e6)
-        few, many = median(costs[FEW]), median(costs[MANY])
-        found[name] = {"us_among_few": few, "us_among_many": many, "ratio": many / few}
+                cpu[kept].append(figures["client_cpu_seconds"] / figures["played"] * 1e6)
+        ratios = [many / few for few, many in zip(costs[FEW], costs[MANY], strict=True)]
+        found[name] = {
+            "us_among_few": median(costs[FEW]),
+            "us_among_many": median(costs[MANY]),
+            "ratio": median(ratios),
+            "client_cpu_ratio": median(cpu[MANY]) / median(cpu[FEW]),
+            "every_round": ratios,
+        }
     return found
 
 
 def promises(speeds: Mapping[str, Figures], scales: Mapping[str, Figures]) -> list[dict[str, Any]]:
     def ratio(ours: str, theirs: str) -> float:
-        return float(
-            speeds[ours]["rollouts_per_second"] / speeds[f"agentlightning {theirs}"]["rollouts_per_second"]
+        pairs = zip(
+            speeds[ours]["every_round"], speeds[f"agentlightning {theirs}"]["every_round"], strict=True
         )
+        return median(mine / other for mine, other in pairs)
 
     found = [
         ("memory, times agentlightning's memory store", ratio("memory", "memory"), MEMORY_RATIO),
@@ -130,14 +146,23 @@ def promises(speeds: Mapping[str, Figures], scales: Mapping[str, Figures]) -> li
 def show(console: Console, figures: Mapping[str, Any]) -> None:
     speeds = Table("store", "enqueued/s", "played/s", "rollouts/s", "client CPU µs", title="speed, 4 workers")
     for arm, rate in figures["speed"].items():
-        speeds.add_row(arm, *(f"{value:,.0f}" for value in rate.values()))
+        speeds.add_row(arm, *(f"{value:,.0f}" for value in rate.values() if isinstance(value, float)))
     console.print(speeds)
     scales = Table(
-        "store", f"µs among {FEW:,}", f"µs among {MANY:,}", "ratio", title="one rollout among others"
+        "store",
+        f"µs among {FEW:,}",
+        f"µs among {MANY:,}",
+        "ratio",
+        "ratio of CPU",
+        title="one rollout among others",
     )
     for arm, cost in figures["scale"].items():
         scales.add_row(
-            arm, f"{cost['us_among_few']:,.0f}", f"{cost['us_among_many']:,.0f}", f"{cost['ratio']:.2f}"
+            arm,
+            f"{cost['us_among_few']:,.0f}",
+            f"{cost['us_among_many']:,.0f}",
+            f"{cost['ratio']:.2f}",
+            f"{cost['client_cpu_ratio']:.2f}",
         )
     console.print(scales)
     kept = Table("promise", "measured", "wanted", "kept")

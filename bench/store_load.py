@@ -8,6 +8,7 @@ enqueued, claimed, kept alive with a heartbeat and finished by four workers.
 
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
@@ -47,6 +48,8 @@ async def lay_background(store: Store, kept: int) -> None:
 
 async def measure(store: Store, kept: int, played: int) -> dict[str, Any]:
     await lay_background(store, kept)
+    if kept:
+        os.sync()  # else the system writes the background to disk while the rest is measured
     share = played // WORKERS
 
     async def enqueue(worker: int) -> None:

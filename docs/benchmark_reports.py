@@ -24,9 +24,10 @@ all times on a simulated engine with a slot for each, whose speed is set so that
 each second; whoever has played one takes the next. Memory is that of an episode in flight, and of the rollout that waits
 behind it. Lag is how late the event loop is for a timer."""
 
-ENVS = """How fast the environments are, in steps and resets for each second of CPU (`reasoning_gym`: by the clock, because its
-work is done in another process). `gym_sokoban` from PyPI draws a picture at every step; the second figure is with the
-drawing taken out."""
+ENVS = """How fast the environments are, in steps and resets for each second of CPU. `gym_sokoban` from PyPI draws a picture at
+every step; the second figure is with the drawing taken out. Answers to `reasoning_gym` are judged in other processes, in
+a sandbox, and counted by the clock; their limit is the bare call of `score_answer`, which evaluates some of them in the
+process that asks."""
 
 STORE = """How fast the stores are: enqueue, claim, heartbeat, finish, with four workers that each do one thing at a time, next
 to the stores of `agentlightning` from PyPI in the same run. SQLite and PostgreSQL flush what is enqueued and what is
@@ -67,6 +68,8 @@ MOST_GROWTH = 1.3
 
 LEAST_OCCUPANCY = 0.95
 MOST_OVER_BOUND = 1.05
+LEAST_ANSWERS = 1_500
+"""Answers to basic_arithmetic that are judged in a second, one after the other."""
 LEAST_TIMES_FASTER = 30
 """A Sokoban step against that of gym_sokoban."""
 
@@ -148,6 +151,20 @@ def _envs(figures: Figures) -> list[str]:
     ]
     slowest = min(each["step"] for each in figures["times_faster"].values())
     promise = f"a Sokoban step, at least {LEAST_TIMES_FASTER}× as fast"
+    scoring = [
+        (
+            f"`{name}`",
+            f"{each['steps_per_second']:,.0f}",
+            f"{each['steps_per_second_at_once']:,.0f}",
+            f"{each['resets_per_second']:,.0f}",
+            f"{(bare := figures['scoring_bare'][name]['steps_per_second']):,.0f}",
+            f"{max(each['steps_per_second'], each['steps_per_second_at_once']) / bare:.2%}",
+        )
+        for name, each in figures["scoring"].items()
+    ]
+    answers = figures["scoring"]["basic_arithmetic"]["steps_per_second"]
+    at_once = f"answers per second, {figures['scoring_at_once']} at once"
+    heads = ("dataset", "answers per second", at_once, "resets per second", "the bare call", "share of it")
     return [
         table(("environment", "steps per second", "resets per second"), rows),
         "",
@@ -155,7 +172,20 @@ def _envs(figures: Figures) -> list[str]:
         "",
         table(("environment", "step", "step without pictures", "reset"), against),
         "",
-        promise_table([(promise, f"{slowest:.0f}×", slowest >= LEAST_TIMES_FASTER)]),
+        "Answers to reasoning-gym:",
+        "",
+        table(heads, scoring),
+        "",
+        promise_table(
+            [
+                (promise, f"{slowest:.0f}×", slowest >= LEAST_TIMES_FASTER),
+                (
+                    f"answers to basic_arithmetic, at least {LEAST_ANSWERS:,} per second",
+                    f"{answers:,.0f}",
+                    answers >= LEAST_ANSWERS,
+                ),
+            ]
+        ),
     ]
 
 

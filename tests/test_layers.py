@@ -9,13 +9,27 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
 
-FOUNDATION = {"errors", "draws", "alarms", "listening", "http_client", "http_server", "addresses"}
+FOUNDATION = {
+    "errors",
+    "draws",
+    "alarms",
+    "cancellation",
+    "forks",
+    "listening",
+    "signals",
+    "http_client",
+    "http_server",
+    "addresses",
+}
 """Modules that know nobody and that everybody may use."""
 
 MAY_KNOW = {
     "errors": set(),
     "draws": set(),
     "alarms": set(),
+    "forks": set(),
+    "cancellation": set(),
+    "signals": set(),
     "listening": set(),
     "http_client": set(),
     "http_server": set(),
@@ -32,7 +46,7 @@ MAY_KNOW = {
     "orchestra": {"trajectory", "envs", "policies", "tools", "agents", "rollout"},
     "store": {"trajectory"},
     "rollout": {"trajectory", "config", "envs", "policies", "agents", "store", "gateway"},
-    "workers": {"rollout", "store"},
+    "workers": {"rollout", "store", "hardware"},
     "gateway": {"trajectory", "policies", "agents", "store"},
     "training": {"trajectory", "policies", "models", "rollout", "hardware"},
     "run": {
@@ -56,7 +70,7 @@ MAY_KNOW = {
     "swarm": {"trajectory", "envs", "policies", "agents", "rollout"},
     "supervision": {"config", "swarm"},
     "doctor": {"config", "hardware", "models", "policies", "run", "swarm", "supervision"},
-    "observe": {"trajectory", "rollout", "run"},
+    "observe": {"trajectory", "config", "rollout", "run"},
     "cli": {
         "trajectory",
         "config",

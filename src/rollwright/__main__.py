@@ -1,5 +1,5 @@
 """`python -m rollwright` is the `rollwright` command."""
 
-from rollwright.cli.main import main
+from rollwright.cli.entry import main
 
 main()

@@ -4,6 +4,10 @@ Each message is one line: what was wrong, where, and what would be accepted. The
 it without a traceback; a library user catches `RollwrightError`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class RollwrightError(Exception):
     """Base of every error this package raises on purpose."""
@@ -13,5 +17,20 @@ class ConfigError(RollwrightError):
     """A setting is wrong; the message names the key and what it accepts."""
 
 
+class RunClosed(RollwrightError):
+    """The run was closed by somebody else while this call waited for it."""
+
+
 class FormatError(RollwrightError):
     """Bytes from a file or a network are not what they should be."""
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """An error of the operating system inside names this file, unless it names one: it does not once a file is open."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(file)) from error
+        raise

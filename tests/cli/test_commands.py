@@ -156,7 +156,7 @@ def test_two_processes_do_not_write_to_one_run(played: Path, tmp_path: Path) -> 
     refused = rollwright("resume", str(unfinished), cwd=played)
     assert refused.returncode == 2
     assert "another process is writing to this run" in refused.stderr
-    holding._log.close()
+    holding.log.close()
 
 
 def test_a_run_remembers_its_store_without_the_password(tmp_path: Path) -> None:

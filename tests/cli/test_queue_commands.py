@@ -1,5 +1,6 @@
 """`enqueue`, `worker`, `ps` and `cancel`, as they are typed: a function of one's own plays tasks of one's own."""
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rollwright.cli.main import app
+from rollwright.cli.queue import worker_state
+from rollwright.store.opening import open_store
+from rollwright.store.records import Worker, WorkerStatus
 
 AGENT = """
 async def agent(task, session):
@@ -56,6 +60,36 @@ def test_a_worker_without_an_agent_says_that_tasks_have_no_settings(store: Path)
     assert "rollwright enqueue --config" in said
 
 
+SPEAKER = """
+import openai
+
+async def speaker(task, session):
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+        said = [{"role": "user", "content": "hello"}]
+        await client.chat.completions.create(model="m", messages=said, temperature=0)
+    return 0.5
+"""
+
+
+def test_a_stored_trajectory_is_shown_with_how_it_was_sampled_and_what_was_ignored(
+    store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own_speaker_of_queue_test.py").write_text(SPEAKER)
+    config = tmp_path / "config.yaml"
+    config.write_text("sampling: {temperature: 0.7}\npolicy: {tokens_per_second: 100000}\n")
+    (name,) = typed("enqueue", "-", "--store", store, "--config", config, given='{"n": 1}\n').split()
+    words = ("--agent", "own_speaker_of_queue_test:speaker", "--max-rollouts", "1", "--id", "w")
+    typed("worker", "--store", store, *words)
+    assert name in typed("show", store)
+    shown = typed("show", store, name)
+    assert "sampled at temperature 0.7" in shown
+    assert "gateway_sampling_ignored 1" in shown
+    assert "reward 0.5" in shown
+    missing = CliRunner().invoke(app, ["show", str(store), "nobody"])
+    assert missing.exit_code != 0
+    assert "0 rollouts of" in str(missing.exception)
+
+
 def test_a_worker_without_a_reachable_store_says_what_it_tries_and_ends() -> None:
     done = subprocess.run(
         [
@@ -77,3 +111,49 @@ def test_a_worker_without_a_reachable_store_says_what_it_tries_and_ends() -> Non
     assert "Connection refused; trying for 1 more seconds" in done.stdout
     assert done.stderr.count("\n") == 1
     assert "Connection refused (after " in done.stderr
+
+
+def test_ps_says_why_rollouts_failed_and_that_a_worker_has_ended(store: Path) -> None:
+    typed("enqueue", "-", "--store", store, "--max-attempts", "1", given=TASKS)
+    words = ("--agent", "own_agent_of_queue_test:agent", "--max-rollouts", "3", "--id", "w", "--quiet")
+    typed("worker", "--store", store, *words)
+    seen = typed("ps", "--store", store)
+    assert "failed rollouts: 1" in seen
+    assert re.search(r"1 +agent: ValueError: two is \[bold\]wrong\[/bold\] +ro-", seen)
+    assert re.search(r"w +ended +\d+:\d\d ago", seen)
+
+
+@pytest.mark.parametrize(
+    ("status", "stats", "age", "state"),
+    [
+        (WorkerStatus.IDLE, {"heartbeat_interval": 5.0}, 4.0, "idle"),
+        (WorkerStatus.BUSY, {"heartbeat_interval": 5.0}, 4.0, "busy"),
+        (WorkerStatus.IDLE, {"heartbeat_interval": 5.0}, 16.0, "lost"),
+        (WorkerStatus.BUSY, {"heartbeat_interval": 0.5}, 2.0, "lost"),
+        (WorkerStatus.IDLE, {}, 16.0, "lost"),
+        (WorkerStatus.IDLE, {"heartbeat_interval": 60.0}, 100.0, "idle"),
+        (WorkerStatus.IDLE, {"heartbeat_interval": 5.0, "ended": True}, 1000.0, "ended"),
+        (WorkerStatus.BUSY, {"heartbeat_interval": 5.0, "ended": True}, 1.0, "busy"),
+        (WorkerStatus.UNKNOWN, {}, 0.0, "lost"),
+        (WorkerStatus.IDLE, {}, None, "lost"),
+    ],
+)
+def test_a_worker_that_is_not_heard_of_is_lost_and_not_idle(
+    status: WorkerStatus, stats: dict[str, object], age: float | None, state: str
+) -> None:
+    heard = None if age is None else 1000.0 - age
+    assert worker_state(Worker("w", status, stats, last_heartbeat_time=heard), now=1000.0) == state
+
+
+def test_a_rollout_that_is_being_played_is_shown_as_running_before_its_first_turn(store: Path) -> None:
+    async def claim() -> None:
+        opened = await open_store(str(store))
+        await opened.enqueue_rollout({"n": 1}, rollout_id="sleeper")
+        await opened.dequeue_rollout("w", timeout=5)
+        await opened.close()
+
+    asyncio.run(claim())
+    seen = typed("ps", "--store", store)
+    assert "running 1 (1 without a turn yet)" in seen
+    assert re.search(r"sleeper +running, no turn yet +1 \(under way\) +w ", seen)
+    assert "preparing" not in seen

@@ -13,6 +13,7 @@ from rollwright.cli.main import app
 from rollwright.cli.tree_view import tokens_saved, tree_view
 from rollwright.config import build
 from rollwright.errors import RollwrightError
+from rollwright.observe import plots
 from rollwright.observe.plots import draw, picture_of
 from rollwright.run.folder import RunReader
 from rollwright.training.advantages import Tree
@@ -176,3 +177,18 @@ def test_a_mistake_with_plot_is_one_line(words: Any, says: str, tmp_path: Path) 
     with pytest.raises(RollwrightError, match=says) as refused:
         command("plot", folder.path, *words)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [0.9, 0.0, -0.4, 120.0])
+def test_a_run_of_one_batch_has_whole_batches_and_a_height_on_its_axes(value: float) -> None:
+    from matplotlib.figure import Figure
+
+    axis = Figure().subplots()
+    plots._lines(axis, "reward", "batch", "mean reward", {"FrozenLake": [(0, value)]})
+    shown = [tick for tick in axis.get_xticks() if axis.get_xlim()[0] <= tick <= axis.get_xlim()[1]]
+    assert shown == [0]
+    low, high = axis.get_ylim()
+    assert low <= min(0.0, value) <= max(0.0, value) < high or value < 0 == high
+    bars = Figure().subplots()
+    plots._bars(bars, "episode lengths", "turns in a path", "paths", {3: 40})
+    assert all(float(tick).is_integer() for tick in bars.get_xticks())

@@ -188,3 +188,28 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_the_configuration_as_used_loads_again_to_the_same() -> None:
     config = build(GOOD, ["policy.kind=openai", "policy.base_url=http://127.0.0.1:1/v1", "policy.model=m"])
     assert build(yaml.safe_load(dump(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"HF_HUB_DOWNLOAD_TIMEOUT": "abc"}, "environment variable HF_HUB_DOWNLOAD_TIMEOUT=abc: downloads"),
+        ({"ROLLWRIGHT__SEED": "x"}, "environment variable ROLLWRIGHT__SEED=x: seed"),
+        (
+            {"ROLLWRIGHT__SEED": "x", "HF_HUB_DOWNLOAD_TIMEOUT": "abc"},
+            "environment variable HF_HUB_DOWNLOAD_TIMEOUT=abc and ROLLWRIGHT__SEED=x: ",
+        ),
+        ({"HF_HUB_DOWNLOAD_TIMEOUT": "7"}, None),
+    ],
+)
+def test_a_wrong_variable_is_blamed_and_not_the_file(
+    variables: dict[str, str], says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    file = tmp_path / "it.yaml"
+    file.write_text("max_steps: 2\n" if says else "max_stepz: 2\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert str(caught.value).startswith(says or f"{file}: max_stepz")
+    assert says is None or str(file) not in str(caught.value)

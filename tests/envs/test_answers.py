@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,3 +68,31 @@ def test_a_pattern_may_list_the_actions() -> None:
     assert answers.find("I go LEFT now") == "LEFT"
     with pytest.raises(ConfigError, match="that the pattern finds"):
         AnswerFormat(r"(?i)\b(left|right)\b", "{action}", example="Up")
+
+
+PIECES = ["<answer>", "</answer>", "<Answer>", "</Answer>", "<think>", "</think>", "Up", " ", "\n"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "template"),
+    [
+        (ANSWER_PATTERN, None),
+        (THINK_PATTERN, None),
+        (r"(?i)<answer>(.*?)</answer>", None),
+        (r"<answer>.*?</answer> (\w+)|(Some Action)", "{action}"),
+    ],
+)
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=12))
+def test_the_action_is_the_one_that_the_pattern_finds(
+    pattern: str, template: str | None, pieces: list[str]
+) -> None:
+    completion = "".join(pieces)
+    match = re.search(pattern, completion, re.DOTALL)
+    found = None if match is None else (match[match.re.groups] or "").strip()
+    assert AnswerFormat(pattern, template).find(completion) == found
+
+
+def test_a_model_that_repeats_the_opening_tag_without_end_holds_nobody_up() -> None:
+    """Searched from every tag to the end, this would take minutes."""
+    assert AnswerFormat().find("<answer>" * 100_000) is None
+    assert AnswerFormat().find("</answer>" + "<answer>" * 100_000) is None

@@ -65,10 +65,10 @@ async def test_a_wrong_answer_and_none_at_all(play) -> None:
 
 
 async def test_an_answer_that_gets_its_scorer_killed_is_worth_nothing_and_counted(play) -> None:
-    env = registry.make("reasoning_gym:string_insertion", {"score_seconds": 0.3})
-    (killed,) = await play(env, 1, ["<answer>list(iter(int, 1))</answer>"])
+    env = registry.make("reasoning_gym:coin_flip", {"score_seconds": 0.3})
+    (killed,) = await play(env, 1, ["<answer>1e999999999</answer>"])
     assert killed.reward == 0
-    assert killed.info["metrics"] == {"scorer_killed": 1.0, "scorer_failed": 0.0}
+    assert killed.info["metrics"] == {"scorer_killed": 1.0, "scorer_failed": 0.0, "scorer_refused": 0.0}
 
 
 async def test_a_dataset_without_a_known_answer_has_no_best_action() -> None:

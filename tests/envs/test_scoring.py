@@ -1,29 +1,27 @@
-"""The scoring process: right about answers, and safe from them.
-
-`string_insertion` serves as the target: its scorer evaluates an answer that is not the right one, and gives
-0.1 if the value, joined, is. So `oracle_answer if <attack> else []` shows whether an attack worked.
-"""
+"""The judges: right about answers, bounded in what an answer may take, and replaced when one ends."""
 
 import asyncio
 import os
+import platform
+import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from rollwright.envs.base import EnvironmentFailure
 from rollwright.envs.scoring import Score, ScoringService, shared
+from rollwright.envs.scoring import pool as pool_module
 from rollwright.envs.scoring.service import MAX_ANSWER
 from rollwright.errors import ConfigError
+from rollwright.sandbox.limits import SandboxLimits
+from rollwright.sandbox.messages import Ready
+from rollwright.sandbox.starting import SandboxStarter
 
-EVALUATED = Score(0.1)
-"""The answer was run as code, and what it tried succeeded."""
-REFUSED = Score(0.0)
-"""It was run as code, and what it tried raised."""
-
-Ask = Callable[..., Awaitable[Score]]
+KILLED = Score(0.0, killed=True)
+ENDLESS = "1e999999999"
+"""An answer of coin_flip: a fraction of a billion digits."""
 
 
 @pytest.fixture
@@ -32,124 +30,123 @@ def service() -> ScoringService:
 
 
 @pytest.fixture
-def ask(service: ScoringService) -> Ask:
-    async def ask(answer: str, **limits: float) -> Score:
-        return await service.score("string_insertion", {}, 1, answer, **limits)
-
-    return ask
-
-
-def _pid(service: ScoringService) -> int:
-    assert service._running is not None
-    return service._running.process.pid
+def own_service():
+    made = ScoringService()
+    yield made
+    made.close()
 
 
-async def test_right_wrong_and_evaluated_answers_get_what_the_dataset_says(service, ask: Ask) -> None:
+def makers_pid(service: ScoringService) -> int:
+    """Of the process that judges are forked from."""
+    process = service.pool.starter.process
+    assert process is not None
+    return process.pid
+
+
+def judges(pid: int) -> list[int]:
+    """Of the processes two levels below: each judge has one that waits for it."""
+    found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parent = {int(each): int(above) for each, above in (line.split() for line in found.splitlines())}
+    return [each for each, above in parent.items() if parent.get(above) == pid]
+
+
+async def test_right_and_wrong_answers_and_lists_get_what_the_dataset_says(service) -> None:
     entry = await service.entry("string_insertion", {}, 1)
     assert entry.answer is not None
+
+    async def ask(answer: str) -> Score:
+        return await service.score("string_insertion", {}, 1, answer)
+
     assert await ask(entry.answer) == Score(1.0)
     assert await ask("nothing like it") == Score(0.0)
-    assert await ask(repr(list(entry.answer))) == EVALUATED
-    assert await ask("oracle_answer if 1 + 1 == 2 else []") == EVALUATED
+    assert await ask(repr(list(entry.answer))) == Score(0.1)
+    assert await ask(repr(tuple(entry.answer))) == Score(0.1)
+    assert await ask(repr(entry.answer)) == Score(0.1)
+    assert await ask(f"list({entry.answer!r})") == Score(0.0, refused=True)
+    assert await ask("\udcff broken text") == Score(0.0)
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "not __import__('os').system('touch {file}')",
-        "open('{file}', 'w')",
-        "open('{file}', 'a')",
-        "__import__('os').open('{file}', 0o101)",
-        "not __import__('os').mkdir('{file}')",
-        "not __import__('os').symlink('/', '{file}')",
-        "not __import__('subprocess').run(['touch', '{file}'])",
-        "not __import__('os').rename('{beside}', '{file}')",
-    ],
-)
-def test_an_answer_cannot_make_a_file(ask: Ask, tmp_path: Path, attack: str) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o777)
-    beside = tmp_path / "beside"
-    beside.touch()
-    target = tmp_path / "made"
-    answer = f"oracle_answer if {attack.format(file=target, beside=beside)} else []"
-    assert asyncio.run(ask(answer)) == REFUSED
-    assert sorted(tmp_path.iterdir()) == [beside]
+async def test_an_endless_answer_is_killed_and_others_are_not_disturbed(own_service) -> None:
+    entry = await own_service.entry("string_insertion", {}, 1)
+    endless = asyncio.gather(*(own_service.score("coin_flip", {}, 1, ENDLESS, seconds=0.5) for _ in range(3)))
+    right = [own_service.score("string_insertion", {}, 1, entry.answer, seconds=60) for _ in range(20)]
+    assert await asyncio.gather(*right) == [Score(1.0)] * 20
+    assert await endless == [KILLED] * 3
+    assert await own_service.score("string_insertion", {}, 1, entry.answer) == Score(1.0)
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "__import__('socket').socket()",
-        "__import__('os').fork() + 1",
-        "not __import__('os').kill(__import__('os').getppid(), 9)",
-        "not __import__('os').chdir('/tmp')",
-        "not __import__('resource').setrlimit(0, (9, 9))",
-        "not __import__('os').setuid(12345)",
-        "'ROLLWRIGHT_SECRET' in __import__('os').environ",
-        "len(__import__('os').listdir('/proc/self/fd')) > 5",
-    ],
-)
-async def test_an_answer_cannot_reach_out(ask: Ask, attack: str) -> None:
-    assert await ask(f"oracle_answer if {attack} else []") == REFUSED
+def room_for_more(pid: int) -> int:
+    """Bytes that a process may still take."""
+    (limit,) = [
+        int(line.split()[3])
+        for line in Path(f"/proc/{pid}/limits").read_text().splitlines()
+        if line.startswith("Max address space")
+    ]
+    return limit - int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
 
 
-async def test_modules_can_still_be_imported(ask: Ask) -> None:
-    """Scorers load some of theirs late, and would otherwise call right answers wrong."""
-    assert await ask("oracle_answer if __import__('xml.dom.minidom') else []") == EVALUATED
+async def test_memory_is_limited_and_a_judge_that_ran_out_of_it_spoils_nothing() -> None:
+    small = ScoringService(memory=64 << 20)
+    entry = await small.entry("basic_arithmetic", {}, 1)
+    (judge,) = judges(makers_pid(small))
+    assert room_for_more(judge) <= 64 << 20
+    # A number of a billion digits, written out, takes a gigabyte; this scorer catches the lack of memory by itself.
+    assert (await small.score("power_function", {}, 1, "1e999999999", seconds=60)).value <= 0.01
+    assert await small.score("basic_arithmetic", {}, 1, entry.answer) == Score(1.0)
+    small.close()
 
 
-async def test_an_endless_answer_is_killed_and_others_are_not_disturbed(service, ask: Ask) -> None:
-    entry = await service.entry("string_insertion", {}, 1)
-    pid = _pid(service)
-    endless = asyncio.gather(
-        ask("list(iter(int, 1))", seconds=0.5), ask("__import__('time').sleep(99)", seconds=0.5)
-    )
-    assert await asyncio.gather(*(ask(entry.answer) for _ in range(5))) == [Score(1.0)] * 5
-    assert await endless == [Score(0.0, killed=True)] * 2
-    assert await ask(entry.answer) == Score(1.0)
-    assert _pid(service) == pid
-
-
-async def test_memory_is_limited(ask: Ask) -> None:
-    bomb = "oracle_answer if bytes(2**28) else []"
-    assert await ask(bomb, memory=2**30) == EVALUATED
-    assert await ask(bomb, memory=2**27) == REFUSED
-
-
-@pytest.mark.parametrize(
-    ("attack", "score"),
-    [
-        ("exit()", Score(0.0, failed=True)),
-        ("(_ for _ in ()).throw(KeyboardInterrupt)", Score(0.0, failed=True)),
-        ("__import__('ctypes').string_at(0)", Score(0.0, killed=True)),
-        ("__import__('os')._exit(0)", Score(0.0, killed=True)),
-        ("__import__('os').write(3, b'x' * 100)", Score(0.0, killed=True)),
-        ("[print('noise'), __import__('os').write(1, b'noise')]", REFUSED),
-        ("\udcff broken text", REFUSED),
-    ],
-)
-async def test_an_answer_that_breaks_its_scorer_is_worth_nothing_and_breaks_no_other(
-    service, ask: Ask, attack: str, score: Score
+async def test_an_answer_over_which_a_judge_dies_is_tried_once_more_and_then_worth_nothing(
+    own_service,
 ) -> None:
-    entry = await service.entry("string_insertion", {}, 1)
-    pid = _pid(service)
-    assert await ask(attack) == score
-    assert await ask(entry.answer) == Score(1.0)
-    assert _pid(service) == pid
+    await own_service.entry("coin_flip", {}, 1)
+    pid = makers_pid(own_service)
+    asked = asyncio.create_task(own_service.score("coin_flip", {}, 1, ENDLESS, seconds=60))
+    seen: set[int] = set()
+    while not asked.done():
+        fresh = set(await asyncio.to_thread(judges, pid)) - seen
+        busy = [each for each in fresh if is_computing(each)]
+        for each in busy:
+            seen.add(each)
+            os.kill(each, signal.SIGKILL)
+        await asyncio.sleep(0.01)
+    assert asked.result() == KILLED
+    assert len(seen) == 2
+    assert makers_pid(own_service) == pid
 
 
-async def test_what_an_answer_changes_in_its_process_is_gone_with_it(service, ask: Ask) -> None:
-    patch = "setattr(__import__('builtins'), 'str', 5) or []"
-    assert await ask(patch) in (REFUSED, Score(0.0, failed=True), Score(0.0, killed=True))
-    entry = await service.entry("string_insertion", {}, 1)
-    assert await ask(entry.answer) == Score(1.0)
+def is_computing(pid: int) -> bool:
+    """Whether a judge has spent some time on its answer."""
+    try:
+        used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]
+    except OSError:
+        return False
+    return int(used) > 10
 
 
-async def test_an_answer_too_long_to_be_one_is_not_even_tried(ask: Ask) -> None:
-    padded = "oracle_answer".ljust(MAX_ANSWER)
-    assert await ask(padded) == EVALUATED
-    assert await ask(padded + " ") == Score(0.0, failed=True)
+async def test_what_an_answer_is_worth_does_not_depend_on_what_was_judged_before(service) -> None:
+    cases = [
+        (name, seed)
+        for name in ("decimal_arithmetic", "chain_sum", "simple_integration", "knight_swap", "pool_matrix")
+        for seed in range(3)
+    ]
+    answers = {case: (await service.entry(case[0], {}, case[1])).answer for case in cases}
+
+    async def score(name: str, seed: int, answer: str) -> Score:
+        return await service.score(name, {}, seed, answer)
+
+    given = [(name, seed, answer) for name, seed in cases for answer in {*answers.values()} if answer]
+    forwards = [await score(*each) for each in given]
+    backwards = [await score(*each) for each in reversed(given)]
+    assert forwards == backwards[::-1]
+    assert forwards.count(Score(1.0)) >= len(cases)
+
+
+async def test_an_answer_too_long_to_be_one_is_not_even_tried(service) -> None:
+    entry = await service.entry("basic_arithmetic", {}, 1)
+    padded = entry.answer.ljust(MAX_ANSWER)
+    assert not (await service.score("basic_arithmetic", {}, 1, padded)).failed
+    assert await service.score("basic_arithmetic", {}, 1, padded + " ") == Score(0.0, failed=True)
 
 
 def test_it_serves_one_event_loop_after_another(service, recwarn) -> None:
@@ -158,20 +155,31 @@ def test_it_serves_one_event_loop_after_another(service, recwarn) -> None:
     assert not recwarn.list
 
 
-async def test_a_request_survives_the_death_of_the_process_and_questions_are_the_same_in_the_next(
-    service, ask: Ask, monkeypatch
+async def test_a_request_that_nobody_waits_for_any_more_disturbs_nothing(own_service) -> None:
+    entry = await own_service.entry("basic_arithmetic", {}, 1)
+    asked = [
+        asyncio.create_task(own_service.score("basic_arithmetic", {}, 1, entry.answer)) for _ in range(200)
+    ]
+    await asyncio.sleep(0)
+    for each in asked[::2]:
+        each.cancel()
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert found[1::2] == [Score(1.0)] * 100
+    assert await own_service.score("basic_arithmetic", {}, 1, entry.answer) == Score(1.0)
+
+
+async def test_requests_survive_the_death_of_all_judges_and_questions_are_the_same_in_the_next(
+    own_service,
 ) -> None:
     hash_dependent = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
-    before = [await service.entry(name, {}, seed) for name in hash_dependent for seed in range(3)]
-    monkeypatch.setenv("ROLLWRIGHT_SECRET", "visible to this process only")
-    slow = asyncio.create_task(ask("__import__('time').sleep(0.5) or oracle_answer"))
+    before = [await own_service.entry(name, {}, seed) for name in hash_dependent for seed in range(3)]
+    pid = makers_pid(own_service)
+    slow = asyncio.create_task(own_service.score("coin_flip", {}, 1, ENDLESS, seconds=1.5))
     await asyncio.sleep(0.1)
-    pid = _pid(service)
-    os.kill(pid, 9)
-    assert await slow == EVALUATED
-    assert _pid(service) != pid
-    assert [await service.entry(name, {}, seed) for name in hash_dependent for seed in range(3)] == before
-    assert await ask("oracle_answer if 'ROLLWRIGHT_SECRET' in __import__('os').environ else []") == REFUSED
+    os.kill(pid, signal.SIGKILL)
+    assert await slow == KILLED
+    assert makers_pid(own_service) != pid
+    assert [await own_service.entry(name, {}, seed) for name in hash_dependent for seed in range(3)] == before
 
 
 async def test_a_dataset_or_option_that_does_not_exist_is_one_clear_line(service) -> None:
@@ -188,30 +196,47 @@ async def test_a_dataset_or_option_that_does_not_exist_is_one_clear_line(service
     service.check("countdown", {"min_numbers": 3})
 
 
-async def test_a_process_that_cannot_start_is_a_failure_and_no_score(monkeypatch) -> None:
+async def test_judges_that_cannot_start_are_a_failure_and_no_score(monkeypatch) -> None:
     service = ScoringService()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(EnvironmentFailure, match="cannot be started"):
         await service.score("countdown", {}, 1, "1 + 1")
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(EnvironmentFailure, match="ended before it was ready"):
+    with pytest.raises(EnvironmentFailure, match=r"ended before it was ready|cannot be started"):
         await service.score("countdown", {}, 1, "1 + 1")
+    service.close()
 
 
-def test_an_idle_process_ends_by_itself_and_so_does_one_whose_owner_died() -> None:
-    serve = (
-        "import sys\n"
-        "from rollwright.envs.scoring import process\n"
-        "process.IDLE_SECONDS = float(sys.argv[1])\n"
-        "process._Server(0, sys.stdout.buffer, None).serve()\n"
+async def test_idle_judges_end_by_themselves_and_come_back(monkeypatch, own_service) -> None:
+    monkeypatch.setattr(pool_module, "IDLE_SECONDS", 0.2)
+    entry = await own_service.entry("basic_arithmetic", {}, 1)
+    process = own_service.pool.starter.process
+    assert await asyncio.to_thread(process.wait, 60) is not None
+    assert await own_service.entry("basic_arithmetic", {}, 1) == entry
+    assert own_service.pool.starter.process is not process
+
+
+def test_judges_end_when_their_owner_is_killed() -> None:
+    script = (
+        "import asyncio, time\n"
+        "from rollwright.envs import scoring\n"
+        "asyncio.run(scoring.shared().entry('basic_arithmetic', {}, 1))\n"
+        "print(scoring.shared().pool.starter.process.pid, flush=True)\n"
+        "time.sleep(1000)\n"
     )
-    for seconds, keeps_input_open in (("0.2", True), ("1000", False)):
-        server = subprocess.Popen([sys.executable, "-c", serve, seconds], stdin=subprocess.PIPE)
-        assert server.stdin is not None
-        if not keeps_input_open:
-            server.stdin.close()
-        assert server.wait(timeout=30) == 0
-        server.stdin.close()
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    below = [pid, *judges(pid)]
+    assert len(below) > 1
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    for _ in range(1000):
+        if not any(Path(f"/proc/{each}").exists() for each in below):
+            return
+        subprocess.run(["sleep", "0.02"], check=True)
+    pytest.fail("a judge is left over")
 
 
 def test_a_script_that_forgets_to_close_it_ends_cleanly() -> None:
@@ -219,7 +244,7 @@ def test_a_script_that_forgets_to_close_it_ends_cleanly() -> None:
         "import asyncio\n"
         "from rollwright.envs import scoring\n"
         "print(asyncio.run(scoring.shared().entry('string_insertion', {}, 1)).answer)\n"
-        "print(scoring.shared()._running.process.pid)\n"
+        "print(scoring.shared().pool.starter.process.pid)\n"
     )
     ended = subprocess.run(
         [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=120
@@ -230,15 +255,84 @@ def test_a_script_that_forgets_to_close_it_ends_cleanly() -> None:
         os.kill(pid, 0)
 
 
-def test_time_spent_on_the_question_is_not_taken_from_the_answer() -> None:
+def test_a_forked_copy_of_a_process_has_judges_of_its_own() -> None:
     script = (
-        "import time\n"
-        "from rollwright.envs.scoring.confinement import confine\n"
-        "def work(seconds):\n"
-        "    until = time.process_time() + seconds\n"
-        "    while time.process_time() < until: pass\n"
-        "work(2.2)\n"
-        "confine(memory=1 << 26, cpu_seconds=0.5)\n"
-        "work(0.5)\n"
+        "import asyncio, os\n"
+        "from rollwright.envs import scoring\n"
+        "def ask(): return asyncio.run(scoring.shared().entry('string_insertion', {}, 1)).question\n"
+        "before = ask()\n"
+        "pid = os.fork()\n"
+        "assert ask() == before\n"
+        "scoring.shared().close()\n"
+        "if pid: assert os.waitpid(pid, 0)[1] == 0\n"
     )
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+REFUSING = """
+import platform, struct, sys
+from rollwright.envs import registry
+from rollwright.errors import RollwrightError
+from rollwright.sandbox import kernel
+unshare = {"x86_64": 272, "aarch64": 97}[platform.machine()]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, unshare), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+kernel.filter_calls(b"".join(struct.pack("HBBI", *each) for each in steps))
+try:
+    registry.make("reasoning_gym:countdown")
+except RollwrightError as error:
+    print(error)
+else:
+    print("made")
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the call's number is not known")
+def test_a_machine_without_namespaces_judges_nothing_unless_told_so() -> None:
+    command = [sys.executable, "-c", REFUSING]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert refused.stdout.count("\n") == 1
+    assert "missing is namespaces: unshare: Operation not permitted" in refused.stdout
+    assert "ROLLWRIGHT_UNCONFINED_SCORING" in refused.stdout
+    told = {**os.environ, "ROLLWRIGHT_UNCONFINED_SCORING": "1"}
+    allowed = subprocess.run(command, capture_output=True, text=True, timeout=120, env=told)
+    # Also then nothing runs as root: where `nobody` cannot read this Python, it is refused.
+    assert allowed.stdout == "made\n" or "an unprivileged user to read" in allowed.stdout
+
+
+PROGRAM = """
+import os
+from pathlib import Path
+def prepare(): pass
+def reads(): return [Path(__file__)]
+def serve(line, limits): os.write(line, str(os.geteuid()).encode())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused for this")
+@pytest.mark.parametrize(("mode", "is_readable"), [(0o755, True), (0o700, False)])
+def test_root_never_judges_as_root_also_where_others_cannot_read(
+    tmp_path: Path, monkeypatch, mode: int, is_readable: bool
+) -> None:
+    import msgspec
+
+    (tmp_path / "private_program.py").write_text(PROGRAM)
+    tmp_path.chmod(mode)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    starter = SandboxStarter("private_program", [tmp_path])
+    line = starter.start(SandboxLimits())
+    line.settimeout(60)
+    said = b""
+    while more := line.recv(1 << 16):
+        said += more
+    line.close()
+    starter.close()
+    length = int.from_bytes(said[:4])
+    ready = msgspec.msgpack.decode(said[4 : 4 + length], type=Ready)
+    if is_readable:
+        assert ready == Ready()
+        assert said[4 + length :].startswith(b"65534")
+    else:
+        assert "an unprivileged user to read" in ready.missing
+        assert "chmod -R o+rX" in ready.missing
+        assert b"0" not in said[4 + length :]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollwright.agents import Session
-from rollwright.gateway import Access, CapturedRollout, Gateway
+from rollwright.gateway import Access, CapturedRollout, CaptureRules, Gateway
 from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.simulated import SimulatedEngine
@@ -46,6 +46,7 @@ class Played:
 
     def __init__(self, gateway: Gateway, engine: Any, rollout_id: str, **options: Any) -> None:
         self.sampling = options.pop("sampling", Sampling(max_tokens=256))
+        rules = options.pop("rules", CaptureRules())
         self.trajectory = Trajectory(rollout_id, f"at-{rollout_id}", "group", "gateway", 0)
         self.session = Session(
             self.trajectory,
@@ -54,7 +55,7 @@ class Played:
             (rollout_id,),
             **{"sequence_length": 100_000, "generate_timeout": 30.0, "env": Talker(), **options},
         )
-        self.captured = CapturedRollout(self.session, self.sampling)
+        self.captured = CapturedRollout(self.session, self.sampling, rules=rules)
         self.gateway = gateway
         self.access: Access = gateway.open(self.captured)
 

@@ -227,3 +227,32 @@ async def test_an_agent_that_goes_another_way_in_its_next_attempt_starts_anew(wo
     assert calls == ["one", "two", "two"]
     assert workshop.activity.replays_differed == 1
     assert len((await workshop.trajectory(rollout)).turns) == 1
+
+
+async def test_a_function_that_took_an_address_and_made_no_call_has_failed(workshop: Workshop) -> None:
+    async def agent(task: Any, session: Any) -> float:
+        assert session.base_url
+        return 1.0
+
+    (ended,) = await workshop.play(agent)
+    assert ended.status is RolloutStatus.FAILED
+    allowed = {"gateway": {"allow_no_calls": True}}
+    (ended,) = await workshop.play(agent, **allowed)
+    assert ended.status is RolloutStatus.SUCCEEDED
+
+
+async def test_a_functions_agent_samples_as_the_run_says(workshop: Workshop) -> None:
+    async def agent(task: Any, session: Any) -> float:
+        async with client_of(session) as client:
+            await client.chat.completions.create(**CHAT, temperature=0)
+        return 1.0
+
+    (ended,) = await workshop.play(agent, sampling={"temperature": 0.7})
+    trajectory = await workshop.trajectory(ended)
+    assert trajectory.metrics == {"gateway_sampling_ignored": 1.0}
+    assert trajectory.sampling is not None
+    assert trajectory.sampling.temperature == 0.7
+    (ended,) = await workshop.play(
+        agent, sampling={"temperature": 0.7}, gateway={"client_sampling": "honoured"}
+    )
+    assert (await workshop.trajectory(ended)).not_trainable == "sampled at temperature 0"

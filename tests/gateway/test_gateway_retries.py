@@ -13,8 +13,9 @@ import pytest
 from rollwright.gateway import Gateway
 from rollwright.policies.base import Sampling
 from rollwright.policies.lengths import FixedLength
+from rollwright.trajectory import samples
 
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
+CHAT: Any = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
 
 
 class Caller:
@@ -132,16 +133,77 @@ async def test_a_stream_that_broke_off_is_told_again(clients: Any, gateway: Gate
     assert played.trajectory.metrics == {"gateway_replayed": 1.0}
 
 
-async def test_a_turn_whose_answer_reached_nobody_is_counted(
+async def test_a_stream_that_broke_off_and_was_not_asked_for_again_is_not_trained(
+    clients: Any, gateway: Gateway
+) -> None:
+    long = clients.engine(lengths=FixedLength(12_000_000), tokens_per_second=1e9)
+    sampling = Sampling(max_tokens=13_000_000)
+    played = clients.rollout(gateway, long, "ro-1", sequence_length=20_000_000, sampling=sampling)
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    key = {"Authorization": f"Bearer {played.access.api_key}"}
+    await begin_to_read(f"{played.access.base_url}/chat/completions", key, body)
+    while not any(call.abandoned for call in played.captured._calls._all()):
+        await asyncio.sleep(0.01)
+    assert (await played.close()).turns[0].filtered == "undelivered"
+
+
+async def lose_one(played: Any, client: aiohttp.ClientSession, slow: Any) -> None:
+    """A call whose client leaves before it is answered; the turn is recorded all the same."""
+    recorded = len(played.trajectory.turns)
+    lost = asyncio.create_task(Caller(played, client)())
+    while not slow.usage().running:
+        await asyncio.sleep(0.005)
+    lost.cancel()
+    await asyncio.gather(lost, return_exceptions=True)
+    while len(played.trajectory.turns) == recorded:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_turn_whose_answer_reached_nobody_is_counted_and_not_trained(
+    clients: Any, gateway: Gateway, slow: Any
+) -> None:
+    played = clients.rollout(gateway, slow, "ro-1")
+    other = {**CHAT, "messages": [{"role": "user", "content": "two"}]}
+    async with aiohttp.ClientSession() as client:
+        await lose_one(played, client, slow)
+        await Caller(played, client)(other)
+    await played.close()
+    assert played.trajectory.metrics == {"gateway_undelivered": 1.0}
+    lost, heard = played.trajectory.turns
+    assert (lost.filtered, heard.filtered) == ("undelivered", None)
+    assert [any(sample.mask) for sample in samples(played.trajectory)] == [False, True]
+    assert played.trajectory.not_trainable is None
+
+
+async def test_an_answer_that_came_with_the_repetition_is_trained(
     clients: Any, gateway: Gateway, slow: Any
 ) -> None:
     played = clients.rollout(gateway, slow, "ro-1")
     async with aiohttp.ClientSession() as client:
-        lost = asyncio.create_task(Caller(played, client)())
-        while not slow.usage().running:
-            await asyncio.sleep(0.005)
-        lost.cancel()
-        while not played.trajectory.turns:
-            await asyncio.sleep(0.01)
+        await lose_one(played, client, slow)
+        await Caller(played, client)()
     await played.close()
-    assert played.trajectory.metrics == {"gateway_undelivered": 1.0}
+    assert played.trajectory.metrics == {"gateway_replayed": 1.0}
+    (only,) = played.trajectory.turns
+    assert only.filtered is None
+
+
+async def test_a_client_that_goes_on_from_an_answer_has_got_it(
+    clients: Any, gateway: Gateway, slow: Any
+) -> None:
+    played = clients.rollout(gateway, slow, "ro-1")
+    async with aiohttp.ClientSession() as client:
+        await lose_one(played, client, slow)
+        said = {"role": "assistant", "content": played.trajectory.turns[0].text}
+        more = {"role": "user", "content": "two"}
+        await Caller(played, client)({**CHAT, "messages": [*CHAT["messages"], said, more]})
+    await played.close()
+    assert [turn.filtered for turn in played.trajectory.turns] == [None, None]
+    assert played.trajectory.metrics == {}
+
+
+async def test_nothing_is_trained_where_no_answer_arrived(clients: Any, gateway: Gateway, slow: Any) -> None:
+    played = clients.rollout(gateway, slow, "ro-1")
+    async with aiohttp.ClientSession() as client:
+        await lose_one(played, client, slow)
+    assert (await played.close()).not_trainable == "no answer reached the agent"

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -95,7 +97,7 @@ async def test_a_rollout_is_opened_played_and_committed(service: Service) -> Non
     assert opened["input"] == {"question": 7}
     said = await talk(opened, 3)
     status, ended = await service.end(opened, opened["api_key"], reward=0.5, success=True)
-    assert (status, ended) == (200, {"status": "succeeded", "turns": 3, "reward": 0.5})
+    assert (status, ended) == (200, {"status": "succeeded", "turns": 3, "reward": 0.5, "metrics": {}})
     trajectory = await service.trajectory("ro-a")
     assert [turn.text for turn in trajectory.turns] == said
     assert (trajectory.reward, trajectory.success, trajectory.stop) == (0.5, True, "terminated")
@@ -147,10 +149,26 @@ async def test_a_rollout_is_ended_by_its_own_key_or_the_administrators_and_only_
         await talk(one, 1)
 
 
+@pytest.mark.parametrize("reward", ["NaN", "1e999", "1e30", '"1"', "null"])
+async def test_a_reward_that_is_no_finite_number_ends_nothing(service: Service, reward: str) -> None:
+    """It is refused, and the rollout stays open, so that it can be ended with a real one."""
+    opened = await service.open({"input": 1})
+    await talk(opened, 1)
+    body = f'{{"reward": {reward}}}'.encode()
+    url = f"{service.gateway.url}/rollouts/{opened['rollout_id']}/end"
+    request = urllib.request.Request(url, body, {"Authorization": f"Bearer {opened['api_key']}"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        await asyncio.to_thread(urllib.request.urlopen, request)
+    assert refused.value.code in (400, 422)
+    refused.value.close()
+    assert (await service.end(opened, opened["api_key"], reward=1.0))[0] == 200
+
+
 async def test_the_key_of_an_earlier_attempt_ends_nothing(service: Service) -> None:
     opened = await service.open({"input": 1, "rollout_id": "ro-a"})
     await service.end(opened, opened["api_key"], error="broken")
     again = await service.open({"rollout_id": "ro-a"})
+    await talk(again, 1)
     assert (await service.end(again, opened["api_key"], reward=9.0))[0] == 410
     assert (await service.end(again, again["api_key"], reward=1.0))[0] == 200
     assert (await service.trajectory("ro-a")).reward == 1.0
@@ -159,9 +177,34 @@ async def test_the_key_of_an_earlier_attempt_ends_nothing(service: Service) -> N
 async def test_an_agent_can_be_kept_from_naming_its_own_reward(engine: Any) -> None:
     async with serving(engine, agent_ends=False) as service:
         opened = await service.open({"input": 1})
+        await talk(opened, 1)
         assert (await service.end(opened, opened["api_key"], reward=1.0))[0] == 401
         assert (await service.end(opened, ADMIN, reward=0.25))[0] == 200
         assert (await service.trajectory(opened["rollout_id"])).reward == 0.25
+
+
+async def test_a_rollout_without_a_call_is_a_failure_unless_it_was_opened_so(service: Service) -> None:
+    opened = await service.open({"input": 1, "rollout_id": "ro-a"})
+    _, ended = await service.end(opened, opened["api_key"], reward=1.0)
+    assert (ended["status"], ended["turns"]) == ("failed", 0)
+    assert ended["reason"].startswith("agent: no_call: ")
+    again = await service.open({"rollout_id": "ro-a"})
+    _, ended = await service.end(again, again["api_key"], error="its own words")
+    assert ended["reason"] == "agent: reported: its own words"
+    allowed = await service.open({"rollout_id": "ro-a", "allow_no_calls": True})
+    _, ended = await service.end(allowed, allowed["api_key"], reward=1.0)
+    assert (ended["status"], ended["turns"]) == ("succeeded", 0)
+
+
+async def test_sampling_is_pinned_unless_the_rollout_was_opened_otherwise(service: Service) -> None:
+    for asked, name in (({}, "ignored"), ({"client_sampling": "honoured"}, "honoured")):
+        opened = await service.open({"input": 1, **asked})
+        async with openai.AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as client:
+            await client.chat.completions.create(**CHAT, temperature=0)
+        _, ended = await service.end(opened, opened["api_key"], reward=1.0)
+        assert ended["metrics"] == {f"gateway_sampling_{name}": 1.0}
+        trajectory = await service.trajectory(opened["rollout_id"])
+        assert (trajectory.not_trainable is None) is (name == "ignored")
 
 
 async def test_a_failed_rollout_is_no_result_and_is_tried_again_from_its_journal(service: Service) -> None:

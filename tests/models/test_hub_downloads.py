@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rollwright.errors import ConfigError
 from rollwright.models.cache import CACHE_VARIABLE
 from rollwright.models.hub import DownloadError, DownloadRules, download, hub_folder, local_copy
 
@@ -198,10 +200,30 @@ def test_what_another_tool_has_downloaded_is_used(hub: Hub, tmp_path: Path) -> N
 def test_the_timeout_is_120_seconds_unless_the_variable_says_otherwise() -> None:
     assert DownloadRules().in_environment({}).timeout == 120
     assert DownloadRules().in_environment({"HF_HUB_DOWNLOAD_TIMEOUT": "7"}).timeout == 7
-    assert DownloadRules(timeout=9).in_environment({"HF_HUB_DOWNLOAD_TIMEOUT": "soon"}).timeout == 9
+    for wrong in ("soon", "-1", "0"):
+        with pytest.raises(ConfigError, match="environment variable HF_HUB_DOWNLOAD_TIMEOUT"):
+            DownloadRules(timeout=9).in_environment({"HF_HUB_DOWNLOAD_TIMEOUT": wrong})
+
+
+def test_a_try_that_failed_is_told_when_it_failed(hub: Hub) -> None:
+    said: list[str] = []
+    missing = replace(QUICK, retries=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+        with pytest.raises(DownloadError, match="is no folder here, and its download from"):
+            download(NAME, missing, on_trouble=said.append)
+    assert len(said) == 1
+    assert "asked again in" in said[0]
 
 
 def test_a_token_is_shown_to_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     download(NAME, QUICK)
     assert set(hub.told) == {"Bearer secret"}
+
+
+def test_an_endless_list_of_files_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollwright.models.hub._MAX_LISTING", 64)
+    with pytest.raises(DownloadError, match="the hub's list of files is longer than 64 bytes"):
+        download(NAME, QUICK)
+    assert len(hub.asked) == 1

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError
 from rollwright.hardware.memory import GIB
-from rollwright.models.needs import KNOWN, Use, need_of, shape_of
+from rollwright.models.fetching import Progress
+from rollwright.models.hub import DownloadError
+from rollwright.models.needs import KNOWN, MemoryNeed, Use, need_of, shape_of
 from rollwright.models.pools import ROOM, choose_model
 from rollwright.models.tiny import tiny_llama
 from rollwright.run import model_choice
@@ -22,9 +24,15 @@ POOLS = {LARGE: list(build({}).default_large_model_pool), SMALL: list(build({}).
 TRAINED = Use(concurrent=32, length=1024, train_tokens=2048)
 
 
-def need(model: str) -> int | None:
+def need(model: str) -> MemoryNeed | None:
     shape = shape_of(model, None)
-    return None if shape is None else need_of(shape, TRAINED).total
+    return None if shape is None else need_of(shape, TRAINED)
+
+
+def least(model: str) -> int:
+    found = need(model)
+    assert found is not None
+    return found.total
 
 
 def test_the_shipped_pools_have_their_names_and_known_sizes() -> None:
@@ -33,12 +41,12 @@ def test_the_shipped_pools_have_their_names_and_known_sizes() -> None:
         "dnotitia/Smoothie-Qwen3-1.7B",
         "Gensyn/Qwen2.5-1.5B-Instruct",
     ]
-    assert POOLS[SMALL] == ["Gensyn/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B"]
+    assert POOLS[SMALL] == ["Gensyn/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B", "smollm2"]
     assert {name for pool in POOLS.values() for name in pool} == set(KNOWN)
 
 
 @pytest.mark.parametrize(
-    ("free", "pool"), [(8, None), (16, None), (24, SMALL), (32, SMALL), (64, LARGE), (80, LARGE)]
+    ("free", "pool"), [(4, None), (8, None), (16, SMALL), (32, SMALL), (64, SMALL), (80, LARGE)]
 )
 def test_the_pool_follows_the_free_memory(free: int, pool: str | None) -> None:
     if pool is None:
@@ -49,9 +57,10 @@ def test_the_pool_follows_the_free_memory(free: int, pool: str | None) -> None:
 
 
 def test_what_is_only_played_needs_far_less() -> None:
-    def played(model: str) -> int | None:
-        return need_of(KNOWN[model], Use(concurrent=8)).total
+    def played(model: str) -> MemoryNeed | None:
+        return need_of(KNOWN[model], Use(concurrent=8))
 
+    assert choose_model(POOLS, played, 2 * GIB, 42).model == "smollm2"
     assert choose_model(POOLS, played, 6 * GIB, 42).pool == SMALL
     assert choose_model(POOLS, played, 12 * GIB, 42).pool == LARGE
 
@@ -61,7 +70,7 @@ def test_the_choice_fits_and_depends_on_nothing_but_what_it_is_given(free: int, 
     try:
         choice = choose_model(POOLS, need, free * GIB, seed)
     except ConfigError:
-        assert min(need(name) or 0 for name in KNOWN) > ROOM * free * GIB
+        assert min(map(least, KNOWN)) > ROOM * free * GIB
         return
     assert choice.need <= ROOM * free * GIB
     assert choice == choose_model(POOLS, need, free * GIB, seed)
@@ -170,3 +179,70 @@ def test_one_pool_can_be_named_and_what_is_smaller_is_known(pooled: RunConfig) -
     assert model_of(settle_model(pooled.model_copy(update={"policy": policy}))) in ("small", "tiny")
     assert [Path(each).name for each in smaller_models(pooled)] == ["large", "small", "tiny"]
     assert smaller_models(build({})) == []
+
+
+HUB_POOLS = {
+    "default_large_model_pool": ["owner/Large-1B"],
+    "default_small_model_pool": ["owner/Small-500M", "smollm2"],
+}
+
+
+@pytest.fixture
+def with_smollm2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """On this machine there is one model of the pools; nothing else can be had."""
+    monkeypatch.setenv("ROLLWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(model_choice, "free_device_memory", lambda device: 64 * GIB)
+    tiny_llama(300).save_pretrained(tmp_path / "models" / "smollm2")
+    return build({"policy": {"kind": "torch", "model": "auto", "device": "cpu"}, **HUB_POOLS})
+
+
+def test_offline_a_model_that_is_here_is_found_and_nothing_is_asked_for(
+    with_smollm2: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(model_choice, "download", lambda *words, **more: pytest.fail("a request was made"))
+    said: list[str] = []
+    assert model_of(settle_model(with_smollm2, say=said.append)) == "smollm2"
+    assert any("owner/Large-1B" in line and "not on this machine" in line for line in said)
+
+
+def test_where_the_hub_does_not_answer_what_is_here_is_taken(
+    with_smollm2: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(name: str, rules: Any, progress: Progress, on_trouble: Any) -> Path:
+        on_trouble("no answer")
+        raise DownloadError(f"model {name}: the hub does not answer")
+
+    monkeypatch.setattr(model_choice, "download", unreachable)
+    said: list[str] = []
+    assert model_of(settle_model(with_smollm2, say=said.append)) == "smollm2"
+    assert any("the hub does not answer" in line for line in said)
+    assert sum("chosen:" in line for line in said) == 2
+
+
+def test_offline_with_nothing_here_it_says_what_to_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = build({"policy": {"kind": "torch", "model": "auto", "device": "cpu"}, **HUB_POOLS})
+    with pytest.raises(ConfigError, match="rollwright model fetch smollm2"):
+        settle_model(config)
+
+
+@pytest.mark.parametrize(
+    "name", ["models/lak", "./lak", "/nowhere/lak", "a/b/c", "lak", "~/lak", "lake.safetensors"]
+)
+def test_a_mistyped_folder_is_told_at_once_and_never_asked_of_a_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in ("lake", "models/lake"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.json").write_text("{}")
+    monkeypatch.setattr(model_choice, "download", lambda *words, **more: pytest.fail("a request was made"))
+    config = build({"policy": {"kind": "torch", "model": name}})
+    with pytest.raises(ConfigError, match="no such folder") as caught:
+        settle_model(config)
+    if name in ("models/lak", "./lak", "lak"):
+        assert "did you mean" in str(caught.value)

@@ -15,6 +15,7 @@ from rollwright.config import RunConfig
 from rollwright.envs.base import Step
 from rollwright.envs.frozen_lake import FrozenLake
 from rollwright.gateway.no_board import NO_BOARD
+from rollwright.observe.advice import RunSetup
 from rollwright.observe.exclusive import exclusive
 from rollwright.observe.profile import Profile
 from rollwright.observe.verdict import Cause, Figures, Verdict, judge
@@ -95,7 +96,7 @@ def played(settings: RunConfig, policy: SimulatedEngine, **more: Any) -> list[Tr
 
 
 def verdict(trajectories: list[Trajectory], slots: int | None) -> Verdict:
-    return judge(Figures.of(Profile.of(trajectories), slots))
+    return judge(Figures.of(Profile.of(trajectories), slots), RunSetup.of(RunConfig()))
 
 
 def test_too_few_slots_are_engine_bound_whether_the_slots_are_known_or_not() -> None:
@@ -117,9 +118,9 @@ def test_a_slow_environment_and_few_rollouts_are_named_together() -> None:
     assert found.causes == (Cause.ENVIRONMENT, Cause.BATCH)
 
 
-def test_a_slow_way_to_the_store_is_transport_bound() -> None:
+def test_a_slow_way_to_the_store_is_store_bound() -> None:
     found = verdict(played(config(), engine(slots=32), store=SlowStore()), 32)
-    assert Cause.TRANSPORT in found.causes
+    assert Cause.STORE in found.causes
 
 
 def test_a_slow_way_to_the_engine_is_transport_bound_and_not_the_engines_time() -> None:

@@ -308,9 +308,9 @@ def test_wrong_tools_are_refused_in_one_line(tools: list[Any], message: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_a_policy_that_speaks_text_cannot_call_tools_and_is_refused() -> None:
-    text = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m"}
-    with pytest.raises(ConfigError, match=r"agents\.solver\.tools: calls are read from token ids"):
+def test_a_policy_that_cannot_be_told_of_tools_is_refused() -> None:
+    text = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m", "api": "completions"}
+    with pytest.raises(ConfigError, match=r"agents\.solver\.tools: this agent's policy speaks text"):
         build_run_policy(build({**one_agent("calculator"), "policy": text}))
 
 

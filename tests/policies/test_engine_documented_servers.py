@@ -29,7 +29,9 @@ def prompt(place: int) -> Prompt:
 class Sglang:
     """`/generate`, pausing and weights from disk; a token's log-probability tells which weights made it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, original: bool = False) -> None:
+        """`original`: log-probabilities are taken before the temperature."""
+        self.original = original
         self.version = "default"
         self.loads = 0
         self.running: set[asyncio.Event] = set()
@@ -57,6 +59,9 @@ class Sglang:
             "completion_tokens": len(made),
             "weight_version": self.version,
         }
+        if body.get("top_logprobs_num"):
+            heat = 1.0 if self.original else body["sampling_params"]["temperature"]
+            meta["output_top_logprobs"] = [[[-1.0 - heat, 97, None]] for _ in made]
         return web.json_response(
             {"text": "a" * len(made), "output_ids": [each[1] for each in made], "meta_info": meta}
         )
@@ -140,6 +145,20 @@ async def test_sglang_is_asked_for_ids_and_gives_them_exactly() -> None:
         assert (made.text, made.finish, made.exact) == ("aaaaa", FinishReason.LENGTH, True)
         assert server.asked[-1]["input_ids"] == prompt(0).ids.tolist()  # type: ignore[union-attr]
         assert not (await policy.generate(prompt(0), Sampling(max_tokens=2, top_p=0.5))).exact
+        await policy.close()
+
+
+@pytest.mark.parametrize("original", [False, True])
+async def test_sglangs_logprobs_count_at_another_temperature_only_if_they_are_taken_after_it(
+    original: bool,
+) -> None:
+    server = Sglang(original=original)
+    async with served(server) as url:
+        policy = SglangPolicy(url, RENDERER, retry=FAST)
+        assert (await policy.generate(prompt(0), Sampling(max_tokens=1))).exact
+        warm = await policy.generate(prompt(0), Sampling(max_tokens=1, temperature=0.7))
+        assert warm.exact is not original
+        assert ("SGLANG_RETURN_ORIGINAL_LOGPROB" in (await policy.probe()).missing) is original
         await policy.close()
 
 

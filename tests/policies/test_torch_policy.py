@@ -1,6 +1,7 @@
 """The model in this process: exact ids and log-probabilities, keyed luck, and calls that come and go."""
 
 import asyncio
+import os
 import threading
 from collections import Counter
 from typing import Any
@@ -11,13 +12,13 @@ from transformers import LlamaForCausalLM
 
 from rollwright.config import build
 from rollwright.draws import digest
-from rollwright.errors import ConfigError
+from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models.loading import set_threads
 from rollwright.models.tiny import tiny_llama
 from rollwright.policies.base import EngineError, Generation, Probed, Prompt, Sampling, Updatable, UpdateMode
 from rollwright.policies.bytes_renderer import END, VOCABULARY_SIZE, BytesRenderer
 from rollwright.policies.torch import TorchPolicy, divergence
-from rollwright.policies.torch.kv_cache import KVCache
+from rollwright.policies.torch.kv_cache import KVCache, cache_bytes, cache_shape
 from rollwright.policies.torch.sampler import nucleus
 from rollwright.run.local import LocalRun
 from rollwright.trajectory import FinishReason, TokenIds, VersionRun, full_prompt, token_ids
@@ -309,6 +310,35 @@ async def test_calls_whose_keys_find_no_memory_are_answered(
     await it.close()
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+async def test_keys_and_values_stay_within_their_memory_and_calls_wait_for_it(
+    batch_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = policy(batch_invariant=batch_invariant)
+    expected = await play(free, mixed(60))
+    await free.close()
+    most = 6 * cache_bytes(cache_shape(model()), 1, 192)
+    caches: dict[int, int] = {}
+    reserve = KVCache.reserve
+
+    def watched(cache: KVCache, rows: int, columns: int) -> None:
+        reserve(cache, rows, columns)
+        caches[id(cache)] = cache_bytes(cache.shape, cache.rows, cache.columns)
+        if not batch_invariant:  # else each call has a cache of its own, and those of ended calls are gone
+            assert sum(caches.values()) <= most
+
+    monkeypatch.setattr(KVCache, "reserve", watched)
+    it = policy(batch_invariant=batch_invariant, cache_bytes=most)
+    # many short calls first, then few long ones: rows that are not in use any more make room for columns
+    short = [(prompt(1000 + number, 8), Sampling(max_tokens=2)) for number in range(30)]
+    assert len(await play(it, short)) == 30
+    found = await play(it, mixed(60))
+    assert [each.sampled_ids for each in found] == [each.sampled_ids for each in expected]
+    one = await it.generate(prompt(1, 700), Sampling(max_tokens=2)) if batch_invariant else None
+    assert one is None or one.completion_tokens, "one call is served however long it is"
+    await it.close()
+
+
 async def test_what_the_model_cannot_take_is_refused_in_one_line() -> None:
     it = policy(model(max_length=64))
     with pytest.raises(EngineError, match="64 ids, which leaves no room"):
@@ -362,3 +392,25 @@ async def test_episodes_played_by_a_model_train_the_ids_it_was_given_and_sampled
             asked = Prompt("e", (), (), ids=full_prompt(trajectory.turns, turn.id))
             expected = forced(weights, asked, Sampling(), turn.sampled_ids)
             assert list(turn.logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+async def test_a_policy_that_a_fork_inherits_refuses_to_generate() -> None:
+    """Its thread is in no fork: the call would wait for ever."""
+    inherited, (read, write) = policy(), os.pipe()
+
+    def in_fork() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(inherited.generate(prompt(0), Sampling(max_tokens=1)))
+            except RollwrightError as error:
+                os.write(write, str(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+
+    await asyncio.to_thread(in_fork)
+    os.close(write)
+    assert os.read(read, 1000).startswith(b"this TorchPolicy was made by process")
+    os.close(read)
+    await inherited.close()

@@ -297,6 +297,21 @@ def test_a_filter_that_drops_everything_ends_with_an_error_that_says_so(lab: Any
     it.run(experiment)
 
 
+def test_rollouts_that_all_fail_end_with_the_root_cause_and_one_of_them(lab: Any) -> None:
+    def behave(env: Any) -> Any:
+        raise RuntimeError(f"no board for {id(env):#x}")
+
+    it = lab(behave, limits={"max_refills": 4})
+
+    async def experiment(it: Any, scheduler: RolloutScheduler) -> None:
+        says = r"most often: environment: RuntimeError: no board for 0x\w+ \(for example lab.train-g0-m\d+\)"
+        with pytest.raises(TooManyRefills, match=says):
+            await scheduler.get_batch(16)
+        assert len(it.activity.causes.rows()) == 1
+
+    it.run(experiment)
+
+
 def test_a_batch_size_that_is_no_multiple_of_the_group_size_is_refused(lab: Any, pause: Pause) -> None:
     async def experiment(it: Any, scheduler: RolloutScheduler) -> None:
         for wrong in (0, -4, 6):

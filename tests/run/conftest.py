@@ -22,6 +22,8 @@ from rollwright.store.opening import open_store
 from rollwright.store.records import Attempt, Completion, Event, RolloutStatus
 from rollwright.trajectory import Trajectory
 
+sys.path.insert(0, str(Path(__file__).parent))  # for `damaging`
+
 PATIENCE = 60.0
 """Seconds after which something that was waited for will not come any more, on however slow a machine."""
 
@@ -172,6 +174,10 @@ async def _read_story(path: Path) -> StoreStory:
         journals = [await store.read_journal(each.rollout_id) for each in rollouts]
         kept = await store.get_trajectories([each.rollout_id for each in rollouts])
         committed = [Trajectory.from_bytes(each) for each in kept.values()]
+        if (path.parent / "config.yaml").is_file():  # which has what the store has released
+            done = {each.rollout_id for each in rollouts if each.status is RolloutStatus.SUCCEEDED}
+            logged = RunReader(path.parent).trajectories()
+            committed += [each for each in logged if each.rollout_id in done - kept.keys()]
         return StoreStory(
             events=await store.read_events(limit=100_000),
             completions=await store.read_completions(limit=100_000),

@@ -1,8 +1,14 @@
 """The figures beside a result are the same whichever rollouts were finished first."""
 
+import asyncio
+
 import pytest
 
+import rollwright.envs.registry as registry
 from rollwright.config import build
+from rollwright.envs.base import Step
+from rollwright.envs.frozen_lake import FrozenLake
+from rollwright.envs.registry import EnvSpec, register
 from rollwright.observe.statistics import TagStatistics
 from rollwright.run.assembly import SettingsTable
 from rollwright.run.baselines import EPISODES, baseline
@@ -34,3 +40,24 @@ def test_statistics_of_very_many_levels_keep_those_that_a_baseline_plays() -> No
 
 def trajectory(seed: int) -> Trajectory:
     return Trajectory(f"ro-{seed}", "at-1", "g", "FrozenLake", seed)
+
+
+class Cancelling(FrozenLake):
+    """Cancels the task that it runs in."""
+
+    async def step(self, answer: str) -> Step:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return await super().step(answer)
+
+
+async def test_an_environment_that_cancels_its_task_has_no_baseline_and_ends_nothing_else() -> None:
+    register(EnvSpec("Cancelling", "for a test", Cancelling))
+    try:
+        table = SettingsTable(build({"val_env_manager": {"num_env_groups": 4, "tags": ["Cancelling"]}}))
+        found = await baseline("Cancelling", SEEDS[:4], 0, table)
+    finally:
+        del registry._registered["Cancelling"]
+    assert (found.random, found.oracle) == (None, None)

@@ -296,9 +296,10 @@ def test_a_limit_that_allows_nothing_is_refused() -> None:
 
 async def test_a_nursery_that_died_is_replaced(nursery: Nursery) -> None:
     first = await nursery.open()
-    assert nursery._process is not None
-    nursery._process.kill()
-    nursery._process.wait()
+    process = nursery._starter.process
+    assert process is not None
+    process.kill()
+    process.wait()
     while not (await first.run("1")).has_ended:
         await asyncio.sleep(0.01)
     second = await nursery.open()

@@ -6,7 +6,7 @@ import pytest
 
 from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, Store, StoreError
 from rollwright.store.history import complaints
-from rollwright.store.records import AttemptStatus, EventKind, RolloutStatus
+from rollwright.store.records import AttemptStatus, EventKind, RolloutConfig, RolloutStatus
 
 Advance = Callable[[float], Awaitable[None]]
 
@@ -175,6 +175,30 @@ async def test_only_final_rollouts_can_be_deleted(store: Store) -> None:
     assert again.status is RolloutStatus.QUEUING
     await store.cancel_rollouts(["ro-1"], "enough")
     assert [each.cursor for each in await store.read_completions()] == [2, 3]
+
+
+async def test_a_released_trajectory_is_gone_and_all_else_about_its_rollout_stays(store: Store) -> None:
+    for number in range(4):
+        await store.enqueue_rollout({"task": number}, rollout_id=f"ro-{number}")
+    for number, status in enumerate(("succeeded", "succeeded", "failed")):
+        claimed = await store.dequeue_rollout("worker-0")
+        assert claimed is not None
+        await store.update_rollout(f"ro-{number}", config=RolloutConfig(max_attempts=1))
+        await store.update_attempt(
+            f"ro-{number}", claimed.attempt.attempt_id, status=status, trajectory=b"x" * 20_000
+        )
+    log, events = await store.read_completions(), await store.read_events()
+    before = await store.query_rollouts()
+    assert await store.release_trajectories(["ro-0", "ro-0", "ro-2", "ro-3", "ro-9"]) == 1
+    assert await store.release_trajectories(["ro-0"]) == 0
+    assert await store.release_trajectories([]) == 0
+    kept = await store.get_trajectories(["ro-0", "ro-1", "ro-2"], failed=True)
+    assert kept == {"ro-1": b"x" * 20_000, "ro-2": b"x" * 20_000}
+    assert list(await store.query_rollouts()) == list(before)
+    assert await store.read_completions() == log
+    assert await store.read_events() == events
+    assert complaints(events, log) == []
+    assert await store.delete_rollouts(["ro-0", "ro-1"]) == 2
 
 
 async def test_retention_forgets_what_ended_long_ago(store: Store, advance: Advance) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -81,13 +82,7 @@ def test_the_health_check_and_every_call_of_a_worker_cost_the_same_among_many_ro
         cost["report"], _ = steps(
             connection,
             lambda tx, pair=pair: reporting.report(
-                tx,
-                *pair,
-                status=AttemptStatus.SUCCEEDED,
-                worker_id=None,
-                trajectory=b"t",
-                reason=None,
-                metadata=None,
+                tx, reporting.Report(*pair, AttemptStatus.SUCCEEDED, trajectory=b"t")
             ),
         )
         connection.close()
@@ -139,9 +134,46 @@ async def test_only_what_must_last_waits_for_the_writer_thread(
     pairs = [(each.rollout_id, each.attempt.attempt_id) for each in found if each]
     await asyncio.gather(*(store.update_worker(f"worker-{n}", attempts=[pairs[n]]) for n in range(4)))
     await asyncio.gather(*(store.update_attempt(*pair, status="succeeded") for pair in pairs))
-    assert [thread for thread, statement in said if statement == "BEGIN IMMEDIATE"] == [here] * 4
+    assert [thread for thread, statement in said if statement == "BEGIN IMMEDIATE"] == [here] * 3, (
+        "the heartbeats write nothing, and what they ask is known"
+    )
     left = [(thread, statement) for thread, statement in said if thread != here]
     assert left == [("store.db writer", "flush")] * 2
+    await store.close()
+
+
+def pages_in_log(path: Path) -> int:
+    """As SQLite's index of the log counts them, in the header that every process shares."""
+    [count] = struct.unpack_from("=I", path.with_name(f"{path.name}-shm").read_bytes(), 16)
+    return int(count)
+
+
+async def test_few_pages_are_written_for_four_rollouts_of_four_callers(tmp_path: Path) -> None:
+    """Each page is copied and flushed, so they are most of what a rollout costs."""
+    path, rounds = tmp_path / "store.db", 60
+    store = SqlStore(await SqliteDriver.open(path, lambda: 1000.0))  # all in one moment
+    await end_watch(store)
+    written = {"enqueue": 0, "claim": 0, "heartbeat": 0, "finish": 0}
+
+    async def count(name: str, *calls: Any) -> list[Any]:
+        before = pages_in_log(path)
+        found = await asyncio.gather(*calls)
+        written[name] += pages_in_log(path) - before
+        return found
+
+    for number in range(rounds):
+        await count("enqueue", *(store.enqueue_rollout({"n": number}) for _ in range(4)))
+        claimed = await count("claim", *(store.dequeue_rollout(f"worker-{n}") for n in range(4)))
+        pairs = [(each.rollout_id, each.attempt.attempt_id) for each in claimed]
+        await count("heartbeat", *(store.update_worker(f"worker-{n}", attempts=[pairs[n]]) for n in range(4)))
+        await count(
+            "finish",
+            *(store.update_attempt(*pair, status="succeeded", trajectory=bytes(1024)) for pair in pairs),
+        )
+    assert written["heartbeat"] == 0
+    assert written["enqueue"] / rounds < 7
+    assert written["claim"] / rounds < 7.5
+    assert written["finish"] / rounds < 12.5, "among them four for the trajectories"
     await store.close()
 
 

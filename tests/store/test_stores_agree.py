@@ -48,6 +48,7 @@ steps = st.one_of(
     st.tuples(st.just("update"), rollout_ids, st.sampled_from(RolloutStatus), st.none() | configs),
     st.tuples(st.just("cancel"), st.lists(rollout_ids)),
     st.tuples(st.just("taken"), workers.filter(bool)),
+    st.tuples(st.just("release"), st.lists(rollout_ids)),
     st.tuples(st.just("delete"), st.lists(rollout_ids)),
     st.tuples(st.just("retain"), st.sampled_from([0.0, 5.0])),
     st.tuples(st.just("advance"), st.sampled_from([1.0, 4.0, 5.0, 11.0])),
@@ -110,6 +111,8 @@ class Player:
                 return await store.cancel_rollouts(wanted, "enough")
             case "taken", worker_id:
                 return self.named(await store.wait_for_cancellations(worker_id, timeout=0))
+            case "release", wanted:
+                return await store.release_trajectories(wanted)
             case "delete", wanted:
                 return await store.delete_rollouts(wanted)
             case "retain", older_than:

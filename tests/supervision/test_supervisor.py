@@ -37,7 +37,36 @@ def test_a_crash_loop_is_left_with_the_reason(supervise: Supervise) -> None:
     assert watched.lives == 3
     assert "3 times in a row no round was finished" in watched.record.reason
     assert "the disk is full" in watched.record.reason
-    assert "next start in" in watched.log
+    assert watched.log.count("next start in") == 2
+    assert watched.log.count("the disk is full") == 2 * 3, "once by the node, once by the supervisor"
+    assert "the supervisor ends with code 1: giving up: 3 times in a row no round was finished" in watched.log
+
+
+def test_each_death_is_one_line_with_what_follows(supervise: Supervise) -> None:
+    watched = supervise(
+        """
+        finish_a_round()
+        if life == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if life == 2:
+            sys.exit(137)
+        """,
+        f'{QUICK}, concessions=[["batch=4"]]',
+    )
+    assert watched.wait() == 0
+    said = [line.partition("| ")[2] for line in watched.log.splitlines() if " supervisor | " in line]
+    deaths = [line for line in said if " after " in line]
+    assert [line.partition(" after ")[0].split(maxsplit=2)[2] for line in deaths] == [
+        "was killed by SIGKILL",
+        "was killed for want of memory",
+        "ended with code 0",
+    ]
+    assert all(" and 1 round" in line for line in deaths)
+    assert deaths[0].endswith(" s")
+    assert deaths[1].endswith(" s with batch=4")
+    assert [line for line in said if line.startswith("started process")][1].count("(restart 1)") == 1
+    assert said[-1] == "the supervisor ends with code 0: the node ended by itself"
+    assert len(said) == 3 + 3 + 1, "three starts, three ends, and its own"
 
 
 def test_settings_that_are_refused_are_not_tried_again(supervise: Supervise) -> None:

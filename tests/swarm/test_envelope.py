@@ -1,5 +1,7 @@
 """Manifests: one form, signed, and let through once, while they are fresh."""
 
+from collections import Counter
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -209,6 +211,27 @@ def test_absurd_rounds_do_not_count_as_told() -> None:
     door = gate()
     assert reason(door.admit, seal(manifest(round=10**9), SENDER), round=10, now=NOW) is Refusal.FUTURE_ROUND
     assert door.rounds() == {SENDER.peer: 0}
+
+
+def test_who_announces_much_makes_room_for_who_announces_little() -> None:
+    quiet, loud = Identity.generate(), [Identity.generate() for _ in range(20)]
+    waiting = Candidates(limit=30)
+    for number in range(3):
+        waiting.add(manifest(quiet, digest=f"{number:064x}"), b"quiet")
+    refused: Counter[Refusal] = Counter()
+    for number in range(10):
+        for key in loud:
+            try:
+                waiting.add(manifest(key, digest=f"{number:064x}"), b"loud")
+            except Refused as error:
+                refused[error.reason] += 1
+    peers = Counter(each.peer for each in waiting.fresh(lambda each: True))
+    assert len(waiting) == 30
+    assert set(refused) == {Refusal.OVER_QUOTA}
+    assert peers[quiet.peer] >= 1
+    assert set(peers) == {quiet.peer, *(each.peer for each in loud)}
+    waiting.take(manifest(quiet, digest=f"{2:064x}"))
+    assert len(waiting) == 29
 
 
 def test_candidates_grow_old_and_come_once() -> None:

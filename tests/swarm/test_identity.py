@@ -35,6 +35,25 @@ def test_a_key_that_others_can_touch_is_refused(tmp_path: Path, mode: int) -> No
     load_identity(path)
 
 
+def test_a_folder_that_all_users_may_write_to_is_no_home(tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    for mode in (0o777, 0o1777, 0o703):
+        folder.chmod(mode)
+        with pytest.raises(RollwrightError, match="all users may write here"):
+            load_identity(folder / "identity.key")
+        assert not list(folder.iterdir())
+    folder.chmod(0o775)  # a group may be the user's alone
+    load_identity(folder / "identity.key")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_another_user_s_folder_is_no_home(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65_534, 65_534)
+    with pytest.raises(RollwrightError, match="belongs to another user"):
+        load_identity(tmp_path / "identity.key")
+
+
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"ab" * 31, b"ab" * 33, b"\xff" * 64])
 def test_a_damaged_key_is_refused_and_not_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "identity.key"

@@ -71,7 +71,7 @@ async def test_groups_of_peers_that_came_into_no_batch_go_with_the_next_that_are
     orphan = type(played)(f"{name}-m0", "1", name, played.tag, seed=1)
     folder = RunFolder.reopen(node.home)
     folder.add_trajectory(orphan.rollout_id, orphan.to_bytes())
-    folder._log.close()
+    folder.log.close()
     again = await run(node.home, keeping(model, 2, 6))
     assert again.training.forgotten.steps > 0
     assert name not in in_log(node.home)

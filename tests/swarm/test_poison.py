@@ -17,7 +17,7 @@ from rollwright.swarm.refusals import BLAMED, SUSPECT, Refusal, Refused
 from rollwright.swarm.transport import digest_of
 
 BINARY_MATRIX = "reasoning_gym:binary_matrix"
-"""Its scorer evaluates an answer that is not the right one as code."""
+"""reasoning-gym's own scorer would evaluate an answer that is not the right one as code."""
 
 
 def lied(group):

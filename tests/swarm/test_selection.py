@@ -10,7 +10,7 @@ from rollwright.swarm.content import Action, Member, Recipe, SharedGroup
 from rollwright.swarm.duplicates import SeenGroups
 from rollwright.swarm.envelope import Manifest
 from rollwright.swarm.refusals import Refusal, Refused
-from rollwright.swarm.selection import in_turns, is_flat, places
+from rollwright.swarm.selection import STRANGERS, in_turns, is_flat, places
 from rollwright.trajectory import FinishReason
 
 
@@ -75,6 +75,23 @@ def test_a_peer_whose_groups_are_all_refused_might_as_well_not_be_there(
     out = [each for each in pool if each.peer == f"{0:064x}" or each.index in refused]
     others = [each for each in pool if each.peer != f"{0:064x}"]
     assert taken(pool, count, key, out, per_peer) == taken(others, count, key, out, per_peer)
+
+
+def test_no_number_of_strangers_stands_in_front_of_those_whose_groups_held_up() -> None:
+    proven = [f"{peer:064x}" for peer in range(3)]
+    pool = [manifest(peer, number) for peer in range(300) for number in range(2)]
+    came_early: Counter[str] = Counter()
+    for key in range(50):
+        order = [
+            each.peer for each in in_turns(pool, (key,), proven=proven, silent=[proven[2], f"{299:064x}"])
+        ]
+        first, early = order[:300], order[: 2 + STRANGERS]
+        assert len(set(first)) == 300, "one of every peer comes before a second of anybody"
+        assert set(proven[:2]) <= set(early)
+        assert set(first[-2:]) == {proven[2], f"{299:064x}"}
+        came_early.update(early)
+    assert len(came_early) > 200, "which strangers come early is drawn anew"
+    assert in_turns(pool, (1,)) == in_turns(pool, (1,), proven=["f" * 64]), "without them all are alike"
 
 
 def test_flat_groups_are_left_out_before_the_draw() -> None:

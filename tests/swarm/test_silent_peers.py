@@ -3,9 +3,15 @@
 import asyncio
 import socket
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
+import msgspec
+import pytest
+
+from rollwright.swarm import envelope
 from rollwright.swarm.exchange import ExchangeLimits
+from rollwright.swarm.gathering import PATIENCE, SILENCE
 from rollwright.swarm.identity import Identity
 from rollwright.swarm.memory_transport import MemorySwarm
 from rollwright.swarm.refusals import Refusal
@@ -32,9 +38,10 @@ class Silent(ZenohTransport):
 class Unanswering:
     """A network in which some are not heard when they are asked."""
 
-    def __init__(self, inner: Any, silent: set[str]) -> None:
+    def __init__(self, inner: Any, silent: set[str], empty: Collection[str] = ()) -> None:
         self._inner = inner
         self._silent = silent
+        self._empty = empty
         self.asked: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
@@ -45,6 +52,8 @@ class Unanswering:
         if peer in self._silent:
             await asyncio.sleep(deadline)
             raise FetchFailed(FetchProblem.DEADLINE, digest)
+        if peer in self._empty:
+            raise FetchFailed(FetchProblem.ABSENT, digest)
         content: bytes = await self._inner.fetch(peer, digest, max_bytes, deadline)
         return content
 
@@ -101,3 +110,32 @@ async def test_a_peer_that_announces_and_does_not_answer_is_asked_once_in_a_roun
     assert not receiver.exchange.quarantine.verdicts
     silent.clear()
     assert [each.peer for each in await receiver.gather(3, 4)] == [mute.peer], "its last group is still fresh"
+
+
+@pytest.mark.parametrize("silently", [False, True])
+async def test_a_flood_of_announcements_for_content_that_nobody_has_starves_nobody(
+    node, silently: bool
+) -> None:
+    """Keys cost nothing: three hundred strangers announce, and either say that they have nothing or say nothing."""
+    network = MemorySwarm()
+    silent: set[str] = set()
+    empty: set[str] = set()
+    limits = ExchangeLimits(fetch_seconds=0.05, beam_size=4)
+    receiver = node(transport_of=lambda peer: Unanswering(network.join(peer), silent, empty), limits=limits)
+    honest = node(transport_of=network.join)
+    first = await honest.share(1, 0)
+    assert [each.digest for each in await receiver.gather(1, 4)] == [first]
+    template = await honest.shared_group(0)
+    for round in range(2, 5):
+        strangers = [Identity.generate() for _ in range(300)]
+        for number, key in enumerate(strangers):
+            claimed = honest.exchange._manifest(round, template, b"")
+            claimed = msgspec.structs.replace(claimed, peer=key.peer, digest=f"{number:064x}", size=1000)
+            receiver.transport.inbox.add(envelope.seal(claimed, key))
+            (silent if silently else empty).add(key.peer)
+        digest = await honest.share(round, round)
+        before = receiver.transport.asked.total()
+        assert [each.digest for each in await receiver.gather(round, 4)] == [digest]
+        in_vain = PATIENCE // (SILENCE if silently else 1)
+        assert receiver.transport.asked.total() - before <= in_vain + limits.beam_size
+        assert not receiver.exchange.quarantine.verdicts

@@ -23,6 +23,7 @@ from rollwright.swarm.transport import (
     Announced,
     FetchFailed,
     FetchProblem,
+    PassedOver,
     Transport,
     digest_of,
 )
@@ -393,7 +394,8 @@ def test_who_floods_pushes_out_its_own_alone() -> None:
         inbox.add(f"junk {number}".encode())
     announced = inbox.read(0)
     assert len(announced.manifests) == 1 + 2 * MAX_PER_PEER
-    assert announced.missed == 2 * (2 * MAX_PER_PEER - 1)
+    assert announced.missed == 2 * MAX_PER_PEER - 1
+    assert announced.passed_over == {PassedOver.UNSIGNED: 2 * MAX_PER_PEER - 1}
     assert inbox.read(announced.cursor) == Announced([], announced.cursor, 0)
 
 

@@ -115,6 +115,9 @@ class CutTransport:
         there = not self._cut.exists()
         return [Peer(each.id, each.alive and there, each.seen) for each in self._inner.peers()]
 
+    def prefer(self, peer: str) -> None:
+        self._inner.prefer(peer)
+
     async def close(self) -> None:
         await self._inner.close()
 

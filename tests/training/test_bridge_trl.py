@@ -124,6 +124,25 @@ def test_trl_takes_real_steps_on_rollouts_of_its_own_current_weights(
     )
 
 
+@pytest.mark.usefixtures("quiet")
+def test_rollouts_of_another_temperature_than_trl_computes_at_are_refused(
+    tiny: Any, model: Path, tmp_path: Path
+) -> None:
+    config = tiny.configuration(
+        model,
+        "sampling.temperature=0.7",
+        train_env_manager={"num_env_groups": 2, "group_size": 4, "tags": ["OddBytes"]},
+    )
+    with TrlRollouts(LocalRun(config, policy=tiny.policy(model))) as rollouts:
+        trainer = trainer_of(model, rollouts, tmp_path / "trl")
+        with pytest.raises(
+            ConfigError, match=r"was played at 0\.7, but TRL computes at 1; they must be the same"
+        ):
+            trainer.train()
+    with TrlRollouts(LocalRun(config, policy=tiny.policy(model))) as rollouts:
+        trainer_of(model, rollouts, tmp_path / "same", temperature=0.7, max_steps=1).train()
+
+
 class Forgetful:
     """A policy that says it took the weights and did not."""
 

@@ -17,7 +17,7 @@ from rollwright.run.assembly import SettingsTable, make_env
 from rollwright.training.bridges import completion_of
 from rollwright.training.bridges.verl import VerlPolicy, agent_loop_output
 from rollwright.training.rows import NotTrainable
-from rollwright.trajectory import Trajectory
+from rollwright.trajectory import SamplingParams, Trajectory
 
 LAKE = {"name": "lake", "train_env_manager": {"num_env_groups": 1, "group_size": 2, "tags": ["FrozenLake"]}}
 
@@ -53,10 +53,10 @@ class Server:
         )
 
 
-async def played(server: Server, config: RunConfig) -> Trajectory:
+async def played(server: Server, config: RunConfig, params: dict[str, Any] | None = None) -> Trajectory:
     episode = Episode(tag="FrozenLake", seed=7, mode="train", group_id="g", group=0, member=0, run_seed=1)
     settings = SettingsTable(config)(episode)
-    policy = VerlPolicy(server, BytesRenderer(), {"temperature": 0.7, "top_k": -1})
+    policy = VerlPolicy(server, BytesRenderer(), params or {"temperature": 0.7, "top_k": -1})
     env = make_env(settings)
     session = new_session(episode, policy, settings, env, rollout_id="r", attempt_id="a")
     return await play(session, env, settings, policy, lambda: make_env(settings))
@@ -81,6 +81,18 @@ async def test_what_verl_gets_is_exactly_what_its_server_saw_and_said() -> None:
     assert output["reward_score"] == trajectory.score
     assert output["extra_fields"]["min_global_steps"] == output["extra_fields"]["max_global_steps"] == 3
     assert all(params["temperature"] == 0.7 and params["logprobs"] for _, params, _ in server.calls)
+
+
+async def test_turns_record_what_verl_sampled_with_and_verl_answers_for_it() -> None:
+    server = Server()
+    trajectory = await played(server, build(LAKE))
+    assert {turn.sampling for turn in trajectory.turns} == {SamplingParams(temperature=0.7)}
+    greedy = await played(
+        Server(), build(LAKE), {"temperature": 0.0, "top_p": 0.9, "repetition_penalty": 1.0}
+    )
+    assert greedy.not_trainable == "sampled at temperature 0"
+    own = completion_of(greedy, own_sampling=True)  # a validation of verl's, which verl does not train on
+    assert sum(own.mask) == greedy.sampled_tokens
 
 
 async def test_a_server_without_logprobs_is_refused() -> None:

@@ -14,6 +14,8 @@ from rollwright.cli.train import train
 from rollwright.errors import ConfigError, FormatError, RollwrightError
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.training_run import TrainingRun
+from rollwright.training.advantages import GRPO
+from rollwright.training.rows import NotTrainable, build_rows
 
 
 @pytest.fixture
@@ -100,6 +102,39 @@ def test_the_command_trains_on_a_run_and_goes_on_where_it_stopped(
     assert steps == list(range(5))
 
 
+def test_a_recorded_run_is_trained_as_it_was_sampled_or_not_at_all(
+    recorded: TrainingRun, tmp_path: Path
+) -> None:
+    source = recorded.folder.path
+    with pytest.raises(
+        ConfigError, match=r"sampling\.temperature: the recorded run was played with 1, not 0\.5"
+    ):
+        command("--from-run", source, "sampling.temperature=0.5", "--runs", tmp_path / "runs")
+    file = source / "config.yaml"
+    settings = file.read_text(encoding="utf-8")
+    file.write_text(settings.replace("top_p: 1.0", "top_p: 0.9"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"sampling\.top_p: 0\.9 cuts the distribution that is trained"):
+        command("--from-run", source, "--runs", tmp_path / "runs")
+    with pytest.raises(ConfigError, match=r"sampling\.top_p: the recorded run was played with 0\.9, not 1"):
+        command("--from-run", source, "sampling.top_p=1", "--runs", tmp_path / "runs")
+
+
+def test_validations_of_a_run_are_no_training_data(tiny: Any, tmp_path: Path) -> None:
+    import asyncio
+
+    model = tiny.save_model(tmp_path / "model")
+    config = tiny.configuration(
+        model, max_steps=1, val_env_manager={"num_env_groups": 2, "tags": ["OddBytes"]}
+    )
+    run = asyncio.run(tiny.train(tmp_path / "runs", config, model))
+    played = list(RunReader(run.folder.path).trajectories())
+    greedy = [each for each in played if each.sampling is not None and each.sampling.temperature == 0]
+    assert greedy, "it has validated"
+    assert {each.not_trainable for each in greedy} == {"sampled at temperature 0"}
+    with pytest.raises(NotTrainable, match="it was sampled at temperature 0"):
+        build_rows([played], GRPO())
+
+
 def test_a_record_without_its_trajectories_is_refused(
     tiny: Any, recorded: TrainingRun, tmp_path: Path
 ) -> None:
@@ -114,7 +149,7 @@ def test_a_record_without_its_trajectories_is_refused(
     [
         ([], "CONFIG: is needed"),
         (["--from-run", "nowhere"], "nowhere: is not a run folder"),
-        (["--resume", "nowhere", "seed=7"], "goes on with its own settings"),
+        (["other.yaml", "--resume", "nowhere"], "goes on with its own settings"),
         (["--resume", "nowhere"], "nowhere: is not a run folder"),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_row_longer_than_the_budget_goes_alone() -> None:
 def test_settings_out_of_range_are_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"loss\.truncation is 0\.5; accepted: 1 or more"):
         LossSettings(truncation=0.5)
-    with pytest.raises(ConfigError, match="temperature is 0; accepted: above 0"):
+    with pytest.raises(ConfigError, match=r"temperature is 0; accepted: 0\.01 or more"):
         TrainerSettings(temperature=0)
 
 

@@ -173,7 +173,7 @@ def sizes(run: TrainingRun) -> dict[str, int]:
         **{name: (folder / name).stat().st_size for name in names},
         "pages": sum(each.stat().st_size for each in folder.glob("store.db*")),
         "rows": rows_in_store(folder),
-        "written": len(run.folder._written),
+        "written": len(run.folder.log) + len(run.folder.failed),
         "lengths": len(run._lengths),
         "record": len(run._record.rows),
         "validations": len(run.validations),
@@ -253,7 +253,7 @@ async def test_killed_at_any_operation_of_forgetting_it_goes_on_as_if_it_had_not
         assert kill_at(tiny, runs, model, operation, more) == -signal.SIGKILL
         left = RunReader(runs / "tiny")
         seen = left.metrics(), [each.rollout_id for each in left.trajectories()], left.failures()
-        RunFolder.reopen(left.path)._log.close()
+        RunFolder.reopen(left.path).log.close()
         assert seen == (left.metrics(), [each.rollout_id for each in left.trajectories()], left.failures())
         run = await train(tiny, model, runs, 8, KEEP)
         assert told(run) == told(whole), f"killed before operation {operation}"
@@ -362,7 +362,7 @@ async def test_without_any_checkpoint_a_run_that_has_forgotten_says_what_is_miss
 ) -> None:
     run = await train(tiny, model, tmp_path, 4, KEEP)
     shutil.rmtree(run.folder.path / "checkpoints")
-    with pytest.raises(FormatError, match="checkpoints: is empty, and the first 2 steps"):
+    with pytest.raises(FormatError, match="checkpoints: has none that is whole, and the first 2 steps"):
         await train(tiny, model, tmp_path, 4, KEEP)
 
 
@@ -382,9 +382,9 @@ async def test_whoever_opened_the_log_before_it_was_replaced_does_not_get_the_ru
     """Between opening and locking, its writer puts another log in place, and lets go of the old one."""
     run = await train(tiny, model, tmp_path, 4, KEEP)
     log = run.folder.path / "trajectories.rwlog"
-    from rollwright.run import folder as module
+    from rollwright.run import trajectory_log as module
 
-    lock = module._lock
+    lock = module.lock
 
     def late(opened: Any, path: Path) -> None:
         copy = log.with_suffix(".copy")
@@ -392,7 +392,7 @@ async def test_whoever_opened_the_log_before_it_was_replaced_does_not_get_the_ru
         copy.replace(log)
         lock(opened, path)
 
-    monkeypatch.setattr(module, "_lock", late)
+    monkeypatch.setattr(module, "lock", late)
     with pytest.raises(RollwrightError, match="another process is writing"):
         RunFolder.reopen(run.folder.path)
 

@@ -19,7 +19,7 @@ from rollwright.cli.run import resume
 from rollwright.cli.show import show
 from rollwright.cli.swarm_supervision import status
 from rollwright.cli.train import train
-from rollwright.cli.training_view import live_table
+from rollwright.cli.training_view import TrainingView
 from rollwright.config import load
 from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
@@ -72,7 +72,7 @@ def profiled(folder: Path) -> str:
 
 
 def test_a_file_becomes_a_trained_model_with_its_validations_and_where_every_rollout_went(
-    file: Path, tmp_path: Path
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = command(file, "seed=7", "profile_steps=2", "--runs", tmp_path / "runs")
     assert result.exit_code == 0, result.output
@@ -88,7 +88,11 @@ def test_a_file_becomes_a_trained_model_with_its_validations_and_where_every_rol
     assert summary["training"]["version"] == 3
     assert load_policy(folder / "model").renderer is not None, "the tokenizer came along"
     assert "profile of odd" in profiled(folder)
+    capsys.readouterr()
     resume(folder, live=False)  # `rollwright resume` knows that this run trains
+    shown = capsys.readouterr().out
+    assert "this run has ended" in shown
+    assert "training of odd" in shown
     finished = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert finished["training"]["weights"] == summary["training"]["weights"]
     assert finished["training"]["length_bias"] == summary["training"]["length_bias"]
@@ -111,10 +115,10 @@ async def test_the_live_view_shows_where_the_run_stands(file: Path, tmp_path: Pa
     folder, config = RunFolder.create(tmp_path / "runs", load(file))
     run = TrainingRun(config, folder)
     screen = Console(width=100, record=True, file=(tmp_path / "screen").open("w", encoding="utf-8"))
-    screen.print(live_table(run))
+    screen.print(TrainingView(run).table())
     assert "0 of 3 · now: not started" in screen.export_text()
     await run.run()
-    screen.print(live_table(run))
+    screen.print(TrainingView(run).table())
     shown = screen.export_text()
     for part in (
         "3 of 3 · now: done",

@@ -124,7 +124,11 @@ async def test_a_checkpoint_that_is_not_of_this_record_is_refused(
     config = tiny.configuration(model, max_steps=4)
     run = await tiny.train(tmp_path / "runs", config, model)
     file = run.folder.path / "metrics.jsonl"
-    file.write_text(file.read_text(encoding="utf-8").replace("-g0", "-g9"), encoding="utf-8")
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        del row["crc"]  # which would undo the change
+        row["groups"] = [group.replace("-g0", "-g9") for group in row["groups"]]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     with pytest.raises(FormatError, match="are not those of the record"):
         await tiny.train(tmp_path / "runs", config, model)
 

@@ -87,3 +87,46 @@ async def test_a_killed_run_goes_on_to_the_same_weights_and_trains_every_group_o
     again = tiny.configuration(model, f"training.from_run={run.folder.path}", **more)
     replay = await tiny.train(tmp_path / "again", again, model)
     assert replay.checksum == run.checksum, "the record alone gives the same weights"
+
+
+LEVELS = 6
+
+
+@pytest.mark.parametrize("ratio", [0, 1], ids=["synchronous", "asynchronous"])
+async def test_validations_of_a_killed_run_are_in_the_record_once_and_the_ledger_has_them_all(
+    tiny: Any, tmp_path: Path, ratio: int
+) -> None:
+    model = tiny.save_model(tmp_path / "model")
+    more = {
+        "max_steps": 4,
+        "async_generation_ratio": ratio,
+        "eval_steps": 1,
+        "val_env_manager": {"num_env_groups": LEVELS, "tags": ["OddBytes"]},
+    }
+    for round_, lines in enumerate((1, 2, 1)):
+        pause = 0.1 * uniform("validation", ratio, round_)
+        kill_after(tiny, tmp_path / "runs", model, more, lines, pause)
+    run = await tiny.train(tmp_path / "runs", tiny.configuration(model, **more), model)
+
+    rows = RunReader(run.folder.path).metrics()
+    assert [row["step"] for row in rows if row["mode"] == "val"] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in rows if row["mode"] == "train"] == [0, 1, 2, 3]
+    assert [each["step"] for each in run.validations] == [0, 1, 2, 3, 4]
+    ledger = run.local.ledger
+    assert ledger.counts["delivered"] == 4 * 16 + 5 * LEVELS
+    if ratio == 0:
+        assert ledger.opened == ledger.counts["delivered"]
+
+
+async def test_the_ledger_has_validations_that_are_forgotten(tiny: Any, tmp_path: Path) -> None:
+    model = tiny.save_model(tmp_path / "model")
+    more = {"eval_steps": 1, "val_env_manager": {"num_env_groups": LEVELS, "tags": ["OddBytes"]}}
+    keep = ["training.keep_steps=1", "training.checkpoint_steps=1", "training.keep_checkpoints=1"]
+    run = await tiny.train(tmp_path / "runs", tiny.configuration(model, *keep, max_steps=4, **more), model)
+    assert run.forgotten.steps > 0
+    assert run.local.ledger.opened == 4 * 16 + 5 * LEVELS
+    settings = run.folder.path / "config.yaml"
+    settings.write_text(settings.read_text().replace("max_steps: 4", "max_steps: 6"), encoding="utf-8")
+    longer = await tiny.train(tmp_path / "runs", tiny.configuration(model, *keep, **more), model)
+    assert longer.pipeline.done == 6
+    assert longer.local.ledger.opened == 6 * 16 + 7 * LEVELS

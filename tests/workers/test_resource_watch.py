@@ -1,16 +1,30 @@
 """Before the machine runs out of memory or file handles, no further episode is opened, and that is said."""
 
 import asyncio
+import json
 import logging
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.workers.resources import ResourceLimits, Resources, ResourceWatch, look, shortage
+from rollwright.workers.resources import (
+    MARGIN,
+    EpisodeCost,
+    ResourceLimits,
+    Resources,
+    ResourceWatch,
+    ceiling,
+    look,
+    shortage,
+)
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 PLENTY = Resources(free_memory=8 * GIB, memory=16 * GIB, open_files=10, most_files=1024)
 NO_MEMORY = Resources(free_memory=GIB // 2, memory=16 * GIB, open_files=10, most_files=1024)
 NO_FILES = Resources(free_memory=8 * GIB, memory=16 * GIB, open_files=1000, most_files=1024)
@@ -74,3 +88,60 @@ async def test_a_worker_on_a_full_machine_takes_nothing_and_tells_the_store_why(
     page = await workshop.store.query_rollouts(rollout_ids=rollouts)
     taken = [each for each in page if each.status != "queuing"]
     assert taken == [], "it took rollouts before it had looked at the machine"
+
+
+@given(st.integers(0, 400), st.integers(0, 4096), st.integers(0, 4096), st.floats(1, 512))
+def test_a_ceiling_leaves_what_must_stay_free_and_grows_with_what_is_free(
+    episodes: int, free: int, more: int, each: float
+) -> None:
+    cost = EpisodeCost(memory=each * MIB, files=2.0)
+    now = Resources(free * MIB, 8192 * MIB, open_files=100, most_files=1024)
+    richer = replace(now, free_memory=(free + more) * MIB)
+    most, why = ceiling(now, now, LIMITS, cost, episodes)
+    assert most <= ceiling(richer, richer, LIMITS, cost, episodes)[0]
+    if most > episodes:
+        assert (most - episodes) * cost.memory <= now.free_memory - LIMITS.memory_share * now.memory
+        assert (most - episodes) * cost.files <= 0.9 * now.most_files - now.open_files
+    assert most <= max(2 * episodes, episodes + 64)
+    assert why or most > episodes
+    assert ceiling(now, now, ResourceLimits(least=1), cost, 0)[0] >= 1
+
+
+def test_what_an_episode_takes_is_learnt_and_fades() -> None:
+    before = replace(PLENTY, used_memory=GIB)
+    full = replace(PLENTY, used_memory=GIB + 320 * MIB, open_files=before.open_files + 20)
+    cost = EpisodeCost().seen(full, before, 10)
+    assert (cost.memory, cost.files) == (MARGIN * 32 * MIB, MARGIN * 2)
+    later = cost.seen(before, before, 10)
+    assert 0.9 * cost.memory < later.memory < cost.memory
+    assert cost.seen(full, before, 0) == cost
+
+
+async def test_one_episode_goes_on_however_short_things_are_where_nobody_else_would() -> None:
+    watch = ResourceWatch(ResourceLimits(memory_share=1.01, least=1))
+    await asyncio.wait_for(watch.enter("a"), 10)
+    waiting = asyncio.create_task(watch.enter("b"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    watch.leave("a")
+    await asyncio.wait_for(waiting, 10)
+    cancelled = asyncio.create_task(watch.enter("c"))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    watch.leave("b")
+    await asyncio.wait_for(watch.enter("d"), 10)
+
+
+@pytest.mark.parametrize("short", ["memory", "files"])
+def test_a_run_in_one_process_plays_fewer_at_once_under_a_real_limit_and_fails_nothing_B12(
+    short: str,
+) -> None:
+    program = Path(__file__).parent / "limited_run.py"
+    done = subprocess.run([sys.executable, program, short], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["failed"] == []
+    assert told["played"] == 96
+    assert told["most"] < 45
+    assert "episodes at once for now" in done.stderr or "no further episodes" in done.stderr

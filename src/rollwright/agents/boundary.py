@@ -1,6 +1,7 @@
 """The boundaries of an episode: whatever fails behind one ends that attempt alone, and is recorded once.
 
-What crosses is an `EpisodeFailure` that names the boundary; cancellation passes through untouched.
+What crosses is an `EpisodeFailure` that names the boundary. A cancellation that the attempt's owner asked for passes
+through untouched; one that foreign code raises by itself, like anything else it raises (`SystemExit` too), is a failure.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rollwright.alarms import alarms_of
+from rollwright.cancellation import is_asked_for
 from rollwright.errors import RollwrightError
 from rollwright.trajectory import Boundary, ErrorRecord
 
@@ -73,7 +75,9 @@ async def bounded(call: Awaitable[Answer], seconds: float, boundary: Boundary, t
             return await call
     except EpisodeFailure:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if is_asked_for(error):
+            raise
         if limit.expired:
             raise timed_out(boundary, f"no answer within {seconds:g} s", turn) from error
         raise failed(boundary, error, turn) from error
@@ -95,8 +99,14 @@ async def together(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def failed(boundary: Boundary, error: Exception, turn: int) -> EpisodeFailure:
-    return EpisodeFailure(ErrorRecord(boundary, type(error).__name__, " ".join(str(error).split()), turn))
+def failed(boundary: Boundary, error: BaseException, turn: int) -> EpisodeFailure:
+    """Of a group of exceptions, the first says what happened."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    message = " ".join(str(error).split())
+    if not message and isinstance(error, asyncio.CancelledError):
+        message = "raised by the code itself; nobody had cancelled the attempt"
+    return EpisodeFailure(ErrorRecord(boundary, type(error).__name__, message, turn))
 
 
 def timed_out(boundary: Boundary, message: str, turn: int) -> EpisodeFailure:

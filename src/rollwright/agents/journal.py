@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from rollwright.trajectory import Message, Outcome, Turn
+from rollwright.trajectory import Message, Outcome, SamplingParams, Turn
 from rollwright.trajectory.codec import Codec
 
 
@@ -27,6 +27,9 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
     """Digest of the messages that the prompt added."""
     before: Outcome | None = None
     """What the environment had answered to the turn before."""
+    sampling: SamplingParams | None = None
+    """How its tokens were drawn; the next attempt may have other settings. `None`: written by a release that did not
+    record it."""
 
     def to_bytes(self) -> bytes:
         return _CODEC.encode(self)
@@ -36,7 +39,7 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
         return _CODEC.decode(data)
 
 
-_CODEC = Codec(JournalEntry, magic=b"RWJ", version=2, compress=False)
+_CODEC = Codec(JournalEntry, magic=b"RWJ", version=3, compress=False, unchecked=2)
 
 
 class Interrupted(Exception):
@@ -75,8 +78,11 @@ def _more(message: Message) -> str:
     return ""
 
 
-def replay(journal: Journal, place: int, asked: int, before: Outcome | None) -> Turn | None:
-    """The recorded answer to the question asked at this place; `None` when nobody came to it."""
+def replay(
+    journal: Journal, place: int, asked: int, before: Outcome | None, own: SamplingParams
+) -> Turn | None:
+    """The recorded answer to the question asked at this place; `None` when nobody came to it. `own`: how the attempt
+    that asks draws tokens, which turns leave unsaid."""
     entry = journal.recorded.pop(place, None)
     if entry is None:
         return None
@@ -84,7 +90,10 @@ def replay(journal: Journal, place: int, asked: int, before: Outcome | None) -> 
         raise ReplayDiffers(f"the environment answered the turn before turn {entry.turn.id} differently")
     if entry.question != asked:
         raise ReplayDiffers(f"the prompt of turn {entry.turn.id} differs")
-    return entry.turn
+    drawn = entry.sampling
+    if drawn is None or drawn == (entry.turn.sampling or own):
+        return entry.turn
+    return msgspec.structs.replace(entry.turn, sampling=drawn)
 
 
 def entries(encoded: Iterable[bytes]) -> dict[int, JournalEntry]:

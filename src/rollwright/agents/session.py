@@ -3,7 +3,7 @@
 Always true: a generation is in the journal before its text is handed to anybody; a prompt that continues a turn
 consists of exactly that turn's full token sequence and what is new, and where the model's format does not allow that,
 a new sequence starts and is counted; a turn's draws are keyed by run, group, member, agent and its place in the tree,
-never by time or by attempt. A place is fixed when a generation is asked for, so calls may run at the same time: those
+never by time or by attempt; a turn whose tokens were drawn otherwise than the rollout's says so. A place is fixed when a generation is asked for, so calls may run at the same time: those
 that name no turn to come after stand in the order in which they were asked for, however they finish.
 """
 
@@ -13,13 +13,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from rollwright.agents.boundary import bounded, together
+from rollwright.agents.boundary import bounded, failed, together
 from rollwright.agents.journal import Journal, JournalEntry, name_of, replay
 from rollwright.agents.places import Place, PlaceTree
 from rollwright.agents.stopwatch import Stopwatch, Waiting
 from rollwright.draws import KeyPart
 from rollwright.envs.base import Step
-from rollwright.policies.base import Parsed, Playable, Policy, Prompt, Sampling, ToolSpec
+from rollwright.errors import FormatError
+from rollwright.policies.base import (
+    EngineError,
+    Parsed,
+    Playable,
+    Policy,
+    Prompt,
+    Sampling,
+    ToolSpec,
+    broken,
+)
 from rollwright.trajectory import (
     Boundary,
     Message,
@@ -31,7 +41,9 @@ from rollwright.trajectory import (
     full_prompt,
     leaves,
     renumbered,
+    reward_of,
     token_ids,
+    truth_of,
 )
 
 RESTARTED = "sequences_restarted"
@@ -82,6 +94,7 @@ class Session:
         self._of_agent: Callable[[str], Policy] | None = getattr(policy, "of_agent", None)
         """Where agents have policies of their own (`PerAgent`)."""
         self._sampling = sampling
+        trajectory.sampling = self._params = sampling.params()
         self.key = key
         """What every draw of this rollout is keyed by."""
         self._sequence_length = sequence_length
@@ -210,12 +223,13 @@ class Session:
         else:
             before = self._answered_before(place)
             asked = name_of(question.messages)
-            if (recorded := replay(journal, place.name, asked, before)) is not None:
+            if (recorded := replay(journal, place.name, asked, before, self._params)) is not None:
                 self.replayed_turns += 1
                 return recorded
             turn = await self._sampled(place, question)
             with self.stopwatch.waiting(Phase.STORE, "journal", question.agent):
-                await journal.append(JournalEntry(place.name, turn, asked, before))
+                drawn = self._params if turn.sampling is None else turn.sampling
+                await journal.append(JournalEntry(place.name, turn, asked, before, drawn))
         if self._on_turn is not None:
             self._on_turn(turn)
         return turn
@@ -261,14 +275,20 @@ class Session:
             attempt=self._attempt,
         )
         fitted = self._fit(question, prompt_ids)
+        policy = self.policy_of(question.agent)
         with self.stopwatch.waiting(Phase.ENGINE, "", question.agent) as waiting:
             made = await bounded(
-                self.policy_of(question.agent).generate(prompt, fitted),
+                policy.generate(prompt, fitted),
                 self._generate_timeout,
                 Boundary.ENGINE,
                 turn_id,
             )
             waiting.tokens, waiting.served = made.completion_tokens, made.served
+        if not made.checked and (wrong := broken(made)) is not None:
+            raise failed(Boundary.ENGINE, EngineError(f"{type(policy).__name__}: {wrong}"), turn_id)
+        drawn = made.sampling
+        if drawn is None and question.sampling is not self._sampling:
+            drawn = question.sampling.params()
         return Turn(
             id=turn_id,
             after=place.parent,
@@ -283,13 +303,15 @@ class Session:
             exact=made.exact,
             prompt_tokens=made.prompt_tokens if prompt_ids is None else len(prompt_ids),
             completion_tokens=made.completion_tokens,
+            sampling=None if drawn == self._params else drawn,
+            tool_calls=made.tool_calls,
         )
 
     def parse(self, turn: Turn) -> Parsed:
         """Takes a turn's completion apart, by the model's own format."""
         renderer = self.policy_of(turn.agent).renderer
         if renderer is None:
-            return Parsed(turn.text)
+            return Parsed(turn.text, tool_calls=turn.tool_calls)
         prompt = full_prompt(self.trajectory.turns, turn.id)
         return renderer.parse(prompt, turn.sampled_ids, self._asked[turn.id].tools)
 
@@ -302,26 +324,27 @@ class Session:
         return None if behind is None else behind.before
 
     def observe(self, turn: Turn, step: Step) -> Turn:
-        """Records what the environment answered to a turn."""
-        info = step.info
-        outcome = Outcome(
-            observation=step.observation,
-            reward=float(step.reward),
-            penalty=float(info.get("penalty", 0.0)),
-            terminated=bool(step.terminated),
-            truncated=bool(step.truncated),
-            action=info.get("action"),
-            valid=bool(info.get("valid", True)),
-            success=bool(info["success"]) if "success" in info else None,
-        )
+        """Records what the environment answered to a turn; what is no answer is the environment's failure."""
+        outcome = self.read_step(turn, step)
+        metrics = self.trajectory.metrics
+        for name, value in step.info.get("metrics", {}).items():
+            metrics[name] = metrics.get(name, 0.0) + float(value)
         if outcome.success is not None:
             self.trajectory.success = outcome.success
-        metrics = self.trajectory.metrics
-        for name, value in info.get("metrics", {}).items():
-            metrics[name] = metrics.get(name, 0.0) + float(value)
         observed = msgspec.structs.replace(turn, outcome=outcome)
         self.trajectory.turns[turn.id] = observed
         return observed
+
+    def read_step(self, turn: Turn, step: Step) -> Outcome:
+        """An environment's answer to a turn as plain data; what is no answer is the environment's failure."""
+        try:
+            outcome = outcome_of(step)
+            for value in step.info.get("metrics", {}).values():
+                float(value)  # figures of its own need not be finite
+            return outcome
+        except Exception as error:
+            told = FormatError(f"environment {self.trajectory.tag}: {error}")
+            raise failed(Boundary.ENVIRONMENT, told, turn.id + 1) from error
 
     def seal(self) -> Trajectory:
         """The trajectory, with its turns in the order of the tree instead of the order in which they came."""
@@ -384,6 +407,29 @@ def _is_long(question: Question) -> bool:
     if len(messages) > LONG_CONVERSATION or len(tools) > MANY_TOOLS:
         return True
     return sum([len(each.content) for each in messages]) > LONG_TEXT
+
+
+def outcome_of(step: Step) -> Outcome:
+    """An environment's answer as plain data; a `FormatError` says what of it is none."""
+    if not isinstance(step, Step):
+        raise FormatError(f"step() gave a {type(step).__name__}; a Step is accepted")
+    info = step.info
+    return Outcome(
+        observation=text_of(step.observation, "the observation"),
+        reward=reward_of(step.reward, "the reward"),
+        penalty=reward_of(info.get("penalty", 0.0), "the penalty"),
+        terminated=truth_of(step.terminated, "terminated"),
+        truncated=truth_of(step.truncated, "truncated"),
+        action=None if (action := info.get("action")) is None else text_of(action, "the action"),
+        valid=truth_of(info.get("valid", True), "valid"),
+        success=None if (success := info.get("success")) is None else truth_of(success, "success"),
+    )
+
+
+def text_of(given: object, what: str) -> str:
+    if isinstance(given, str):
+        return given
+    raise FormatError(f"{what} is a {type(given).__name__}; a text is accepted")
 
 
 def _solved(turn: Turn) -> bool | None:

@@ -1,16 +1,60 @@
-"""Runs a coroutine on the fastest event loop there is; Ctrl-C and SIGTERM cancel it instead of tearing it down."""
+"""Runs a coroutine on the fastest event loop there is; the first Ctrl-C or SIGTERM cancels it instead of tearing it down.
+
+Always true: a `CancelledError` that comes out of it was asked for by a signal. One that was not is an error: code that is
+played has cancelled the command's own task.
+"""
 
 import asyncio
-import signal
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any, TypeVar
+
+from rollwright.errors import RollwrightError
+from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
+from rollwright.signals import INTERRUPTS
 
 Result = TypeVar("Result")
 
 
-def run_async(call: Coroutine[Any, Any, Result]) -> Result:
-    with asyncio.Runner(loop_factory=_fastest()) as runner:
-        return runner.run(_ending_with_sigterm(call))
+def run_async(call: Coroutine[Any, Any, Result], *, at_once: bool = False) -> Result:
+    """`at_once`: a signal ends the process right away, because there is nothing to end cleanly."""
+    own: list[BaseException] = []
+    with INTERRUPTS.installed_meanwhile():
+        try:
+            with asyncio.Runner(loop_factory=_fastest()) as runner:
+                return runner.run(_noting_exits(call if at_once else _cancelled_by_signals(call), own))
+        except asyncio.CancelledError:
+            if INTERRUPTS.received is None:
+                raise _interference() from None
+            raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            if error in own:  # the command's: whoever read its output is gone, say
+                raise
+            # Of a task that code which is played has made itself; elsewhere it ends only its attempt.
+            raise RollwrightError(
+                f"a task that code which is played has started raised {type(error).__name__}"
+            ) from error
+
+
+async def _noting_exits(call: Coroutine[Any, Any, Result], exits: list[BaseException]) -> Result:
+    try:
+        return await call
+    except (SystemExit, KeyboardInterrupt) as error:
+        exits.append(error)
+        raise
+
+
+def absorb_cancellation() -> None:
+    """The current task was cancelled and ends in its own way; raises where nobody who may do so has cancelled it."""
+    if INTERRUPTS.installed and INTERRUPTS.received is None:
+        raise _interference()
+    task = asyncio.current_task()
+    while task is not None and task.uncancel():
+        pass
+
+
+def _interference() -> RollwrightError:
+    return RollwrightError(f"the command was ended by {FOREIGN_CANCELLATION}")
 
 
 def _fastest() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -21,9 +65,10 @@ def _fastest() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-async def _ending_with_sigterm(call: Coroutine[Any, Any, Result]) -> Result:
-    """Whoever wants to treat SIGTERM otherwise sets a handler of its own."""
-    task = asyncio.current_task()
+async def _cancelled_by_signals(call: Coroutine[Any, Any, Result]) -> Result:
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await call
+    cancel = task.cancel
+    answered = INTERRUPTS.answered_by(lambda: loop.call_soon_threadsafe(cancel))
+    with answered if INTERRUPTS.installed else nullcontext():
+        return await call

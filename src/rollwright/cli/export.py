@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from rollwright.cli.condition import say_condition
 from rollwright.cli.console import console
-from rollwright.cli.tables import say_shown_steps
 from rollwright.errors import RollwrightError
 from rollwright.run.folder import RunReader
 
@@ -29,4 +29,4 @@ def export(
     file = output or run / f"trajectories.{to}"
     rows = write_parquet(reader.trajectories(), file)
     console().print(f"{rows:,} turns written to {file}", highlight=False)
-    say_shown_steps(reader, console())
+    say_condition(reader, console())

@@ -1,9 +1,10 @@
 """The `rollwright` command.
 
-A user's mistake ends with one line on standard error and exit code 2; an interrupt with 130; want of memory with 137.
-A traceback means a defect of rollwright.
+A user's mistake ends with one line on standard error and exit code 2; an engine that cannot be used with 1; an interrupt
+with 130, SIGTERM with 143; want of memory with 137. A traceback means a defect of rollwright.
 """
 
+import asyncio
 import sys
 from typing import NoReturn
 
@@ -33,6 +34,8 @@ from rollwright.cli import (
 )
 from rollwright.errors import RollwrightError
 from rollwright.hardware.memory import is_out_of_memory
+from rollwright.policies.base import EngineError
+from rollwright.signals import INTERRUPTS
 
 app = typer.Typer(
     help="Play multi-turn episodes of language-model agents, and hand out grouped batches.",
@@ -42,7 +45,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR = 2
+
+NO_ENGINE = 1
+"""The engine cannot be used: not there, refuses, or does not serve the model."""
 
 OUT_OF_MEMORY = 137
 """As for a process that the kernel kills for it, so that whoever watches need not tell them apart."""
@@ -89,10 +95,15 @@ app.add_typer(swarm.swarm_app, name="swarm")
 
 
 def main() -> None:
+    """`rollwright.cli.entry` comes before it, so that signals are answered while all this is imported."""
+    if not INTERRUPTS.installed:
+        INTERRUPTS.install()
     if "" not in sys.path:
         sys.path.insert(0, "")  # one's own environments, filters and agents lie in the current folder
     try:
         app()
+    except EngineError as error:
+        _complain(str(error), NO_ENGINE)
     except RollwrightError as error:
         _complain(str(error))
     except OSError as error:  # a folder that is a file, a full disk, a file that may not be written
@@ -103,11 +114,11 @@ def main() -> None:
         _complain(
             f"out of memory: {str(error) or 'nothing more could be taken'}; {LESS_MEMORY}", OUT_OF_MEMORY
         )
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        _complain("interrupted", INTERRUPTS.exit_code, title="")
 
 
-def _complain(message: str, code: int = USER_ERROR) -> NoReturn:
-    line = Text.assemble(("error:", "bold red"), " ", " ".join(message.split()))
+def _complain(message: str, code: int = USER_ERROR, title: str = "error: ") -> NoReturn:
+    line = Text.assemble((title, "bold red"), " ".join(message.split()))
     Console(stderr=True, soft_wrap=True).print(line)
     sys.exit(code)

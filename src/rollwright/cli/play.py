@@ -18,7 +18,7 @@ def play(
     seed: Annotated[int, typer.Option(help="The level.")] = 0,
 ) -> None:
     """Play TAG in the terminal. An action by its name or number; `?` asks the oracle; empty input ends."""
-    run_async(_play(registry.make(tag), console(), seed))
+    run_async(_play(registry.make(tag), console(), seed), at_once=True)
 
 
 async def _play(env: Env, console: Console, seed: int) -> None:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from rollwright.cli.condition import say_condition
 from rollwright.cli.console import console
-from rollwright.cli.tables import say_shown_steps
 from rollwright.errors import RollwrightError
 from rollwright.run.folder import RunReader
 
@@ -32,4 +32,4 @@ def plot(
         raise RollwrightError(f"{run}: has no batch yet, so there is nothing to draw")
     for file in files:
         console().print(f"written: {file}", soft_wrap=True, highlight=False)
-    say_shown_steps(reader, console())
+    say_condition(reader, console())

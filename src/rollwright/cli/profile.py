@@ -12,14 +12,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rollwright.cli.condition import say_condition
 from rollwright.cli.console import console
-from rollwright.cli.tables import say_shown_steps
 from rollwright.config import RunConfig
-from rollwright.errors import RollwrightError
+from rollwright.errors import RollwrightError, naming
+from rollwright.hardware.threads import usable_cores
+from rollwright.observe.advice import RunSetup
 from rollwright.observe.profile import Profile, Tally
 from rollwright.observe.timeline import Played, chrome_trace
 from rollwright.observe.verdict import Figures, Verdict, judge
-from rollwright.run.folder import RunReader
+from rollwright.run.folder import ADDRESS, STORE, RunReader
 from rollwright.trajectory import Phase, Timing, Trajectory
 
 TIMELINE = "timeline.json"
@@ -58,25 +60,26 @@ def profile(
     if not found.rollouts:
         raise RollwrightError(f"{run}: no finished rollout has timings, so there is nothing to profile")
     target = timeline or run / TIMELINE
-    with target.open("w", encoding="utf-8") as file:
+    with naming(target), target.open("w", encoding="utf-8") as file:
         file.writelines(chrome_trace(drawn))
     screen = console()
-    screen.print(report(found, slots or slots_of(reader.config, found), run.name))
+    setup = setup_of(reader.config, found, _store_of(run))
+    screen.print(report(found, slots or slots_of(reader.config, found), run.name, setup))
     if (summary := reader.summary()) is not None:
         spent = summary.get("activity", {}).get("commit_seconds", 0.0)
         screen.print(f"beside that, {spent:,.2f} s went into telling the store how attempts ended")
     screen.print(f"timeline of {len(drawn):,} rollouts: {target}", soft_wrap=True, highlight=False)
-    say_shown_steps(reader, screen)
-    if reader.cut_off:
-        screen.print("[yellow]the last record of the trajectory log is incomplete and was left out[/]")
+    say_condition(reader, screen)
 
 
 class RecentProfile:
     """What the last rollouts of a run under way waited for."""
 
-    def __init__(self, screen: Console, config: RunConfig) -> None:
+    def __init__(self, screen: Console, config: RunConfig, store: str | None = None) -> None:
+        """`store`: the address of the run's."""
         self._screen = screen
         self._config = config
+        self._store = store
         self._timings: deque[tuple[str, Timing | None]] = deque(maxlen=RECENT)
 
     def add(self, steps: int, trajectories: Iterable[Trajectory]) -> None:
@@ -91,7 +94,8 @@ class RecentProfile:
             found.add(tag, timing)
         if found.rollouts:
             name = f"the last {found.rollouts:,} rollouts"
-            self._screen.print(report(found, slots_of(self._config, found), name))
+            setup = setup_of(self._config, found, self._store)
+            self._screen.print(report(found, slots_of(self._config, found), name, setup))
 
 
 def slots_of(config: RunConfig, found: Profile) -> int | None:
@@ -100,11 +104,21 @@ def slots_of(config: RunConfig, found: Profile) -> int | None:
     return None if own is None else own * len(found.processes)
 
 
-def report(found: Profile, slots: int | None, name: str) -> RenderableType:
+def _store_of(run: Path) -> str:
+    """Where a run's rollouts are: what it was told, or its own file."""
+    told = run / ADDRESS
+    return told.read_text(encoding="utf-8").strip() if told.is_file() else str(run / STORE)
+
+
+def setup_of(config: RunConfig, found: Profile, store: str | None) -> RunSetup:
+    return RunSetup.of(config, processes=len(found.processes), cores=usable_cores().count, store=store)
+
+
+def report(found: Profile, slots: int | None, name: str, setup: RunSetup) -> RenderableType:
     parts: list[RenderableType] = [_agents(found, name), _things(found), _sum(found)]
     if found.untimed:
         parts.append(Text(f"{found.untimed:,} rollouts have no timings and are left out", style="yellow"))
-    return Group(*parts, _told(judge(Figures.of(found, slots))))
+    return Group(*parts, _told(judge(Figures.of(found, slots), setup)))
 
 
 def _agents(found: Profile, name: str) -> Table:

@@ -1,6 +1,8 @@
 """`rollwright enqueue`, `ps` and `cancel`: a look into a store, and a hand in it."""
 
 import json
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +15,24 @@ from rich.text import Text
 
 from rollwright.cli.console import console, say_aside
 from rollwright.cli.event_loop import run_async
+from rollwright.cli.pace import clock_time
 from rollwright.cli.workers import StoreOption
 from rollwright.config import RunConfig, load
 from rollwright.errors import RollwrightError
+from rollwright.rollout.causes import FailureCauses
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.store.contract import Store
 from rollwright.store.opening import open_store
-from rollwright.store.records import EnqueueRequest, RolloutConfig, RolloutStatus, Worker, WorkerStatus
+from rollwright.store.records import (
+    Attempt,
+    AttemptStatus,
+    EnqueueRequest,
+    RolloutConfig,
+    RolloutStatus,
+    Worker,
+    WorkerStatus,
+)
+from rollwright.trajectory import Phase
 
 OPEN = [RolloutStatus.QUEUING, RolloutStatus.PREPARING, RolloutStatus.RUNNING, RolloutStatus.REQUEUING]
 
@@ -94,33 +107,83 @@ def ps(
 async def _ps(address: str, limit: int, screen: Console) -> None:
     store = await open_store(address, must_exist=True, on_outage=say_aside)
     try:
-        statistics = await store.statistics()
-        counts = "  ".join(f"{status} {statistics[status]:,}" for status in RolloutStatus)
-        screen.print(counts, highlight=False)
+        screen.print(_counts(await store.statistics()), highlight=False)
         screen.print(await _workers(store))
         screen.print(await _rollouts(store, limit))
+        if (failed := await _failures(store, limit)) is not None:
+            screen.print(failed)
     finally:
         await store.close()
 
 
+def _counts(statistics: Mapping[str, int]) -> str:
+    """By status; a rollout that is being played is running, whether it has recorded a turn or not."""
+    preparing, running = (statistics[each] for each in (RolloutStatus.PREPARING, RolloutStatus.RUNNING))
+    said = []
+    for status in RolloutStatus:
+        if status is RolloutStatus.RUNNING:
+            without = f" ({preparing:,} without a turn yet)" if preparing else ""
+            said.append(f"{status} {preparing + running:,}{without}")
+        elif status is not RolloutStatus.PREPARING:
+            said.append(f"{status} {statistics[status]:,}")
+    return "  ".join(said)
+
+
 async def _workers(store: Store) -> Table:
     table = Table(title="workers", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("worker", "status", "playing", "waiting for", "turns", "tokens"):
+    for name in ("worker", "state", "last seen", "playing", "waiting for", "turns", "tokens"):
         table.add_column(name)
+    now = time.time()
     for worker in await store.query_workers():
         stats = worker.heartbeat_stats
         playing, turns, tokens = (str(stats.get(key, "–")) for key in ("inflight", "turns", "tokens"))
-        if worker.status is not WorkerStatus.BUSY:
+        state = worker_state(worker, now)
+        if state != WorkerStatus.BUSY:
             playing = "–"  # what it told last, it may have told before it died
-        table.add_row(worker.worker_id, str(worker.status), playing, _waits_for(worker), turns, tokens)
+        seen = "never" if (age := _age(worker, now)) is None else f"{clock_time(age)} ago"
+        style = "red" if state == LOST else "dim" if state == ENDED else ""
+        waits = Text(_waits_for(worker, state, age))
+        table.add_row(worker.worker_id, state, seen, playing, waits, turns, tokens, style=style)
     return table
 
 
-def _waits_for(worker: Worker) -> str:
+LOST, ENDED = "lost", "ended"
+"""States that a store does not know of: it has no word of a worker that does not speak any more."""
+
+MISSED_HEARTBEATS = 3
+"""In a row, before a worker counts as lost."""
+
+USUAL_INTERVAL = 5.0
+"""Seconds between the heartbeats of a worker that does not say."""
+
+
+def _age(worker: Worker, now: float) -> float | None:
+    return None if worker.last_heartbeat_time is None else max(0.0, now - worker.last_heartbeat_time)
+
+
+def worker_state(worker: Worker, now: float) -> str:
+    """As the store says, but for one that has ended, or has not been heard of for several heartbeats."""
+    if worker.heartbeat_stats.get("ended") and worker.status is not WorkerStatus.BUSY:
+        return ENDED
+    interval = float(worker.heartbeat_stats.get("heartbeat_interval", USUAL_INTERVAL))
+    age = _age(worker, now)
+    if worker.status is WorkerStatus.UNKNOWN or age is None or age > MISSED_HEARTBEATS * interval:
+        return LOST
+    return str(worker.status)
+
+
+def _waits_for(worker: Worker, state: str, age: float | None) -> str:
     stats = worker.heartbeat_stats
-    if worker.status is WorkerStatus.UNKNOWN:
-        return "not heard of lately"
-    phases = [f"{stats[phase]} {phase}" for phase in ("engine", "environment", "store") if stats.get(phase)]
+    if state == LOST:
+        holds = (
+            "what it held goes to another when its lease ends"
+            if worker.current_rollout_id
+            else "dead or cut off"
+        )
+        return f"no heartbeat for {clock_time(age)}: {holds}" if age is not None else "never heard of"
+    if state == ENDED:
+        return "–"
+    phases = [f"{stats[phase]} {phase}" for phase in Phase if stats.get(phase)]
     if worker.status is WorkerStatus.IDLE:
         phases = ["rollouts"]
     return str(stats.get("waiting") or " · ".join(phases) or "–")
@@ -129,15 +192,50 @@ def _waits_for(worker: Worker) -> str:
 async def _rollouts(store: Store, limit: int) -> Table:
     page = await store.query_rollouts(status=OPEN, limit=limit)
     table = Table(title=f"open rollouts: {page.total:,}", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("rollout", "status", "attempt", "worker", "why it ended"):
+    for name in ("rollout", "state", "attempt", "worker", "why the last one ended"):
         table.add_column(name, no_wrap=name == "rollout")
     for rollout in page:
         attempt = await store.get_latest_attempt(rollout.rollout_id)
-        tries = "–" if attempt is None else f"{attempt.sequence_id} ({attempt.status})"
         held_by = "–" if attempt is None else attempt.worker_id or "–"
         why = "–" if attempt is None else attempt.reason or "–"
-        table.add_row(rollout.rollout_id, str(rollout.status), tries, held_by, Text(why))
+        table.add_row(rollout.rollout_id, _state(rollout.status), _tries(attempt), held_by, Text(why))
     return table
+
+
+def _state(status: RolloutStatus) -> str:
+    """A rollout that is claimed is being played; an agent may work long before its first turn."""
+    return f"{RolloutStatus.RUNNING}, no turn yet" if status is RolloutStatus.PREPARING else str(status)
+
+
+def _tries(attempt: Attempt | None) -> str:
+    if attempt is None:
+        return "–"
+    under_way = attempt.status in (AttemptStatus.PREPARING, AttemptStatus.RUNNING)
+    return f"{attempt.sequence_id} ({'under way' if under_way else attempt.status})"
+
+
+async def _failures(store: Store, limit: int) -> Table | None:
+    """Why rollouts failed for good, by cause: of the last ones, if they are many."""
+    page = await store.query_rollouts(
+        status=RolloutStatus.FAILED, sort_by="end_time", sort_order="desc", limit=max(limit, FAILURES_READ)
+    )
+    if not page.items:
+        return None
+    causes = FailureCauses()
+    for rollout in page:
+        attempt = await store.get_latest_attempt(rollout.rollout_id)
+        causes.add((attempt and attempt.reason) or "no reason was given", rollout.rollout_id)
+    of = "" if page.total == len(page.items) else f", of the last {len(page.items):,}"
+    table = Table(title=f"failed rollouts: {page.total:,}{of}", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("count", "why", "for example"):
+        table.add_column(name, no_wrap=name == "for example")
+    for cause in causes.most_common(limit):
+        table.add_row(f"{cause.count:,}", Text(cause.text), cause.example)
+    return table
+
+
+FAILURES_READ = 100
+"""Failed rollouts whose reasons are read: enough to see what goes wrong, few enough to be quick."""
 
 
 def cancel(

@@ -8,16 +8,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rollwright.cli.condition import say_condition
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
-from rollwright.cli.tables import percent, say_shown_steps
+from rollwright.cli.tables import percent
 from rollwright.config import RunConfig
 from rollwright.config.env_managers import TrainEnvManagerConfig
+from rollwright.errors import RollwrightError
 from rollwright.observe.training_report import Standing, report_of, write_report
 from rollwright.run.baselines import validation_baselines
 from rollwright.run.folder import RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.training_assembly import in_process
+from rollwright.run.training_record import is_training
 from rollwright.run.training_run import MODEL
 
 LEVELS = 512
@@ -37,12 +40,14 @@ def report(
 
 def make_report(run: Path, levels: int, screen: Console) -> None:
     reader = RunReader(run)
+    if not is_training(run):
+        raise RollwrightError(f"{run}: is not a training run; `rollwright show {run}` has its results")
     report_of(reader)  # says what is missing before anything is played
     standings = run_async(_standings(reader, levels))
     screen.print(_table(standings))
     for file in write_report(report_of(reader, standings), run):
         screen.print(f"written: {file}", soft_wrap=True, highlight=False)
-    say_shown_steps(reader, screen)
+    say_condition(reader, screen)
 
 
 async def _standings(reader: RunReader, levels: int) -> list[Standing]:

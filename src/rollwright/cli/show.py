@@ -3,6 +3,7 @@
 The log of a run holds play as it was; what filters made of it is worked out again here, with the run's own filters.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -13,11 +14,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rollwright.cli.condition import say_condition
 from rollwright.cli.console import console
-from rollwright.cli.tables import ledger_table, result_table, say_shown_steps
+from rollwright.cli.prompt_view import Prompts
+from rollwright.cli.show_stored import read_stored
+from rollwright.cli.tables import ledger_table, result_table
 from rollwright.cli.training_view import training_table
 from rollwright.cli.tree_view import leaf_count, tree_view
 from rollwright.errors import ConfigError, RollwrightError
+from rollwright.observe.trees import PREFIX as TREE
 from rollwright.rollout.filters import (
     Catches,
     Filter,
@@ -32,24 +37,39 @@ from rollwright.run.training_assembly import make_training_advantage
 from rollwright.training.advantages import Tree as TreeCredit
 from rollwright.trajectory import Trajectory, Turn
 
+DEFAULT_AGENT = "agent"
+"""Of a turn whose agent has no name of its own."""
+
 LISTED = 20
 """Trajectories listed when none is asked for."""
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="Run folder, or the file of a store.", show_default=False)],
     rollout: Annotated[
         str | None,
         typer.Argument(
             help="Rollout id, or the end of one, such as g3-m0; or a group's, such as g3.", show_default=False
         ),
     ] = None,
-    prompts: Annotated[bool, typer.Option(help="Show the opening messages too.")] = False,
+    prompts: Annotated[
+        bool, typer.Option(help="Show what was asked too: the opening messages, or each agent's own prompt.")
+    ] = False,
     turns: Annotated[bool, typer.Option(help="Show a tree's turns one by one too.")] = False,
 ) -> None:
     """Show RUN's results, a group, or ROLLOUT's trajectory with the rewards of each turn; a tree as a tree."""
-    reader = RunReader(run)
     screen = console()
+    if run.is_file():
+        stored = read_stored(run, rollout, screen)
+        if rollout is None:
+            screen.print(_list(stored.trajectories))
+            return
+        if prompts and stored.config is None:
+            screen.print("prompts: the store has no settings of this rollout, so they cannot be read")
+        asked = Prompts(stored.config) if prompts and stored.config is not None else None
+        screen.print(render(stored.trajectories[0], asked))
+        return
+    reader = RunReader(run)
     if rollout is None:
         _overview(reader, screen)
     elif group := find_group(reader, rollout):
@@ -57,9 +77,7 @@ def show(
         screen.print(_caught(_filters(reader, group[0], screen), group))
     else:
         _trajectory(reader, find(reader, rollout), screen, prompts=prompts, turns=turns)
-    say_shown_steps(reader, screen)
-    if reader.cut_off:
-        screen.print("[yellow]the last record of the trajectory log is incomplete and was left out[/]")
+    say_condition(reader, screen)
 
 
 def find(reader: RunReader, wanted: str) -> Trajectory:
@@ -164,7 +182,8 @@ def _trajectory(
     alone = judge(filters, trajectory, catches).trajectory
     left = next((each for each in group.members if each.rollout_id == trajectory.rollout_id), alone)
     is_tree = leaf_count(trajectory) > 1
-    screen.print(render(left, prompts=prompts, turns=turns or not is_tree))
+    asked = Prompts(reader.config) if prompts else None
+    screen.print(render(left, asked, turns=turns or not is_tree))
     if is_tree:
         name, advantages = _advantages(reader, left, group.members)
         screen.print(tree_view(left, advantages))
@@ -205,16 +224,43 @@ def _advantages(
     return name, advantage([[trajectory, *others]])[0][0]
 
 
-def render(trajectory: Trajectory, *, prompts: bool = False, turns: bool = True) -> RenderableType:
+def render(trajectory: Trajectory, prompts: Prompts | None = None, *, turns: bool = True) -> RenderableType:
+    """`prompts`: to show what was asked. The opening messages are shown where one agent was asked in one conversation;
+    elsewhere every turn that starts a conversation is shown with its own prompt."""
     parts: list[RenderableType] = [_headline(trajectory)]
-    if prompts:
+    alone = sum(turn.extends is None for turn in trajectory.turns) <= 1 and not _is_team(trajectory)
+    if prompts is not None and (alone or not any(turn.prompt_ids for turn in trajectory.turns)):
         parts += [
             Panel(Text(message.content), title=message.role, title_align="left", border_style="dim")
             for message in trajectory.opening
         ]
     parts.append(Panel(Text(trajectory.observation), title="start", title_align="left", expand=False))
-    parts += [_turn(turn) for turn in trajectory.turns if turns]
+    for turn in trajectory.turns if turns else ():
+        if prompts is not None and not alone:
+            title = f"prompt of turn {turn.id + 1}{_by(turn)} · {turn.prompt_tokens} tokens"
+            asked = Text(prompts.text(turn))
+            parts.append(Panel(asked, title=title, title_align="left", expand=False, border_style="dim"))
+        parts.append(_turn(turn))
+    if counted := _counted(trajectory):
+        parts.append(counted)
     return Group(*parts)
+
+
+def _is_team(trajectory: Trajectory) -> bool:
+    return len({turn.agent for turn in trajectory.turns}) > 1
+
+
+def _by(turn: Turn) -> str:
+    """Which agent's it is, unless there is only the one without a name."""
+    return "" if turn.agent == DEFAULT_AGENT else f" · {turn.agent}"
+
+
+def _counted(trajectory: Trajectory) -> Text | None:
+    """The episode's own counters; those of a tree are told with the tree."""
+    counters = {name: value for name, value in trajectory.metrics.items() if not name.startswith(TREE)}
+    if not counters:
+        return None
+    return Text("counted: " + ", ".join(f"{name} {value:g}" for name, value in sorted(counters.items())))
 
 
 def _headline(trajectory: Trajectory) -> Text:
@@ -228,8 +274,17 @@ def _headline(trajectory: Trajectory) -> Text:
         f", {len(trajectory.turns)} turns, {trajectory.sampled_tokens} tokens, ended by {trajectory.stop}",
         style="not bold",
     )
+    if trajectory.sampling is not None:
+        text.append(f"\nsampled at {trajectory.sampling.described()}", style="not bold")
     if (why := trajectory.not_trainable) is not None:
         text.append(f"\nnot trainable: {why}", style="yellow")
+    elif untrained := Counter(trajectory.never_trained()):
+        parts = (f"{count} turn{'s' * (count > 1)}, {reason}" for reason, count in untrained.items())
+        text.append(f"\nout of the loss: {'; '.join(parts)}", style="yellow")
+    if of_gateway := [
+        f"{name} {value:g}" for name, value in trajectory.metrics.items() if name.startswith("gateway_")
+    ]:
+        text.append(f"\n{', '.join(of_gateway)}", style="not bold")
     if trajectory.filtered is not None:
         beside = "" if trajectory.in_baseline else ", and out of the baseline"
         text.append(f"\nout of the loss{beside}: {trajectory.filtered}", style="yellow")
@@ -238,16 +293,21 @@ def _headline(trajectory: Trajectory) -> Text:
 
 def _turn(turn: Turn) -> RenderableType:
     parts: list[RenderableType] = [Text(turn.text, style="cyan")]
-    title = f"turn {turn.id + 1} · {turn.completion_tokens} tokens"
+    title = f"turn {turn.id + 1}{_by(turn)} · {turn.completion_tokens} tokens"
     title += f" · {turn.count} answers the same" if turn.count > 1 else ""
     if turn.versions:
         first, last = turn.versions[0].version, turn.versions[-1].version
         title += f" · version {first}" + (f"–{last}" if last != first else "")
+    for call in turn.tool_calls:
+        parts.append(Text(f"{call.name}({call.arguments})", style="cyan"))
     if turn.outcome is not None:
         outcome = turn.outcome
         parts.append(Text(outcome.observation))
         title += f" · {outcome.action or 'no action'} · reward {outcome.reward:+g}"
         title += f" · format penalty {outcome.penalty:+g}" if outcome.penalty else ""
+    if turn.sampling is not None:
+        title += f" · {turn.sampling.described()}"
+        title += " · out of the loss" if turn.sampling.not_modelled and turn.filtered is None else ""
     if turn.filtered is not None:
         title += f" · out of the loss: {turn.filtered}"
     return Panel(Group(*parts), title=title, title_align="left", expand=False)
@@ -266,7 +326,10 @@ def _overview(reader: RunReader, console: Console) -> None:
     console.print(_list(reader.trajectories()))
     failures = reader.failures()
     for row in failures[:LISTED]:
-        console.print(f"[red]failed[/] {row['rollout_id']}: {row['reason']}", highlight=False)
+        line = Text.assemble(("failed", "red"), f" {row['rollout_id']}: {row['reason']}")
+        console.print(line, soft_wrap=True)
+    if len(failures) > LISTED:
+        console.print(f"and {len(failures) - LISTED:,} more failed; all are in failures.jsonl")
 
 
 def _list(trajectories: Iterable[Trajectory], *, title: str = "trajectories") -> Table:

@@ -13,8 +13,10 @@ from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.config import RunConfig, build, load
 from rollwright.observe.statistics import batch_row
+from rollwright.run.engine_check import ask_engine_first
 from rollwright.run.folder import CONFIG
 from rollwright.run.model_choice import load_settled
+from rollwright.signals import INTERRUPTS
 from rollwright.swarm.heartbeat import NodeStatus
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity, short_name
 
@@ -68,6 +70,7 @@ def join(
     settings, place = node_settings(config, list(overrides or []), home)
     screen = console()
     _fetch_model(settings, screen)
+    run_async(ask_engine_first(settings))
     from rollwright.run.swarm_node import SwarmNode
 
     def make(settled: RunConfig) -> SwarmNode:
@@ -84,7 +87,7 @@ def join(
         screen.print(
             f"stopped after {node.training.pipeline.done:,} rounds; the same command goes on", highlight=False
         )
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTS.exit_code) from None
     screen.print(f"done; the model is in {place / 'model'}", highlight=False, soft_wrap=True)
 
 

@@ -24,6 +24,7 @@ from rollwright.supervision.record import SupervisorRecord, is_supervised, read_
 from rollwright.supervision.supervisor import LOGS, Supervision, Supervisor
 from rollwright.supervision.watching import WatchRules
 from rollwright.swarm.heartbeat import Heartbeat, NodeStatus, read_heartbeat, read_status
+from rollwright.swarm.identity import refuse_open_folder
 
 NOT_AT_WORK = 3
 """Exit code of `status` for a node that nobody keeps at work; 1 and 2 mean that something is wrong."""
@@ -55,6 +56,7 @@ def run(
     """Join a swarm and stay: a node that dies or hangs is started again and goes on. One command, no questions asked."""
     changes = list(overrides or [])
     settings, place = node_settings(config, list(changes), home)  # what is wrong shows before anything starts
+    refuse_open_folder(place)
     words = [sys.executable, "-m", "rollwright", "swarm", "join"]
     words += [str(config)] if config is not None else []
     words += [*changes, "--home", str(place)]
@@ -153,7 +155,9 @@ def _add_node(table: Table, node: NodeStatus) -> None:
     alive = [each for each in node.peers if each.alive]
     table.add_row("swarm", f"{node.swarm}, weights of version {node.version}")
     known = ", ".join(f"{each.name} (round {each.round})" for each in alive)
-    table.add_row("peers", f"{len(alive)} of {len(node.peers)} alive" + (f": {known}" if known else ""))
+    strangers = f"; {node.strangers} more have signed nothing yet" if node.strangers else ""
+    shown = f": {known}" if known else ""
+    table.add_row("peers", f"{len(alive)} of {len(node.peers)} alive{shown}{strangers}")
     for each in node.rounds[-LAST_ROUNDS:]:
         parts = [f"{each.own_groups} own + {each.foreign_groups} foreign groups"]
         parts += [] if each.reward is None else [f"reward {each.reward:.3f}"]

@@ -1,12 +1,14 @@
 """Tables for people."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from rollwright.observe.trees import PREFIX as TREE
 from rollwright.policies.base import Capabilities
 from rollwright.run.folder import RunReader
 
@@ -59,13 +61,20 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
     for place, count in summary["ledger"].items():
         if count or place == "opened":
             table.add_row(place, f"{count:,}", style="bold" if place == "opened" else None)
+    for row in summary.get("failures", ()):
+        table.add_row(_cause("failed", row), f"{row['count']:,}", style="red")
     for reason, count in sorted(summary["reasons"].items()):
-        table.add_row(f"  {reason}", f"{count:,}", style="dim")
+        if not (summary.get("failures") and reason.startswith("failed: ")):  # told above, with its cause
+            table.add_row(f"  {reason}", f"{count:,}", style="dim")
     for name, catch in sorted(summary.get("filters", {}).items()):
         table.add_row(f"  filter {name}, for example {catch['example']}", f"{catch['count']:,}", style="dim")
     activity = summary["activity"]
-    for cause, count in sorted(activity["failed_attempts"].items()):
-        table.add_row(f"  failed attempt, {cause}", f"{count:,}", style="yellow")
+    causes = activity.get("failed_attempt_causes")
+    for row in causes or ():
+        table.add_row(_cause("failed attempt", row), f"{row['count']:,}", style="yellow")
+    if causes is None:  # written by an earlier release
+        for cause, count in sorted(activity["failed_attempts"].items()):
+            table.add_row(f"  failed attempt, {cause}", f"{count:,}", style="yellow")
     table.add_section()
     for view, size in summary.get("views", {}).items():
         if size["rows"]:
@@ -74,12 +83,19 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
                 f"rows as {view}: rows, tokens, longest row", f"{rows:,} · {tokens:,} · {longest:,}"
             )
     _add_trees(table, summary.get("trees", {}))
+    _add_counters(table, summary["results"])
     seconds = max(summary["seconds"], 1e-9)
     table.add_section()
     table.add_row("seconds since it was resumed" if summary.get("resumed") else "seconds", f"{seconds:.1f}")
     table.add_row("turns", f"{activity['turns']:,} ({activity['turns'] / seconds:,.0f}/s)")
     table.add_row("sampled tokens", f"{activity['tokens']:,} ({activity['tokens'] / seconds:,.0f}/s)")
     return table
+
+
+def _cause(what: str, row: Mapping[str, Any]) -> Text:
+    """As it stands: a message may hold what looks like markup."""
+    example = f" (for example {row['example']})" if row["example"] else ""
+    return Text(f"  {what}: {row['cause']}{example}", overflow="fold")
 
 
 TREE_FIGURES = {
@@ -99,6 +115,20 @@ def _add_trees(table: Table, trees: Mapping[str, int]) -> None:
     for name, words in TREE_FIGURES.items():
         if count := trees.get(name):
             table.add_row(words, f"{count:,}", style="dim" if words.startswith(" ") else None)
+
+
+def _add_counters(table: Table, results: Sequence[Mapping[str, Any]]) -> None:
+    """What episodes have counted themselves, such as a team's calls that were thrown away; summed by environment."""
+    rows = [
+        (f"{result['mode']} {result['tag']}: {name}", value)
+        for result in results
+        for name, value in result.get("counters", {}).items()
+        if not name.startswith(TREE)
+    ]
+    if rows:
+        table.add_section()
+    for words, value in rows:
+        table.add_row(words, f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}", style="dim")
 
 
 def percent(share: float | None) -> str:

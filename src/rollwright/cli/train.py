@@ -2,30 +2,34 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
+from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs
 from rollwright.cli.console import console, plain_lines, warn_of_password
-from rollwright.cli.event_loop import run_async
+from rollwright.cli.event_loop import absorb_cancellation, run_async
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.redrawn import Redrawn
 from rollwright.cli.report import LEVELS, make_report
-from rollwright.cli.run import summary_of
+from rollwright.cli.run import repair_ended, say_changes, settings_to_resume, summary_of, unless_full
 from rollwright.cli.tables import ledger_table, say_shown_steps
-from rollwright.cli.training_view import REFRESH_SECONDS, live_table, training_table, validation_table
+from rollwright.cli.training_view import REFRESH_SECONDS, TrainingView, training_table, validation_table
 from rollwright.config import RunConfig, build, load
 from rollwright.errors import ConfigError
 from rollwright.observe.statistics import batch_row
 from rollwright.rollout import Batch
 from rollwright.run.baselines import Baseline, validation_baselines
-from rollwright.run.folder import CONFIG, RunFolder, RunReader
+from rollwright.run.engine_check import ask_engine_first
+from rollwright.run.folder import CONFIG, RunFolder, RunReader, read_settings
 from rollwright.run.model_choice import load_settled
 from rollwright.run.training_assembly import make_policy
-from rollwright.run.training_run import Row, TrainingRun
+from rollwright.run.training_record import training_rows
+from rollwright.run.training_run import MODEL, Row, TrainingRun
+from rollwright.signals import INTERRUPTS
 
 
 def train(
@@ -61,33 +65,68 @@ def train(
         changes.insert(0, str(config))  # without a file, the first setting stands in its place
         config = None
     if resume is not None:
-        if config is not None or changes or from_run is not None:
+        if config is not None or from_run is not None:
             raise ConfigError("--resume: a run goes on with its own settings; give nothing else to train on")
-        go_on(resume, store=store, live=live)
+        go_on(resume, changes, store=store, live=live)
         return
     settings = _settings(config, changes, from_run)
     # what is wrong shows before anything is written
     settings, policy = load_settled(settings, make_policy, say=plain_lines(console()))
+    if policy is not None:
+        run_async(ask_engine_first(settings, policy))
     folder, settings = RunFolder.create(runs, settings)
     screen = console()
-    recent = RecentProfile(screen, settings)
     address = folder.store_address(store)
+    recent = RecentProfile(screen, settings, address)
     run = TrainingRun(settings, folder, policy=policy, store=address, row=_profiled(recent))
     _train(run, screen, recent, live=live)
     if report:
         make_report(folder.path, LEVELS, screen)
 
 
-def go_on(path: Path, *, store: str | None = None, live: bool = True) -> None:
+def go_on(path: Path, changes: Sequence[str] = (), *, store: str | None = None, live: bool = True) -> None:
     """The rest of a training run that stopped anywhere."""
-    settings = RunReader(path).config
+    restore_lost_settings(path, store, console())
+    reader, screen = RunReader(path), console()
+    settings = settings_to_resume(reader, list(changes))
+    if _has_ended(reader, settings):
+        repair_ended(reader, store)
+        _say_ended(path, reader, screen)
+        return
     policy = make_policy(settings)
+    if policy is not None:
+        run_async(ask_engine_first(settings, policy))
     folder = RunFolder.reopen(path)
+    if changes:
+        folder.keep_settings(settings)
     address = folder.store_address(store)
-    screen = console()
-    recent = RecentProfile(screen, settings)
+    say_repairs(folder, screen)
+    recent = RecentProfile(screen, settings, address)
     run = TrainingRun(settings, folder, resume=True, policy=policy, store=address, row=_profiled(recent))
     _train(run, screen, recent, live=live)
+    refuse_losses(folder)
+
+
+def _has_ended(reader: RunReader, settings: RunConfig) -> bool:
+    """Whether all steps are done that these settings ask for, and the result is there."""
+    if not reader.ended or not (reader.path / MODEL).is_dir():
+        return False
+    done = int((reader.summary() or {}).get("training", {}).get("steps") or 0)
+    source = None if settings.training is None else settings.training.from_run
+    there_are = settings.max_steps if source is None else len(training_rows(RunReader(Path(source))))
+    return done >= min(settings.max_steps, there_are)
+
+
+def _say_ended(path: Path, reader: RunReader, screen: Console) -> None:
+    """What a training run that has ended came to."""
+    summary = reader.summary() or {}
+    if validations := summary["training"].get("validations"):
+        screen.print(validation_table(validations, {}))
+    screen.print(training_table(summary))
+    if "ledger" in summary:
+        screen.print(ledger_table(summary))
+    said = f"{path}: this run has ended, there is nothing to go on with; more by `rollwright show {path}`"
+    screen.print(said, soft_wrap=True, highlight=False)
 
 
 def _profiled(recent: RecentProfile) -> Row:
@@ -111,13 +150,13 @@ def _settings(config: Path | None, changes: list[str], from_run: Path | None) ->
         return load(config, changes)
     RunReader(from_run)  # says in one line when this is no run folder
     file = from_run / CONFIG
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = read_settings(from_run)
     return build({**content, "training": content.get("training") or {}}, changes, source=str(file))
 
 
 def _train(run: TrainingRun, screen: Console, recent: RecentProfile, *, live: bool) -> None:
     if run_async(execute(run, screen, recent, live=live))["interrupted"]:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTS.exit_code)
 
 
 async def execute(
@@ -129,22 +168,23 @@ async def execute(
     failure: Exception | None = None
     summary: dict[str, Any] = {"name": run.config.name}
     try:
-        async with Redrawn(screen, lambda: live_table(run), every=REFRESH_SECONDS, enabled=live):
+        view = TrainingView(run)
+        async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live, line=view.line):
             await run.run()
     except asyncio.CancelledError:
         interrupted = True
-        if (task := asyncio.current_task()) is not None:
-            task.uncancel()
+        absorb_cancellation()
     except Exception as error:
         failure = error
         raise
     finally:
         seconds = time.monotonic() - started
-        if run.local is not None:
-            summary |= await summary_of(run.local, run.folder, seconds)
-        summary |= {"seconds": round(seconds, 3), "training": run.summary(), "interrupted": interrupted}
-        summary["error"] = str(failure) if failure is not None else None
-        run.folder.finish(summary)
+        with unless_full(failure):
+            if run.local is not None:
+                summary |= await summary_of(run.local, run.folder, seconds)
+            summary |= {"seconds": round(seconds, 3), "training": run.summary(), "interrupted": interrupted}
+            summary["error"] = str(failure) if failure is not None else None
+            run.folder.finish(summary)
     _show(run, summary, screen, recent, await validation_baselines(run.config) if run.validations else {})
     return summary
 
@@ -160,6 +200,7 @@ def _show(
         screen.print(validation_table(run.validations, beside))
     screen.print(training_table(summary))
     if run.local is not None:
+        say_changes(run.local, screen)
         screen.print(ledger_table(summary))
     recent.print()
     if summary["interrupted"]:

@@ -1,24 +1,68 @@
 """What a training run shows: a live view while it runs, tables when it has ended."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
+from rollwright.cli.pace import Pace
 from rollwright.cli.tables import percent
 from rollwright.run.baselines import Baseline
 from rollwright.run.training_run import TrainingRun
+from rollwright.training.rows import TURNS
 
 REFRESH_SECONDS = 0.5
 
 
-def live_table(run: TrainingRun) -> Table:
+class TrainingView:
+    """What there is to see of a training run while it runs."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self._began = time.monotonic()
+        self._began_at: int | None = None
+        """Steps that were done when training began; `None`: it has not."""
+
+    def pace(self) -> Pace:
+        pipeline = self._run.pipeline
+        if self._began_at is None and pipeline.stage != "not started":
+            self._began_at = pipeline.done  # a resumed run knows now how far it had come
+        began = pipeline.done if self._began_at is None else self._began_at
+        return Pace(pipeline.done, pipeline.cadence.steps, time.monotonic() - self._began, began)
+
+    def table(self) -> Table:
+        return live_table(self._run, self.pace())
+
+    def line(self) -> str:
+        """One line for where there is no terminal."""
+        run, pipeline, report = self._run, self._run.pipeline, self._run.report
+        pace = self.pace()
+        parts = [f"step {pipeline.done:,} of {pipeline.cadence.steps:,}, now: {pipeline.stage}", str(pace)]
+        if report is not None and report.reward is not None:
+            parts.append(f"reward {report.reward:.3f}, {percent(report.success)} solved")
+        if report is not None and report.skipped is not None:
+            parts.append(f"last batch not trained on: {report.skipped}")
+        if run.local is not None:
+            activity = run.local.activity.total()
+            speed = activity.tokens / max(pace.elapsed, 1e-9)
+            parts.append(f"{activity.finished:,} rollouts, {speed:,.0f} sampled tokens/s")
+            parts += [f"{each.count:,} × failed: {each}" for each in activity.causes.most_common(1)]
+        parts += [
+            f"validation {percent(row.get('success'))} after step {row['step']:,}"
+            for row in run.validations[-1:]
+        ]
+        return f"{run.config.name}: {' · '.join(parts)}"
+
+
+def live_table(run: TrainingRun, pace: Pace) -> Table:
     pipeline, report, local = run.pipeline, run.report, run.local
     table = Table(title=run.config.name, title_justify="left", show_header=False, min_width=60)
     table.add_column(style="dim")
     table.add_column()
     table.add_row("step", f"{pipeline.done:,} of {pipeline.cadence.steps:,} · now: {pipeline.stage}")
+    table.add_row("", pace.bar())
     if report is not None:
         reward = "–" if report.reward is None else f"{report.reward:.3f}"
         table.add_row("last batch", f"{reward} mean reward · {percent(report.success)} solved")
@@ -52,7 +96,13 @@ def training_table(summary: Mapping[str, Any]) -> Table:
     for reason, count in sorted(training["skipped"].items()):
         table.add_row(f"  steps not trained on: {reason}", f"{count:,}", style="yellow")
     for reason, count in sorted(training["left_out"].items()):
-        table.add_row(f"  trajectories left out: {reason}", f"{count:,}", style="yellow")
+        of_turns = reason.startswith(TURNS)
+        what = (
+            f"turns out of the loss: {reason.removeprefix(TURNS)}"
+            if of_turns
+            else f"trajectories left out: {reason}"
+        )
+        table.add_row(f"  {what}", f"{count:,}", style="yellow")
     table.add_row("trained tokens by age", _staleness(training["staleness"]) or "–")
     if (ratio := training["length_bias"]["ratio"]) is not None:
         table.add_row("mean length trained / generated", f"{ratio:.3f}")

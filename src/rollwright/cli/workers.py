@@ -1,5 +1,6 @@
 """`rollwright worker` and `rollwright serve`: the parts of a run that live in processes of their own."""
 
+import asyncio
 import logging
 import os
 import socket
@@ -14,9 +15,11 @@ from rollwright.agents import EpisodeFailure
 from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.http_server import raise_handle_limit
+from rollwright.rollout import Activity
 from rollwright.run.garbage import rare_collections
 from rollwright.run.playbook import load_function
 from rollwright.run.worker_process import end_with_parent, run_worker
+from rollwright.signals import INTERRUPTS
 from rollwright.store.opening import ADDRESS_VARIABLE, TOKEN_VARIABLE, USUAL_PATIENCE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import ErrorRecord
@@ -84,18 +87,24 @@ def worker(
     if tied:
         os.environ.pop(ADDRESS_VARIABLE, None)  # what is started from here has no use for it
         end_with_parent()
-    done = run_async(
-        run_worker(
-            store,
-            name,
-            settings,
-            function=function,
-            on_claim=None if quiet else say,
-            on_failed=None if quiet else complain,
-            patience=store_patience,
-            on_outage=None if quiet else say_line,
-        )
-    )
+
+    async def work() -> Activity:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        with INTERRUPTS.answered_by(lambda: loop.call_soon_threadsafe(stop.set)):
+            return await run_worker(
+                store,
+                name,
+                settings,
+                function=function,
+                on_claim=None if quiet else say,
+                on_failed=None if quiet else complain,
+                stop=stop,
+                patience=store_patience,
+                on_outage=None if quiet else say_line,
+                ask_engines=not tied,
+            )
+
+    done = run_async(work())
     if not quiet:
         say_line(f"{name} played {done.finished} rollouts, {done.tokens:,} tokens sampled")
 

@@ -5,7 +5,7 @@ names the nearest one.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rollwright.config.environment import environment_settings
+from rollwright.config.environment import EnvironmentSetting, environment_settings
 from rollwright.config.run import RunConfig
 from rollwright.config.schema import CURRENT, KEY, migrated
 from rollwright.errors import ConfigError
@@ -28,8 +28,34 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     file = Path(path)
     content = read_content(file)
     content.setdefault("name", _name_from(file))
-    above = [each.override for each in environment_settings(content)]
-    return build(content, [*above, *overrides], source=str(file))
+    variables = environment_settings(content)
+    above = [each.override for each in variables]
+    try:
+        return build(content, [*above, *overrides], source=str(file))
+    except ConfigError as error:
+        raise _blamed(error, file, variables, lambda left: build(content, [*left, *overrides])) from error
+
+
+def _blamed(
+    error: ConfigError,
+    file: Path,
+    variables: Sequence[EnvironmentSetting],
+    build_with: Callable[[Sequence[str]], object],
+) -> ConfigError:
+    """The error, blamed on the environment variables without which there would be none, and not on the file."""
+
+    def is_well_without(left_out: Sequence[EnvironmentSetting]) -> bool:
+        try:
+            build_with([each.override for each in variables if each not in left_out])
+        except ConfigError:
+            return False
+        return True
+
+    for suspects in (*([each] for each in variables), variables):
+        if suspects and is_well_without(suspects):
+            named = " and ".join(f"{each.variable}={each.value}" for each in suspects)
+            return ConfigError(f"environment variable {named}: {str(error).replace(f'{file}: ', '')}")
+    return error
 
 
 def read_content(file: Path) -> dict[str, Any]:

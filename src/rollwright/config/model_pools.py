@@ -20,7 +20,7 @@ def large_model_pool() -> list[str]:
 
 
 def small_model_pool() -> list[str]:
-    return ["Gensyn/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B"]
+    return ["Gensyn/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B", "smollm2"]
 
 
 class DownloadConfig(Settings):

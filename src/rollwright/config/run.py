@@ -78,6 +78,17 @@ class LimitsConfig(Settings):
         return self
 
 
+class GatewayConfig(Settings):
+    """What agents may do whose calls are recorded by the gateway."""
+
+    client_sampling: Literal["pinned", "honoured"] = "pinned"
+    """What becomes of a temperature, top_p or other sampling setting that a client asks for. `pinned`: every call is
+    sampled as `sampling` says, and wishes are counted. `honoured`: a call's own temperature and top_p count; tokens
+    drawn at temperature 0 or with a top_p below 1 are then out of the loss."""
+    allow_no_calls: bool = False
+    """Whether a rollout whose agent made no call may end with a reward; else it is a failure."""
+
+
 class RunConfig(Settings):
     """One run: which policy plays which environments, and how much."""
 
@@ -96,6 +107,10 @@ class RunConfig(Settings):
     """Batches between validations. Unset: one validation at the end, where there is a `val_env_manager`."""
     profile_steps: PositiveInt = 100
     """Batches between prints of what the last rollouts waited for; one comes at the end in any case."""
+    keep_steps: PositiveInt | None = None
+    """Batches whose trajectories, rollouts, failures and figures are kept; there are up to twice as many before the
+    older half is removed. What is removed stays counted. Unset: nothing is removed. A run that trains has
+    `training.keep_steps` instead."""
     sequence_length: PositiveInt = 8192
     """Longest token sequence, prompt and completion together."""
     max_inflight: PositiveInt | None = None
@@ -116,6 +131,7 @@ class RunConfig(Settings):
     orchestras: dict[str, OrchestraConfig] = Field(default_factory=dict)
     """Teams of agents, by the tag of the environment that each plays. Other tags are played by one agent."""
     limits: LimitsConfig = LimitsConfig()
+    gateway: GatewayConfig = GatewayConfig()
     training: TrainingConfig | None = None
     swarm: SwarmConfig | None = None
     train_env_manager: TrainEnvManagerConfig | None = None
@@ -139,6 +155,10 @@ class RunConfig(Settings):
             raise ValueError(
                 f"rollout_batch_size: {self.rollout_batch_size} is not a multiple of group_size, "
                 f"which is {train.group_size}"
+            )
+        if self.keep_steps is not None and self.training is not None:
+            raise ValueError(
+                "keep_steps: is for runs that only play; a run that trains has training.keep_steps"
             )
         return self
 

@@ -26,7 +26,10 @@ class TorchPolicyConfig(Settings):
     """Of torch, in the whole process; `OMP_NUM_THREADS` and `MKL_NUM_THREADS` come first. `auto`: the cores that this
     process may use, shared out over its workers."""
     max_batch: PositiveInt = 256
-    """Calls that are served at the same time; more wait in line."""
+    """Most calls that are served at the same time; more wait in line."""
+    cache_mb: PositiveInt | None = None
+    """Megabytes for keys and values of the calls that are being served; calls that do not fit wait in line. Unset: what is
+    free beside the weights and the training."""
     batch_invariant: bool = False
     """Whether a call's result is the same to the bit whoever else is in the batch. Several times slower."""
     prefix_cache_mb: Annotated[int, Field(ge=0)] = 512

@@ -22,6 +22,9 @@ _CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
 
 _ANY_ACTION = "Some Action"
 
+_SPECIAL = frozenset("\\.^$*+?{}[]()|")
+"""Characters that stand for something else in a pattern."""
+
 
 class AnswerFormat:
     """One pattern (the action is its last group) and the template of an answer that fits it."""
@@ -39,6 +42,7 @@ class AnswerFormat:
             raise ConfigError(
                 f"action_pattern {action_pattern!r} is not a regular expression: {error}"
             ) from None
+        self._ending = _ending(action_pattern)
         if not self._pattern.groups:
             raise ConfigError(f"action_pattern {action_pattern!r} needs a group (...) around the action")
         for template in _TEMPLATES if answer_template is None else (answer_template,):
@@ -54,7 +58,9 @@ class AnswerFormat:
 
     def find(self, completion: str) -> str | None:
         """The action of the first match, without chat marks and surrounding space; `None`: no match."""
-        match = self._pattern.search(completion)
+        # A model that repeats an opening tag without end would have each of them searched for its closing one.
+        end = completion.rfind(self._ending)
+        match = None if end < 0 else self._pattern.search(completion, 0, end + len(self._ending))
         if match is None:
             return None
         action: str = match[self._pattern.groups] or ""
@@ -69,3 +75,9 @@ class AnswerFormat:
     def request(self, what: str, example: str) -> str:
         """The sentence that asks for this format."""
         return f"Give {what} in exactly this form: {self.write(example)}"
+
+
+def _ending(pattern: str) -> str:
+    """Text that every match of the pattern ends with, as far as that is plain to see; else nothing."""
+    last = pattern.rpartition(")")[2]
+    return "" if "|" in pattern or "(?" in pattern or _SPECIAL & set(last) else last

@@ -1,8 +1,9 @@
 """One question of a reasoning-gym dataset: an episode of a single answer.
 
-The question depends on the dataset, its options and the seed alone. Questions and scores come from the
-scoring process, so nothing of reasoning-gym is imported here, and no answer is evaluated here. An answer that
-ends its scorer is worth nothing and counted; a scorer that cannot be started is a failure, never a reward.
+The question depends on the dataset, its options and the seed alone. Questions and scores come from judges in sandboxes,
+so nothing of reasoning-gym is imported here, and no answer is evaluated anywhere. An answer that ends its judge, or that
+does not fit the dataset's grammar, is worth nothing and counted; a judge that cannot be started is a failure, never a
+reward.
 """
 
 import copy
@@ -82,7 +83,11 @@ class ReasoningGym:
             "valid": found is not None,
             "penalty": self._format_penalty if found is None else 0.0,
             "success": score.value >= 1.0,
-            "metrics": {"scorer_killed": float(score.killed), "scorer_failed": float(score.failed)},
+            "metrics": {
+                "scorer_killed": float(score.killed),
+                "scorer_failed": float(score.failed),
+                "scorer_refused": float(score.refused),
+            },
         }
         return Step("", score.value, terminated=True, truncated=False, info=info)
 

@@ -10,6 +10,7 @@ Nothing heavy is imported before an environment that needs it is made. Settings 
 factory's signature, so a typo or a wrong type is one clear line.
 """
 
+import asyncio
 import dataclasses
 import importlib
 import inspect
@@ -22,7 +23,7 @@ from typing import Any, cast
 
 import msgspec
 
-from rollwright.envs.base import Env
+from rollwright.envs.base import Env, EnvironmentFailure
 from rollwright.envs.frozen_lake import FrozenLake
 from rollwright.envs.grid_game import DEFAULT_MAX_STEPS
 from rollwright.envs.nearest import suggestion
@@ -137,6 +138,11 @@ def make(tag: str, config: Mapping[str, Any] | None = None) -> Env:
         return _as_async(factory(*leading, **settings))
     except ConfigError as error:
         raise ConfigError(f"environment {tag}: {error}") from error
+    except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+        # its own code wants to end the process, which has others to serve
+        raise EnvironmentFailure(
+            f"environment {tag}: raised {type(error).__name__} when it was made"
+        ) from error
 
 
 def takes(tag: str, key: str) -> bool:
@@ -156,6 +162,8 @@ def _imported(path: str) -> Factory:
         raise ConfigError(f"no module named {error.name!r}{suggestion(module, _FAMILIES)}") from error
     except AttributeError as error:
         raise ConfigError(f"module {module!r} has no {name!r}") from error
+    except SystemExit as error:
+        raise ConfigError(f"module {module!r} ends the process when it is imported") from error
     if not callable(factory):
         raise ConfigError(f"{name!r} of module {module!r} cannot be called")
     return factory  # type: ignore[no-any-return]

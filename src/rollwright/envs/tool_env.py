@@ -18,7 +18,7 @@ from rollwright.envs.answers import AnswerFormat
 from rollwright.envs.base import Info, Prompts, Reset, Step
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.tools import Toolbox, ToolContext
-from rollwright.trajectory import ToolCall
+from rollwright.trajectory import ToolCall, reward_of
 
 PROMPTS = Prompts(
     system="You solve tasks, with tools where they help.",
@@ -161,7 +161,7 @@ class ToolEnv:
     async def _final(self, answer: str) -> Step:
         assert self._task is not None
         scored = self._score(self._task, answer)
-        value = float(await scored if isawaitable(scored) else scored)
+        value = reward_of(await scored if isawaitable(scored) else scored, "the score of an answer")
         self._end()
         info: Info = {"action": answer, "valid": True, "success": value >= SOLVED}
         return Step("", value, terminated=True, truncated=False, info=info)

@@ -15,14 +15,18 @@ from rollwright.gateway.asked import (
     offered,
     refuse,
     refuse_options,
+    sampling_options,
     text_of,
     tool_call,
 )
 from rollwright.policies.base import ToolSpec
 from rollwright.trajectory import FinishReason, Message, ToolCall
 
-_NEUTRAL: dict[str, Any] = {"top_k": None, "mcp_servers": [], "container": None}
+_NEUTRAL: dict[str, Any] = {"mcp_servers": [], "container": None}
 """Options that cannot be honoured, and the value under which they do nothing."""
+
+_SAMPLING: dict[str, tuple[Any, ...]] = {"top_k": (-1, 0)}
+"""Settings that change the distribution, and their neutral values."""
 
 _IGNORED_BLOCKS = ("thinking", "redacted_thinking")
 """What the model thought before is in the sampled ids already, where its format keeps it."""
@@ -85,7 +89,11 @@ class AnthropicMessages:
             model=request.model,
             tools=offered((_spec(tool) for tool in request.tools or ()), request.tool_choice),
             wishes=Wishes(
-                request.temperature, request.top_p, request.max_tokens, tuple(request.stop_sequences or ())
+                request.temperature,
+                request.top_p,
+                request.max_tokens,
+                tuple(request.stop_sequences or ()),
+                sampling_options(request, _SAMPLING),
             ),
             stream=bool(request.stream),
         )
@@ -107,7 +115,7 @@ class AnthropicMessages:
             "model": asked.model,
             "content": _blocks(reply.message),
             "stop_reason": _stop_reason(reply),
-            "stop_sequence": None,
+            "stop_sequence": reply.stop_sequence,
             "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens},
         }
 
@@ -115,7 +123,7 @@ class AnthropicMessages:
         def one(kind: str, **data: Any) -> bytes:
             return event({"type": kind, **data}, kind)
 
-        opening = {**self.answer(asked, reply), "content": [], "stop_reason": None}
+        opening = {**self.answer(asked, reply), "content": [], "stop_reason": None, "stop_sequence": None}
         opening["usage"] = {"input_tokens": reply.prompt_tokens, "output_tokens": 0}
         yield one("message_start", message=opening)
         for index, block in enumerate(_blocks(reply.message)):
@@ -126,7 +134,7 @@ class AnthropicMessages:
             yield one("content_block_stop", index=index)
         yield one(
             "message_delta",
-            delta={"stop_reason": _stop_reason(reply), "stop_sequence": None},
+            delta={"stop_reason": _stop_reason(reply), "stop_sequence": reply.stop_sequence},
             usage={"output_tokens": reply.completion_tokens},
         )
         yield one("message_stop")
@@ -197,4 +205,6 @@ def _in_parts(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
 def _stop_reason(reply: Reply) -> str:
     if reply.finish is not FinishReason.STOP:
         return "max_tokens"
+    if reply.stop_sequence is not None:
+        return "stop_sequence"
     return "tool_use" if reply.message.tool_calls else "end_turn"

@@ -1,7 +1,8 @@
 """What a client asks for and what it is told, in words that belong to no API.
 
-Each API is a way to read a request into an `Asked` and to write a `Reply` down, whole or as server-sent events. An
-option that would change what is sampled, and that cannot be honoured, is refused; one that changes nothing is ignored.
+Each API is a way to read a request into an `Asked` and to write a `Reply` down, whole or as server-sent events. How a
+client wants tokens drawn is its wish: whether it counts is for the rollout to say. Any other option that would change
+the answer, and that cannot be honoured, is refused; one that changes nothing is ignored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,16 +22,30 @@ class Wishes(msgspec.Struct, frozen=True):
     top_p: float | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+    """Further settings that would change the distribution, by name: `top_k`, penalties, `logit_bias`."""
 
-    def within(self, bounds: Sampling) -> Sampling:
-        """The call's sampling: never more tokens than the rollout allows, and its stop texts always count."""
+    def within(self, bounds: Sampling, *, honoured: bool) -> Sampling:
+        """The call's sampling: never more tokens than the rollout allows, and its stop texts always count. Only where
+        they are `honoured` do the client's temperature and top_p count."""
         if self == _NO_WISHES:
             return bounds
+        if honoured and self.other:
+            raise refuse(f"{self.other[0]} is not supported: leave it out")
+        temperature, top_p = (self.temperature, self.top_p) if honoured else (None, None)
         return Sampling(
-            temperature=bounds.temperature if self.temperature is None else self.temperature,
-            top_p=bounds.top_p if self.top_p is None else self.top_p,
+            temperature=bounds.temperature if temperature is None else temperature,
+            top_p=bounds.top_p if top_p is None else top_p,
             max_tokens=min(bounds.max_tokens, self.max_tokens or bounds.max_tokens),
-            stop=tuple(dict.fromkeys((*bounds.stop, *self.stop))),
+            stop=tuple(each for each in dict.fromkeys((*bounds.stop, *self.stop)) if each),
+        )
+
+    def apart_from(self, bounds: Sampling) -> bool:
+        """Whether the client wants tokens drawn otherwise than the rollout does."""
+        return (
+            self.temperature not in (None, bounds.temperature)
+            or self.top_p not in (None, bounds.top_p)
+            or bool(self.other)
         )
 
 
@@ -67,6 +82,11 @@ class Reply(msgspec.Struct, frozen=True):
     finish: FinishReason
     prompt_tokens: int
     completion_tokens: int
+    sampling: Sampling
+    """As it was made, whatever the client wished."""
+    turn_id: int
+    stop_sequence: str | None = None
+    """Which of the client's stop texts ended it; `None`: none did."""
 
 
 class Api(Protocol):
@@ -112,6 +132,13 @@ def refuse_options(request: Any, neutral: Mapping[str, Any]) -> None:
         if value is not None and value != harmless:
             shown = _encode(value).decode()[:80]
             raise refuse(f"{name}={shown} is not supported: leave it out")
+
+
+def sampling_options(request: Any, neutral: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
+    """The names of the settings that would change the distribution. `neutral`: the values of each that change nothing,
+    beside leaving it out."""
+    named = ((name, getattr(request, name)) for name in neutral)
+    return tuple(name for name, value in named if value is not None and value not in neutral[name])
 
 
 def offered(tools: Iterable[ToolSpec], choice: Any) -> tuple[ToolSpec, ...]:

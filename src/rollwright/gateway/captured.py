@@ -2,14 +2,16 @@
 
 Always true: an answer is recorded by the session before a client hears of it; after `seal` nothing is recorded any
 more, and calls are refused; an engine's failure that no later try made good ends the rollout as that failure,
-whatever the agent made of it, because it must not pass as a result.
+whatever the agent made of it, because it must not pass as a result; a client's own sampling changes nothing unless that
+was allowed; a turn whose answer reached nobody is out of the loss.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -21,14 +23,23 @@ from rollwright.gateway.retries import Call, Calls
 from rollwright.policies.base import RateLimited, Sampling
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.http.refusals import HttpRefusal
-from rollwright.trajectory import Boundary, ErrorRecord, Message, Turn
+from rollwright.trajectory import UNDELIVERED, Boundary, ErrorRecord, FinishReason, Message, Turn
 
-REPLAYED, REWRITTEN, UNDELIVERED = "gateway_replayed", "gateway_rewritten", "gateway_undelivered"
+REPLAYED, REWRITTEN, UNHEARD = "gateway_replayed", "gateway_rewritten", "gateway_undelivered"
 """Metrics of a trajectory: requests that got an answer again; conversations that the client had changed, so that they
 began anew; turns whose answer reached nobody."""
 
+PINNED, HONOURED = "gateway_sampling_ignored", "gateway_sampling_honoured"
+"""Metrics of a trajectory: calls that wanted tokens drawn otherwise than the rollout does, in vain or not."""
+
+NO_CALL = "no_call"
+"""`ErrorRecord.kind` of a rollout whose agent got no answer at all."""
+
 PASSING = frozenset({429, 500, 503})
 """Statuses that are not the client's doing: the same request may be answered; SDKs are told not to repeat the others."""
+
+ClientSampling = Literal["pinned", "honoured"]
+"""What becomes of a temperature or top_p that a client asks for."""
 
 OVER = "the rollout is over: its trajectory is sealed"
 
@@ -42,12 +53,24 @@ class Given(NamedTuple):
     success: bool | None = None
 
 
+@dataclass(frozen=True)
+class CaptureRules:
+    """What an agent behind the gateway may do."""
+
+    client_sampling: ClientSampling = "pinned"
+    """`pinned`: all calls are drawn as the rollout's are. `honoured`: a call's own temperature and top_p count; tokens
+    drawn with a top_p below 1 or at temperature 0 are then out of the loss."""
+    allow_no_calls: bool = False
+    """Whether a rollout without a single answered call may end as a result; else it is a failure."""
+
+
 class CapturedRollout:
     def __init__(
         self,
         session: Session,
         sampling: Sampling,
         *,
+        rules: CaptureRules = CaptureRules(),
         on_replay_differs: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`sampling` bounds what a client may ask for.
@@ -63,6 +86,7 @@ class CapturedRollout:
         self._last_seen = time.monotonic()
         """When a request came or was answered last."""
         self._sampling = sampling
+        self._rules = rules
         self._on_replay_differs = on_replay_differs
         self._conversations = Conversations()
         self._instructed: dict[int, bool] = {}
@@ -105,8 +129,10 @@ class CapturedRollout:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        for _ in range(self._calls.undelivered):
-            self._count(UNDELIVERED)
+        turns = self.session.trajectory.turns
+        for reply in self._calls.undelivered():
+            self._count(UNHEARD)
+            turns[reply.turn_id] = msgspec.structs.replace(turns[reply.turn_id], filtered=UNDELIVERED)
 
     def raise_failure(self) -> None:
         """Raises what kept the attempt from being played as it should have been."""
@@ -115,12 +141,21 @@ class CapturedRollout:
         for failure in self._failures.values():
             raise failure
 
+    def raise_unused(self) -> None:
+        """Raises if not one call was answered: a reward would be for nothing that was recorded."""
+        if not self.session.trajectory.turns and not self._rules.allow_no_calls:
+            why = "no call of the agent was answered, so there is nothing that its reward could be for"
+            raise EpisodeFailure(ErrorRecord(Boundary.AGENT, NO_CALL, why, 0))
+
     # -- one call ---------------------------------------------------------------------------------------
 
     async def _reply(self, api: Api, asked: Asked, agent: str) -> Reply:
         messages = self._whole(asked)
+        honoured = self._rules.client_sampling == "honoured"
+        sampling = asked.wishes.within(self._sampling, honoured=honoured)
         continues, new = self._place(messages, asked)
-        sampling = asked.wishes.within(self._sampling)
+        if asked.wishes.apart_from(self._sampling):
+            self._count(HONOURED if honoured else PINNED)
 
         async def generate() -> Turn:
             return await self.session.generate(
@@ -134,7 +169,8 @@ class CapturedRollout:
                 raise
             await self._on_replay_differs()
             turn = await generate()
-        said = api.present(self._said(turn))
+        said, stop = self._said(turn, asked.wishes.stop)
+        said = api.present(said)
         self._conversations.add(messages, asked.tools, said, turn.id)
         self._instructed[turn.id] = bool(asked.instructions)
         return Reply(
@@ -144,6 +180,9 @@ class CapturedRollout:
             finish=turn.finish,
             prompt_tokens=turn.prompt_tokens,
             completion_tokens=turn.completion_tokens,
+            sampling=sampling,
+            stop_sequence=stop,
+            turn_id=turn.id,
         )
 
     def _whole(self, asked: Asked) -> tuple[Message, ...]:
@@ -168,23 +207,37 @@ class CapturedRollout:
                 self._count(REWRITTEN)
             return None, messages
         turn_id, covered = found
+        self._calls.heard(turn_id)
         return self.session.trajectory.turns[turn_id], messages[covered:]
 
-    def _said(self, turn: Turn) -> Message:
-        """The answer as a message. What looks like a call and cannot be read is told as text, not left out."""
+    def _said(self, turn: Turn, stops: Sequence[str]) -> tuple[Message, str | None]:
+        """The answer as a message, and which of the client's stop texts ended it. What looks like a call and cannot be
+        read is told as text, not left out; a stop text is not part of an answer, though the sampled ids have it."""
         parsed = self.session.parse(turn)
         content = "\n".join(part for part in (parsed.content, *parsed.malformed) if part)
-        calls = tuple(
-            msgspec.structs.replace(call, id=f"call_{turn.id}_{place}")
-            for place, call in enumerate(parsed.tool_calls)
-        )
-        return Message("assistant", content, parsed.reasoning, calls)
+        stop = None
+        if turn.finish is FinishReason.STOP:
+            content, stop = _until(content, stops)
+            stop = stop or self._stop_behind(turn, stops)
+        calls = parsed.tool_calls
+        if not turn.tool_calls:  # an API's own ids stand in the conversation that it is sent
+            calls = tuple(
+                msgspec.structs.replace(call, id=f"call_{turn.id}_{place}")
+                for place, call in enumerate(calls)
+            )
+        return Message("assistant", content, parsed.reasoning, calls), stop
+
+    def _stop_behind(self, turn: Turn, stops: Sequence[str]) -> str | None:
+        """The stop text that the ids have and the message does not, because the engine or the parser cut it off."""
+        renderer = self.session.policy_of(turn.agent).renderer
+        return None if renderer is None or not stops else _until(renderer.decode(turn.sampled_ids), stops)[1]
 
     def _ended(self, name: bytes, task: "asyncio.Task[Reply]") -> None:
         """Keeps what came of a call: an answer to be told again, or what went wrong."""
         self._last_seen = time.monotonic()
         error = error_of(task)
         if error is None:
+            self._calls.answered(name, task)
             self._failures.pop(name, None)
             self.out_of_room = False
             return
@@ -194,16 +247,24 @@ class CapturedRollout:
         elif (refusal := refusal_of(error)).status in PASSING:
             if not isinstance(error, EpisodeFailure):
                 _log.error("a call failed", exc_info=error)
-                record = ErrorRecord(
-                    Boundary.SYSTEM, type(error).__name__, str(refusal), len(self._conversations)
-                )
-                error = EpisodeFailure(record)
-            self._failures[name] = error
+                error = EpisodeFailure(ErrorRecord(Boundary.SYSTEM, type(error).__name__, str(refusal), 0))
+            # Other calls may have been recorded since this one began.
+            turns = len(self.session.trajectory.turns)
+            self._failures[name] = EpisodeFailure(msgspec.structs.replace(error.record, turn=turns))
         self.out_of_room = isinstance(error, OutOfRoom)
 
     def _count(self, metric: str) -> None:
         metrics = self.session.trajectory.metrics
         metrics[metric] = metrics.get(metric, 0.0) + 1.0
+
+
+def _until(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """The text up to where the first stop text begins, and which that is."""
+    places = [(place, each) for each in stops if each and (place := text.find(each)) >= 0]
+    if not places:
+        return text, None
+    place, found = min(places)
+    return text[:place], found
 
 
 def error_of(task: "asyncio.Task[Reply]") -> BaseException | None:

@@ -15,6 +15,7 @@ from rollwright.gateway.asked import (
     offered,
     refuse,
     refuse_options,
+    sampling_options,
     text_of,
     tool_call,
 )
@@ -24,16 +25,23 @@ from rollwright.trajectory import FinishReason, Message
 
 _NEUTRAL: dict[str, Any] = {
     "n": 1,
-    "logit_bias": {},
     "logprobs": False,
     "top_logprobs": 0,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
     "functions": [],
     "audio": None,
     "prediction": None,
 }
 """Options that cannot be honoured, and the value under which they do nothing."""
+
+_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+}
+"""Settings that change the distribution, those that vLLM and SGLang add to the API included, and their neutral values."""
 
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -91,6 +99,9 @@ class _Request(msgspec.Struct):
     top_logprobs: Any = None
     frequency_penalty: Any = None
     presence_penalty: Any = None
+    repetition_penalty: Any = None
+    top_k: Any = None
+    min_p: Any = None
     functions: Any = None
     audio: Any = None
     prediction: Any = None
@@ -115,6 +126,7 @@ class ChatCompletions:
                 top_p=request.top_p,
                 max_tokens=request.max_completion_tokens or request.max_tokens,
                 stop=(stop,) if isinstance(stop, str) else tuple(stop),
+                other=sampling_options(request, _SAMPLING),
             ),
             stream=bool(request.stream),
             stream_usage=request.stream_options is not None and request.stream_options.include_usage,

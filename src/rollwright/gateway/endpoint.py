@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.asked import Api, Asked, Reply, decode
 from rollwright.gateway.captured import PASSING, CapturedRollout, Given, error_of, refusal_of
@@ -26,6 +27,7 @@ from rollwright.gateway.retries import Call
 from rollwright.store.http.body import Body, BodyMemory, Gone, Message, Receive
 from rollwright.store.http.refusals import HttpRefusal
 from rollwright.store.http.shape import decode_within, json_values
+from rollwright.trajectory import reward_of
 
 Send = Callable[[Message], Awaitable[None]]
 Scope = Mapping[str, Any]
@@ -81,6 +83,12 @@ class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     success: bool | None = None
     error: str | None = None
     """Why it is no result at all; it is then tried again, as its retry rules say."""
+
+    def __post_init__(self) -> None:
+        try:
+            reward_of(self.reward, "the reward")
+        except FormatError as error:
+            raise ValueError(str(error)) from error  # which the decoder tells as it tells any wrong field
 
 
 class Administration(Protocol):
@@ -214,6 +222,7 @@ async def _tell(
 ) -> None:
     if not asked.stream:
         content = _encode(api.answer(asked, reply))
+        await asyncio.sleep(0)  # a client that has left by now is noticed in the loop's next step
         if gone.done():
             raise Gone
         call.delivered = (
@@ -227,6 +236,7 @@ async def _tell(
         if gone.done():
             raise Gone
         await send({"type": "http.response.body", "body": event, "more_body": True})
+    await asyncio.sleep(0)
     if gone.done():
         raise Gone
     call.delivered = True

@@ -18,6 +18,7 @@ from rollwright.gateway.asked import (
     offered,
     refuse,
     refuse_options,
+    sampling_options,
     text_of,
     tool_call,
 )
@@ -28,6 +29,16 @@ from rollwright.trajectory import FinishReason, Message, ToolCall
 
 _NEUTRAL: dict[str, Any] = {"top_logprobs": 0, "background": False, "conversation": None, "prompt": None}
 """Options that cannot be honoured, and the value under which they do nothing."""
+
+_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+}
+"""Settings that change the distribution; the API has none of them, but engines that speak it do."""
 
 _PREFIX = "resp_"
 
@@ -63,6 +74,12 @@ class _Request(msgspec.Struct):
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     stream: bool | None = None
     text: _Text | None = None
+    repetition_penalty: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    logit_bias: Any = None
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
     top_logprobs: Any = None
     background: Any = None
     conversation: Any = None
@@ -85,7 +102,12 @@ class Responses:
             messages=checked(said),
             model=request.model,
             tools=offered((_spec(tool) for tool in request.tools or ()), request.tool_choice),
-            wishes=Wishes(request.temperature, request.top_p, request.max_output_tokens),
+            wishes=Wishes(
+                request.temperature,
+                request.top_p,
+                request.max_output_tokens,
+                other=sampling_options(request, _SAMPLING),
+            ),
             stream=bool(request.stream),
             instructions=request.instructions or "",
             previous=None if previous is None else previous.removeprefix(_PREFIX),
@@ -183,7 +205,7 @@ def _head(asked: Asked, reply: Reply) -> dict[str, Any]:
         "model": asked.model,
         "parallel_tool_calls": True,
         "previous_response_id": None if asked.previous is None else f"{_PREFIX}{asked.previous}",
-        "temperature": asked.wishes.temperature,
+        "temperature": reply.sampling.temperature,
         "tool_choice": "auto",
         "tools": [
             {
@@ -195,7 +217,7 @@ def _head(asked: Asked, reply: Reply) -> dict[str, Any]:
             }
             for tool in asked.tools
         ],
-        "top_p": asked.wishes.top_p,
+        "top_p": reply.sampling.top_p,
     }
 
 

@@ -34,6 +34,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._calls: dict[bytes, list[Call]] = {}
+        self._by_turn: dict[int, Call] = {}
 
     def repeated(self, name: bytes, marked: bool) -> Call | None:
         """The earlier call that this request repeats; its caller waits for it from now on."""
@@ -50,6 +51,12 @@ class Calls:
         self._calls.setdefault(name, []).append(call)
         return call
 
+    def answered(self, name: bytes, task: "asyncio.Task[Reply]") -> None:
+        """The call has made a turn."""
+        for call in self._calls[name]:
+            if call.task is task:
+                self._by_turn[task.result().turn_id] = call
+
     def forget(self, name: bytes, task: "asyncio.Task[Reply]") -> None:
         self._calls[name] = [call for call in self._calls[name] if call.task is not task]
 
@@ -57,10 +64,15 @@ class Calls:
     def under_way(self) -> "list[asyncio.Task[Reply]]":
         return [call.task for call in self._all() if not call.task.done()]
 
-    @property
-    def undelivered(self) -> int:
+    def undelivered(self) -> list[Reply]:
         """Answers that were recorded and reached nobody."""
-        return sum(call.task.done() and not call.delivered for call in self._all())
+        ended = [call.task for call in self._all() if call.task.done() and not call.delivered]
+        return [task.result() for task in ended if not task.cancelled() and task.exception() is None]
+
+    def heard(self, turn_id: int) -> None:
+        """A conversation goes on from this turn, so its answer has reached the client whatever was seen of it."""
+        if (call := self._by_turn.get(turn_id)) is not None:
+            call.delivered = True
 
     def _all(self) -> list[Call]:
         return [call for calls in self._calls.values() for call in calls]

@@ -10,7 +10,7 @@ import hmac
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ from rollwright.agents import (
 )
 from rollwright.draws import seed
 from rollwright.gateway.asked import decode
-from rollwright.gateway.captured import CapturedRollout, Given
+from rollwright.gateway.captured import CapturedRollout, CaptureRules, ClientSampling, Given
 from rollwright.gateway.endpoint import EndRequest
 from rollwright.gateway.no_board import NO_BOARD
 from rollwright.gateway.registry import check_key, unauthorized
@@ -62,6 +62,8 @@ class ServiceSettings:
     """Tries at a rollout made here before it counts as failed."""
     poll_interval: float = 30.0
     """Seconds that one call to the store waits for news of rollouts that were taken away."""
+    rules: CaptureRules = field(default_factory=CaptureRules)
+    """What agents may do, where a rollout was not opened otherwise."""
     agent_ends: bool = True
     """Whether a rollout's own key may end it and name its reward. Where the model that is trained could get hold of
     that key, only the administrator's should."""
@@ -76,6 +78,16 @@ class OpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rollout_id: str | None = None
     mode: str | None = None
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    client_sampling: ClientSampling | None = None
+    """What becomes of a client's own temperature and top_p; `None`: as the gateway's settings say."""
+    allow_no_calls: bool | None = None
+    """Whether it may end as a result without a call; `None`: as the gateway's settings say."""
+
+    def rules(self, usual: CaptureRules) -> CaptureRules:
+        return CaptureRules(
+            usual.client_sampling if self.client_sampling is None else self.client_sampling,
+            usual.allow_no_calls if self.allow_no_calls is None else self.allow_no_calls,
+        )
 
 
 _OPEN = msgspec.json.Decoder(OpenRequest)
@@ -189,7 +201,7 @@ class GatewayService:
             claimed = await self._claim(request, claim_id)
             held = self._held.get(claimed.rollout_id)
             if held is None or held.claimed.attempt.attempt_id != claimed.attempt.attempt_id:
-                held = await self._open(claimed)
+                held = await self._open(claimed, request.rules(self._settings.rules))
         except (StoreError, StoreUnavailable) as error:
             raise _refused(error) from None
         return {
@@ -265,7 +277,7 @@ class GatewayService:
         )
         return await self._store.start_requested_rollout(wanted, self._worker_id, claim_id=claim_id)
 
-    async def _open(self, claimed: AttemptedRollout) -> _Held:
+    async def _open(self, claimed: AttemptedRollout, rules: CaptureRules) -> _Held:
         ids = claimed.rollout_id, claimed.attempt.attempt_id
         again = claimed.attempt.sequence_id > 1
         recorded = entries(await self._store.read_journal(claimed.rollout_id)) if again else {}
@@ -293,7 +305,7 @@ class GatewayService:
         async def go_another_way() -> None:
             await journal.forget_rest(trajectory)
 
-        captured = CapturedRollout(session, settings.sampling, on_replay_differs=go_another_way)
+        captured = CapturedRollout(session, settings.sampling, rules=rules, on_replay_differs=go_another_way)
         held = _Held(claimed, captured, self._gateway.open(captured), time.monotonic())
         self._held[claimed.rollout_id] = held
         return held
@@ -310,13 +322,14 @@ class GatewayService:
         turns = len(trajectory.turns)
         try:
             captured.raise_failure()
+            if request.error is not None:
+                line = " ".join(request.error.split())
+                raise EpisodeFailure(ErrorRecord(Boundary.AGENT, "reported", line, turns))
+            captured.raise_unused()
         except EpisodeFailure as failure:
             return await self._report_failure(held, failure.record)
         except Interrupted as error:
             raise HttpRefusal(409, "attempt_refused", str(error)) from None
-        if request.error is not None:
-            line = " ".join(request.error.split())
-            return await self._report_failure(held, ErrorRecord(Boundary.AGENT, "reported", line, turns))
         given = Given(request.reward, request.success)
         trajectory.episode_reward = given.reward
         trajectory.success = given.success
@@ -327,13 +340,24 @@ class GatewayService:
             await self._store.update_attempt(*held.ids, status=AttemptStatus.SUCCEEDED, trajectory=encoded)
         except StoreError as error:
             raise _refused(error) from None
-        return {"status": "succeeded", "turns": turns, "reward": given.reward}
+        return {
+            "status": "succeeded",
+            "turns": turns,
+            "reward": given.reward,
+            "metrics": trajectory.metrics,
+        }
 
     async def _report_failure(self, held: _Held, record: ErrorRecord) -> Mapping[str, Any]:
         reason = str(EpisodeFailure(record))
         status = AttemptStatus.TIMEOUT if record.kind == TIMEOUT else AttemptStatus.FAILED
         await self._report(held, status, reason)
-        return {"status": "failed", "reason": reason, "turns": record.turn}
+        trajectory = held.captured.session.trajectory
+        return {
+            "status": "failed",
+            "reason": reason,
+            "turns": len(trajectory.turns),
+            "metrics": trajectory.metrics,
+        }
 
     async def _report(self, held: _Held, status: AttemptStatus, reason: str) -> None:
         try:

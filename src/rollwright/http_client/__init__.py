@@ -1,6 +1,7 @@
 """HTTP/1.1 requests over kept connections: what every turn of a rollout pays, so as little of it as can be.
 
-No redirects, cookies, proxies or compression: an engine, a store and a search server need none of them.
+No redirects, cookies, proxies or compression: an engine, a store and a search server need none of them. A hosted API may
+be behind a proxy (`proxies`); requests to it then go through a client of their own (`proxied`).
 """
 
 from rollwright.http_client.answer import Answer

@@ -6,7 +6,10 @@ that is cancelled or too slow takes its connection with it. Belongs to the event
 """
 
 import asyncio
+import errno
+import os
 import re
+import socket
 import ssl
 from collections import deque
 from collections.abc import Mapping
@@ -25,7 +28,8 @@ CONNECT_SECONDS = 10.0
 """A host that does not answer a connection attempt for so long is not busy but gone."""
 
 MAX_ANSWER = 1024**3
-"""Bytes: what is larger is a mistake, and would take the process with it."""
+"""Bytes, where nobody says how long an answer may be: what is larger is a mistake, and would take the process with
+it."""
 
 _OURS = frozenset({"host", "connection", "content-length", "transfer-encoding", "expect", "upgrade"})
 """Headers that say how the bytes are sent, which is for this client to know."""
@@ -65,8 +69,11 @@ class HttpClient:
         """By place, the longest idle one first."""
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def request(self, method: str, url: Url, body: bytes | None, seconds: float) -> Answer:
-        """`seconds`: for all of it, connecting included."""
+    async def request(
+        self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int | None = None
+    ) -> Answer:
+        """`seconds`: for all of it, connecting included. `max_answer`: bytes that the answer may have, its head
+        included; `None`: what the client allows."""
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
@@ -78,7 +85,11 @@ class HttpClient:
             connection = await self._connect(loop, url, min(seconds, self._connect_seconds))
             alarms = Alarms(loop, end - loop.time(), once=True)
         asked = connection.ask(
-            self._written(method, url, body), head_only=method == "HEAD", alarms=alarms, seconds=seconds
+            self._written(method, url, body),
+            head_only=method == "HEAD",
+            alarms=alarms,
+            seconds=seconds,
+            max_answer=self._max_answer if max_answer is None else max_answer,
         )
         try:
             return await asked
@@ -131,8 +142,7 @@ class HttpClient:
         except OSError as error:
             if limit.expired():
                 raise TimedOut(seconds) from error
-            reason = error.strerror or str(error) or type(error).__name__
-            raise Unreachable(f"Cannot connect to {where}: {' '.join(reason.split())}") from error
+            raise Unreachable(f"Cannot connect to {where}: {_reason(error)}") from error
         if self._closed:
             connection.abort()
             raise Unreachable("the client is closed")
@@ -140,7 +150,7 @@ class HttpClient:
 
     async def _dial(self, loop: asyncio.AbstractEventLoop, url: Url, seconds: float) -> Connection:
         def new() -> Connection:
-            return Connection(loop, url.place, self._open, self._release, self._max_answer)
+            return Connection(loop, url.place, self._open, self._release)
 
         if self._socket_path is not None:
             return (await loop.create_unix_connection(new, self._socket_path))[1]
@@ -180,6 +190,13 @@ class HttpClient:
         if self._idle:
             first = min(idle[0].idle_since for idle in self._idle.values())
             self._sweep = loop.call_later(first - oldest, self._close_old, loop)
+
+
+def _reason(error: OSError) -> str:
+    """In the system's words where it has some, which do not depend on the event loop."""
+    named = not isinstance(error, ssl.SSLError | socket.gaierror) and error.errno in errno.errorcode
+    reason = os.strerror(error.errno) if named and error.errno else error.strerror
+    return " ".join((reason or str(error) or type(error).__name__).split())
 
 
 def _header_lines(headers: Mapping[str, str]) -> str:

@@ -56,7 +56,6 @@ class Connection(asyncio.Protocol):
         place: tuple[str, str],
         open_ones: set["Connection"],
         released: Callable[["Connection"], None],
-        max_answer: int,
     ) -> None:
         """`place`: where it leads. It is among the `open_ones` as long as it is open, and `released` whenever it can
         take the next request."""
@@ -64,7 +63,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         """By the loop's clock, when it was last released."""
         self._loop = loop
-        self._max_answer = max_answer
+        self._max_answer = 0
         self._open_ones = open_ones
         self._released = released
         self._parser: httptools.HttpResponseParser | None = None
@@ -81,11 +80,12 @@ class Connection(asyncio.Protocol):
         return self._parser is not None and not self._transport.is_closing()
 
     def ask(
-        self, request: bytes, *, head_only: bool, alarms: Alarms, seconds: float
+        self, request: bytes, *, head_only: bool, alarms: Alarms, seconds: float, max_answer: int
     ) -> asyncio.Future[Answer]:
         """Sends a request when no other is under way. `head_only`: its answer has no body, whatever it says. `alarms`:
-        what ends it when the `seconds` that it was given are over."""
+        what ends it when the `seconds` that it was given are over. `max_answer`: bytes, its head included."""
         self._begin()
+        self._max_answer = max_answer
         self._head_only = head_only
         self._alarms, self._seconds = alarms, seconds
         self._waiting = waiting = self._loop.create_future()

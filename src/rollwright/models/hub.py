@@ -12,6 +12,7 @@ True of it:
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 import urllib.error
@@ -25,7 +26,7 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO, Any
 
-from rollwright.errors import RollwrightError
+from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models.cache import cache_folder
 from rollwright.models.fetching import Progress, quiet_progress
 
@@ -42,6 +43,9 @@ _BLOCK = 1 << 20
 
 _LONGEST_PAUSE = 30.0
 """Seconds between two tries: a hub that comes back is not kept waiting."""
+
+_MAX_LISTING = 16 * 1024 * 1024
+"""Bytes of the list of a model's files: the largest repositories take some hundred kilobytes."""
 
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 """Answers of a server that may be well again in a moment."""
@@ -68,8 +72,14 @@ class DownloadRules:
     def in_environment(self, environment: Mapping[str, str] | None = None) -> "DownloadRules":
         """These, with what the user's variables say instead where they say something."""
         environment = os.environ if environment is None else environment
-        said = environment.get(TIMEOUT_VARIABLE, "")
-        timeout = float(said) if said.replace(".", "", 1).isdigit() and float(said) > 0 else self.timeout
+        said = environment.get(TIMEOUT_VARIABLE, "").strip()
+        timeout = self.timeout
+        if said:
+            timeout = float(said) if said.replace(".", "", 1).isdigit() else 0.0
+            if timeout <= 0:
+                raise ConfigError(
+                    f"environment variable {TIMEOUT_VARIABLE}: {said!r} is no time; accepted: seconds, more than 0"
+                )
         offline = any(
             environment.get(name, "").lower() in ("1", "true", "yes", "on") for name in OFFLINE_VARIABLES
         )
@@ -85,8 +95,12 @@ class RemoteFile:
     sha256: str | None
 
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
 def is_hub_name(model: str) -> bool:
-    return model.count("/") == 1 and all(model.split("/")) and not model.startswith((".", "~"))
+    """Whether this is an `owner/name`. What stands in a folder that is here is meant as a path."""
+    return _HUB_NAME.fullmatch(model) is not None and not Path(model.split("/")[0]).is_dir()
 
 
 def hub_folder(name: str) -> Path:
@@ -108,8 +122,14 @@ def local_copy(name: str) -> Path | None:
     return snapshot if whole else None
 
 
-def download(name: str, rules: DownloadRules | None = None, on_progress: Progress = quiet_progress) -> Path:
-    """The model's folder; downloaded when it is not on this machine."""
+def download(
+    name: str,
+    rules: DownloadRules | None = None,
+    on_progress: Progress = quiet_progress,
+    on_trouble: Callable[[str], None] = lambda trouble: None,
+) -> Path:
+    """The model's folder; downloaded when it is not on this machine. `on_trouble` is told of every try that failed and is
+    made again."""
     rules = (rules or DownloadRules()).in_environment()
     if (found := local_copy(name)) is not None:
         return found
@@ -121,7 +141,7 @@ def download(name: str, rules: DownloadRules | None = None, on_progress: Progres
     folder = hub_folder(name)
     partial = folder.with_name(f".{folder.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
-    fetch = _Fetch(name, rules, on_progress)
+    fetch = _Fetch(name, rules, on_progress, on_trouble)
     with fetch.alone(partial):
         if folder.is_dir():  # another process was faster
             return folder
@@ -136,10 +156,13 @@ def download(name: str, rules: DownloadRules | None = None, on_progress: Progres
 class _Fetch:
     """One download, with its deadline."""
 
-    def __init__(self, name: str, rules: DownloadRules, on_progress: Progress) -> None:
+    def __init__(
+        self, name: str, rules: DownloadRules, on_progress: Progress, on_trouble: Callable[[str], None]
+    ) -> None:
         self._name = name
         self._rules = rules
         self._progress = on_progress
+        self._trouble = on_trouble
         self._deadline = time.monotonic() + rules.total_timeout
         self._endpoint = (os.environ.get(ENDPOINT_VARIABLE) or ENDPOINT).rstrip("/")
         self._came = 0
@@ -163,7 +186,12 @@ class _Fetch:
             with self._open(
                 f"{self._endpoint}/api/models/{self._name}/revision/main?blobs=true", {}
             ) as answer:
-                content: Any = json.loads(answer.read())
+                told = answer.read(_MAX_LISTING + 1)
+            if len(told) > _MAX_LISTING:
+                raise DownloadError(
+                    f"model {self._name}: the hub's list of files is longer than {_MAX_LISTING:,} bytes"
+                )
+            content: Any = json.loads(told)
             return str(content["sha"]), [_remote(each) for each in content["siblings"]]
 
         revision, files = self._trying(read, lambda: 0)
@@ -237,7 +265,11 @@ class _Fetch:
             before = now
             if fruitless > self._rules.retries:
                 raise self._gave_up(f"{fruitless} tries in a row failed, the last: {reason}")
-            self._pause(min(_LONGEST_PAUSE, self._rules.first_pause * 2 ** (fruitless - 1)), reason)
+            pause = min(_LONGEST_PAUSE, self._rules.first_pause * 2 ** (fruitless - 1))
+            self._trouble(
+                f"{self._host}: {reason}; asked again in {pause:g} s, {self._rules.retries + 1 - fruitless} times more"
+            )
+            self._pause(pause, reason)
 
     def _pause(self, seconds: float, reason: str) -> None:
         if time.monotonic() + seconds >= self._deadline:
@@ -250,27 +282,34 @@ class _Fetch:
             raise self._gave_up(f"not done in {self._rules.total_timeout:g} s")
         return left
 
+    @property
+    def _host(self) -> str:
+        return urllib.parse.urlsplit(self._endpoint).netloc
+
     def _gave_up(self, why: str) -> DownloadError:
-        host = urllib.parse.urlsplit(self._endpoint).netloc
+        host = self._host
         kept = (
             f" ({self._came / 1e6:,.1f} MB came and are kept; the next try goes on from there)"
             if self._came
             else ""
         )
         return DownloadError(
-            f"model {self._name}: download from {host} failed: {why}{kept}. Check the network, allow more with "
+            f"model {self._name}: is no folder here, and its download from {host} failed: {why}{kept}. Check the network, allow more with "
             f"{TIMEOUT_VARIABLE} or downloads.total_timeout, or name a folder or `smollm2` as the model"
         )
 
     def _refused(self, error: urllib.error.HTTPError) -> DownloadError:
-        host = urllib.parse.urlsplit(self._endpoint).netloc
+        host = self._host
         if error.code in (401, 403):
             return DownloadError(
                 f"model {self._name}: {host} asks for an account (HTTP {error.code}); accept the model's terms there and "
                 f"set {TOKEN_VARIABLE}, or check the name"
             )
         if error.code == 404:
-            return DownloadError(f"model {self._name}: {host} has no such model; check the name")
+            return DownloadError(
+                f"model {self._name}: is no folder here ({Path(self._name).absolute()}), and {host} has no such model; "
+                "check the name"
+            )
         return DownloadError(f"model {self._name}: {host} answered HTTP {error.code}; try later")
 
 

@@ -3,6 +3,7 @@
 Code that lies beside a model's weights is never run.
 """
 
+import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,8 +33,32 @@ def resolve(model: str | Path) -> str:
         return str(model_folder(name))
     if isinstance(model, str) and is_hub_name(model):
         return str(download(model))
-    known = ", ".join(CATALOGUE)
-    raise ConfigError(f"model {name!r}: no such folder; accepted: a folder, {known}, or owner/name on a hub")
+    raise unknown_model(name)
+
+
+def unknown_model(name: str) -> ConfigError:
+    """For a name that is neither a folder nor a model that could be fetched: says what was nearly meant."""
+    near = [f"`{each}`" for each in _nearest(name)]
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return ConfigError(
+        f"model {name!r}: no such folder ({Path(name).expanduser().absolute()}); {hint}accepted: a folder with a model, "
+        f"{', '.join(CATALOGUE)}, or owner/name on a hub"
+    )
+
+
+def _nearest(name: str) -> list[str]:
+    """Models whose names are like this one: in the catalogue, and in the folder that it would stand in."""
+    path = Path(name).expanduser()
+    beside = path.parent if path.parent.is_dir() else path.parent.parent
+    try:
+        folders = [each for each in beside.iterdir() if (each / "config.json").is_file()]
+    except OSError:
+        folders = []
+    found = difflib.get_close_matches(path.name, [each.name for each in folders], n=2)
+    return [
+        *(str(beside / each) for each in found),
+        *difflib.get_close_matches(name, [*CATALOGUE, "auto"], n=1),
+    ]
 
 
 def load_model(

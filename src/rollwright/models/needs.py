@@ -1,9 +1,12 @@
 """How much memory a model needs for what is to be done with it, estimated before it is loaded or even downloaded.
 
-The parts: weights to play with, keys and values of the calls in flight, and for training the trainer's own weights,
-gradients, both of Adam's memories, a copy for handing weights over, the base model where the loss looks at it, and what a
-micro-batch leaves on the way. Of a model on this machine the sizes are read from its files, of the shipped pools they are
-known, of others they are guessed from the number in the name, on the high side.
+What it needs at least: its weights, room to compute in, keys and values of a few calls, and for training the trainer's
+own weights, gradients, both of Adam's memories, a copy for handing weights over, the base model where the loss looks at
+it, and what a micro-batch leaves on the way. What is free beyond that goes to the keys and values of further calls: how
+many are served at once follows from it. Of a model on this machine the sizes are read from its files, of the shipped
+pools they are known, of others they are guessed from the number in the name, on the high side.
+
+The constants are measured; `tests/models/test_memory_needs.py` measures them again.
 """
 
 import json
@@ -18,13 +21,26 @@ FLOAT = 4
 
 SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-LOGIT_COPIES = 3
-"""Of a micro-batch's logits: as computed, as float, and their gradient."""
+LOGIT_COPIES = 6
+"""Of a micro-batch's logits, while their loss and its gradient are computed."""
 
-WIDTHS_PER_LAYER = 20
-"""Tensors of the model's width that one token leaves in one layer for the way back; a Llama's is 16 to 20."""
+WIDTHS_PER_LAYER, INNERS_PER_LAYER = 19, 5
+"""Tensors of the model's width, and of the width between its two linear layers, that one token leaves in one layer for
+the way back."""
 
-LIBRARIES = 700 << 20
+PASS_TOKENS = 2200
+"""Tokens of one forward pass while playing: what `TOKENS_PER_STEP` of the torch policy allows, with padding."""
+
+SAMPLING_COPIES = 9
+"""Of the logits of one call's next token, counted in floats: some are doubles."""
+
+CACHE_SLACK = 1.6
+"""Times the keys and values themselves: growing copies a layer at a time, and memory that was freed stays in pieces."""
+
+LEAST_CALLS = 4
+"""Calls of full length that must fit at once, or as many as there can be: with fewer, a model is not worth choosing."""
+
+LIBRARIES = 500 << 20
 """Bytes of the process without a model: torch, transformers, and the rest of this package."""
 
 
@@ -38,6 +54,8 @@ class ModelShape:
     layers: int
     cache_width: int
     """Of one layer's keys, and of its values: heads for them times their size."""
+    inner: int
+    """Width between the two linear layers."""
     source: str
     """Where these figures come from, for people."""
 
@@ -48,11 +66,11 @@ class Use:
 
     dtype: str = "float32"
     concurrent: int = 32
-    """Calls in flight."""
+    """Most calls in flight."""
     length: int = 1024
     """Tokens of each at most."""
     cache_bytes: int = 0
-    """For keys and values that no call uses just now."""
+    """Most for keys and values that no call uses just now."""
     train_tokens: int = 0
     """In a micro-batch; 0: it is not trained."""
     lora: bool = False
@@ -65,21 +83,48 @@ class MemoryNeed:
     """In bytes."""
 
     weights: int
-    cache: int
+    computing: int
+    """What a forward pass needs while playing."""
     training: int
+    """The trainer's copies of weights, gradients and the optimiser's memories."""
     activations: int
+    per_call: int
+    """Of one call of full length: keys and values, and the logits of its next token."""
+    most_calls: int
+    """That there can be at once."""
+    kept_cache: int
+    """Most for keys and values that no call uses just now."""
+
+    @property
+    def fixed(self) -> int:
+        return LIBRARIES + self.weights + self.computing + self.training + self.activations
 
     @property
     def total(self) -> int:
-        return LIBRARIES + self.weights + self.cache + self.training + self.activations
+        """The least that it can be used with."""
+        return self.fixed + min(LEAST_CALLS, self.most_calls) * self.per_call
+
+    def calls(self, memory: int) -> int:
+        """How many calls of full length can be served at once with so much memory in all."""
+        room = memory - self.fixed - self.kept(memory)
+        return max(1, min(self.most_calls, room // self.per_call))
+
+    def cache_room(self, memory: int) -> int:
+        """Bytes for keys and values of the calls being served, with so much memory in all; one call always has room."""
+        return int(max(self.per_call, memory - self.fixed - self.kept(memory)) / CACHE_SLACK)
+
+    def kept(self, memory: int) -> int:
+        """How much of it may go to keys and values that no call uses: a quarter of what is left beside the rest."""
+        return max(0, min(self.kept_cache, (memory - self.total) // 4))
 
 
 KNOWN = {
-    "Gensyn/Qwen2.5-0.5B-Instruct": ModelShape(494_032_768, 151_936, 896, 24, 128, "known"),
-    "Qwen/Qwen3-0.6B": ModelShape(596_049_920, 151_936, 1024, 28, 1024, "known"),
-    "Gensyn/Qwen2.5-1.5B-Instruct": ModelShape(1_543_714_304, 151_936, 1536, 28, 256, "known"),
-    "nvidia/AceInstruct-1.5B": ModelShape(1_543_714_304, 151_936, 1536, 28, 256, "known"),
-    "dnotitia/Smoothie-Qwen3-1.7B": ModelShape(1_720_574_976, 151_936, 2048, 28, 1024, "known"),
+    "Gensyn/Qwen2.5-0.5B-Instruct": ModelShape(494_032_768, 151_936, 896, 24, 128, 4864, "known"),
+    "Qwen/Qwen3-0.6B": ModelShape(596_049_920, 151_936, 1024, 28, 1024, 3072, "known"),
+    "Gensyn/Qwen2.5-1.5B-Instruct": ModelShape(1_543_714_304, 151_936, 1536, 28, 256, 8960, "known"),
+    "nvidia/AceInstruct-1.5B": ModelShape(1_543_714_304, 151_936, 1536, 28, 256, 8960, "known"),
+    "dnotitia/Smoothie-Qwen3-1.7B": ModelShape(1_720_574_976, 151_936, 2048, 28, 1024, 6144, "known"),
+    "smollm2": ModelShape(134_515_008, 49_152, 576, 30, 192, 1536, "known"),
 }
 """The shipped pools, as their families publish them."""
 
@@ -88,14 +133,23 @@ _IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)\s?([BM])(?![A-Za-z0-9])
 
 def need_of(shape: ModelShape, use: Use) -> MemoryNeed:
     size = SIZES[use.dtype]
-    cache = 2 * shape.layers * shape.cache_width * size * use.concurrent * use.length + use.cache_bytes
+    cache = 2 * shape.layers * shape.cache_width * size * use.length
+    mask = PASS_TOKENS * use.length * (size + 1)
+    parts = {
+        "weights": shape.parameters * size,
+        "computing": PASS_TOKENS * size * (3 * shape.inner + 8 * shape.width) + mask,
+        "per_call": int(CACHE_SLACK * cache) + SAMPLING_COPIES * FLOAT * shape.vocabulary,
+        "most_calls": use.concurrent,
+        "kept_cache": use.cache_bytes,
+    }
     if not use.train_tokens:
-        return MemoryNeed(shape.parameters * size, cache, 0, 0)
-    frozen = shape.parameters * FLOAT
+        return MemoryNeed(training=0, activations=0, **parts)
     # of adapters only the weights count, and these merged for handing over
     copies = 2 if use.lora else 5 + use.reference
-    per_token = LOGIT_COPIES * shape.vocabulary + WIDTHS_PER_LAYER * shape.width * shape.layers
-    return MemoryNeed(shape.parameters * size, cache, copies * frozen, per_token * FLOAT * use.train_tokens)
+    in_layers = shape.layers * (WIDTHS_PER_LAYER * shape.width + INNERS_PER_LAYER * shape.inner)
+    per_token = FLOAT * (LOGIT_COPIES * shape.vocabulary + in_layers)
+    training = copies * shape.parameters * FLOAT
+    return MemoryNeed(training=training, activations=per_token * use.train_tokens, **parts)
 
 
 def shape_of(model: str, folder: Path | None) -> ModelShape | None:
@@ -107,7 +161,7 @@ def shape_of(model: str, folder: Path | None) -> ModelShape | None:
     if (found := _IN_NAME.search(model)) is None:
         return None
     parameters = int(float(found[1]) * (1_000_000_000 if found[2] in "bB" else 1_000_000))
-    return ModelShape(parameters, 151_936, 2048, 28, 1024, "guessed from the name")
+    return ModelShape(parameters, 151_936, 2048, 28, 1024, 8192, "guessed from the name")
 
 
 def _shape_in(folder: Path) -> ModelShape | None:
@@ -122,6 +176,7 @@ def _shape_in(folder: Path) -> ModelShape | None:
             width=width,
             layers=int(settings["num_hidden_layers"]),
             cache_width=int(settings.get("num_key_value_heads") or heads) * head,
+            inner=int(settings.get("intermediate_size") or 4 * width),
             source="read from its files",
         )
     except (OSError, ValueError, KeyError, TypeError, struct.error):

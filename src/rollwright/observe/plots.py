@@ -142,11 +142,13 @@ def _lines(
     axis: "Axes", title: str, x: str, y: str, lines: Mapping[str, Points], *, bottom: float | None = None
 ) -> None:
     for name, points in sorted(lines.items()):
-        axis.plot(*zip(*points, strict=True), marker=".", label=name)
+        axis.plot(*zip(*points, strict=True), marker="o" if len(points) == 1 else ".", label=name)
     axis.legend(frameon=False, fontsize="small")
     whole_numbers(axis)
     axis.grid(alpha=0.25)
     axis.set_ylim(bottom=bottom)
+    if len({place for points in lines.values() for place, _ in points}) == 1:
+        from_zero(axis, [value for points in lines.values() for _, value in points])
     axis.set(title=title, xlabel=x, ylabel=y)
 
 
@@ -158,6 +160,7 @@ def _bars(axis: "Axes", title: str, x: str, y: str, heights: Mapping[int, float]
 
 def _histogram(axis: "Axes", title: str, x: str, y: str, values: Sequence[float]) -> None:
     axis.hist(values, bins="auto")
+    whole_numbers(axis)
     axis.set(title=title, xlabel=x, ylabel=y)
 
 
@@ -169,8 +172,23 @@ def _named_bars(axis: "Axes", title: str, widths: Mapping[str, int]) -> None:
     axis.set(title=title, xlabel="turns, trajectories or groups")
 
 
+NARROWEST = 1.5
+"""Width of an axis of whole numbers, at least: a single one stands in its middle."""
+
+
 def whole_numbers(axis: "Axes") -> None:
-    """No ticks between them."""
+    """No ticks between them, also where there is only one."""
     from matplotlib.ticker import MaxNLocator
 
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left, right = axis.get_xlim()
+    if right - left < NARROWEST:
+        middle = round((left + right) / 2)
+        axis.set_xlim(middle - NARROWEST / 2, middle + NARROWEST / 2)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def from_zero(axis: "Axes", values: Sequence[float]) -> None:
+    """An axis that shows how high a single value is: from zero to a little beyond it."""
+    low, high = min(0.0, *values), max(0.0, *values)
+    room = 0.1 * (high - low) or 1.0
+    axis.set_ylim(low - (room if low < 0 else 0.0), high + (room if high > 0 or low == 0 else 0.0))

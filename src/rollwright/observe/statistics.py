@@ -24,6 +24,8 @@ class TagStatistics:
     turns: int = 0
     tokens: int = 0
     stops: Counter[str] = field(default_factory=Counter)
+    counters: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """What its episodes have counted themselves, such as calls thrown away and context that was cut; summed."""
     levels: set[int] = field(default_factory=set)
     """Seeds of the levels; of very many, at least the smallest, which are those that a baseline plays."""
 
@@ -37,6 +39,8 @@ class TagStatistics:
         self.turns += len(trajectory.turns)
         self.tokens += trajectory.sampled_tokens
         self.stops[str(trajectory.stop)] += 1
+        for name, value in trajectory.metrics.items():
+            self.counters[name] += value
         self.levels.add(trajectory.seed)
         if len(self.levels) > 2 * EPISODES:
             self.levels = set(sorted(self.levels)[:EPISODES])
@@ -55,6 +59,7 @@ class TagStatistics:
             "turns": self.turns / count,
             "tokens": self.tokens / count,
             "stops": dict(self.stops),
+            "counters": dict(sorted(self.counters.items())),
         }
 
 
@@ -130,7 +135,9 @@ def activity_row(activity: Activity) -> dict[str, Any]:
         "stale": activity.stale,
         "refused": activity.refused,
         "failed_attempts": dict(activity.failures),
+        "failed_attempt_causes": activity.causes.rows(),
         "abandoned_envs": activity.abandoned_envs,
+        "slots_restarted": activity.slots_restarted,
         "dead_workers": activity.dead_workers,
     }
 

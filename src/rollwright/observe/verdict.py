@@ -6,9 +6,9 @@ and too few rollouts at once are named beside it. Several causes together are a 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 
+from rollwright.observe.advice import Cause, RunSetup, advise
 from rollwright.observe.profile import Profile
 from rollwright.trajectory import Phase
 
@@ -26,52 +26,14 @@ QUIET_ENOUGH = 0.05
 """Of the time with calls: less has not shown how quick the engine is when it is not busy."""
 
 
-class Cause(StrEnum):
-    """What holds a run up. The value is what people are told."""
-
-    ENGINE = "engine-bound"
-    """The engine's slots are full."""
-    BATCH = "batch too small"
-    """Never as many rollouts at once as the engine could serve."""
-    STRAGGLERS = "waiting for the last rollouts of a batch"
-    """Enough rollouts at first, too few until the last ones of a batch have ended."""
-    ENGINE_OR_BATCH = "engine-bound or batch too small"
-    """The rollouts wait for the engine, and nothing shows whether it could serve more."""
-    ENVIRONMENT = "environment-bound"
-    TOOL = "tool-bound"
-    """Tools, and places in their pools."""
-    TRANSPORT = "transport-bound"
-    """The ways between processes: to the engine, to the store."""
-    AGENT = "agent-bound"
-    """The agents' own code, or the process that runs it: one core for all of its episodes."""
-
-
 WAITS: Mapping[Cause, tuple[Phase, ...]] = {
     Cause.ENVIRONMENT: (Phase.ENVIRONMENT,),
     Cause.TOOL: (Phase.TOOL, Phase.LOCK),
-    Cause.TRANSPORT: (Phase.TRANSPORT, Phase.STORE),
+    Cause.TRANSPORT: (Phase.TRANSPORT,),
+    Cause.STORE: (Phase.STORE,),
     Cause.AGENT: (Phase.AGENT,),
 }
 """The phases whose time speaks for a cause."""
-
-ADVICE: Mapping[Cause, str] = {
-    Cause.ENGINE: "add engine replicas or slots, use a smaller or quantised model, or ask for fewer tokens "
-    "(`max_tokens_per_step`); more rollouts at once would only lengthen its line",
-    Cause.BATCH: "play more rollouts at once: raise `num_env_groups`, `group_size` or `max_inflight`, or let rollouts "
-    "run ahead of training with `async_generation_ratio`",
-    Cause.STRAGGLERS: "let rollouts run ahead of training with `async_generation_ratio`, or open redundant ones and "
-    "stop waiting for the slowest",
-    Cause.ENGINE_OR_BATCH: "play with twice `max_inflight`: if tokens/s rise, the batch was too small; "
-    "or say how many calls the engine serves at once, with `--slots`",
-    Cause.ENVIRONMENT: "make `step` and `reset` faster or run a blocking environment in a thread or process; until "
-    "then, more rollouts at once (`max_inflight`) keep the engine busy meanwhile",
-    Cause.TOOL: "make the tool faster, raise its concurrency limit or its pool, or give it a shorter time limit; until "
-    "then, more rollouts at once (`max_inflight`) keep the engine busy meanwhile",
-    Cause.TRANSPORT: "move the workers nearer to the store and the engine, use PostgreSQL for many worker processes, "
-    "or put the store on a faster disk",
-    Cause.AGENT: "spread the episodes over more processes (`--workers`), and keep blocking calls out of async code",
-}
-"""What to change."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +85,7 @@ class Finding:
 
     cause: Cause
     because: str
-
-    @property
-    def advice(self) -> str:
-        return ADVICE[self.cause]
+    advice: str
 
 
 @dataclass(frozen=True)
@@ -142,9 +101,11 @@ class Verdict:
         return " and ".join(self.causes)
 
 
-def judge(figures: Figures) -> Verdict:
+def judge(figures: Figures, setup: RunSetup) -> Verdict:
+    """`setup`: of the run, so that nothing is recommended that it has already."""
+    setup = replace(setup, at_once=figures.most_rollouts)
     if _full(figures):
-        return Verdict((_finding(Cause.ENGINE, figures),))
+        return Verdict((_finding(Cause.ENGINE, figures, setup),))
     heaviest = max(WAITS, key=figures.share)
     mostly_engine = figures.shares.get(Phase.ENGINE, 0.0) >= figures.share(heaviest)
     named = [cause for cause in WAITS if figures.share(cause) >= A_GOOD_PART]
@@ -153,7 +114,7 @@ def judge(figures: Figures) -> Verdict:
         named.insert(0 if mostly_engine else len(named), Cause.BATCH)
     if not named:
         named = [_of_engine(figures) if mostly_engine else heaviest]
-    return Verdict(tuple(_finding(cause, figures) for cause in named))
+    return Verdict(tuple(_finding(cause, figures, setup) for cause in named))
 
 
 def _full(figures: Figures) -> bool:
@@ -169,8 +130,8 @@ def _of_engine(figures: Figures) -> Cause:
     return Cause.BATCH if figures.seen_quiet >= QUIET_ENOUGH else Cause.ENGINE_OR_BATCH
 
 
-def _finding(cause: Cause, figures: Figures) -> Finding:
-    return Finding(cause, f"{_weight(cause, figures)}; {_engine(figures)}")
+def _finding(cause: Cause, figures: Figures, setup: RunSetup) -> Finding:
+    return Finding(cause, f"{_weight(cause, figures)}; {_engine(figures)}", advise(cause, setup))
 
 
 def _weight(cause: Cause, figures: Figures) -> str:

@@ -15,6 +15,9 @@ from rollwright.trajectory import Message
 CHARACTERS_PER_TOKEN = 4
 """What a token of English is worth; only for engines that speak text, whose tokens nobody can count."""
 
+FRAGMENT_BEGINS = 'The output of "'
+"""What stands before the name of the agent that said it."""
+
 FORMAT_TOKENS = 64
 """More than a chat format adds around two messages. No token is shorter than a byte, so a prompt whose bytes and these
 are within the limit needs no counting."""
@@ -30,7 +33,7 @@ class Fragment:
     @property
     def shown(self) -> str:
         """As it stands in a prompt."""
-        return f'\nThe output of "{self.agent}": {self.text}\n'
+        return f'\n{FRAGMENT_BEGINS}{self.agent}": {self.text}\n'
 
 
 class Fitted(NamedTuple):

@@ -104,7 +104,8 @@ class Lookup:
         """Holds nothing."""
 
     def actions(self) -> Sequence[str]:
-        return [self._person, self._trade, self._town]
+        """What can be looked for, and every town as the answer: who guesses is wrong most of the time."""
+        return [self._person, self._trade, *_TOWNS]
 
     def best_action(self) -> str | None:
         """What to write into the next tag: what to look for, or the answer once it is known."""
@@ -113,5 +114,5 @@ class Lookup:
         return self._trade if self._facts[self._person] in self._known else self._person
 
     def answer(self, action: str) -> str:
-        tag = "answer" if action == self._town else "search"
+        tag = "answer" if action in _TOWNS else "search"
         return f"<{tag}>{action}</{tag}>"

@@ -21,7 +21,7 @@ from rollwright.policies.base import Policy
 from rollwright.rollout.episode import EpisodeSettings, too_old
 from rollwright.rollout.filters import stops
 from rollwright.tools import ToolContext
-from rollwright.trajectory import Boundary, StopReason, Turn
+from rollwright.trajectory import Boundary, Outcome, StopReason, Turn
 
 NOTHING = ""
 """The action of a team that found none."""
@@ -37,11 +37,13 @@ class Action:
     calls: tuple[Turn, ...]
     """All of the step, in order; those that were thrown away are not among them."""
 
-    def observe(self, session: Session, step: Step) -> None:
+    def observe(self, session: Session, step: Step) -> Outcome:
         """Records what the environment answered: the reward on the step's last call, behind all that led to it; what a
-        wrong format costs on the call that wrote the action, and on none where nobody wrote one."""
+        wrong format costs on the call that wrote the action, and on none where nobody wrote one. Gives that answer as
+        it came."""
         turns = session.trajectory.turns
         last = turns[self.calls[-1].id]
+        answered = session.read_step(last, step)
         info: Info = {**step.info}
         if last.outcome is not None:  # as the team left it
             info["penalty"], info["valid"] = last.outcome.penalty, last.outcome.valid
@@ -49,11 +51,12 @@ class Action:
         if self.author is not None and (outcome := turns[self.author.id].outcome) is not None:
             judged = msgspec.structs.replace(
                 outcome,
-                penalty=outcome.penalty + float(step.info.get("penalty", 0.0)),
-                valid=outcome.valid and bool(step.info.get("valid", True)),
-                action=step.info.get("action"),
+                penalty=outcome.penalty + answered.penalty,
+                valid=outcome.valid and answered.valid,
+                action=answered.action,
             )
             turns[self.author.id] = msgspec.structs.replace(turns[self.author.id], outcome=judged)
+        return answered
 
 
 @dataclass(frozen=True)
@@ -144,13 +147,13 @@ class Team:
             with session.waiting(Phase.ENVIRONMENT, "step", agent=self.name):
                 done = len(trajectory.turns)
                 taken = await bounded(env.step(action.text), settings.limits.step, Boundary.ENVIRONMENT, done)
-            action.observe(session, taken)
-            if taken.terminated:
+            answered = action.observe(session, taken)
+            if answered.terminated:
                 return StopReason.TERMINATED
-            if taken.truncated:
+            if answered.truncated:
                 return StopReason.TRUNCATED
             if any(stops(settings.filters, trajectory.turns[turn.id]) for turn in action.calls):
                 return StopReason.FILTERED
-            observation = taken.observation
+            observation = answered.observation
             history.append((action.text, observation))
         return StopReason.MAX_STEPS

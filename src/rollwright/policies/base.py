@@ -7,6 +7,7 @@ returns is marked as not exact, so that nobody trains on it.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +19,7 @@ from rollwright.trajectory import (
     FinishReason,
     Floats,
     Message,
+    SamplingParams,
     TokenIds,
     ToolCall,
     VersionRun,
@@ -33,6 +35,13 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: float = 1.0
     max_tokens: int = 128
     stop: tuple[str, ...] = ()
+
+    def params(self) -> SamplingParams:
+        """What of it shapes the distribution, as a turn records it."""
+        if self.top_p != 1:
+            return SamplingParams(self.temperature, self.top_p)
+        # A default that is left out here takes no bytes in the journal, where every turn has a record.
+        return SamplingParams() if self.temperature == 1 else SamplingParams(self.temperature)
 
 
 class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +104,12 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     served: float | None = None
     """Seconds that the engine says it took, its line included; the rest of the call was the way. `None`: it does not
     say."""
+    sampling: SamplingParams | None = None
+    """What the engine was told, where that is not what was asked for; `None`: it is."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls that an API told of apart from the text; a policy with a renderer has none here."""
+    checked: bool = False
+    """Whether its policy has checked ids and log-probabilities already; else the session does."""
 
 
 class Parsed(msgspec.Struct, frozen=True):
@@ -171,6 +186,11 @@ class PerAgent(Protocol):
         ...
 
 
+def takes_tools(policy: Policy) -> bool:
+    """Whether a policy's model can be told of tools, and its calls read: from ids, or because the policy says so."""
+    return policy.renderer is not None or bool(getattr(policy, "takes_tools", False))
+
+
 class UpdateMode(StrEnum):
     """What happens to the calls that are being served when new weights arrive."""
 
@@ -226,6 +246,31 @@ class Probed(Protocol):
     """A policy whose engine can be asked what it can do; a run asks once, before it starts."""
 
     async def probe(self) -> Capabilities: ...
+
+
+MAX_LOGPROB = 1e-3
+"""A log-probability may be above 0 by rounding; more than that is no log-probability."""
+
+
+def broken(made: Generation) -> str | None:
+    """What is wrong with the numbers of a generation; `None`: nothing. Kept as 32-bit floats, a log-probability that
+    does not fit into one is infinite here."""
+    if not made.exact:
+        return None
+    ids, logprobs = made.sampled_ids, made.logprobs
+    if len(logprobs) != len(ids):
+        return f"{len(ids)} token ids but {len(logprobs)} log-probabilities"
+    if not ids:
+        return None
+    if min(ids) < 0:
+        return f"{min(ids)} is no token id"
+    if not isfinite(sum(logprobs)):
+        return "a log-probability that is not finite"
+    if max(logprobs) > MAX_LOGPROB:
+        return f"{max(logprobs):g} is no log-probability: it is above 0"
+    if sum(run.count for run in made.versions) != len(ids):
+        return f"version stamps that do not cover its {len(ids)} tokens"
+    return None
 
 
 class EngineError(RollwrightError):

@@ -2,8 +2,8 @@
 
 What is true: a call ends with what the engine answered or with one `EngineError` that says where, after how
 many tries and why. In between, what may pass by itself (429, 5xx, time limits, broken bodies, broken
-connections) is retried as the `RetryPolicy` says, on asyncio's clock, and counted by cause. A cancelled call
-leaves no connection behind. Each event loop has a client of its own; waiting for a free connection is not
+connections) is retried as the `RetryPolicy` says, on asyncio's clock, and counted by cause. Every request says
+how long its answer may be; what is longer is broken. A cancelled call leaves no connection behind. Each event loop has a client of its own; waiting for a free connection is not
 counted against a request's time limit.
 """
 
@@ -12,12 +12,12 @@ import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from rollwright.addresses import has_password, redacted
 from rollwright.draws import KeyPart, uniform
 from rollwright.errors import ConfigError
-from rollwright.http_client import BrokenAnswer, HttpClient, TimedOut, Unreachable, Url
+from rollwright.http_client import Answer, BrokenAnswer, HttpClient, TimedOut, Unreachable, Url
 from rollwright.policies.base import EngineError, RateLimited
 from rollwright.policies.openai_api import one_line, server_message
 from rollwright.policies.retry import Cause, RetryPolicy, retry_after_seconds, status_cause
@@ -27,6 +27,10 @@ KEEP_ALIVE_SECONDS = 4.0
 one."""
 
 Made = TypeVar("Made")
+
+
+MAX_CONTROL_ANSWER = 16 * 1024 * 1024
+"""Bytes of an answer that holds no generation: a list of models, an engine's settings."""
 
 
 @dataclass
@@ -58,11 +62,21 @@ class Fault:
     retry_after: float | None = None
 
 
+class Requests(Protocol):
+    """What sends a request and brings its answer, or raises an `HttpFault`."""
+
+    async def request(
+        self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int | None = None
+    ) -> Answer: ...
+
+    async def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class _Link:
     """One event loop's way to the engine."""
 
-    client: HttpClient
+    client: Requests
     free: asyncio.Semaphore
 
 
@@ -77,7 +91,9 @@ class HttpCalls:
         request_timeout: float = 120.0,
         retry: RetryPolicy | None = None,
         max_connections: int = 4096,
+        proxy: str | None = None,
     ) -> None:
+        """`proxy`: what all requests go through; `None`: they go directly, whatever the environment says."""
         if request_timeout <= 0:
             raise ConfigError(f"request_timeout: {request_timeout} is not a time; accepted: more than 0 s")
         if max_connections < 1:
@@ -89,6 +105,7 @@ class HttpCalls:
         self._retry = retry or RetryPolicy()
         self._request_timeout = request_timeout
         self._max_connections = max_connections
+        self._proxy = proxy
         self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
 
     async def repeat(
@@ -106,15 +123,17 @@ class HttpCalls:
             tries += 1
         return made
 
-    async def once(self, url: Url, body: bytes) -> bytes | Fault:
-        """The body of a 200 answer to one POST, when a connection is free for it."""
+    async def once(self, url: Url, body: bytes, max_answer: int) -> bytes | Fault:
+        """The body of a 200 answer to one POST, when a connection is free for it. `max_answer`: its bytes at most."""
         link = await self._link()
         async with link.free:
-            return await self._send(link, "POST", url, body, self._request_timeout)
+            return await self._send(link, "POST", url, body, self._request_timeout, max_answer)
 
-    async def control(self, method: str, url: Url, body: bytes | None, seconds: float) -> bytes | Fault:
+    async def control(
+        self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int
+    ) -> bytes | Fault:
         """One request that does not wait for a free connection: it may be what makes the others end."""
-        return await self._send(await self._link(), method, url, body, seconds)
+        return await self._send(await self._link(), method, url, body, seconds, max_answer)
 
     async def close(self) -> None:
         """Closes this event loop's connections, when no call is under way. A later call opens new ones."""
@@ -124,10 +143,10 @@ class HttpCalls:
         await self._drop_dead_links()
 
     async def _send(
-        self, link: _Link, method: str, url: Url, body: bytes | None, seconds: float
+        self, link: _Link, method: str, url: Url, body: bytes | None, seconds: float, max_answer: int
     ) -> bytes | Fault:
         try:
-            answer = await link.client.request(method, url, body, seconds)
+            answer = await link.client.request(method, url, body, seconds, max_answer=max_answer)
         except TimedOut as fault:
             return Fault(Cause.TIMEOUT, str(fault))
         except BrokenAnswer as fault:
@@ -144,12 +163,16 @@ class HttpCalls:
         loop = asyncio.get_running_loop()
         link = self._links.get(loop)
         if link is None:
-            link = self._links[loop] = _Link(
-                HttpClient(self._headers, keep_alive=KEEP_ALIVE_SECONDS),
-                asyncio.Semaphore(self._max_connections),
-            )
+            link = self._links[loop] = _Link(self._client(), asyncio.Semaphore(self._max_connections))
             await self._drop_dead_links()
         return link
+
+    def _client(self) -> Requests:
+        if self._proxy is None:
+            return HttpClient(self._headers, keep_alive=KEEP_ALIVE_SECONDS)
+        from rollwright.http_client.proxied import ProxiedClient
+
+        return ProxiedClient(self._headers, self._proxy, keep_alive=KEEP_ALIVE_SECONDS)
 
     async def _drop_dead_links(self) -> None:
         """Clients whose event loop has ended without `close`; their sockets ended with it."""

@@ -1,17 +1,29 @@
 """Any OpenAI-compatible engine or hosted API that speaks text: for evaluation, because it gives no token ids.
 
 What is true: a call ends with a whole completion or with one `EngineError`; how it is retried and counted is
-said in `http_calls`. Engines that take and give token ids have clients of their own, in `policies.engines`.
+said in `http_calls`. Tools are told to the model and its calls are read, or a call with tools is an error. Where the
+environment names a proxy for the address, every request goes through it. Engines that take and give token ids have
+clients of their own, in `policies.engines`.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import msgspec
+
 from rollwright.errors import ConfigError, FormatError
-from rollwright.policies.base import Generation, Prompt, Renderer, Sampling
+from rollwright.http_client.proxies import proxy_for
+from rollwright.policies.base import Capabilities, Generation, Prompt, Renderer, Sampling
 from rollwright.policies.http_calls import Counters, Fault, HttpCalls, endpoint
 from rollwright.policies.openai_api import Api, ChatApi, CompletionsApi
+from rollwright.policies.openai_probe import probe_openai
 from rollwright.policies.retry import Cause, RetryPolicy
+
+_TOKEN_BYTES = 2048
+"""Of an answer, for each token that was asked for: its text, escaped, and whatever a server adds. Most send under 10."""
+
+_ANSWER_BYTES = 1 << 20
+"""Of an answer beside its tokens, thoughts among them."""
 
 
 class OpenAIPolicy:
@@ -39,17 +51,30 @@ class OpenAIPolicy:
         self.version = version
         self._api = _api(api, model, extra_body or {})
         self._url = endpoint(base_url, self._api.path)
+        proxy = proxy_for(self._url)
+        if proxy is not None:
+            from rollwright.http_client.proxied import load_library
+
+            load_library()  # one that is missing shows before the start
+        self._models_url = endpoint(base_url, "/models")
+        self._model = model
         self._calls = HttpCalls(
             api_key=api_key,
             api_key_env=api_key_env,
             request_timeout=request_timeout,
             retry=retry,
             max_connections=max_connections,
+            proxy=proxy,
         )
 
     @property
     def renderer(self) -> Renderer | None:
         return self._api.renderer
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model can be told of tools."""
+        return self._api.takes_tools
 
     @property
     def counters(self) -> Counters:
@@ -63,11 +88,18 @@ class OpenAIPolicy:
         """To be called when the engine has new weights."""
         self.version = version
 
+    async def probe(self) -> Capabilities:
+        """Whether the server is there and serves the model; see `openai_probe`."""
+        return await probe_openai(self._calls, self._models_url, self._url, self._api, self._model)
+
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         counters = self.counters
         counters.requests += 1
         body = self._api.request(prompt, sampling)
-        made = await self._calls.repeat(lambda: self._try(body), prompt.key, self._url)
+        longest = _ANSWER_BYTES + _TOKEN_BYTES * sampling.max_tokens
+        made = await self._calls.repeat(lambda: self._try(body, longest), prompt.key, self._url)
+        if (drawn := self._api.sent(sampling)) is not None:
+            made = msgspec.structs.replace(made, sampling=drawn)
         counters.prompt_tokens += made.prompt_tokens
         counters.completion_tokens += made.completion_tokens
         return made
@@ -76,8 +108,8 @@ class OpenAIPolicy:
         """Closes this event loop's connections, when no call is under way. A later call opens new ones."""
         await self._calls.close()
 
-    async def _try(self, body: bytes) -> Generation | Fault:
-        answer = await self._calls.once(self._url, body)
+    async def _try(self, body: bytes, longest: int) -> Generation | Fault:
+        answer = await self._calls.once(self._url, body, longest)
         if isinstance(answer, Fault):
             return answer
         try:

@@ -1,25 +1,30 @@
 """The two OpenAI-compatible calls as pure code: a prompt to a request body, a response body to a generation.
 
 Only the fields that are needed are read; the others are skipped, not built. Both calls give text without the
-ids behind it, so their generations are marked as not exact. A call that returns ids has a renderer and makes
+ids behind it, so their generations are marked as not exact. Chat completions take tools and tell the calls apart from
+the text; plain completions know of no tools, and asking for some is an error. A call that returns ids has a renderer and makes
 exact generations; the client needs to know no more of it than of these two.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from rollwright.errors import ConfigError, FormatError
-from rollwright.policies.base import Generation, Prompt, Renderer, Sampling
-from rollwright.trajectory import FinishReason, Message
+from rollwright.policies.base import EngineError, Generation, Prompt, Renderer, Sampling, ToolSpec
+from rollwright.policies.extra_body import sent, shaping
+from rollwright.trajectory import FinishReason, Message, SamplingParams, ToolCall
 
-_OWN_FIELDS = ("model", "messages", "prompt", "stream", "n")
+_OWN_FIELDS = ("model", "messages", "prompt", "stream", "n", "tools", "functions")
 """Fields of the body that `extra_body` must not set: the client makes them, or relies on their default."""
 
 _NEXT_SPEAKER = "\n\nuser:"
 """Where a text model stops its turn and begins to write the user's: never part of a completion."""
+
+NO_TOOLS = "plain completions know of no tools; accepted: `api: chat`, or an engine with token ids"
 
 _SHOWN = 300
 """Characters of a server's words in an error: enough for a sentence, not for a page of HTML."""
@@ -35,18 +40,31 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises on bytes of any kind."""
 
 _NOT_EMPTY = msgspec.Meta(min_length=1)
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 _encode = msgspec.json.Encoder().encode
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+
+
+class _CalledFunction(msgspec.Struct):
+    name: Annotated[str, _NOT_EMPTY]
+    arguments: str | dict[str, Any] | None = None
+    """JSON as text; some servers send the object itself."""
+
+
+class _ToolCall(msgspec.Struct):
+    function: _CalledFunction
+    id: str | None = None
 
 
 class _ChatMessage(msgspec.Struct):
     content: str | None = None
-    """Null where the model wrote nothing, for example when all its tokens went into reasoning."""
+    """Null where the model wrote nothing, for example when it only calls tools."""
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _ChatChoice(msgspec.Struct):
@@ -86,7 +104,16 @@ class Api(Protocol):
         """`None` for a call that takes and gives text only."""
         ...
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model can be told of tools."""
+        ...
+
     def request(self, prompt: Prompt, sampling: Sampling) -> bytes: ...
+
+    def sent(self, sampling: Sampling) -> SamplingParams | None:
+        """What the engine is told, where that is not what was asked for; `None`: it is."""
+        ...
 
     def response(self, body: bytes) -> Generation:
         """Raises `FormatError` for anything but a whole completion."""
@@ -94,21 +121,37 @@ class Api(Protocol):
 
 
 @dataclass(frozen=True)
-class ChatApi:
-    """`/chat/completions`: the server's own template makes the prompt of the messages."""
+class _WithExtra:
+    """What both calls do with a user's further fields."""
 
     model: str
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
-    path = "/chat/completions"
-    renderer = None
-
     def __post_init__(self) -> None:
         _check_extra(self.extra_body)
+        self._shaped  # noqa: B018 - a value of a wrong kind shows here
+
+    @cached_property
+    def _shaped(self) -> Mapping[str, Any]:
+        return shaping(self.extra_body)
+
+    def sent(self, sampling: Sampling) -> SamplingParams | None:
+        return sent(sampling, self._shaped)
+
+
+@dataclass(frozen=True)
+class ChatApi(_WithExtra):
+    """`/chat/completions`: the server's own template makes the prompt of the messages."""
+
+    path = "/chat/completions"
+    renderer = None
+    takes_tools = True
 
     def request(self, prompt: Prompt, sampling: Sampling) -> bytes:
         fields = _fields(self.model, sampling, sampling.stop)
-        fields["messages"] = prompt.messages
+        fields["messages"] = [_written(message) for message in prompt.messages]
+        if prompt.tools:
+            fields["tools"] = [_offered(tool) for tool in prompt.tools]
         return _encode({**fields, **self.extra_body})
 
     def response(self, body: bytes) -> Generation:
@@ -117,23 +160,24 @@ class ChatApi:
         except _UNREADABLE as error:
             raise _broken(error, body) from error
         choice = decoded.choices[0]
-        return _generation(choice.message.content or "", choice.finish_reason, decoded.usage)
+        said = choice.message
+        made = _generation(said.content or "", choice.finish_reason, decoded.usage)
+        if not said.tool_calls:
+            return made
+        return msgspec.structs.replace(made, tool_calls=_calls(said.tool_calls))
 
 
 @dataclass(frozen=True)
-class CompletionsApi:
+class CompletionsApi(_WithExtra):
     """`/completions`: the prompt is the conversation as a plain transcript, for models without a template."""
-
-    model: str
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     path = "/completions"
     renderer = None
-
-    def __post_init__(self) -> None:
-        _check_extra(self.extra_body)
+    takes_tools = False
 
     def request(self, prompt: Prompt, sampling: Sampling) -> bytes:
+        if prompt.tools:
+            raise EngineError(NO_TOOLS)
         fields = _fields(self.model, sampling, (*sampling.stop, _NEXT_SPEAKER))
         fields["prompt"] = transcript(prompt.messages)
         return _encode({**fields, **self.extra_body})
@@ -145,6 +189,35 @@ class CompletionsApi:
             raise _broken(error, body) from error
         choice = decoded.choices[0]
         return _generation(choice.text, choice.finish_reason, decoded.usage)
+
+
+def _written(message: Message) -> dict[str, Any]:
+    """A message as the API takes it. What a model thought is not sent back: some servers refuse it."""
+    if message.role == "tool":
+        return {"role": "tool", "tool_call_id": message.tool_call_id or "", "content": message.content}
+    if not message.tool_calls:
+        return {"role": message.role, "content": message.content}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.tool_calls
+    ]
+    return {"role": message.role, "content": message.content or None, "tool_calls": calls}
+
+
+def _offered(tool: ToolSpec) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def _calls(told: Sequence[_ToolCall]) -> tuple[ToolCall, ...]:
+    """With ids that differ: a server that gives none, or one twice, gets them made up here."""
+    found: list[ToolCall] = []
+    for place, call in enumerate(told):
+        arguments = call.function.arguments
+        text = arguments if isinstance(arguments, str) else _encode(arguments or {}).decode()
+        taken = not call.id or any(each.id == call.id for each in found)
+        found.append(ToolCall(f"call_{place}" if taken or not call.id else call.id, call.function.name, text))
+    return tuple(found)
 
 
 def transcript(messages: Sequence[Message]) -> str:

@@ -263,6 +263,7 @@ class SimulatedEngine:
             finish=finish,
             prompt_tokens=prompt_tokens,
             completion_tokens=tokens,
+            checked=True,  # right by construction
         )
 
     def _version_at(self, time: float) -> int:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rollwright.agents import TIMEOUT, Phase, Session
+from rollwright.agents import TIMEOUT, EpisodeFailure, Phase, Session
+from rollwright.rollout.causes import TOLD_CAUSES, FailureCauses
 from rollwright.trajectory import Boundary, ErrorRecord, Trajectory, Turn
 
 
@@ -36,10 +37,14 @@ class Activity:
     """Results that came too late: the attempt did not hold its rollout any more."""
     commit_seconds: float = 0.0
     """Spent on telling the store how attempts ended, summed over them; a trajectory cannot tell it of itself."""
+    slots_restarted: int = 0
+    """Times that a task of a worker was cancelled by code that it plays, and went on."""
     overdue: int = 0
     """Generations that were not answered in time."""
     failures: Counter[str] = field(default_factory=Counter)
     """Failed attempts, by `boundary: kind`."""
+    causes: FailureCauses = field(default_factory=FailureCauses)
+    """Failed attempts, by what went wrong."""
     abandoned_envs: int = 0
     """Environments that could not be closed."""
     sessions: dict[str, Session] = field(default_factory=dict)
@@ -74,13 +79,15 @@ class Activity:
             for name in COUNTERS:
                 setattr(added, name, getattr(added, name) + getattr(each, name))
             added.failures.update(each.failures)
+            added.causes.update(each.causes)
         return added
 
     def heartbeat_stats(self) -> dict[str, Any]:
         """What a worker tells the store about itself."""
         waiting = {str(phase): count for phase, count in self.waiting_on().items()}
         counters = {name: getattr(self, name) for name in COUNTERS}
-        return {**counters, "failures": dict(self.failures), "inflight": self.inflight, **waiting}
+        failed = {"failures": dict(self.failures), "causes": self.causes.rows(TOLD_CAUSES)}
+        return {**counters, **failed, "inflight": self.inflight, **waiting}
 
     @classmethod
     def told(cls, stats: Mapping[str, Any], *, alive: bool) -> "Activity":
@@ -89,6 +96,7 @@ class Activity:
         for name in COUNTERS:
             setattr(activity, name, stats.get(name, 0))
         activity.failures.update(stats.get("failures", {}))
+        activity.causes.update(FailureCauses.of(stats.get("causes", ())))
         if alive:
             activity.told_inflight = int(stats.get("inflight", 0))
             activity.told_waiting = Counter({phase: int(stats.get(phase, 0)) for phase in Phase})
@@ -104,8 +112,9 @@ class Activity:
         self.reward += trajectory.reward
         self.successes += trajectory.success_share or 0.0
 
-    def fail(self, record: ErrorRecord) -> None:
+    def fail(self, record: ErrorRecord, rollout_id: str = "") -> None:
         self.failures[f"{record.boundary}: {record.kind}"] += 1
+        self.causes.add(str(EpisodeFailure(record)), rollout_id)
         if record.boundary is Boundary.ENGINE and record.kind == TIMEOUT:
             self.overdue += 1
 

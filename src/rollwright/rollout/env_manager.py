@@ -3,6 +3,9 @@
 Always true: it waits for nobody but its own engine call, its own environment and the store. Whatever goes wrong
 in an episode is reported to the store as that attempt's end, and the loop goes on with a fresh environment. A
 withdrawn attempt stops at once and commits nothing.
+
+An attempt is a task of its own, which only its environment manager cancels. So code of an agent, environment or policy
+that raises `CancelledError`, or cancels the task it runs in, ends its attempt as a failure and not the loop.
 """
 
 import asyncio
@@ -23,7 +26,9 @@ from rollwright.agents import (
     entries,
     failed,
 )
+from rollwright.cancellation import is_asked_for
 from rollwright.envs.base import Env
+from rollwright.errors import FormatError
 from rollwright.gateway import Gateway
 from rollwright.policies.base import Policy
 from rollwright.rollout.activity import Activity
@@ -33,7 +38,7 @@ from rollwright.rollout.gate import Gate
 from rollwright.rollout.store_journal import StoreJournal
 from rollwright.store.contract import AttemptRefused, NotFound, Store
 from rollwright.store.records import AttemptedRollout, AttemptStatus
-from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory, check
+from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory, check, check_rewards
 
 DEQUEUE_SECONDS = 60.0
 """How long one call waits for a rollout; it only bounds how long a lost wake-up could go unnoticed."""
@@ -96,8 +101,10 @@ class EnvManager:
         self._env: Env | None = None
         self._env_of: EpisodeSettings | None = None
         """What `_env` was made for; it is kept while the next episode wants the same."""
-        self._task: asyncio.Task[None] | None = None
+        self._attempt_task: asyncio.Task[Result | ErrorRecord] | None = None
         self._holds: tuple[str, str] | None = None
+        self.left_behind: tuple[str, str] | None = None
+        """Rollout and attempt whose end nobody reported, because the loop itself was cancelled meanwhile."""
         self._withdrawn = False
 
     @property
@@ -107,9 +114,9 @@ class EnvManager:
 
     def withdraw(self) -> None:
         """Stops the episode being played; the loop goes on."""
-        if self._holds is not None and self._task is not None and not self._withdrawn:
+        if self._attempt_task is not None and not self._withdrawn:
             self._withdrawn = True
-            self._task.cancel()
+            self._attempt_task.cancel()
 
     async def run_rollout_loop(self, claim: Claim | None = None) -> None:
         """Plays what `claim` gives until it gives nothing; without it, whatever the store has, until cancelled."""
@@ -132,30 +139,43 @@ class EnvManager:
     async def run_rollout(self, claimed: AttemptedRollout) -> None:
         """Plays one attempt and reports how it ended."""
         activity = self._context.activity
-        self._task = asyncio.current_task()
         self._holds = (claimed.rollout_id, claimed.attempt.attempt_id)
         activity.claimed += 1
         try:
-            await self._report(claimed, await self._played(claimed))
+            end = await self._played(claimed)
+            if end is None:
+                activity.withdrawn += 1
+                await self._discard_env()
+            else:
+                await self._report(claimed, end)
         except (AttemptRefused, NotFound, Superseded):  # cancelled, given to another, or deleted
             activity.refused += 1
         except asyncio.CancelledError:
-            if not self._withdrawn or self._task is None or self._task.uncancel() > 0:
-                raise  # not, or not only, because the attempt was withdrawn
-            activity.withdrawn += 1
-            await self._discard_env()
+            self.left_behind = self._holds
+            raise
         finally:
             activity.sessions.pop(claimed.rollout_id, None)
             self._holds = None
             self._withdrawn = False
 
-    async def _played(self, claimed: AttemptedRollout) -> Result | ErrorRecord:
-        """How the attempt ended. A cancellation that the agent's or environment's code swallowed is raised here."""
+    async def _played(self, claimed: AttemptedRollout) -> Result | ErrorRecord | None:
+        """How the attempt ended; `None`: it was withdrawn, also when its code went on regardless."""
+        task = self._attempt_task = asyncio.create_task(self._attempt(claimed), name=claimed.rollout_id)
         try:
-            return await self._attempt(claimed)
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
         finally:
-            if self._task is not None and self._task.cancelling():
-                raise asyncio.CancelledError
+            self._attempt_task = None
+        if self._withdrawn:
+            return None
+        if not task.cancelled():
+            return task.result()
+        await self._discard_env()
+        message = "its code cancelled the attempt; nobody else had"
+        return ErrorRecord(Boundary.SYSTEM, asyncio.CancelledError.__name__, message, 0)
 
     async def _attempt(self, claimed: AttemptedRollout) -> Result | ErrorRecord:
         """Plays from the journal, if there is one; anew, if the journal turns out to be of no use."""
@@ -166,22 +186,33 @@ class EnvManager:
             with stopwatch.waiting(Phase.STORE, "settings"):
                 role = await context.playbook(claimed)
                 if claimed.attempt.sequence_id > 1:
-                    journal.recorded = entries(await context.store.read_journal(claimed.rollout_id))
+                    await self._read_journal(claimed, journal)
             try:
                 trajectory = await self._play(claimed, role, journal, stopwatch)
             except ReplayDiffers:
                 context.activity.replays_differed += 1
                 await journal.clear()
                 trajectory = await self._play(claimed, role, journal, stopwatch)
-            return Result(trajectory, check(trajectory).to_bytes())
+            return Result(trajectory, check_rewards(check(trajectory)).to_bytes())
         except (AttemptRefused, NotFound, Superseded):
             raise
         except EpisodeFailure as failure:
             await self._discard_env()
             return failure.record
-        except Exception as error:  # noqa: BLE001 - a rollout that cannot even be read fails alone
+        except BaseException as error:
+            if is_asked_for(error):
+                raise
             await self._discard_env()
-            return failed(Boundary.SYSTEM, error, 0).record
+            return failed(Boundary.SYSTEM, error, 0).record  # a rollout that cannot even be read fails alone
+
+    async def _read_journal(self, claimed: AttemptedRollout, journal: StoreJournal) -> None:
+        """What earlier attempts left; a journal that is damaged is of no use, and counted like one that differs."""
+        encoded = await self._context.store.read_journal(claimed.rollout_id)
+        try:
+            journal.recorded = entries(encoded)
+        except FormatError:
+            self._context.activity.replays_differed += 1
+            await journal.clear()
 
     async def _play(
         self, claimed: AttemptedRollout, role: Role, journal: StoreJournal, stopwatch: Stopwatch
@@ -236,7 +267,7 @@ class EnvManager:
         store = self._context.store
         held = claimed.rollout_id, claimed.attempt.attempt_id
         if isinstance(end, ErrorRecord):
-            activity.fail(end)
+            activity.fail(end, claimed.rollout_id)
             status = AttemptStatus.TIMEOUT if end.kind == TIMEOUT else AttemptStatus.FAILED
             await store.update_attempt(*held, status=status, reason=str(EpisodeFailure(end)))
             if self._context.on_failed is not None:
@@ -254,7 +285,7 @@ class EnvManager:
                 await self._discard_env()
                 try:
                     self._env = self._context.make_env(settings)
-                except Exception as error:
+                except BaseException as error:
                     raise failed(Boundary.ENVIRONMENT, error, 0) from error
             self._env_of = settings
         return self._env

@@ -1,12 +1,13 @@
 """One episode, from `reset` to its end. Knows no store and no scheduler.
 
 Always true: an exception or a hang ends this episode alone, put down to the boundary it came from; what is
-raised is `EpisodeFailure`, or `Interrupted` when the attempt may not go on; cancellation passes through.
+raised is `EpisodeFailure`, or `Interrupted` when the attempt may not go on; a cancellation that was asked for passes
+through.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
@@ -27,8 +28,10 @@ from rollwright.agents import (
     failed,
     timed_out,
 )
-from rollwright.envs.base import Env
+from rollwright.cancellation import is_asked_for
+from rollwright.envs.base import Env, Reset
 from rollwright.errors import FormatError
+from rollwright.gateway.captured import CaptureRules
 from rollwright.policies.base import Playable, Policy, Sampling
 from rollwright.rollout.filters import Filter, stops
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
@@ -114,16 +117,22 @@ class Chain:
                     env.step(turn.text), settings.limits.step, Boundary.ENVIRONMENT, turn.id + 1
                 )
             turn = session.observe(turn, step)
-            if step.terminated:
-                return StopReason.TERMINATED
-            if step.truncated:
-                return StopReason.TRUNCATED
+            if (end := end_of(turn)) is not None:
+                return end
             if stops(settings.filters, turn):
                 return StopReason.FILTERED
         return StopReason.MAX_STEPS
 
 
 CHAIN = Chain()
+
+
+def end_of(turn: Turn) -> StopReason | None:
+    """How the environment ended the episode with its answer to this turn; `None`: it goes on."""
+    outcome = turn.outcome
+    if outcome is None or not (outcome.terminated or outcome.truncated):
+        return None
+    return StopReason.TERMINATED if outcome.terminated else StopReason.TRUNCATED
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,8 @@ class EpisodeSettings:
     strategy: Strategy = CHAIN
     filters: tuple[Filter, ...] = ()
     """Those that may end an episode."""
+    capture: CaptureRules = field(default_factory=CaptureRules)
+    """What a function's agent may do that is recorded by the gateway."""
 
 
 async def play(
@@ -158,12 +169,14 @@ async def play(
                 first = await bounded(
                     env.reset(trajectory.seed), settings.limits.step, Boundary.ENVIRONMENT, 0
                 )
-            trajectory.observation = first.observation
+            trajectory.observation = _opening_observation(first, trajectory.tag)
             trajectory.opening = settings.agent.opening(env, first.observation)
             trajectory.stop = await settings.strategy.play(session, env, settings, policy, make_env)
     except (EpisodeFailure, Interrupted):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if is_asked_for(error):
+            raise
         done = len(trajectory.turns)
         if limit.expired:
             message = f"the episode took longer than {settings.limits.episode:g} s"
@@ -171,6 +184,16 @@ async def play(
         raise failed(Boundary.AGENT, error, done) from error
     trajectory.duration = loop.time() - started
     return session.seal()
+
+
+def _opening_observation(first: Any, tag: str) -> str:
+    """What `reset` showed; what is no text is the environment's failure."""
+    shown = first.observation if isinstance(first, Reset) else None
+    if isinstance(shown, str):
+        return shown
+    given = type(first if shown is None else shown).__name__
+    told = FormatError(f"environment {tag}: reset() gave a {given}; a Reset with a text is accepted")
+    raise failed(Boundary.ENVIRONMENT, told, 0)
 
 
 def new_session(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from rollwright.agents import bounded
-from rollwright.envs.base import Env, Forkable, can_fork
-from rollwright.trajectory import Boundary, Trajectory, Turn
+from rollwright.envs.base import Env, Forkable, Step, can_fork
+from rollwright.trajectory import Boundary, Outcome, Trajectory, Turn
 
 
 class ForkMode(StrEnum):
@@ -69,14 +69,7 @@ class EnvCopies:
                 break
             step = await bounded(env.step(turn.text), self._timeout, Boundary.ENVIRONMENT, turn.id)
             self.replayed_steps += 1
-            outcome = turn.outcome
-            came = (step.observation, float(step.reward), bool(step.terminated), bool(step.truncated))
-            same = outcome is not None and came == (
-                outcome.observation,
-                outcome.reward,
-                outcome.terminated,
-                outcome.truncated,
-            )
+            same = turn.outcome is not None and _shows(step) == _shows(turn.outcome)
         if same:
             return env
         self.mismatches += 1
@@ -86,3 +79,8 @@ class EnvCopies:
         for env in self._made:
             await bounded(env.close(), self._timeout, Boundary.ENVIRONMENT, 0)
         self._made.clear()
+
+
+def _shows(answer: Step | Outcome) -> tuple[str, float, bool, bool]:
+    """What a copy must have in common with the original."""
+    return (answer.observation, float(answer.reward), bool(answer.terminated), bool(answer.truncated))

@@ -23,15 +23,16 @@ from rollwright.agents import (
     failed,
     timed_out,
 )
+from rollwright.cancellation import is_asked_for
 from rollwright.draws import digest
 from rollwright.envs.threaded import BlockingRunner
-from rollwright.errors import RollwrightError
-from rollwright.gateway import Access, CapturedRollout, Gateway
+from rollwright.errors import FormatError, RollwrightError
+from rollwright.gateway import Access, CapturedRollout, CaptureRules, Gateway
 from rollwright.gateway.no_board import NO_BOARD
 from rollwright.policies.base import Parsed, Policy, Sampling, ToolSpec
 from rollwright.rollout.episode import EpisodeSettings
 from rollwright.store.records import AttemptedRollout
-from rollwright.trajectory import Boundary, Message, StopReason, Trajectory, Turn
+from rollwright.trajectory import Boundary, Message, StopReason, Trajectory, Turn, reward_of
 
 Answer = TypeVar("Answer")
 
@@ -43,6 +44,8 @@ class FunctionSession(Session):
     """A session that can also be reached through the worker's gateway."""
 
     gateway: Gateway | None = None
+    rules: CaptureRules = CaptureRules()
+    """What an agent that is reached so may do."""
     captured: CapturedRollout | None = None
     """What came in through the gateway; `None`: nobody has asked for an address."""
     _access: Access | None = None
@@ -60,7 +63,7 @@ class FunctionSession(Session):
         if self._access is None:
             if self.gateway is None:
                 raise RollwrightError("session.base_url: this run has no gateway")
-            self.captured = CapturedRollout(self, self._sampling)
+            self.captured = CapturedRollout(self, self._sampling, rules=self.rules)
             self._access = self.gateway.open(self.captured)
         return self._access
 
@@ -160,6 +163,7 @@ def function_session(
         on_turn=on_turn,
     )
     session.gateway = gateway
+    session.rules = settings.capture
     return session
 
 
@@ -174,7 +178,7 @@ async def play_function(
     started = loop.time()
     limit = TimeLimit(settings.limits.episode)
     reward: float | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         with limit:
             if _is_async(function):
@@ -183,8 +187,10 @@ async def play_function(
                 reward = await _in_a_thread(function, task, ThreadSession(session, loop))
     except (EpisodeFailure, Interrupted):
         raise
-    except Exception as raised:  # noqa: BLE001 - put down to its boundary below
-        error = raised
+    except BaseException as raised:
+        if is_asked_for(raised):
+            raise
+        error = raised  # put down to its boundary below
     finally:
         await session.leave_gateway()
     captured = session.captured
@@ -193,6 +199,8 @@ async def play_function(
     no_room = isinstance(error, OutOfRoom) or (captured is not None and captured.out_of_room)
     if error is not None and (limit.expired or not no_room):
         raise _failure(error, limit.expired, settings, len(session.trajectory.turns)) from error
+    if captured is not None and error is None:
+        captured.raise_unused()
     trajectory = session.seal()
     _judge(trajectory, reward, captured)
     trajectory.stop = StopReason.TERMINATED if error is None else StopReason.MAX_LENGTH
@@ -200,7 +208,7 @@ async def play_function(
     return trajectory
 
 
-def _failure(error: Exception, expired: bool, settings: EpisodeSettings, turns: int) -> EpisodeFailure:
+def _failure(error: BaseException, expired: bool, settings: EpisodeSettings, turns: int) -> EpisodeFailure:
     if expired:
         message = f"the episode took longer than {settings.limits.episode:g} s"
         return timed_out(Boundary.SYSTEM, message, turns)
@@ -213,4 +221,7 @@ def _judge(trajectory: Trajectory, reward: float | None, captured: CapturedRollo
     if given is not None:
         trajectory.episode_reward, trajectory.success = given.reward, given.success
     if reward is not None:
-        trajectory.episode_reward = float(reward)
+        try:
+            trajectory.episode_reward = reward_of(reward, f"the reward that {trajectory.tag} returned")
+        except FormatError as error:
+            raise failed(Boundary.AGENT, error, len(trajectory.turns)) from error

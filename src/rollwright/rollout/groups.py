@@ -118,6 +118,11 @@ class GroupBook:
         """Of the groups that are settled and not forgotten, by index."""
 
     @property
+    def prefix(self) -> str:
+        """What the ids of its rollouts begin with."""
+        return f"{self._prefix}-g"
+
+    @property
     def filters(self) -> Sequence[Filter]:
         return self._rules.filters
 
@@ -214,7 +219,7 @@ class GroupBook:
             return Decision(enqueue=[self._open_member(group)])
         if len(group.finished) + len(group.running) < rules.fewest:
             why = f"{len(group.failures)} members failed or were filtered, last: {reason}"
-            return self._drop(group, Place.FILTERED, f"below min_group_size ({why})")
+            return self._drop(group, Place.FILTERED, f"{BELOW_MIN_GROUP_SIZE} ({why})")
         return self._settle(group) if not group.running else NOTHING
 
     def grow_stale(self, rollout_id: str) -> Decision:
@@ -270,7 +275,7 @@ class GroupBook:
 
     def group_index(self, rollout_id: str) -> int | None:
         """The place in the stream that a rollout's id names; `None` for a rollout of another stream."""
-        start = f"{self._prefix}-g"
+        start = self.prefix
         number = rollout_id.removeprefix(start).partition("-m")[0]
         return int(number) if rollout_id.startswith(start) and number.isdigit() else None
 
@@ -375,6 +380,7 @@ class GroupBook:
 
 
 _TOO_OLD = "too old"
+BELOW_MIN_GROUP_SIZE = "below min_group_size"
 NOT_NEEDED = "the group was complete without it"
 
 

@@ -10,19 +10,21 @@ All decisions are the `GroupBook`'s; this shell carries them to the store and ba
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from rollwright.agents import EpisodeFailure
+from rollwright.agents import EpisodeFailure, failed
 from rollwright.config import EnvManagerConfig, RunConfig
-from rollwright.errors import RollwrightError
+from rollwright.errors import FormatError, RollwrightError, RunClosed
+from rollwright.rollout.causes import FailureCauses
 from rollwright.rollout.env_manager import STALE
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
+    BELOW_MIN_GROUP_SIZE,
     Decision,
     Group,
     GroupBook,
@@ -30,7 +32,7 @@ from rollwright.rollout.groups import (
     Version,
     check_batch_size,
 )
-from rollwright.rollout.ledger import Ledger
+from rollwright.rollout.ledger import Ledger, Place
 from rollwright.rollout.retelling import NO_REASON, Retelling
 from rollwright.store.contract import Store
 from rollwright.store.records import (
@@ -40,10 +42,17 @@ from rollwright.store.records import (
     RolloutConfig,
     RolloutStatus,
 )
-from rollwright.trajectory import Trajectory
+from rollwright.trajectory import Boundary, Trajectory, check_rewards
+
+IDS_AT_ONCE = 10_000
+"""Rollouts whose ids are asked for together; each page costs a search through all of them."""
 
 RESTORED_AT_ONCE = 1000
 """Finished rollouts whose trajectories are loaded together when a stream is gone on with."""
+
+FOREIGN_CANCELLATION = (
+    "code that it plays: does an environment, agent, tool or filter cancel tasks that are not its own?"
+)
 
 COMPLETIONS_SECONDS = 60.0
 """How long one call waits for finished rollouts; it only bounds how long a lost wake-up could go unnoticed."""
@@ -68,6 +77,18 @@ class TooManyRefills(RollwrightError):
     """Groups are dropped again and again: the batch would never be full."""
 
 
+async def rollout_ids(store: Store, prefix: str, mode: str | None = None) -> list[str]:
+    """The ids in a store that begin so, asked for page by page, so that others get their turn in between."""
+    found: list[str] = []
+    while True:
+        page = await store.query_rollouts(
+            rollout_id_contains=prefix, mode=mode, limit=IDS_AT_ONCE, offset=len(found)
+        )
+        found += [each.rollout_id for each in page]
+        if not page.items or len(found) >= page.total:
+            return [each for each in found if each.startswith(prefix)]
+
+
 class RolloutScheduler:
     """One stream of groups. Use it as an async context manager, so that it ends its own work."""
 
@@ -89,6 +110,8 @@ class RolloutScheduler:
         keep_accounts: bool = False,
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
+        read_kept: Callable[[Sequence[str]], Mapping[str, bytes]] = lambda rollout_ids: {},
+        on_settled: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`stream` names this stream of rollouts in their ids; the levels depend on `mode` alone.
 
@@ -98,7 +121,8 @@ class RolloutScheduler:
         `GroupBook`; with a `first`, the store need not have the groups before it.
         With `forget`, what the book has taken over is deleted from the store, so that a store in memory does not grow.
         `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
-        a rollout that failed for good, and the reason.
+        a rollout that failed for good, and the reason. `read_kept` gives the encoded trajectories that are kept
+        elsewhere, so that the store need not have them any more; `on_settled` is awaited after some were finished.
         """
         self._store = store
         self._version = version
@@ -132,12 +156,16 @@ class RolloutScheduler:
             forgotten=forgotten,
             keep_accounts=keep_accounts,
         )
+        self.causes = FailureCauses()
+        """Why rollouts failed for good, since this scheduler began or was restored."""
         self._first = first
         self._forget = forget
         self._resources_id = resources_id
         self._delivered = delivered
         self._on_finished = on_finished
         self._on_failed = on_failed
+        self._read_kept = read_kept
+        self._on_settled = on_settled
         self._wanted = 0
         """Trajectories that callers of `get_batch` wait for."""
         self._turn = asyncio.Lock()
@@ -149,6 +177,7 @@ class RolloutScheduler:
         self._cursor = 0
         """How far the store's completion log is read."""
         self._background: list[asyncio.Task[None]] = []
+        self._closed = False
 
     @property
     def ledger(self) -> Ledger:
@@ -180,6 +209,7 @@ class RolloutScheduler:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -213,16 +243,30 @@ class RolloutScheduler:
         return Batch(groups, version, self.ledger)
 
     def _check_progress(self) -> None:
+        if self._closed:
+            raise RunClosed("the run was closed while a batch was waited for")
         for task in self._background:
             if task.done():
-                task.result()
-                raise RollwrightError("the scheduler was closed while a batch was waited for")
+                if not task.cancelled():
+                    task.result()
+                raise RollwrightError(f"{task.get_name()}: was ended by {FOREIGN_CANCELLATION}")
         if self._book.dropped_in_a_row > self._max_refills:
-            most = max(self.ledger.reasons, key=self.ledger.reasons.__getitem__)
-            raise TooManyRefills(
-                f"{self._book.dropped_in_a_row} groups in a row were dropped, most often `{most}`; "
-                "see filters, group_filter and limits.max_refills"
-            )
+            raise TooManyRefills(self._why_dropped())
+
+    def _why_dropped(self) -> str:
+        """Why groups were dropped. Failed members are told by what failed, not by what became of their groups."""
+        dropped = f"{self._book.dropped_in_a_row} groups in a row were dropped"
+        reasons = {
+            reason: count
+            for reason, count in self.ledger.reasons.items()
+            if not reason.startswith((f"{Place.FAILED}:", f"{Place.CANCELLED}:"))
+            and BELOW_MIN_GROUP_SIZE not in reason
+        }
+        most = max(reasons, key=reasons.__getitem__, default=None)
+        worst = next(iter(self.causes.most_common(1)), None)
+        if worst is not None and (most is None or self.causes.total >= reasons[most]):
+            return f"{dropped}; {worst.count} rollouts failed, most often: {worst}; see limits.max_refills"
+        return f"{dropped}, most often `{most}`; see filters, group_filter and limits.max_refills"
 
     async def _open_on_demand(self) -> None:
         """Opens what is asked for and not there yet; never in a caller's task, which may be cancelled in between."""
@@ -257,7 +301,7 @@ class RolloutScheduler:
 
         Enqueueing and cancelling again changes nothing, so it does not matter what was carried out before.
         """
-        known = {each.rollout_id for each in await self._store.query_rollouts(mode=self._mode)}
+        known = await self._known_rollouts()
         indices = [self._book.group_index(each) for each in (*known, *delivered)]
         opened = max((index for index in indices if index is not None), default=-1) + 1
         requests = [
@@ -281,18 +325,35 @@ class RolloutScheduler:
             await self._settle(log[first : first + RESTORED_AT_ONCE])
         self._book.dropped_in_a_row = 0  # between those that were dropped, others were handed out
 
+    async def _known_rollouts(self) -> set[str]:
+        """Those of this stream that the store has."""
+        return set(await rollout_ids(self._store, self._book.prefix, self._mode))
+
     async def _retold(self, log: Sequence[Completion], delivered: Collection[str]) -> Retelling:
         """What became of the members of groups that were handed out, and what the filters caught among them."""
         retelling = Retelling(delivered, self._group_size, self._book.filters)
         for first in range(0, len(log), RESTORED_AT_ONCE):
             part = log[first : first + RESTORED_AT_ONCE]
             wanted = [each.rollout_id for each in part if retelling.asks_for(each)]
-            encoded = await self._store.get_trajectories(wanted) if wanted else {}
+            encoded = await self._encoded(wanted)
             for each in part:
                 data = encoded.get(each.rollout_id)
-                retelling.tell(each, None if data is None else Trajectory.from_bytes(data))
+                try:
+                    retelling.tell(each, None if data is None else Trajectory.from_bytes(data))
+                except FormatError as error:  # as when it was taken over, see `_take_over`
+                    reason = str(failed(Boundary.SYSTEM, error, 0))
+                    retelling.tell(msgspec.structs.replace(each, status=RolloutStatus.FAILED, reason=reason))
         retelling.end()
         return retelling
+
+    async def _encoded(self, wanted: Sequence[str]) -> dict[str, bytes]:
+        """Trajectories that are kept elsewhere, and the others from the store; without what neither has."""
+        if not wanted:
+            return {}
+        encoded = dict(self._read_kept(wanted))
+        if missing := [each for each in wanted if each not in encoded]:
+            encoded |= await self._store.get_trajectories(missing)
+        return encoded
 
     async def _collect(self) -> None:
         try:
@@ -308,20 +369,14 @@ class RolloutScheduler:
         """One after the other: what one decides (a replacement, say) may be what the next one is about."""
         mine = [each for each in completions if self._book.concerns(each.rollout_id)]
         done = [each.rollout_id for each in mine if each.status is RolloutStatus.SUCCEEDED]
-        encoded = await self._store.get_trajectories(done) if done else {}
+        encoded = await self._encoded(done)
         for each in mine:
             if not self._book.awaits(each.rollout_id):
                 continue
             if each.status is RolloutStatus.SUCCEEDED:
-                data = encoded[each.rollout_id]
-                decision = self._book.finish(each.rollout_id, Trajectory.from_bytes(data))
-                if self._on_finished is not None:
-                    self._on_finished(each.rollout_id, data)
+                decision = self._take_over(each.rollout_id, encoded.get(each.rollout_id))
             elif each.status is RolloutStatus.FAILED:
-                reason = each.reason or NO_REASON
-                decision = self._book.fail(each.rollout_id, EpisodeFailure.cause(reason))
-                if self._on_failed is not None:
-                    self._on_failed(each.rollout_id, reason)
+                decision = self._give_up(each.rollout_id, each.reason or NO_REASON)
             elif each.reason == STALE:
                 decision = self._book.grow_stale(each.rollout_id)
             else:
@@ -329,8 +384,31 @@ class RolloutScheduler:
             await self._carry_out(decision)
         if self._forget:
             await self._store.delete_rollouts([each.rollout_id for each in mine])
+        if done and self._on_settled is not None:
+            await self._on_settled()
         self._demand.set()
         self._news.set()
+
+    def _take_over(self, rollout_id: str, data: bytes | None) -> Decision:
+        """What a worker has committed. One that others run may commit anything: what is no trajectory with real
+        rewards has failed."""
+        try:
+            if data is None:
+                raise FormatError("the store does not have its trajectory")
+            trajectory = check_rewards(Trajectory.from_bytes(data))
+        except FormatError as error:
+            return self._give_up(rollout_id, str(failed(Boundary.SYSTEM, error, 0)))
+        decision = self._book.finish(rollout_id, trajectory)
+        if self._on_finished is not None:
+            self._on_finished(rollout_id, data)
+        return decision
+
+    def _give_up(self, rollout_id: str, reason: str) -> Decision:
+        self.causes.add(reason, rollout_id)
+        decision = self._book.fail(rollout_id, EpisodeFailure.cause(reason))
+        if self._on_failed is not None:
+            self._on_failed(rollout_id, reason)
+        return decision
 
     async def _carry_out(self, decision: Decision) -> None:
         if decision.enqueue:

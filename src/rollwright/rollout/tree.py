@@ -14,7 +14,7 @@ from rollwright.envs.base import Env
 from rollwright.policies.base import Policy
 from rollwright.rollout.branching import TRUNK, Branching, Node
 from rollwright.rollout.budget import Budget, BudgetUnit
-from rollwright.rollout.episode import EpisodeSettings, too_old
+from rollwright.rollout.episode import EpisodeSettings, end_of, too_old
 from rollwright.rollout.filters import stops
 from rollwright.rollout.forking import EnvCopies, ForkMode, fork_mode
 from rollwright.trajectory import Boundary, StopReason, Turn, leaves, path
@@ -131,12 +131,8 @@ class _Growth:
         limit = self.settings.limits.step
         with self.session.waiting(Phase.ENVIRONMENT, "step", agent=turn.agent):
             step = await bounded(env.step(turn.text), limit, Boundary.ENVIRONMENT, turn.id + 1)
-        end = None
-        if step.terminated:
-            end = StopReason.TERMINATED
-        elif step.truncated:
-            end = StopReason.TRUNCATED
         seen = self.session.observe(turn, step)
+        end = end_of(seen)
         if end is None and stops(self.settings.filters, seen):
             end = StopReason.FILTERED
         return Branch(env, label, seen, end)

@@ -14,7 +14,10 @@ from rollwright.config import (
     RunConfig,
 )
 from rollwright.envs.base import Env, Prompts
+from rollwright.envs.inspection import inspected_env
 from rollwright.errors import ConfigError
+from rollwright.gateway import CaptureRules
+from rollwright.orchestra import Team
 from rollwright.policies.base import Sampling
 from rollwright.rollout.curriculum import Curriculum, CurriculumRules, level_tag
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits, Strategy
@@ -23,6 +26,7 @@ from rollwright.rollout.function import AgentFunction
 from rollwright.run.orchestras import build_teams
 from rollwright.run.strategies import build_strategy, check_strategy
 from rollwright.run.tools import ToolShelf
+from rollwright.trajectory import MIN_TEMPERATURE
 
 
 class SettingsTable:
@@ -38,6 +42,7 @@ class SettingsTable:
                 check_strategy(config.strategy, tag, partial(make_env, train))
             single: Strategy = CHAIN
             if (team := teams.get(tag)) is not None:
+                _check_sampling(config, tag, team, train.sampling)
                 train, single = replace(train, strategy=team), team.greedy()
             greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
@@ -49,7 +54,8 @@ class SettingsTable:
         for tag, level in _level_tags(config):
             played = self._settings["train", tag]
             env_config = {**played.env_config, "level": level}
-            registry.make(played.env_type, env_config)  # a level that does not exist shows here
+            with inspected_env(partial(registry.make, played.env_type, env_config)):
+                pass  # a level that does not exist shows here
             self._settings["train", level_tag(tag, level)] = replace(played, env_config=env_config)
 
     def training_tags(self) -> list[str]:
@@ -70,6 +76,17 @@ class SettingsTable:
         except KeyError:
             known = ", ".join(sorted({tag for _, tag in self._settings})) or "no environments"
             raise ConfigError(f"tag `{episode.tag}` is not part of this run; it plays {known}") from None
+
+
+def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
+    """An agent whose every token would be out of the loss is not trained by a run that says it is."""
+    for name, agent in team.agents.items() if config.training is not None else ():
+        why = agent.sampling.over(sampling).params().not_modelled
+        if agent.trainable and why is not None:
+            raise ConfigError(
+                f"orchestras.{tag}.agents.{name}.sampling: what is {why} cannot be trained; accepted: a temperature of "
+                f"{MIN_TEMPERATURE:g} or more and top_p 1, or trainable: false"
+            )
 
 
 def build_curriculum(config: RunConfig) -> Curriculum | None:
@@ -117,7 +134,12 @@ def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSett
         max_steps=1,
         sequence_length=config.sequence_length,
         limits=Limits(generate=config.limits.generate_timeout, episode=config.limits.episode_timeout),
+        capture=capture_rules(config),
     )
+
+
+def capture_rules(config: RunConfig) -> CaptureRules:
+    return CaptureRules(config.gateway.client_sampling, config.gateway.allow_no_calls)
 
 
 def make_env(settings: EpisodeSettings) -> Env:
@@ -133,7 +155,8 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
     if registry.takes(env_type, "max_steps"):
         env_config["max_steps"] = max_steps
     max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
-    own = registry.make(env_type, env_config).prompts
+    with inspected_env(partial(registry.make, env_type, env_config)) as env:
+        own = env.prompts
     history = config.agent.history
     agent = ChatAgent(
         prompts=Prompts(

@@ -1,17 +1,20 @@
 """What chance and perfect play reach on the same levels: the two figures beside every result."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 
-from rollwright.agents import EpisodeFailure
+from rollwright.agents import EpisodeFailure, bounded
 from rollwright.config import RunConfig
+from rollwright.envs.base import EnvironmentFailure
 from rollwright.policies.base import Playable, Policy
 from rollwright.policies.players import OraclePlayer, RandomPlayer
 from rollwright.rollout.episode import CHAIN, Episode, level_seed, new_session, play
 from rollwright.run.assembly import SettingsTable, make_env
+from rollwright.trajectory import Boundary
 
 EPISODES = 64
 """Random episodes for each tag: a standard error of at most 6 points, for a fraction of a second."""
@@ -56,23 +59,35 @@ async def _success(
         episode = Episode(
             tag=tag, seed=seed, mode="train", group_id="baseline", group=0, member=member, run_seed=run_seed
         )
-        settings = replace(table(episode), strategy=CHAIN)
-        # A player writes bytes: a limit that is meant for a model's tokens would cut its answers.
-        whole = msgspec.structs.replace(settings.sampling, max_tokens=settings.sequence_length)
-        settings = replace(settings, sampling=whole)
+        # A task of its own: code of an environment may cancel the one that it runs in.
+        playing = asyncio.create_task(_is_solved(episode, table, player))
+        try:
+            await asyncio.wait({playing})
+        finally:
+            playing.cancel()
+        success = None if playing.cancelled() else playing.result()
+        if success is None:
+            return None
+        solved += success
+    return solved / len(seeds) if seeds else None
+
+
+async def _is_solved(episode: Episode, table: SettingsTable, player: Policy) -> bool | None:
+    """`None`: the environment does not say, cannot be played by such a player, or failed."""
+    settings = replace(table(episode), strategy=CHAIN)
+    # A player writes bytes: a limit that is meant for a model's tokens would cut its answers.
+    whole = msgspec.structs.replace(settings.sampling, max_tokens=settings.sequence_length)
+    settings = replace(settings, sampling=whole)
+    name = f"baseline-m{episode.member}"
+    try:
         env = make_env(settings)
         try:
             if not isinstance(env, Playable):
                 return None
-            session = new_session(
-                episode, player, settings, env, rollout_id=f"baseline-m{member}", attempt_id="baseline"
-            )
+            session = new_session(episode, player, settings, env, rollout_id=name, attempt_id="baseline")
             trajectory = await play(session, env, settings, player, partial(make_env, settings))
-        except EpisodeFailure:
-            return None
+            return trajectory.success
         finally:
-            await env.close()
-        if trajectory.success is None:
-            return None
-        solved += trajectory.success
-    return solved / len(seeds) if seeds else None
+            await bounded(env.close(), settings.limits.step, Boundary.ENVIRONMENT, 0)
+    except (EpisodeFailure, EnvironmentFailure):
+        return None

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rollwright.errors import RollwrightError
+from rollwright.errors import RollwrightError, naming
 from rollwright.trajectory import Trajectory, Turn, expand_versions
 
 TRAJECTORIES_IN_A_ROW_GROUP = 1000
@@ -40,6 +40,8 @@ def write_parquet(trajectories: Iterable[Trajectory], file: Path) -> int:
             "reward": pa.float64(),
             "penalty": pa.float64(),
             "exact": pa.bool_(),
+            "temperature": pa.float64(),
+            "untrained": pa.string(),
             "finish": pa.string(),
             "prompt_ids": ints,
             "sampled_ids": ints,
@@ -50,7 +52,7 @@ def write_parquet(trajectories: Iterable[Trajectory], file: Path) -> int:
     rows = 0
     partial = file.with_name(file.name + ".partial")
     left = iter(trajectories)
-    with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+    with naming(partial), pq.ParquetWriter(partial, schema, compression="zstd") as writer:
         while some := list(islice(left, TRAJECTORIES_IN_A_ROW_GROUP)):
             table = pa.Table.from_pylist([_row(each, turn) for each in some for turn in each.turns], schema)
             writer.write_table(table)
@@ -80,6 +82,8 @@ def _row(trajectory: Trajectory, turn: Turn) -> dict[str, Any]:
         "reward": outcome.reward if outcome else None,
         "penalty": outcome.penalty if outcome else None,
         "exact": turn.exact,
+        "temperature": None if (sampling := trajectory.sampling_of(turn)) is None else sampling.temperature,
+        "untrained": trajectory.untrained(turn),
         "finish": str(turn.finish),
         "prompt_ids": turn.prompt_ids.tolist(),
         "sampled_ids": turn.sampled_ids.tolist(),

@@ -1,35 +1,31 @@
 """One run's folder: the configuration as used, every finished trajectory, metrics, failures, the summary.
 
 Always true: what was written stays readable, until the run forgets it (`retention`): then no reader shows it any more,
-removed or not. Trajectories are appended as length- and checksum-framed records, so a crash can cost at most the record
-that was being written, and reading stops there and says so. One process at a time writes.
+removed or not. Its log (`trajectory_log`) is the truth about finished trajectories: a store gives up its copy once the
+log has one on the disk. Whatever is wrong with a file is told by whoever reads it, and costs what cannot be read of that
+file and nothing else. One process at a time writes.
 """
 
-import fcntl
-import json
-import os
-import shutil
-import struct
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
 from rollwright.addresses import without_password
 from rollwright.config import RunConfig, build, dump
-from rollwright.errors import FormatError, RollwrightError
-from rollwright.run.retention import Forgotten, flush_to_disk, read_forgotten, replace_durably
+from rollwright.errors import FormatError, RollwrightError, naming
+from rollwright.run.log_records import LogCondition, decoded, records
+from rollwright.run.retention import Forgotten, read_forgotten, replace_durably
+from rollwright.run.sealed_rows import Rows, read_rows, read_sealed, seal
+from rollwright.run.trajectory_log import TRAJECTORIES, LogCopy, TrajectoryLog
 from rollwright.trajectory import Trajectory
 
-_HEAD = b"RWLOG\x01\n"
-_FRAME = struct.Struct("<II")
-"""Length and CRC-32 of the record that follows."""
+_log = logging.getLogger(__name__)
 
-CONFIG, TRAJECTORIES, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
+CONFIG, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
     "config.yaml",
-    "trajectories.rwlog",
     "metrics.jsonl",
     "failures.jsonl",
     "summary.json",
@@ -38,14 +34,29 @@ CONFIG, TRAJECTORIES, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
 )
 
 
+LAST_SETTING = "custom_envs"
+"""A configuration is written with every default filled in, so one without this is cut off."""
+
+LOST_NAMED = 5
+"""Of what is lost, so many are named."""
+
+
 class RunFolder:
     """A folder being written."""
 
-    def __init__(self, path: Path, log: BinaryIO, written: set[str]) -> None:
+    def __init__(self, path: Path, log: TrajectoryLog, failed: dict[str, str]) -> None:
         self.path = path
-        self._log = log
-        self._written = written
-        """Rollouts whose trajectories are in the log, or whose failures are told."""
+        self.log = log
+        self.failed = failed
+        """Rollouts whose failures are told, with the reasons."""
+        self.repairs: list[str] = []
+        """What was wrong when the folder was reopened, and what was done about it; a line each."""
+        self.lost: list[str] = []
+        """Rollouts that were finished, and whose trajectories nobody has any more."""
+        self.store_is_new = False
+        """Whether its store was lost, which is told already, and knows nothing of what was finished."""
+        self.on_repair: Callable[[str], None] = _log.warning
+        """Is told of every further line."""
 
     @classmethod
     def create(cls, runs: Path, config: RunConfig) -> tuple["RunFolder", RunConfig]:
@@ -66,37 +77,36 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         if (path / CONFIG).exists():
             raise RollwrightError(f"{path}: is a run already")
-        log = (path / TRAJECTORIES).open("wb")
-        _lock(log, path)
-        log.write(_HEAD)
-        log.flush()
-        folder = cls(path, log, set())
+        folder = cls(path, TrajectoryLog.create(path / TRAJECTORIES), {})
         folder.keep_settings(config)  # last: with it the folder is a run
         return folder
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """Goes on with a folder; what a crash left half written is cut off."""
+        """Goes on with a folder; what a crash left half written is cut off, what is damaged is kept aside."""
         reader = RunReader(path)
-        log = (path / TRAJECTORIES).open("r+b")
-        _lock(log, path)
-        if not _is_at(log, path / TRAJECTORIES):  # its writer has just put another in its place
-            raise _taken(path)
-        written = {each.rollout_id for each in reader.trajectories()}
-        log.truncate(reader.whole_bytes)
-        log.seek(0, 2)
+        forgotten = reader.forgotten()
+        file = path / TRAJECTORIES
+        repairs: list[str] = []
+        if file.exists():
+            log, condition = TrajectoryLog.reopen(file)
+            repairs += condition.told(file)
+        else:
+            log = TrajectoryLog.create(file)
+            repairs.append(f"{file}: is missing; begun anew")
         for name in (METRICS, FAILURES):
-            _cut_half_line(path / name)
-        written.update(row["rollout_id"] for row in reader.failures())
-        folder = cls(path, log, written)
-        if reader.forgotten().steps:  # it may have been killed while it removed what is forgotten
-            folder.remove(folder.copy_kept(reader.forgotten()))
+            repairs += _repair_rows(read_rows(path / name))
+        folder = cls(path, log, {row["rollout_id"]: row["reason"] for row in reader.failures()})
+        folder.repairs = repairs
+        if forgotten.steps:  # it may have been killed while it removed what is forgotten
+            folder.remove(folder.copy_kept(forgotten))
         return folder
 
     def keep_settings(self, config: RunConfig) -> None:
         """Writes down what the run is played with from now on."""
         partial = self.path / f"{CONFIG}.partial"
-        partial.write_text(dump(config), encoding="utf-8")
+        with naming(partial):
+            partial.write_text(dump(config), encoding="utf-8")
         partial.replace(self.path / CONFIG)
 
     def store_address(self, told: str | None) -> str:
@@ -107,93 +117,90 @@ class RunFolder:
         """
         remembered = self.path / ADDRESS
         if told is not None:
-            remembered.write_text(without_password(told) + "\n", encoding="utf-8")
+            with naming(remembered):
+                remembered.write_text(without_password(told) + "\n", encoding="utf-8")
             return told
-        return (
-            remembered.read_text(encoding="utf-8").strip() if remembered.is_file() else str(self.path / STORE)
-        )
+        if not remembered.is_file():
+            return str(self.path / STORE)
+        try:
+            return remembered.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{remembered}: is damaged: {error}; give --store again") from error
 
     def add_trajectory(self, rollout_id: str, encoded: bytes) -> None:
         """Adds it once, however often it is given."""
-        if rollout_id in self._written:
-            return
-        self._written.add(rollout_id)
-        self._log.write(_framed(encoded))
+        self.log.append(rollout_id, encoded)
 
     def trajectories(self) -> Iterator[Trajectory]:
         """All that were added so far."""
-        self._log.flush()
+        self.log.flush()
         return RunReader(self.path).trajectories()
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
         """Makes a batch known as handed out; the trajectories are on disk before it is."""
-        self._log.flush()
+        self.log.flush()
         self._append(METRICS, row)
 
     def add_failure(self, rollout_id: str, reason: str) -> None:
         """Adds it once, however often it is given."""
-        if rollout_id in self._written:
+        if rollout_id in self.failed:
             return
-        self._written.add(rollout_id)
+        self.failed[rollout_id] = reason
         self._append(FAILURES, {"rollout_id": rollout_id, "reason": reason})
+
+    def tell(self, line: str) -> None:
+        """What was found to be wrong, and what is done about it."""
+        self.repairs.append(line)
+        self.on_repair(line)
+
+    def lose(self, rollout_ids: Sequence[str]) -> None:
+        self.lost += rollout_ids
+        some = ", ".join(rollout_ids[:LOST_NAMED]) + (" …" if len(rollout_ids) > LOST_NAMED else "")
+        self.tell(
+            f"{self.path}: finished trajectories that are lost, because neither {TRAJECTORIES} nor the store has them any "
+            f"more: {len(rollout_ids):,} ({some})"
+        )
 
     def copy_kept(self, forgotten: Forgotten) -> "KeptLog":
         """The first half of removing what is forgotten: a copy of the log without it, beside it. Other threads may write
         to the folder meanwhile."""
-        self._log.flush()
         rows = RunReader(self.path).metrics()
-        return KeptLog.copy(self.path, forgotten, {group for row in rows for group in row["groups"]})
+        kept = KeptLog(forgotten, {group for row in rows for group in row["groups"]})
+        kept.copy = self.log.copy_without(kept.leaves_out)
+        return kept
 
     def remove(self, kept: "KeptLog") -> None:
         """The second half, which is quick: everything in the folder is then without what is forgotten."""
-        self._log.flush()
-        log = kept.put_in_place()
-        self._log.close()
-        self._log = log
-        self._written = {each for each in self._written if not kept.leaves_out(each)}
+        assert kept.copy is not None
+        self.log.become(kept.copy)
+        self.failed = {each: why for each, why in self.failed.items() if not kept.leaves_out(each)}
         for name, is_forgotten in (
             (METRICS, kept.forgotten.has_row),
             (FAILURES, lambda row: kept.forgotten.has_rollout(row["rollout_id"])),
         ):
-            _remove_lines(self.path / name, is_forgotten)
+            _remove_rows(self.path / name, is_forgotten)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         partial = self.path / f"{SUMMARY}.partial"
-        partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        with naming(partial):
+            partial.write_text(seal(summary, indent=2) + "\n", encoding="utf-8")
         partial.replace(self.path / SUMMARY)
-        self._log.close()
+        self.log.close()
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        file = self.path / name
+        with naming(file), file.open("a", encoding="utf-8") as opened:
+            opened.write(seal(row) + "\n")
 
 
 class KeptLog:
-    """A copy of a run's log without what is forgotten, which is to take its place."""
+    """What is left of a run's log without what is forgotten."""
 
-    def __init__(
-        self, path: Path, forgotten: Forgotten, recorded: Collection[str], partial: BinaryIO, end: int
-    ) -> None:
-        self._path = path
+    def __init__(self, forgotten: Forgotten, recorded: Collection[str]) -> None:
+        """`recorded`: the groups that stand in the record."""
         self.forgotten = forgotten
         self._recorded = recorded
-        self._partial = partial
-        self._end = end
-        """Up to where the log was copied."""
-
-    @classmethod
-    def copy(cls, path: Path, forgotten: Forgotten, recorded: Collection[str]) -> "KeptLog":
-        """`recorded`: the groups that stand in the record."""
-        partial = (path / f"{TRAJECTORIES}.partial").open("w+b")
-        kept = cls(path, forgotten, recorded, partial, len(_HEAD))
-        partial.write(_HEAD)
-        with (path / TRAJECTORIES).open("rb") as log:
-            for encoded in _records(log):
-                kept._end = log.tell()
-                if not kept.leaves_out(Trajectory.from_bytes(encoded).rollout_id):
-                    partial.write(_framed(encoded))
-        _flush(partial)
-        return kept
+        self.copy: LogCopy | None = None
 
     def leaves_out(self, rollout_id: str) -> bool:
         """What is forgotten, and what others have played that came into no batch, because the run was killed."""
@@ -201,68 +208,27 @@ class KeptLog:
         foreign = not group_id.startswith(f"{self.forgotten.name}.")
         return self.forgotten.has_group(group_id) or (foreign and group_id not in self._recorded)
 
-    def put_in_place(self) -> BinaryIO:
-        """With what was written to the log since. Gives the new log, locked."""
-        with (self._path / TRAJECTORIES).open("rb") as log:
-            log.seek(self._end)
-            shutil.copyfileobj(log, self._partial)
-        _flush(self._partial)
-        _lock(self._partial, self._path)
-        (self._path / f"{TRAJECTORIES}.partial").replace(self._path / TRAJECTORIES)
-        flush_to_disk(self._path)
-        return self._partial
+
+def _repair_rows(found: Rows) -> list[str]:
+    """Writes a file of rows anew without what is damaged or half written; gives what there is to say."""
+    if found.damaged:
+        aside = found.file.with_name(f"{found.file.name}.damaged")
+        with naming(aside), aside.open("ab") as opened:
+            opened.writelines(line + b"\n" for _, line in found.damaged)
+    if found.damaged or found.mended or found.cut_off or found.unsealed:
+        replace_durably(found.file, _lines(found.rows))
+    return list(found.told())
 
 
-def _records(log: BinaryIO) -> Iterator[bytes]:
-    """The whole records of a log from where it stands, up to its end or to one that is incomplete."""
-    if log.read(len(_HEAD)) != _HEAD:
-        raise FormatError(f"{log.name}: is not a trajectory log of this release")
-    while len(head := log.read(_FRAME.size)) == _FRAME.size:
-        size, checksum = _FRAME.unpack(head)
-        encoded = log.read(size)
-        if len(encoded) < size or zlib.crc32(encoded) != checksum:
-            return
-        yield encoded
+def _remove_rows(file: Path, is_forgotten: Callable[[dict[str, Any]], bool]) -> None:
+    rows = read_rows(file).rows
+    kept = [row for row in rows if not is_forgotten(row)]
+    if len(kept) < len(rows):
+        replace_durably(file, _lines(kept))
 
 
-def _framed(encoded: bytes) -> bytes:
-    return _FRAME.pack(len(encoded), zlib.crc32(encoded)) + encoded
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _lock(log: BinaryIO, path: Path) -> None:
-    """One writer at a time; the lock goes with the process."""
-    try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise _taken(path) from error
-
-
-def _taken(path: Path) -> RollwrightError:
-    return RollwrightError(f"{path}: another process is writing to this run")
-
-
-def _is_at(opened: BinaryIO, file: Path) -> bool:
-    """Whether the file that is open is still the one of that name."""
-    return os.path.samestat(os.fstat(opened.fileno()), file.stat())
-
-
-def _cut_half_line(file: Path) -> None:
-    if file.is_file():
-        content = file.read_bytes()
-        file.write_bytes(content[: content.rfind(b"\n") + 1])
-
-
-def _remove_lines(file: Path, is_forgotten: Callable[[dict[str, Any]], bool]) -> None:
-    if file.is_file():
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if not is_forgotten(json.loads(line))]
-        if len(kept) < len(lines):
-            replace_durably(file, "".join(kept))
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(seal(row) + "\n" for row in rows)
 
 
 class RunReader:
@@ -270,29 +236,69 @@ class RunReader:
 
     def __init__(self, path: Path) -> None:
         if not (path / CONFIG).is_file():
+            if (path / TRAJECTORIES).is_file():
+                raise RollwrightError(
+                    f"{path / CONFIG}: is missing; `rollwright resume {path}` takes it from the run's store"
+                )
             raise RollwrightError(f"{path}: is not a run folder; one has a {CONFIG}")
         self.path = path
-        self.cut_off = False
+        self.log_condition = LogCondition()
+        """Of the trajectory log, as far as it was read last."""
+        self._lost = False
+        """Whether a file other than the log has lost something."""
+        self._told: dict[str, None] = {}
+        """What is wrong with the other files, in the order in which it was found."""
+
+    @property
+    def cut_off(self) -> bool:
         """Whether the last record read was incomplete."""
-        self.whole_bytes = len(_HEAD)
-        """Length of the trajectory log up to the last whole record read."""
+        return self.log_condition.cut_off
+
+    @property
+    def problems(self) -> list[str]:
+        """What was found to be wrong with the files that were read; a line each. Half a record at the end of the log
+        is not among it: a run that is killed leaves one."""
+        return [*self.log_condition.told(self.path / TRAJECTORIES), *self._told]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something that was written cannot be read any more."""
+        return bool(self.log_condition.damaged or self._lost)
 
     @property
     def config(self) -> RunConfig:
-        return build(
-            yaml.safe_load((self.path / CONFIG).read_text(encoding="utf-8")), source=str(self.path / CONFIG)
-        )
+        return build(read_settings(self.path), source=str(self.path / CONFIG))
 
     def summary(self) -> dict[str, Any] | None:
-        """`None` when the run has not ended."""
+        """`None` when the run has not ended, or has left one that cannot be read."""
         file = self.path / SUMMARY
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        if not file.is_file():
+            return None
+        try:
+            summary, mended = read_sealed(file)
+            if "interrupted" not in summary and "training" not in summary:
+                raise FormatError(f"{file}: is damaged: it does not say how the run ended")
+        except FormatError as error:
+            self._tell(f"{error}; left out", lost=True)
+            return None
+        if mended:
+            self._tell(f"{file}: had a wrong byte and was put right by its checksum")
+        return summary
 
     @property
     def ended(self) -> bool:
         """Whether the run came to its own end, neither interrupted nor by an error: there is nothing to go on with."""
         summary = self.summary()
-        return summary is not None and not summary["interrupted"] and summary["error"] is None
+        if summary is None or summary.get("interrupted", True) or summary.get("error") is not None:
+            return False
+        config = self.config
+        if config.training is None and config.train_env_manager is not None:
+            there = {row["step"] for row in self.metrics() if row["mode"] == "train"}
+            missing = [step for step in range(self.forgotten().steps, config.max_steps) if step not in there]
+            if missing:
+                self._tell(f"{self.path / METRICS}: has no line for step {_some(missing)}", lost=True)
+            return not missing
+        return True
 
     def forgotten(self) -> Forgotten:
         """What is not shown any more."""
@@ -303,31 +309,81 @@ class RunReader:
         if not (first := self.forgotten().steps):
             return None
         steps = [row["step"] for row in self.metrics() if row["mode"] == "train"]
-        return f"steps {first}…{max(steps, default=first)}; earlier ones were forgotten (training.keep_steps)"
+        setting = "keep_steps" if self.config.training is None else "training.keep_steps"
+        return f"steps {first}…{max(steps, default=first)}; earlier ones were forgotten ({setting})"
 
     def metrics(self) -> list[dict[str, Any]]:
         forgotten = self.forgotten()
-        return [row for row in self._rows(METRICS) if not forgotten.has_row(row)]
+        return [row for row in self._rows(METRICS, _is_metrics) if not forgotten.has_row(row)]
 
     def failures(self) -> list[dict[str, Any]]:
         forgotten = self.forgotten()
-        return [row for row in self._rows(FAILURES) if not forgotten.has_rollout(row["rollout_id"])]
+        return [
+            row for row in self._rows(FAILURES, _is_failure) if not forgotten.has_rollout(row["rollout_id"])
+        ]
 
     def trajectories(self) -> Iterator[Trajectory]:
         """All finished trajectories that are not forgotten, in the order they were finished."""
         forgotten = self.forgotten()
-        self.whole_bytes = len(_HEAD)
-        with (self.path / TRAJECTORIES).open("rb") as file:
-            for encoded in _records(file):
-                self.whole_bytes = file.tell()
-                trajectory = Trajectory.from_bytes(encoded)
-                if not forgotten.has_group(trajectory.group_id):
-                    yield trajectory
-            self.cut_off = file.tell() > self.whole_bytes
-
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        file = self.path / name
+        rows = self.metrics()  # before the log, which has them earlier
+        groups, there = {group for row in rows for group in row["groups"]}, 0
+        self.log_condition = condition = LogCondition()
+        file = self.path / TRAJECTORIES
         if not file.is_file():
-            return []
-        whole = file.read_text(encoding="utf-8").rpartition("\n")[0]  # a crash may have cut the last line
-        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+            self._tell(f"{file}: is missing", lost=True)
+            return
+        with file.open("rb") as opened:
+            for encoded in records(opened, condition):
+                trajectory = decoded(encoded, file)
+                if not forgotten.has_group(trajectory.group_id):
+                    there += trajectory.group_id in groups
+                    yield trajectory
+        if (missing := sum(row.get("trajectories", 0) for row in rows) - there) > 0:
+            self._tell(f"{file}: lacks {missing:,} trajectories of batches that {METRICS} names", lost=True)
+
+    def _rows(self, name: str, fits: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        found = read_rows(self.path / name)
+        for line in found.told():
+            self._tell(line, lost=bool(found.damaged))
+        rows = [row for row in found.rows if fits(row)]
+        if len(rows) < len(found.rows):
+            strange = len(found.rows) - len(rows)
+            self._tell(
+                f"{self.path / name}: {strange} lines do not say what they should, left out", lost=True
+            )
+        return rows
+
+    def _tell(self, line: str, *, lost: bool = False) -> None:
+        self._told[line] = None
+        self._lost = self._lost or lost
+
+
+def _some(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:LOST_NAMED])) + (" …" if len(steps) > LOST_NAMED else "")
+
+
+def _is_metrics(row: dict[str, Any]) -> bool:
+    return (
+        isinstance(row.get("mode"), str)
+        and isinstance(row.get("step"), int)
+        and isinstance(row.get("groups"), list)
+    )
+
+
+def _is_failure(row: dict[str, Any]) -> bool:
+    return isinstance(row.get("rollout_id"), str) and isinstance(row.get("reason"), str)
+
+
+def read_settings(path: Path) -> Any:
+    """A run's configuration as plain data; a `FormatError` names the file."""
+    file = path / CONFIG
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or LAST_SETTING not in content:
+            raise ValueError(f"it has no `{LAST_SETTING}`, which a run writes last")
+        return content
+    except (yaml.YAMLError, ValueError) as error:
+        raise FormatError(
+            f"{file}: is damaged: {' '.join(str(error).split())}; without it, `rollwright resume {path}` takes the "
+            "settings from the run's store"
+        ) from error

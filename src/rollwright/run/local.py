@@ -1,34 +1,44 @@
 """A run: a store, workers as coroutines, processes or Ray actors, and a scheduler for each stream of groups.
 
 Always true: whichever way it ends, the environments and the policy are closed and nothing is left running; an
-error in a worker ends the call that waits for a batch instead of leaving it waiting.
+error in a worker, or its end, ends the call that waits for a batch instead of leaving it waiting. A run that is resumed
+plays what it played before: other settings are refused where they would change that.
 """
 
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Collection, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from rollwright.cancellation import is_asked_for
 from rollwright.config import EnvManagerConfig, RunConfig
-from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.base import Capabilities, Policy, Probed
+from rollwright.config.resuming import SettingChange
+from rollwright.errors import ConfigError, RollwrightError, RunClosed
+from rollwright.orchestra import TeamPolicies
+from rollwright.policies.base import Capabilities, Policy
 from rollwright.rollout import Activity, Batch, Gate, Ledger, Role, RolloutContext, RolloutScheduler
 from rollwright.rollout.capacity import START
 from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import build_filters
+from rollwright.rollout.scheduler import FOREIGN_CANCELLATION, rollout_ids
 from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
+from rollwright.run.engine_check import ask_engine
 from rollwright.run.fleet import Fleet
+from rollwright.run.folder import RunFolder
 from rollwright.run.garbage import rare_collections
 from rollwright.run.orchestras import build_run_policy
-from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.process_fleet import ProcessFleet
+from rollwright.run.recovery import enter_finished
+from rollwright.run.releasing import Releasing
 from rollwright.run.retention import Forgotten
+from rollwright.run.stored_settings import DELETED_AT_ONCE, leave_settings
+from rollwright.run.validations import VALIDATION, begun_validations, stream_of
 from rollwright.store.contract import Store
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import TOKEN_VARIABLE, open_store
@@ -36,14 +46,12 @@ from rollwright.store.records import AttemptedRollout
 from rollwright.store.transitions import FINAL_ROLLOUT
 from rollwright.workers import Worker, WorkerSettings
 from rollwright.workers.autoscale import ScaleRules
+from rollwright.workers.resources import ResourceLimits, ResourceWatch
 from rollwright.workers.worker import first_cause
 
 if TYPE_CHECKING:
     from rollwright.run.ray_cluster import RayCluster
     from rollwright.run.ray_fleet import RayFleet
-
-DELETED_AT_ONCE = 500
-"""Rollouts that are removed from the store in one call, so that others get their turn in between."""
 
 Result = TypeVar("Result")
 
@@ -60,7 +68,9 @@ class LocalRun:
         processes: int | None = None,
         ray: str | None = None,
         delivered: Collection[str] | None = None,
+        validated: Mapping[int, Ledger] | None = None,
         forgotten: Forgotten | None = None,
+        folder: RunFolder | None = None,
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
@@ -68,8 +78,10 @@ class LocalRun:
 
         `processes`: most worker processes; without it the workers are coroutines of this process. `ray`: `auto`,
         `local` or the address of a Ray cluster, to have actors there instead, at most `processes` of them. `delivered`:
-        to go on with an earlier run in the same store, the training groups that it handed out. `forgotten`: given if the
-        run may forget, see `forget`; what it has forgotten before.
+        to go on with an earlier run in the same store, the training groups that it handed out; `validated`: where the
+        rollouts of its finished validations went, by number. `forgotten`: given if the run may forget, see `forget`;
+        what it has forgotten before. `folder`: where `on_finished` puts what is finished; what is on the disk there is
+        released from the store (`releasing`).
         """
         if policy is not None and (processes is not None or ray is not None):
             raise ConfigError("policy: workers of their own processes make their own, from the configuration")
@@ -81,15 +93,25 @@ class LocalRun:
         """Of the training stream; `None`: every tag is played as its settings say."""
         for manager in self._managers():
             build_filters(manager)  # a wrong one shows here, before anything is written
-        self.policy = build_run_policy(config, policy)
+        self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.activity = Activity()
         self.gate = Gate(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
         """What the engine says it can do; `None` before the start, and for a policy that has no engine to ask."""
         self.schedulers: list[RolloutScheduler] = []
         """The training stream, where there is one, then the validations under way."""
-        self._validated = Ledger()
-        """Of the validations that are over."""
+        self._folder = folder
+        self._releasing: Releasing | None = None
+        self._validated = dict(validated or {})
+        """Of the validations that are over, by number."""
+        self._earlier = Ledger()
+        """Of validations that are over and known by no number any more."""
+        if forgotten is not None:
+            self._earlier.add(forgotten.validated)
+        self.unfinished_validations: list[int] = []
+        """Those that an earlier process had begun: whoever resumes the run asks for them again."""
+        self.changes: list[SettingChange] = []
+        """Settings that are others than when the run was begun."""
         self.on_finished = on_finished
         self.on_failed = on_failed
         self.fleet: Fleet | None = None
@@ -101,10 +123,11 @@ class LocalRun:
         self._delivered = delivered
         self._forgotten = forgotten
         self._stack = AsyncExitStack()
-        self._validations = 0
+        self._validations = max(self._validated, default=-1) + 1
         self._workers: list[Worker] = []
         self._work: asyncio.Task[None] | None = None
         self._training: RolloutScheduler | None = None
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         try:
@@ -117,21 +140,36 @@ class LocalRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         await self._stack.__aexit__(kind, error, trace)
 
     async def _start(self) -> None:
         self._stack.enter_context(rare_collections())
         self._stack.push_async_callback(self.settings.close)
         await self.settings.check()
-        self._stack.push_async_callback(self.policy.close)
-        if isinstance(self.policy, Probed):
-            self.capabilities = await self.policy.probe()
+        self._stack.push_async_callback(self._close_policy)
+        self.capabilities = await ask_engine(self.policy, self.config.policy)
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)
+        self.changes = await leave_settings(
+            self.store,
+            self.config,
+            resumed=self._delivered is not None,
+            handed_out=bool(self._delivered or self._validated),
+        )
+        if self._folder is not None and not self._forget:
+            self._releasing = Releasing(self.store, self._folder.log)
+            self._stack.push_async_callback(self._release_rest)
+            if self._delivered is not None:  # an earlier process may not have come to it
+                await enter_finished(self.store, self._folder, self.config)
+                await self._releasing.release(self._folder.log.rollouts)
         if self._forgotten is not None and self._forgotten.steps:
             await self._delete(self._forgotten, cancel=True)  # an earlier process may not have come to it
-        await self._leave_settings()
+        if self._delivered is not None:
+            ids = await rollout_ids(self.store, f"{self.config.name}.", VALIDATION)
+            begun = begun_validations(self.config.name, ids)
+            self.unfinished_validations = sorted(begun - self._validated.keys())
         if self._ray is not None:
             self.fleet = await self._make_ray_fleet(self._ray)
         elif self._processes is not None:
@@ -145,15 +183,13 @@ class LocalRun:
             scheduler = self._scheduler(self.config.train_env_manager, "train", "train", self._delivered)
             self._training = await self._stack.enter_async_context(scheduler)
 
-    async def _leave_settings(self) -> None:
-        """Puts the configuration where workers find it, under the run's name, which no other run may have."""
-        name, settings = self.config.name, {CONFIG_KEY: self.config.model_dump(mode="json")}
-        if await self.store.get_resources_by_id(name) is None:
-            await self.store.add_resources(settings, resources_id=name)
-        elif self._delivered is None:
-            raise ConfigError(f"name: the store has a run {name!r} already; resume it, or give another name")
-        else:
-            await self.store.update_resources(name, settings)
+    async def _close_policy(self) -> None:
+        try:
+            await self.policy.close()
+        except BaseException as error:
+            if isinstance(error, Exception) or is_asked_for(error):
+                raise
+            raise RollwrightError(f"policy: raised {type(error).__name__} when it was closed") from error
 
     async def _make_fleet(self, processes: int) -> ProcessFleet:
         """Worker processes, and the way they reach the store."""
@@ -223,8 +259,10 @@ class LocalRun:
 
     async def get_batch(self, batch_size: int | None = None) -> Batch:
         """The next training batch; see `RolloutScheduler.get_batch`."""
-        if self._training is None:
+        if self.config.train_env_manager is None:
             raise ConfigError("train_env_manager: is not set, so there are no training batches")
+        self._check_open()
+        assert self._training is not None
         batch = await self._unless_broken(self._training.get_batch(batch_size or self.config.batch_size))
         if self.curriculum is not None:
             for group in batch.groups:
@@ -245,21 +283,33 @@ class LocalRun:
         if manager is None:
             raise ConfigError("val_env_manager: is not set, so there is nothing to validate on")
         known = None if self._delivered is None else ()
-        scheduler = self._scheduler(manager, "val", f"val{number}", known)
+        self._check_open()
+        scheduler = self._scheduler(manager, VALIDATION, stream_of(number), known)
         try:
             async with scheduler:
                 return await self._unless_broken(scheduler.get_batch(manager.num_env_groups))
         finally:
-            self._validated.add(scheduler.ledger)
+            if self._forget and number in self._validated:  # played anew, because nothing of it was kept
+                self._earlier.add(self._validated[number])
+            self._validated[number] = scheduler.ledger
             self.schedulers.remove(scheduler)
 
     @property
     def ledger(self) -> Ledger:
         """Of all streams together, as it is now."""
         ledger = Ledger()
-        for each in (*(scheduler.ledger for scheduler in self.schedulers), self._validated):
+        streams = (scheduler.ledger for scheduler in self.schedulers)
+        for each in (*streams, *self._validated.values(), self._earlier):
             ledger.add(each)
         return ledger
+
+    def settle_validations(self, step: int) -> Ledger:
+        """Where the rollouts of validations before this step went; the run knows them by no number any more."""
+        gone = Ledger()
+        for number in [each for each in self._validated if each < step]:
+            gone.add(self._validated.pop(number))
+        self._earlier.add(gone)
+        return gone
 
     def settle(self, needed: int | None) -> tuple[int, Ledger]:
         """Takes training groups for settled once and for all: those before the first that is not, and before the index
@@ -313,11 +363,25 @@ class LocalRun:
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,
-            on_finished=self.on_finished,
+            on_finished=self._finished,
             on_failed=self.on_failed,
+            read_kept=self._folder.log.read if self._folder is not None else lambda rollout_ids: {},
+            on_settled=None if self._releasing is None else self._releasing.release_some,
         )
         self.schedulers.append(scheduler)
         return scheduler
+
+    def _finished(self, rollout_id: str, encoded: bytes) -> None:
+        if self.on_finished is not None:
+            self.on_finished(rollout_id, encoded)
+        if self._releasing is not None:
+            self._releasing.add(rollout_id, len(encoded))
+
+    async def _release_rest(self) -> None:
+        """What is not released now is in the store and in the log, until the run is gone on with."""
+        assert self._releasing is not None
+        with suppress(OSError, RollwrightError):
+            await self._releasing.release_all()
 
     async def _role(self, claimed: AttemptedRollout) -> Role:
         return Role(self.settings(read_episode(claimed.input)), self.policy)
@@ -328,20 +392,32 @@ class LocalRun:
         task = asyncio.create_task(call)
         try:
             await asyncio.wait({task, self._work}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
+            if task.done() and not task.cancelled():
                 return task.result()
+            if self._closed:
+                raise RunClosed("the run was closed while a batch was waited for")
+            if task.cancelled() or self._work.cancelled():
+                raise RollwrightError(f"the run was ended by {FOREIGN_CANCELLATION}")
             raise first_cause(self._work.exception() or RollwrightError("the workers have stopped"))
         finally:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RunClosed("the run is closed")
+        if self._work is None:
+            raise RollwrightError("the run has not begun; use `async with` around it")
+
     async def _run_coroutines(self) -> None:
         context = RolloutContext(self.store, self._role, make_env, self.gate, self.activity)
         shares = self._shares()
+        # one episode is always played: nobody else would make room, and the run would wait for ever
+        resources = ResourceWatch(ResourceLimits(least=1))
         for name, envs in shares:
             settings = WorkerSettings(envs, heartbeat_interval=self.config.limits.heartbeat_interval)
-            self._workers.append(Worker(context, name, settings))
+            self._workers.append(Worker(context, name, settings, resources=resources))
         async with asyncio.TaskGroup() as tasks:
             for worker in self._workers:
                 tasks.create_task(worker.run())

@@ -7,28 +7,35 @@ still says `auto`. Where loading runs out of memory, the next smaller model is t
 
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
 from rollwright.config import RunConfig
 from rollwright.config.model_pools import AUTO_MODEL, LARGE_POOL, SMALL_POOL
 from rollwright.config.torch_policy import TorchPolicyConfig
-from rollwright.errors import ConfigError
+from rollwright.errors import ConfigError, RollwrightError
 from rollwright.hardware.devices import device_name
 from rollwright.hardware.memory import free_device_memory, is_out_of_memory
-from rollwright.models.cache import is_fetched, model_folder
 from rollwright.models.catalogue import CATALOGUE
 from rollwright.models.fetching import fetch
-from rollwright.models.hub import DownloadRules, download, is_hub_name, local_copy
-from rollwright.models.needs import Use, need_of, shape_of
+from rollwright.models.hub import DownloadError, DownloadRules, download, is_hub_name
+from rollwright.models.loading import unknown_model
 from rollwright.models.pools import ModelChoice, choose_model
+from rollwright.run.memory_plan import memory_need, model_place
 
 CHOICE = "model_choice.json"
 """In a node's home."""
 
 POOLED = (AUTO_MODEL, LARGE_POOL, SMALL_POOL)
+
+POOL_RETRIES = 1
+"""Tries more for a model of a pool: where the hub does not answer, another model is taken."""
+
+LEAST_BYTES = 1000
+"""A progress of less is counted in something else."""
 
 Say = Callable[[str], None]
 Loaded = TypeVar("Loaded")
@@ -53,15 +60,14 @@ def load_settled(
             if choice is None or not is_out_of_memory(error):
                 raise
             say(f"{choice.model}: ran out of memory; a smaller model is looked for")
-            choice = pick_model(config, below=choice.need)
-        settled = _with(config, choice.model)
-        _explain(choice, say)
-        _keep(config, choice, home)
-        _fetch(settled, say, from_pool=True)
+        settled, choice = _pick_and_fetch(config, home, say, below=choice.need)
 
 
-def pick_model(config: RunConfig, *, below: int | None = None) -> ModelChoice:
-    """Of the pools that the settings name; `below`: only those that need less than so many bytes."""
+def pick_model(
+    config: RunConfig, *, below: int | None = None, out_of_reach: Collection[str] | None = None
+) -> ModelChoice:
+    """Of the pools that the settings name; `below`: only those that need less than so many bytes. `out_of_reach`: what is
+    not on this machine and cannot be fetched; by default, offline, all that is not here."""
     policy = _pooled(config)
     if policy is None:
         raise ConfigError(f"policy.model: names no pool; accepted: {', '.join(POOLED)}")
@@ -70,8 +76,20 @@ def pick_model(config: RunConfig, *, below: int | None = None) -> ModelChoice:
         SMALL_POOL: config.default_small_model_pool,
     }
     named = pools if policy.model == AUTO_MODEL else {policy.model: pools[policy.model]}
+    if out_of_reach is None:
+        offline = download_rules(config).in_environment().offline
+        out_of_reach = (
+            [each for pool in named.values() for each in pool if not is_here(each)] if offline else []
+        )
     free = free_device_memory(device_name(policy.device))
-    return choose_model(named, lambda model: _need(config, model), free, config.seed, below=below)
+    return choose_model(
+        named,
+        lambda model: memory_need(config, model),
+        free,
+        config.seed,
+        below=below,
+        out_of_reach=out_of_reach,
+    )
 
 
 def smaller_models(config: RunConfig) -> list[str]:
@@ -79,21 +97,51 @@ def smaller_models(config: RunConfig) -> list[str]:
     if _pooled(config) is None:
         return []
     names = [*config.default_large_model_pool, *config.default_small_model_pool]
-    needs = {name: need for name in dict.fromkeys(names) if (need := _need(config, name)) is not None}
-    return sorted(needs, key=lambda name: -needs[name])
+    needs = {name: need for name in dict.fromkeys(names) if (need := memory_need(config, name)) is not None}
+    return sorted(needs, key=lambda name: -needs[name].total)
+
+
+def is_here(model: str) -> bool:
+    """Whether it is on this machine."""
+    return model_place(model) is not None
 
 
 def _settle(config: RunConfig, home: Path | None, say: Say) -> tuple[RunConfig, ModelChoice | None]:
-    choice = None
-    if _pooled(config) is not None:
-        choice = _kept(config, home)
-        if choice is None:
-            choice = pick_model(config)
-            _explain(choice, say)
-            _keep(config, choice, home)
-        config = _with(config, choice.model)
-    _fetch(config, say, from_pool=choice is not None)
-    return config, choice
+    if _pooled(config) is None:
+        _fetch(config, say, download_rules(config))
+        return config, None
+    choice = _kept(config, home)
+    if choice is None:
+        return _pick_and_fetch(config, home, say)
+    settled = _with(config, choice.model)
+    _fetch(settled, say, download_rules(config), from_pool=True)
+    return settled, choice
+
+
+def _pick_and_fetch(
+    config: RunConfig, home: Path | None, say: Say, *, below: int | None = None
+) -> tuple[RunConfig, ModelChoice]:
+    """Where the hub does not answer, what is on this machine is chosen from, and what comes from elsewhere."""
+    out_of_reach: list[str] | None = None
+    rules = download_rules(config)
+    while True:
+        choice = pick_model(config, below=below, out_of_reach=out_of_reach)
+        _explain(choice, say)
+        settled = _with(config, choice.model)
+        try:
+            _fetch(settled, say, replace(rules, retries=min(rules.retries, POOL_RETRIES)), from_pool=True)
+        except RollwrightError as error:
+            say(f"model: {choice.model} cannot be had: {error}")
+            gone = [choice.model]
+            if isinstance(
+                error, DownloadError
+            ):  # of one hub; what it has not got, another model of it may be there
+                names = [*config.default_large_model_pool, *config.default_small_model_pool]
+                gone += [each for each in names if is_hub_name(each) and not is_here(each)]
+            out_of_reach = [*(out_of_reach or ()), *gone]
+            continue
+        _keep(config, choice, home)
+        return settled, choice
 
 
 def _pooled(config: RunConfig) -> TorchPolicyConfig | None:
@@ -110,45 +158,47 @@ def _explain(choice: ModelChoice, say: Say) -> None:
         say(f"model: {reason}")
 
 
-def _need(config: RunConfig, model: str) -> int | None:
-    policy, training = config.policy, config.training
-    assert isinstance(policy, TorchPolicyConfig)
-    folder: Path | None = Path(model) if Path(model).is_dir() else None
-    if model in CATALOGUE:
-        folder = model_folder(model) if is_fetched(model) else None
-    elif folder is None and is_hub_name(model):
-        folder = local_copy(model)
-    shape = shape_of("135M" if model in CATALOGUE and folder is None else model, folder)
-    if shape is None:
-        return None
-    in_flight = config.max_inflight or config.batch_size or policy.max_batch
-    use = Use(
-        dtype=policy.dtype,
-        concurrent=min(policy.max_batch, in_flight),
-        length=config.sequence_length,
-        cache_bytes=policy.prefix_cache_mb * 1_000_000,
-        train_tokens=0 if training is None else training.tokens_per_micro_batch,
-        lora=training is not None and training.lora is not None,
-        reference=training is not None and training.loss.kl_coefficient > 0,
-    )
-    return need_of(shape, use).total
+def download_rules(config: RunConfig) -> DownloadRules:
+    wait = config.downloads
+    return DownloadRules(wait.timeout, wait.total_timeout, wait.retries, wait.offline)
 
 
-def _fetch(config: RunConfig, say: Say, *, from_pool: bool) -> None:
+def _fetch(config: RunConfig, say: Say, rules: DownloadRules, *, from_pool: bool = False) -> None:
     """Of a hub, with this run's patience; afterwards everybody finds it on this machine."""
     policy = config.policy
-    if not isinstance(policy, TorchPolicyConfig) or Path(policy.model).is_dir():
+    if not isinstance(policy, TorchPolicyConfig) or is_here(policy.model):
         return
-    if from_pool and policy.model in CATALOGUE and not is_fetched(policy.model):
-        say(f"model: {CATALOGUE[policy.model].title} is fetched")
-        fetch(policy.model)
+    progress = ProgressLines(say)
+    if policy.model in CATALOGUE:
+        if from_pool:
+            source = CATALOGUE[policy.model]
+            say(f"model: {source.title} is fetched, {source.megabytes} MB")
+            fetch(policy.model, progress)
+        return  # otherwise loading says what to do
     if not is_hub_name(policy.model):
-        return
-    if local_copy(policy.model) is None:
-        say(f"model: {policy.model} is no folder here, and is downloaded")
-        wait = config.downloads
-        rules = DownloadRules(wait.timeout, wait.total_timeout, wait.retries, wait.offline)
-        download(policy.model, rules)
+        raise unknown_model(policy.model)
+    say(f"model: {policy.model} is no folder here, and is downloaded")
+    download(policy.model, rules, progress, on_trouble=lambda trouble: say(f"model: {trouble}"))
+
+
+class ProgressLines:
+    """Says how far a download is, now and then."""
+
+    def __init__(self, say: Say, every: float = 5.0) -> None:
+        self._say = say
+        self._every = every
+        self._next = 0.0
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self._every
+        if total is None or total > LEAST_BYTES:  # else it counts stages
+            of = f" of {total / 1e6:,.0f} MB ({done / total:.0%})" if total else " MB"
+            self._say(f"model: {what}: {done / 1e6:,.0f}{of}")
+        else:
+            self._say(f"model: {what}")
 
 
 def _keep(config: RunConfig, choice: ModelChoice, home: Path | None) -> None:

@@ -39,7 +39,8 @@ from rollwright.orchestra import (
     search_team,
     stages,
 )
-from rollwright.policies.base import Policy
+from rollwright.policies.base import Policy, takes_tools
+from rollwright.run.memory_plan import cache_room
 from rollwright.run.policies import build_policy, build_simulated
 from rollwright.run.tools import ToolShelf
 
@@ -174,7 +175,7 @@ def _judges(name: str | None, agents: Mapping[str, TeamAgent], where: str) -> No
 def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
     """Who plays a run: `own`, or the run's policy; with teams, also the policies that agents have for themselves."""
     if not config.orchestras:
-        return own or build_policy(config.policy)
+        return own or build_policy(config.policy, cache_room(config))
     teams = build_teams(config)
     by_agent: dict[str, Policy] = {}
     made: dict[tuple[str | None, str | None], Policy] = {}
@@ -193,13 +194,13 @@ def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
                     "policy and adapter unset"
                 )
     cached = config.agent.performance.enable_preprocessing_cache
-    run_policy = own or _build(config.policy, teams)
+    run_policy = own or _build(config.policy, teams, cache_room(config))
     for tag, team in teams.items():
         for name, member in team.agents.items():
-            if member.specs and by_agent.get(team.agent_id(name), run_policy).renderer is None:
+            if member.specs and not takes_tools(by_agent.get(team.agent_id(name), run_policy)):
                 raise ConfigError(
-                    f"orchestras.{tag}.agents.{name}.tools: calls are read from token ids, and this agent's policy "
-                    "speaks text; accepted: vllm, sglang, llama_cpp, torch, simulated"
+                    f"orchestras.{tag}.agents.{name}.tools: this agent's policy speaks text and cannot be told of tools; "
+                    "accepted: openai with `api: chat`, vllm, sglang, llama_cpp, torch, simulated"
                 )
     return TeamPolicies(run_policy, by_agent, segment_cache=cached) if by_agent or cached else run_policy
 
@@ -218,10 +219,8 @@ def _named(config: RunConfig, name: str | None, adapter: str | None, where: str)
     return found.model_copy(update={"model": adapter})
 
 
-def _build(config: PolicyConfig, teams: Mapping[str, Team]) -> Policy:
+def _build(config: PolicyConfig, teams: Mapping[str, Team], cache_bytes: int | None = None) -> Policy:
     """A simulated engine answers for every agent in that agent's own form."""
     if isinstance(config, SimulatedPolicyConfig):
-        return build_simulated(
-            config, Rehearsal.of(*teams.values(), skill=config.skill, approval=config.skill)
-        )
-    return build_policy(config)
+        return build_simulated(config, Rehearsal.of(*teams.values(), skill=config.skill, approval=None))
+    return build_policy(config, cache_bytes)

@@ -9,12 +9,19 @@ from rollwright.policies.base import Generation, Policy, Prompt, Renderer, Sampl
 from rollwright.rollout import AgentFunction, Role
 from rollwright.rollout.episode import read_episode
 from rollwright.run.assembly import SettingsTable, function_settings
+from rollwright.run.engine_check import ask_engine
 from rollwright.run.orchestras import build_run_policy
 from rollwright.store.contract import Store
-from rollwright.store.records import AttemptedRollout
+from rollwright.store.records import AttemptedRollout, RolloutStatus
 
 CONFIG_KEY = "config"
 """Under which name a run's configuration stands in its resources."""
+
+
+WAITING = [RolloutStatus.QUEUING, RolloutStatus.REQUEUING]
+
+LOOKED_AT = 100
+"""Rollouts that a worker looks at before it begins: those of one run follow each other, and few runs share a store."""
 
 
 class NoPolicy:
@@ -55,6 +62,13 @@ class StorePlaybook:
             return Role(function_settings(config, function), policy, function)
         return Role(table(read_episode(claimed.input)), policy)
 
+    async def ask_engines(self) -> None:
+        """Asks the engines of the runs whose rollouts wait now, before one of them is claimed; see `ask_engine`."""
+        waiting = await self._store.query_rollouts(status=WAITING, limit=LOOKED_AT)
+        for resources_id in {each.resources_id for each in waiting} - {None}:
+            config, _, policy = await self._run(resources_id)
+            await ask_engine(policy, config.policy)
+
     async def close(self) -> None:
         for _, table, policy in self._runs.values():
             await table.close()
@@ -83,8 +97,8 @@ def load_function(path: str) -> AgentFunction:
         raise ConfigError(f"agent {path!r}: expected module:function")
     try:
         function: Any = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"agent {path!r}: cannot be imported: {error}") from error
+    except (ImportError, AttributeError, SystemExit) as error:
+        raise ConfigError(f"agent {path!r}: cannot be imported: {error!r}") from error
     if not callable(function):
         raise ConfigError(f"agent {path!r}: is a {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]

@@ -27,7 +27,8 @@ from rollwright.policies.retry import RetryPolicy
 from rollwright.policies.simulated import SimulatedEngine
 
 
-def build_policy(config: PolicyConfig) -> Policy:
+def build_policy(config: PolicyConfig, cache_bytes: int | None = None) -> Policy:
+    """`cache_bytes`: what a model in this process may keep for the calls it serves; `None`: as much as they need."""
     match config:
         case RandomPolicyConfig():
             return RandomPlayer()
@@ -40,7 +41,7 @@ def build_policy(config: PolicyConfig) -> Policy:
         case VllmPolicyConfig() | SglangPolicyConfig() | LlamaCppPolicyConfig():
             return _engine(config)
         case TorchPolicyConfig():
-            return _in_process(config)
+            return _in_process(config, cache_bytes)
 
 
 def build_simulated(config: SimulatedPolicyConfig, player: SkilledPlayer) -> SimulatedEngine:
@@ -105,7 +106,7 @@ def _renderer(config: RendererConfig) -> Renderer:
     return make_renderer(load_tokenizer(Path(resolve(config.tokenizer))), config.name, **config.options)
 
 
-def _in_process(config: TorchPolicyConfig) -> Policy:
+def _in_process(config: TorchPolicyConfig, cache_bytes: int | None) -> Policy:
     claim_threads(config.threads)
     try:
         from rollwright.policies.torch import load_policy
@@ -120,4 +121,5 @@ def _in_process(config: TorchPolicyConfig) -> Policy:
         max_batch=config.max_batch,
         batch_invariant=config.batch_invariant,
         prefix_cache_mb=config.prefix_cache_mb,
+        cache_bytes=cache_bytes,
     )

@@ -5,16 +5,16 @@ what it names. So it does not matter how much of that is removed yet: a run that
 removes the rest when it is gone on with. Nothing is forgotten that a kept checkpoint needs, or that is not settled.
 """
 
-import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollwright.errors import FormatError
+from rollwright.errors import FormatError, naming
 from rollwright.rollout.ledger import Ledger
+from rollwright.run.sealed_rows import read_sealed, seal
+from rollwright.run.trajectory_log import flush_through, flush_to_disk
 from rollwright.training.pipeline import LengthBias
 
 FORGOTTEN = "forgotten.json"
@@ -50,6 +50,8 @@ class Forgotten:
     """What became of the groups below `floor`."""
     bias: LengthBias = field(default_factory=LengthBias)
     """Lengths of what was trained on in forgotten steps, and of what was generated in groups below `floor`."""
+    validated: Ledger = field(default_factory=Ledger)
+    """What became of the rollouts of forgotten validations."""
 
     @property
     def steps(self) -> int:
@@ -104,11 +106,9 @@ def next_cut(keep: int | None, *, forgotten: int, done: int, oldest_checkpoint: 
 def read_forgotten(run: Path) -> Forgotten:
     file = run / FORGOTTEN
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content, _ = read_sealed(file)
     except FileNotFoundError:
         return Forgotten()
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{file}: is not readable: {error}") from error
     try:
         if content["format"] != FORMAT:
             raise FormatError(f"{file}: has format {content['format']}; accepted: {FORMAT}")
@@ -119,6 +119,7 @@ def read_forgotten(run: Path) -> Forgotten:
             delivered=tuple(content["delivered"]),
             foreign=frozenset(content["foreign"]),
             ledger=Ledger.of(content["ledger"]),
+            validated=Ledger.of(content["validated"]) if "validated" in content else Ledger(),
             bias=LengthBias(**content["bias"]),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -135,26 +136,17 @@ def write_forgotten(run: Path, forgotten: Forgotten) -> None:
         "delivered": list(forgotten.delivered),
         "foreign": sorted(forgotten.foreign),
         "ledger": forgotten.ledger.row(),
+        "validated": forgotten.validated.row(),
         "bias": asdict(forgotten.bias),
     }
-    replace_durably(run / FORGOTTEN, json.dumps(content, indent=1) + "\n")
+    replace_durably(run / FORGOTTEN, seal(content, indent=1) + "\n")
 
 
 def replace_durably(file: Path, text: str) -> None:
     """The file has this content or the one before, whenever the machine stops; the new one when this returns."""
     partial = file.with_name(f"{file.name}.partial")
-    with partial.open("w", encoding="utf-8") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
+    with naming(partial), partial.open("wb") as opened:
+        opened.write(text.encode())
+        flush_through(opened)
     partial.replace(file)
     flush_to_disk(file.parent)
-
-
-def flush_to_disk(path: Path) -> None:
-    """A file's content, or which files a folder has."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,6 +12,7 @@ from rollwright.config.strategy import (
     UncertaintyBranchConfig,
 )
 from rollwright.envs.base import Env, can_fork
+from rollwright.envs.inspection import inspected_env
 from rollwright.errors import ConfigError
 from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
 from rollwright.rollout.budget import BudgetUnit
@@ -33,7 +34,11 @@ def build_strategy(config: StrategyConfig) -> Strategy:
 
 def check_strategy(config: StrategyConfig, tag: str, make_env: Callable[[], Env]) -> None:
     """Whether training episodes of `tag` can be played so."""
-    if isinstance(config, TreeStrategyConfig) and config.fork == "fork" and not can_fork(make_env()):
+    if not isinstance(config, TreeStrategyConfig) or config.fork != "fork":
+        return
+    with inspected_env(make_env) as env:
+        copies_itself = can_fork(env)
+    if not copies_itself:
         raise ConfigError(f"strategy.fork: `{tag}` cannot copy itself; accepted for it: auto, replay, root")
 
 

@@ -103,6 +103,8 @@ class SwarmNode:
         self._rounds: deque[RoundStatus] = deque(maxlen=SHOWN_ROUNDS)
         folder = RunFolder.reopen(home) if resume else RunFolder.begin(home, config)
         if resume:
+            for line in folder.repairs:
+                _log.warning("%s", line)
             folder.keep_settings(config)
             self._remember(training_rows(RunReader(home)))
         self.pulse = Pulse(home, clock=clock)
@@ -185,7 +187,8 @@ class SwarmNode:
         counts = self._counts + (Counter() if self.exchange is None else self.exchange.counts)
         ours = (ACCEPTED, SHARED)
         told = {} if self.exchange is None else self.exchange.rounds()
-        peers = () if self.exchange is None else self.exchange.peers()
+        everybody = () if self.exchange is None else self.exchange.peers()
+        peers = [each for each in everybody if each.verified or each.id in told]
         trainer = self.training.trained
         return NodeStatus(
             name=short_name(self.identity.peer),
@@ -202,6 +205,7 @@ class SwarmNode:
             quarantined=[]
             if self.exchange is None
             else [each.name for each in self.exchange.quarantine.verdicts],
+            strangers=len(everybody) - len(peers),
         )
 
     @property

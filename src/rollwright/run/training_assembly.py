@@ -10,6 +10,7 @@ from rollwright.hardware.threads import claim_threads
 from rollwright.policies.base import Policy, Updatable
 from rollwright.run.assembly import SettingsTable
 from rollwright.run.folder import RunReader
+from rollwright.run.memory_plan import cache_room
 from rollwright.run.policies import build_policy
 from rollwright.training.advantages import Advantage, make_advantage
 from rollwright.training.settings import Aggregation, LoraSettings, LossSettings, Ratio, TrainerSettings
@@ -66,6 +67,7 @@ def check(config: RunConfig) -> None:
         source = RunReader(Path(training.from_run))
         _check_whole(source)
         _check_history(config, source.config)
+        _check_sampling(config, source.config)
     else:
         SettingsTable(config)
 
@@ -88,12 +90,22 @@ def _check_history(config: RunConfig, played: RunConfig) -> None:
         )
 
 
+def _check_sampling(config: RunConfig, played: RunConfig) -> None:
+    """What is trained are the tokens as they were drawn; a release that did not record how has drawn as its run says."""
+    for name in ("temperature", "top_p"):
+        wanted, had = getattr(config.sampling, name), getattr(played.sampling, name)
+        if wanted != had:
+            raise ConfigError(
+                f"sampling.{name}: the recorded run was played with {had:g}, not {wanted:g}; leave it as it was"
+            )
+
+
 def make_policy(config: RunConfig) -> Policy | None:
     """The policy that is trained; `None` where a recorded run is trained on. A model in this process is loaded."""
     check(config)
     if training_of(config).from_run is not None:
         return None
-    policy = build_policy(config.policy)
+    policy = build_policy(config.policy, cache_room(config))
     updatable(policy, config.policy.kind)
     return policy
 

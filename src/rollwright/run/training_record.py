@@ -14,8 +14,9 @@ from typing import Any
 from rollwright.errors import FormatError
 from rollwright.rollout import Batch, Ledger
 from rollwright.rollout.filters import Catches, build_filters, judge, judge_group
-from rollwright.run.folder import TRAJECTORIES, RunReader
+from rollwright.run.folder import RunReader
 from rollwright.run.retention import Forgotten, Position, own_index
+from rollwright.run.trajectory_log import TRAJECTORIES
 from rollwright.trajectory import Trajectory
 
 FIGURES = "training"
@@ -178,16 +179,21 @@ def forgotten_with(
     settled: Ledger,
     generated: Iterable[int],
     played: bool,
+    validated: Ledger | None = None,
 ) -> Forgotten:
     """What is forgotten when the steps before `cut` are, too.
 
     `floor`: own groups below it are settled, and in no line that is kept; `settled` and `generated`: what became of those
-    that were above the floor before, and their lengths. `played`: whether the run plays, or trains on a recorded one.
+    that were above the floor before, and their lengths; `validated`: of the validations before `cut`. `played`: whether the run plays, or trains on a recorded one.
     """
     gone = record.before(cut)
-    ledger, bias = Ledger(), replace(before.bias)
-    for each in (before.ledger, settled):
-        ledger.add(each)
+    ledger, validations, bias = Ledger(), Ledger(), replace(before.bias)
+    for total, parts in (
+        (ledger, (before.ledger, settled)),
+        (validations, (before.validated, validated or Ledger())),
+    ):
+        for part in parts:
+            total.add(part)
     for length in generated:
         bias.add_generated(length)
     for row in gone if played else ():
@@ -201,5 +207,6 @@ def forgotten_with(
         delivered=tuple(group for group, index in own.items() if index >= floor),
         foreign=frozenset(groups) - own.keys(),
         ledger=ledger,
+        validated=validations,
         bias=bias,
     )

@@ -8,8 +8,9 @@ older steps than that are forgotten, after a checkpoint and never beyond the old
 """
 
 import asyncio
+import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -18,13 +19,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError, FormatError
-from rollwright.policies.base import Policy, Probed, UpdateMode
+from rollwright.policies.base import Policy, UpdateMode
 from rollwright.rollout import Batch, Ledger
-from rollwright.run.folder import METRICS, TRAJECTORIES, RunFolder, RunReader
+from rollwright.run.engine_check import ask_engine
+from rollwright.run.folder import METRICS, RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.numbered_folders import keep_last, numbered
 from rollwright.run.own_lengths import OwnLengths
-from rollwright.run.retention import Forgotten, flush_to_disk, lowest_index, next_cut, write_forgotten
+from rollwright.run.recovery import recover
+from rollwright.run.retention import Forgotten, lowest_index, next_cut, write_forgotten
 from rollwright.run.training_assembly import (
     check,
     copy_tokenizer,
@@ -45,11 +48,13 @@ from rollwright.run.training_record import (
     trained_in,
     training_rows,
 )
+from rollwright.run.trajectory_log import TRAJECTORIES, flush_to_disk
+from rollwright.run.validations import VALIDATION, recorded_validations
 from rollwright.training.advantages import left_out
 from rollwright.training.metrics import Metrics
 from rollwright.training.pipeline import Cadence, Pipeline, Stages
 from rollwright.training.report import StepReport
-from rollwright.training.rows import build_rows
+from rollwright.training.rows import build_rows, untrained_turns
 from rollwright.trajectory import Floats, TokenIds, Trajectory
 
 if TYPE_CHECKING:
@@ -107,7 +112,7 @@ class TrainingRun:
         self.staleness: Counter[int] = Counter()
         """Trained tokens by how many versions old they were at hand-over."""
         self.left_out: Counter[str] = Counter()
-        """Trajectories of batches that gave no row, by reason."""
+        """Trajectories of batches that gave no row, and single turns that are out of the loss, by reason."""
         self.report: StepReport | None = None
         """Of the last step."""
         self.checksum: str | None = None
@@ -129,6 +134,8 @@ class TrainingRun:
         self._sharing = sharing
         self._on_progress = on_progress
         self._record = TrainingRecord()
+        self._validated: dict[int, Ledger] = {}
+        """Of validations that an earlier process has finished."""
         self._trainer: Trainer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._metrics: Metrics | None = None
@@ -152,9 +159,11 @@ class TrainingRun:
             stack.callback(self._close)
             stack.push_async_callback(asyncio.to_thread, self._thread.shutdown)
             validated = await self._begin()
+            under_way: Collection[int] = ()
             if self.local is not None:
                 await stack.enter_async_context(self.local)
-            await self.pipeline.run(validated)
+                under_way = self.local.unfinished_validations
+            await self.pipeline.run(validated, under_way)
             self.checksum = (await self._in_thread(self._export_result)).checksum
 
     def summary(self) -> dict[str, Any]:
@@ -198,6 +207,8 @@ class TrainingRun:
         """The policy has the trainer's weights before the first token is sampled; gives the validations that are done."""
         policy = self._policy
         try:
+            if self._resume and self._store is not None and self._source is None:
+                await recover(self.folder, self._store, self.config)
             validated = await self._prepare()
             if policy is not None:
                 await _refuse_text(policy)
@@ -215,7 +226,9 @@ class TrainingRun:
             policy=policy,
             store=self._store,
             delivered=self._delivered() if self._resume else None,
+            validated=self._validated,
             forgotten=self.forgotten if self._keep is not None or self.forgotten.steps else None,
+            folder=self.folder,
             on_finished=self._on_finished,
             on_failed=self.folder.add_failure,
         )
@@ -259,7 +272,8 @@ class TrainingRun:
         )
         if self.forgotten.steps:
             self._metrics.forget(self.forgotten.steps)
-        played = {row["step"]: row for row in reader.metrics() if row["mode"] == "val"}
+        self._validated = recorded_validations(reader.metrics())
+        played = {row["step"]: row for row in reader.metrics() if row["mode"] == VALIDATION}
         for done, row in played.items():
             self._note_validation(done, row, write=done >= start)
         self._remember_lengths(reader)
@@ -274,17 +288,25 @@ class TrainingRun:
         return set(played)
 
     def _restore(self) -> int:
-        """The step that the last checkpoint stands at; 0 without one."""
-        saved = numbered(self.folder.path / CHECKPOINTS)
-        if not saved:
+        """The step that the last whole checkpoint stands at; 0 without one."""
+        for place in reversed(numbered(self.folder.path / CHECKPOINTS)):
+            try:
+                extra = self.trainer.restore(place)
+            except FormatError as error:
+                self.folder.tell(f"{error}; its steps are trained again from the record")
+                aside = place.with_name(f".{place.name}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                place.rename(aside)
+                continue
+            break
+        else:
             if self.forgotten.steps:
                 raise FormatError(
-                    f"{self.folder.path / CHECKPOINTS}: is empty, and the first {self.forgotten.steps} steps, which the "
-                    "weights could be made from, were forgotten (training.keep_steps)"
+                    f"{self.folder.path / CHECKPOINTS}: has none that is whole, and the first {self.forgotten.steps} steps, "
+                    "which the weights could be made from, were forgotten (training.keep_steps)"
                 )
             return 0
-        extra = self.trainer.restore(saved[-1])
-        step = self._record.check(extra["record"], str(saved[-1]))
+        step = self._record.check(extra["record"], str(place))
         self.staleness.update({int(age): count for age, count in extra["staleness"].items()})
         self.left_out.update(extra["left_out"])
         return step
@@ -337,6 +359,7 @@ class TrainingRun:
 
     def _step(self, groups: Sequence[Sequence[Trajectory]]) -> StepReport:
         self.left_out.update(left_out(groups))
+        self.left_out.update(untrained_turns(groups))
         return self.trainer.step(build_rows(groups, self._advantage, view=self.training.samples))
 
     async def _update(self) -> None:
@@ -364,7 +387,9 @@ class TrainingRun:
         began = clock()
         batch = await self.local.evaluate(done)
         judged = [each.success for each in batch.trajectories if each.success is not None]
-        row = self._row("val", done, clock() - began, batch)
+        row = self._row(VALIDATION, done, clock() - began, batch)
+        row.setdefault("ledger", {str(place): count for place, count in batch.ledger.counts.items()})
+        row.setdefault("reasons", dict(batch.ledger.reasons))
         row["success"] = sum(judged) / len(judged) if judged else None
         self.folder.add_metrics(row)
         self._note_validation(done, row)
@@ -388,8 +413,9 @@ class TrainingRun:
         cut = next_cut(self._keep, forgotten=self.forgotten.steps, done=done, oldest_checkpoint=oldest)
         if cut is None:
             return
-        floor, settled = 0, Ledger()
+        floor, settled, validated = 0, Ledger(), Ledger()
         if self.local is not None:
+            validated = self.local.settle_validations(cut)
             floor, settled = self.local.settle(lowest_index(self.config.name, self._record.since(cut)))
         self.forgotten = forgotten = forgotten_with(
             self.forgotten,
@@ -397,6 +423,7 @@ class TrainingRun:
             cut,
             floor=floor,
             settled=settled,
+            validated=validated,
             generated=self._lengths.forget(floor),
             played=self._source is None,
         )
@@ -441,7 +468,8 @@ class TrainingRun:
 
 async def _refuse_text(policy: Policy) -> None:
     """An engine that cannot give ids and log-probabilities is refused before anything is played."""
-    if isinstance(policy, Probed) and not (can := await policy.probe()).trainable:
+    can = await ask_engine(policy)
+    if can is not None and not can.trainable:
         raise ConfigError(f"policy: {can.engine} is not trainable: {can.missing}")
 
 

@@ -70,7 +70,7 @@ class RollwrightAgentLoop(AgentLoopBase):  # type: ignore[misc,unused-ignore]
         finally:
             await env.close()
         fields = agent_loop_output(
-            completion_of(trajectory),
+            completion_of(trajectory, own_sampling=True),  # verl has said how to sample
             prompt_length=int(self.rollout_config.prompt_length),
             response_length=response_length,
             seconds=clock() - began,

@@ -31,10 +31,13 @@ async def run_worker(
     stop: asyncio.Event | None = None,
     patience: float = USUAL_PATIENCE,
     on_outage: Callable[[str], None] | None = None,
+    ask_engines: bool = False,
 ) -> Activity:
     """Plays rollouts of the store at `address`; returns what was done. `stop` drains it, like a signal.
 
     Ends with an error when the store cannot be reached for `patience` seconds; `on_outage` is told meanwhile.
+    `ask_engines`: begins only when the engines of what waits now can be used; a run that starts workers has asked them
+    itself.
     """
     store = await open_store(address, must_exist=True, patience=patience, on_outage=on_outage)
     activity = Activity()
@@ -48,6 +51,8 @@ async def run_worker(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, told.set)
     try:
+        if ask_engines:
+            await playbook.ask_engines()
         with rare_collections():
             working = asyncio.create_task(worker.run())
             stopping = asyncio.create_task(told.wait())

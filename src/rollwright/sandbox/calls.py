@@ -4,7 +4,6 @@ Whatever is not named here is refused with "operation not permitted"; that does 
 x86-64 and on ARM64.
 """
 
-import os
 import platform
 import struct
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from functools import cache
 
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """The five instructions of the kernel's filter language that are needed here."""
-_ALLOW, _REFUSE, _UNKNOWN = 0x7FFF_0000, 0x0005_0001, 0x0005_0026
-"""Refusing gives the caller error 1, EPERM; a call that the kernel does not know gives 38, ENOSYS."""
+_ALLOW, _REFUSE, _UNKNOWN, _PRETEND = 0x7FFF_0000, 0x0005_0001, 0x0005_0026, 0x0005_0000
+"""Refusing gives the caller error 1, EPERM; a call that the kernel does not know gives 38, ENOSYS; pretending gives error
+0, which is success, and does nothing."""
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 """Where a system call's number, its architecture and its arguments of 8 bytes stand."""
 
@@ -22,7 +22,7 @@ _X32_CALLS = 0x4000_0000
 
 _ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 
-HARMLESS = """
+_HARMLESS = """
     access 21 -, brk 12 214, clock_getres 229 114, clock_gettime 228 113, clock_nanosleep 230 115, close 3 57,
     dup 32 23, dup2 33 -, dup3 292 24, exit 60 93, exit_group 231 94, faccessat 269 48, faccessat2 439 439,
     fstat 5 80, futex 202 98, getcwd 79 17, getdents64 217 61, getegid 108 177, geteuid 107 175,
@@ -37,14 +37,9 @@ HARMLESS = """
 """
 """The calls that need no look at their arguments, with their numbers on x86-64 and on ARM64."""
 
-_OPENING = {"open 2 -": 1, "openat 257 56": 2}
-"""The calls that open a file, and which of their arguments has the flags."""
-
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
 _OWN_FILES = """
     open 2 -, openat 257 56, chdir 80 49, chmod 90 -, close_range 436 436, copy_file_range 326 285, creat 85 -,
-    fallocate 285 47, fchdir 81 50, fchmod 91 52, fchmodat 268 53, fcntl 72 25, fdatasync 75 83, flock 73 32,
+    fallocate 285 47, fchdir 81 50, fchmod 91 52, fchmodat 268 53, fdatasync 75 83, flock 73 32,
     fstatfs 138 44, fsync 74 82, ftruncate 77 46, getdents 78 -, link 86 -, linkat 265 37, mkdir 83 -,
     mkdirat 258 34, pwrite64 18 68, pwritev 296 70, preadv 295 69, rename 82 -, renameat 264 38, renameat2 316 276,
     rmdir 84 -, sendfile 40 71, statfs 137 43, symlink 88 -, symlinkat 266 36, truncate 76 45, umask 95 166,
@@ -55,10 +50,19 @@ _OWN_FILES = """
 _OWN_WAITING = """
     epoll_create1 291 20, epoll_ctl 233 21, epoll_pwait 281 22, epoll_wait 232 -, eventfd2 290 19, pipe 22 -,
     pipe2 293 59, recvfrom 45 207, rt_sigpending 127 136, rt_sigtimedwait 128 137, sendto 44 206, setitimer 38 103,
-    shutdown 48 210, socketpair 53 199, getsockopt 55 209, setsockopt 54 208, getsockname 51 204, getpeername 52 205,
+    shutdown 48 210, getsockopt 55 209, getsockname 51 204, getpeername 52 205,
     sched_getparam 143 121, sched_getscheduler 145 120, getpgrp 111 -, getpgid 121 155, getgroups 115 158
 """
-"""What threads and event loops of one process need. `socket` is not among them: a pair reaches nobody else."""
+"""What threads and event loops of one process need. `socket` is not among them, and `setsockopt` neither: what lies in a
+buffer of the kernel is outside the limit of memory, so no buffer may be made larger."""
+
+_AF_UNIX = 1
+_FCNTL = (0, 1, 2, 3, 4, 5, 1030, 1032)
+"""Of what `fcntl` can do: copies of an open file, its flags, asking for locks and for the size of a pipe. Not among them:
+making a pipe larger, signals, leases, notices of changes."""
+_FCNTL_LOCKS = (6, 7)
+"""Setting a lock on a part of a file. They are said to be set and are not: all files are this one process's own, so that
+no lock of this kind could ever be in its way, and each real one would take memory of the kernel."""
 
 _CLONE_THREAD = 0x0001_0000
 _ON_OWN_FILES = (0x5421, 0x5450, 0x5451)
@@ -76,6 +80,8 @@ class Check:
     values: tuple[int, ...]
     passes: bool
     """Whether it is let through when the test is true of one of the values; otherwise it is when it is of none."""
+    pretended: tuple[int, ...] = ()
+    """Values for which the call seems to have worked."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +94,13 @@ class Rules:
     """Calls that seem not to exist, so that their older forms are used, which can be checked."""
 
 
-READING = Rules(
-    HARMLESS, tuple(Check(call, at, _IF_ANY_BIT, (_WRITING,), False) for call, at in _OPENING.items())
-)
-"""Compute, read files, and write to what is open."""
-
 COMPUTING = Rules(
-    f"{HARMLESS}, {_OWN_FILES}, {_OWN_WAITING}",
+    f"{_HARMLESS}, {_OWN_FILES}, {_OWN_WAITING}",
     (
         Check("clone 56 220", 0, _IF_ANY_BIT, (_CLONE_THREAD,), True),
         Check("ioctl 16 29", 1, _IF_EQUAL, _ON_OWN_FILES, True),
+        Check("socketpair 53 199", 0, _IF_EQUAL, (_AF_UNIX,), True),
+        Check("fcntl 72 25", 1, _IF_EQUAL, _FCNTL, True, pretended=_FCNTL_LOCKS),
     ),
     ("clone3 435 435",),
 )
@@ -129,10 +132,12 @@ def program(rules: Rules, machine: str | None = None) -> bytes | None:
     for check in rules.checks:
         if (number := _number(check.call, column)) is not None:
             when_true, when_false = (_ALLOW, _REFUSE) if check.passes else (_REFUSE, _ALLOW)
+            outcomes = [(value, when_true) for value in check.values]
+            outcomes += [(value, _PRETEND) for value in check.pretended]
             tests = [
                 step
-                for value in check.values
-                for step in ((check.test, 0, 1, value), (_RETURN, 0, 0, when_true))
+                for value, outcome in outcomes
+                for step in ((check.test, 0, 1, value), (_RETURN, 0, 0, outcome))
             ]
             look = [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * check.argument), *tests, (_RETURN, 0, 0, when_false)]
             instructions += [(_IF_EQUAL, 0, len(look), number), *look]

@@ -7,20 +7,19 @@ its sandbox, because nobody could tell its late answer from the next one's.
 
 import asyncio
 import logging
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from rollwright.errors import ConfigError, RollwrightError
 from rollwright.sandbox.frames import LENGTH, frame
 from rollwright.sandbox.limits import SandboxLimits
-from rollwright.sandbox.messages import Ended, Ran, Ready, Reply, Run, Start
+from rollwright.sandbox.messages import Ended, Ran, Ready, Reply, Run
+from rollwright.sandbox.starting import SandboxError, SandboxStarter
+
+__all__ = ["Nursery", "Sandbox", "SandboxError"]
 
 _START_SECONDS = 60.0
 """For the first sandbox, whose nursery has to start (a third of a second on an idle machine)."""
@@ -32,10 +31,6 @@ _MAX_REPLY = 1 << 22
 """Bytes: a sandbox that says more at once is not what it was."""
 
 _log = logging.getLogger(__name__)
-
-
-class SandboxError(RollwrightError):
-    """A sandbox cannot be had, for a reason that is not its code's doing."""
 
 
 class Sandbox:
@@ -109,7 +104,7 @@ class Sandbox:
         body = await self._read(length)
         try:
             return None if body is None else msgspec.msgpack.decode(body, type=Reply)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError):  # also text that is not UTF-8
             return None
 
     async def _read(self, count: int) -> bytes | None:
@@ -133,7 +128,7 @@ class Sandbox:
 
 
 class Nursery:
-    """Where sandboxes come from: one process, started when first needed and again after it ended."""
+    """Where sandboxes for code come from."""
 
     def __init__(
         self,
@@ -145,22 +140,12 @@ class Nursery:
         """`folders` are what code may read and import from beside the standard library. `allow_unconfined`: where the
         machine cannot give namespaces, a filter and an unprivileged user, limits alone have to do."""
         self.limits = limits or SandboxLimits()
-        resolved = [Path(each).resolve() for each in folders]
-        for each in resolved:
-            if not each.is_dir() or each == Path("/"):
-                raise ConfigError(
-                    f"sandbox folders: {each} is not a folder that can be shown; give existing ones"
-                )
-        self._folders = tuple(map(str, resolved))
+        self._starter = SandboxStarter("rollwright.sandbox.worker", folders)
         self._allow_unconfined = allow_unconfined
         self._is_confined = True
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
 
     async def open(self) -> Sandbox:
         """A new sandbox, ready to run code."""
-        if sys.platform != "linux":
-            raise SandboxError(f"the Python sandbox needs Linux, and this is {sys.platform}")
         sandbox = self._started()
         missing = await sandbox.wait_until_ready()
         if not missing:
@@ -173,65 +158,13 @@ class Nursery:
         _log.warning("code runs with limits only; missing is %s", missing)
         self._is_confined = False
         sandbox = self._started()
-        await sandbox.wait_until_ready()
+        if missing := await sandbox.wait_until_ready():
+            raise SandboxError(f"the Python sandbox cannot run code on this machine; missing is {missing}")
         return sandbox
 
     def close(self) -> None:
         """Ends the process and all its sandboxes; a later `open` starts a new one."""
-        process, control = self._process, self._control
-        self._process = self._control = None
-        if control is not None:
-            control.close()
-        if process is not None:
-            process.kill()
-            process.wait()
+        self._starter.close()
 
     def _started(self) -> Sandbox:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            start = Start(self.limits, self._folders, self._is_confined)
-            try:
-                self._send(start, theirs)
-            except OSError:  # it has died since
-                self.close()
-                try:
-                    self._send(start, theirs)
-                except OSError as error:
-                    ours.close()
-                    raise SandboxError(f"the sandboxes' process cannot be reached: {error}") from error
-        return Sandbox(ours, self.limits)
-
-    def _send(self, start: Start, line: socket.socket) -> None:
-        if self._control is None or self._process is None or self._process.poll() is not None:
-            self.close()
-            self._control, self._process = _spawned()
-        socket.send_fds(self._control, [msgspec.msgpack.encode(start)], [line.fileno()])
-
-
-def _spawned() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-m", "rollwright.sandbox.nursery"],
-            stdin=theirs.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
-            cwd="/",
-            start_new_session=True,
-        )
-    return ours, process
-
-
-def _environment() -> dict[str, str]:
-    """All that sandboxes get to know of this process's environment: where modules are."""
-    return {
-        "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path if place),
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUTF8": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "1",  # each would take 64 MB of a sandbox's address space
-    }
+        return Sandbox(self._starter.start(self.limits, is_confined=self._is_confined), self.limits)

@@ -32,7 +32,9 @@ _LIBRARIES = tuple(map(Path, ("/lib", "/lib64", "/usr/lib", "/usr/lib64")))
 _ROOT_SIZE = 1 << 20
 """Bytes: empty folders only."""
 
-_MAX_OPEN_FILES = 128
+_MAX_OPEN_FILES = 64
+"""What lies in a pipe or a pair of sockets is memory of the kernel, outside the limit. Their number times their size,
+which cannot be raised (64 KiB, and what `net.core.wmem_default` says, usually 208 KiB), is what all of them can hold."""
 
 
 class Missing(Exception):
@@ -54,8 +56,8 @@ def enter_namespaces() -> None:
         _needed("a user namespace", lambda: kernel.keep_own_ids(user, group))
 
 
-def lock_in(limits: SandboxLimits, folders: Sequence[Path]) -> None:
-    """For good. Called by the first process of the new namespaces."""
+def lock_in(limits: SandboxLimits, folders: Sequence[Path], needed: Sequence[Path]) -> None:
+    """For good. Called by the first process of the new namespaces; `needed` are files it must be able to read."""
     if (calls := program(COMPUTING)) is None:
         raise Missing(f"a system-call filter: none is known for {platform.machine()}")
     memory = address_space(limits.memory)
@@ -63,6 +65,7 @@ def lock_in(limits: SandboxLimits, folders: Sequence[Path]) -> None:
     if os.geteuid() == 0:
         _needed("an unprivileged user", kernel.become_nobody)
         _needed("a user namespace", lambda: kernel.unshare(kernel.NEW_USER))
+    _readable([standard_library() / "os.py", *needed])
     _needed("an end with its parent", kernel.die_with_parent)
     _needed("an end of capabilities", kernel.drop_capabilities)
     _limit(limits, memory)
@@ -70,17 +73,31 @@ def lock_in(limits: SandboxLimits, folders: Sequence[Path]) -> None:
     _prove()
 
 
-def make_do(limits: SandboxLimits, folder: Path) -> None:
-    """What can be had without namespaces: limits, the user `nobody` where root starts it, and the filter."""
+def make_do(limits: SandboxLimits, folder: Path, needed: Sequence[Path]) -> None:
+    """What can be had without namespaces: limits, the user `nobody` where root starts it, and the filter. Nothing runs
+    as root."""
     os.chdir(folder)
     memory = address_space(limits.memory)
     if os.geteuid() == 0:
-        kernel.become_nobody()
+        _needed("an unprivileged user", kernel.become_nobody)
+    _readable(needed)
     _limit(limits, memory)
     if sys.platform == "linux" and (calls := program(COMPUTING)) is not None:
         with suppress(OSError):
             kernel.die_with_parent()
             kernel.filter_calls(calls)
+
+
+def _readable(needed: Sequence[Path]) -> None:
+    for file in needed:
+        try:
+            with file.open("rb"):
+                pass
+        except OSError as error:
+            raise Missing(
+                f"the right of an unprivileged user to read {file} ({error.strerror}); let others read that "
+                f"folder (chmod -R o+rX), or start as a user other than root"
+            ) from error
 
 
 def _needed(what: str, step: Callable[[], None]) -> None:

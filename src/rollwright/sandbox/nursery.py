@@ -1,9 +1,10 @@
 """The nursery: a process that makes sandboxes by forking itself, in milliseconds, because nothing is imported again.
 
-Its standard input is a socket; each message there brings one end of another socket, for one sandbox. A sandbox is two
-processes: a warden, which waits, and the worker behind the walls. The socket is its life line: when the other side
-hangs up, for whatever reason, the warden ends; when a warden ends, its worker is killed with all that is in its
-namespaces; when the nursery ends, so do the wardens. So nothing has to be kept track of, and nothing can be left over.
+Its first argument is the program of its sandboxes, see `rollwright.sandbox.starting`. Its standard input is a socket;
+each message there brings one end of another socket, for one sandbox. A sandbox is two processes: a warden, which waits,
+and the worker behind the walls. The socket is its life line: when the other side hangs up, for whatever reason, the
+warden ends; when a warden ends, its worker is killed with all that is in its namespaces; when the nursery ends, so do the
+wardens. So nothing has to be kept track of, and nothing can be left over.
 """
 
 import gc
@@ -17,12 +18,13 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol, cast
 
 import msgspec
 
 from rollwright.sandbox import kernel
-from rollwright.sandbox.calls import COMPUTING, program
+from rollwright.sandbox.calls import COMPUTING
+from rollwright.sandbox.calls import program as filter_program
 from rollwright.sandbox.confinement import (
     WORK,
     Missing,
@@ -32,34 +34,11 @@ from rollwright.sandbox.confinement import (
     standard_library,
 )
 from rollwright.sandbox.frames import frame
+from rollwright.sandbox.limits import SandboxLimits
 from rollwright.sandbox.messages import Ended, Ready, Start
-from rollwright.sandbox.worker import serve
 
 MAX_START = 1 << 16
 """Bytes of a `Start`."""
-
-_WARM = [
-    "bisect",
-    "collections",
-    "datetime",
-    "decimal",
-    "fractions",
-    "functools",
-    "heapq",
-    "itertools",
-    "json",
-    "math",
-    "operator",
-    "random",
-    "re",
-    "statistics",
-    "string",
-    "textwrap",
-    "typing",
-    "dataclasses",
-    "encodings.idna",
-]
-"""What code imports most; every sandbox has these in memory from the start."""
 
 _LINE = 3
 """The number of a sandbox's socket; the only open file beside the three standard ones."""
@@ -68,15 +47,27 @@ _MAX_FILE = 4096
 """No file of the nursery has a higher number."""
 
 
+class SandboxProgram(Protocol):
+    """What a program's module has."""
+
+    def prepare(self) -> None: ...
+
+    def reads(self) -> list[Path]: ...
+
+    def serve(self, line: int, limits: SandboxLimits) -> None: ...
+
+
 def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nothing, standard)
     os.close(nothing)
-    for module in _WARM:
-        importlib.import_module(module)
-    program(COMPUTING)  # kept for all sandboxes
+    os.umask(
+        0o022
+    )  # the folders on the way to what a sandbox may read are made anew, and it must get through them
+    made = _prepared(sys.argv[1])
+    filter_program(COMPUTING)  # kept for all sandboxes
     library = standard_library()
     sys.path[:] = map(str, (library, library / "lib-dynload"))
     os.environ.clear()
@@ -89,11 +80,20 @@ def main() -> None:
         if not body:
             return
         if os.fork() == 0:
-            _warden(msgspec.msgpack.decode(body, type=Start), files[0])
+            _warden(msgspec.msgpack.decode(body, type=Start), files[0], made)
         os.close(files[0])
 
 
-def _warden(start: Start, line: int) -> NoReturn:
+def _prepared(name: str) -> "SandboxProgram | Missing":
+    try:
+        program = cast("SandboxProgram", importlib.import_module(name))
+        program.prepare()
+    except Exception as error:  # noqa: BLE001 - whatever it is, each sandbox that is asked for says so
+        return Missing(f"{name}: {error!r}")
+    return program
+
+
+def _warden(start: Start, line: int, program: "SandboxProgram | Missing") -> NoReturn:
     """Waits until the sandbox is not needed any more, or has ended by itself."""
     folder: Path | None = None
     try:
@@ -102,6 +102,8 @@ def _warden(start: Start, line: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with suppress(OSError, AttributeError):
             kernel.die_with_parent()
+        if isinstance(program, Missing):
+            raise program
         if start.is_confined:
             enter_namespaces()
         else:
@@ -109,7 +111,7 @@ def _warden(start: Start, line: int) -> NoReturn:
             folder.chmod(0o777)
         worker = os.fork()
         if worker == 0:
-            _behind_walls(start, folder)
+            _behind_walls(start, folder, program)
         ended = _wait(worker)
         if ended is not None:
             os.write(_LINE, frame(ended))
@@ -136,17 +138,18 @@ def _wait(worker: int) -> Ended | None:
     return Ended(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
 
 
-def _behind_walls(start: Start, folder: Path | None) -> NoReturn:
+def _behind_walls(start: Start, folder: Path | None, program: SandboxProgram) -> NoReturn:
     """The worker's whole life."""
     try:
         folders = [Path(each) for each in start.folders]
         sys.path.extend(start.folders)
+        needed = program.reads()
         if folder is None:
-            lock_in(start.limits, folders)
+            lock_in(start.limits, folders, needed)
         else:
-            make_do(start.limits, folder)
+            make_do(start.limits, folder, needed)
         os.write(_LINE, frame(Ready()))
-        serve(_LINE, start.limits.output)
+        program.serve(_LINE, start.limits)
     except Missing as missing:
         os.write(_LINE, frame(Ready(str(missing))))
     finally:

@@ -1,5 +1,9 @@
 """Runs code, inside a sandbox. What is here runs next to hostile code and is trusted by nobody outside.
 
+Whatever code prints, raises or leaves behind (halves of characters, errors that cannot be shown, another output, tracers,
+handlers, limits) ends at most its own execution, with a message. Code that breaks the interpreter itself ends its
+sandbox, which says so.
+
 Names live from one execution to the next, as at an interactive prompt; the value of a last expression is shown. A time
 limit interrupts the code and keeps the state. Random numbers begin the same in every sandbox, so that the same code
 gives the same output when an episode is played again.
@@ -7,6 +11,7 @@ gives the same output when an episode is played again.
 
 import ast
 import builtins
+import importlib
 import io
 import linecache
 import os
@@ -14,16 +19,47 @@ import random
 import signal
 import sys
 import traceback
+from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from rollwright.sandbox.frames import read_frame, write_frame
+from rollwright.sandbox.limits import SandboxLimits
 from rollwright.sandbox.messages import Ran, Run
 
 _REPEAT_SECONDS = 0.1
 """Code that catches the interruption is interrupted again after this."""
+
+_WARM = [
+    "bisect",
+    "collections",
+    "datetime",
+    "decimal",
+    "fractions",
+    "functools",
+    "heapq",
+    "itertools",
+    "json",
+    "math",
+    "operator",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "textwrap",
+    "typing",
+    "dataclasses",
+    "encodings.idna",
+]
+"""What code imports most; every sandbox has these in memory from the start."""
+
+_MAX_TRIES = 5
+"""Of taking back what code has set: a tracer and a profiler that raise are gone after they have, each."""
+
+_BESIDE_OUTPUT = 100
+"""Characters for saying how much was left out."""
 
 _FILE = "<code {}>"
 
@@ -44,24 +80,29 @@ class _Output(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        kept = text[: self._room]
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        plain = _sendable("".join((text,)))  # of a subclass of `str` too, whose own methods may do anything
+        kept = plain[: self._room]
         self._room -= len(kept)
         self._parts.append(kept)
-        self._dropped += len(text) - len(kept)
-        return len(text)
+        self._dropped += len(plain) - len(kept)
+        return str.__len__(text)
 
     def text(self) -> str:
         cut = f"\n[{self._dropped} more characters]" if self._dropped else ""
         return "".join(self._parts) + cut
 
 
-class Worker:
+class CodeRunner:
     """Executes one piece of code after the other."""
 
     def __init__(self, output: int) -> None:
         self._output = output
         self._names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
         self._count = 0
+        self._may_interrupt = False
+        self._recursion = sys.getrecursionlimit()
 
     def run(self, request: Run) -> Ran:
         self._count += 1
@@ -69,18 +110,49 @@ class Worker:
         sys.stdout = sys.stderr = output
         error, is_late = "", False
         try:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, request.seconds, _REPEAT_SECONDS)
-                self._execute(request.code, output)
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+            error = self._outcome(request, output)
         except TimeIsUp:
             error, is_late = f"TimeoutError: stopped after {request.seconds:g} s", True
-        except SystemExit:
-            pass  # ending itself is how a program may end
+        except BaseException:  # noqa: BLE001 - an error that cannot even be told
+            error = "SystemError: the code raised an error that cannot be shown"
+        for _ in range(_MAX_TRIES):
+            try:
+                self._restore()
+                break
+            except BaseException:  # noqa: BLE001 - a tracer may raise here, and the alarm may come in between
+                continue
+        try:
+            printed = output.text()
+        except BaseException:  # noqa: BLE001 - the code took its own output apart
+            printed, error = "", error or "SystemError: the output cannot be shown"
+        longest = self._output + _BESIDE_OUTPUT
+        return Ran(_sendable(printed)[:longest], _sendable(error)[-longest:], is_late)
+
+    def _outcome(self, request: Run, output: _Output) -> str:
+        """What went wrong; empty: nothing. Telling it is part of the code's time: it may run the code's own methods."""
+        self._may_interrupt = True
+        signal.signal(signal.SIGALRM, self._interrupt)
+        signal.setitimer(signal.ITIMER_REAL, request.seconds, _REPEAT_SECONDS)
+        try:
+            self._execute(request.code, output)
+        except (TimeIsUp, SystemExit) as ended:
+            if isinstance(ended, TimeIsUp):
+                raise
         except BaseException as raised:  # noqa: BLE001 - the code's own, told to whoever wrote it
-            error = _told(raised, self._output)
-        return Ran(output.text(), error, is_late)
+            return _told(raised, self._output)
+        return ""
+
+    def _restore(self) -> None:
+        """Takes back what code may have set, so that the next execution begins like the first."""
+        self._may_interrupt = False
+        sys.settrace(None)
+        sys.setprofile(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.setrecursionlimit(self._recursion)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._may_interrupt:
+            raise TimeIsUp
 
     def _execute(self, code: str, output: _Output) -> None:
         file = _FILE.format(self._count)
@@ -96,6 +168,11 @@ class Worker:
                 output.write(f"{value!r}\n")
 
 
+def _sendable(text: str) -> str:
+    """The same text, with what is no character (half of a surrogate pair) written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _told(error: BaseException, longest: int) -> str:
     """The traceback from the code's own first frame on."""
     told = traceback.TracebackException.from_exception(error, limit=-50)
@@ -105,15 +182,21 @@ def _told(error: BaseException, longest: int) -> str:
     return "".join(told.format()).strip()[-longest:]
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise TimeIsUp
+def prepare() -> None:
+    """In the process that sandboxes are forked from."""
+    for module in _WARM:
+        importlib.import_module(module)
 
 
-def serve(connection: int, output: int) -> None:
+def reads() -> list[Path]:
+    """Nothing beside the standard library, which every sandbox needs."""
+    return []
+
+
+def serve(connection: int, limits: SandboxLimits) -> None:
     """Until the other side hangs up."""
     random.seed(0)
-    signal.signal(signal.SIGALRM, _interrupt)
-    worker = Worker(output)
+    runner = CodeRunner(limits.output)
     with os.fdopen(connection, "rb") as requests, os.fdopen(os.dup(connection), "wb") as replies:
         while (body := read_frame(requests)) is not None:
-            write_frame(replies, worker.run(msgspec.msgpack.decode(body, type=Run)))
+            write_frame(replies, runner.run(msgspec.msgpack.decode(body, type=Run)))

@@ -11,6 +11,7 @@ Always true, of every implementation:
   Waiting workers are served in the order they asked.
 - Enqueueing an id again changes nothing and returns what is there.
 - Nothing that a caller passes in or gets out is shared with the store's own state.
+- A store object whose contents or connections are its maker's refuses every call in a fork.
 """
 
 from abc import ABC, abstractmethod
@@ -43,6 +44,10 @@ class StoreError(RollwrightError):
     """The store refuses a call; nothing was changed."""
 
 
+class StoreDamaged(StoreError):
+    """What the store keeps its data in is damaged, or not a store's; trying again does not help."""
+
+
 class NotFound(StoreError):
     """No rollout, attempt, worker or resource has that id."""
 
@@ -61,6 +66,8 @@ class Store(ABC):
     instant: ClassVar[bool] = False
     """Whether calls that are not told to wait are done at once, so that making several of them side by side gains
     nothing over one after the other."""
+    fork_error: ClassVar[type[RollwrightError]] = StoreError
+    """What a call raises in a fork that inherited a store whose contents or connections are its maker's."""
 
     # -- asking for episodes ------------------------------------------------------------------------
 
@@ -241,9 +248,17 @@ class Store(ABC):
 
     @abstractmethod
     async def get_trajectories(self, rollout_ids: Sequence[str], *, failed: bool = False) -> dict[str, bytes]:
-        """What the successful attempts committed; rollouts without one are left out.
+        """What the successful attempts committed; rollouts without one, or whose one was released, are left out.
 
         With `failed`, also what the last attempts of failed rollouts left.
+        """
+
+    @abstractmethod
+    async def release_trajectories(self, rollout_ids: Iterable[str]) -> int:
+        """Gives up the store's copies of what successful attempts committed, and returns how many there were.
+
+        For a caller that has them on a disk of its own. All else about the rollouts stays; their space is used again.
+        Rollouts that do not exist, have not succeeded or were released before are passed over.
         """
 
     @abstractmethod

@@ -26,6 +26,14 @@ USUAL_PATIENCE = 60.0
 """Seconds that a store which cannot be reached is tried for: a server that restarts is back by then."""
 
 
+def sqlite_path(address: str) -> Path | None:
+    """The file of a store that is a SQLite file."""
+    scheme, found, rest = address.partition("://")
+    if address == "memory" or (found and scheme.lower() != "sqlite"):
+        return None
+    return Path(rest.removeprefix("/")) if found else Path(address)
+
+
 async def open_store(
     address: str,
     *,
@@ -42,14 +50,11 @@ async def open_store(
         check_address(address)
     except ConfigError as error:
         raise ConfigError(f"store: {error}") from None
-    scheme, found, rest = address.partition("://")
-    scheme = scheme.lower() if found else scheme
+    scheme = address.partition("://")[0].lower()
     if address == "memory":
         return MemoryStore()
-    if not found:
-        return await _sqlite(Path(address), must_exist)
-    if scheme == "sqlite":
-        return await _sqlite(Path(rest.removeprefix("/")), must_exist)
+    if (path := sqlite_path(address)) is not None:
+        return await _sqlite(path, must_exist)
     if scheme in ("postgresql", "postgres"):
         return await _postgresql(address, patience, on_outage)
     if scheme in ("http", "https", "http+unix"):

@@ -8,6 +8,7 @@ of memory asks for less before it counts as a crash.
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from signal import Signals
 
 USER_ERROR = 2
 """With this code the command line refuses what it was given."""
@@ -55,12 +56,15 @@ class Life:
 
     def __str__(self) -> str:
         how = {
-            Ending.HUNG: "made no progress",
-            Ending.STOPPED: "was suspended",
+            Ending.HUNG: "made no progress and was killed",
+            Ending.STOPPED: "was suspended and killed",
             Ending.OUT_OF_MEMORY: "was killed for want of memory",
-        }.get(self.ending, f"ended with {_code(self.code)}")
-        said = f': "{self.last_words}"' if self.last_words else ""
-        return f"{how} after {self.seconds:.0f} s and {self.rounds} rounds{said}"
+        }.get(self.ending, _how(self.code))
+        rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
+        # Only who ends by itself with an error says why in its last line.
+        is_why = self.ending in (Ending.CRASHED, Ending.REFUSED) and (self.code or 0) > 0
+        said = f': "{self.last_words}"' if is_why and self.last_words else ""
+        return f"{how} after {self.seconds:.0f} s and {rounds}{said}"
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,9 @@ class Stop:
     code: int
     """For the supervisor to end with."""
     reason: str
+    """With the last life in it, for whoever asks later."""
+    line: str
+    """For a log in which that life stands right before."""
 
 
 def ending_of(code: int, rounds: int, *, killed_for_memory: bool) -> Ending:
@@ -121,9 +128,11 @@ def decide(
 ) -> tuple[History, Restart | Stop]:
     """What to do now, and what to remember. `concessions`: how often the process can be made smaller in all."""
     if life.ending in (Ending.DONE, Ending.ASKED):
-        return history, Stop(0, "the node ended by itself" if life.ending is Ending.DONE else "asked to stop")
+        why = "the node ended by itself" if life.ending is Ending.DONE else "asked to stop"
+        return history, Stop(0, why, why)
     if life.ending is Ending.REFUSED:
-        return history, Stop(USER_ERROR, f"the node refused to start, and would again: {life.last_words}")
+        why = "the node refused to start, and would again"
+        return history, Stop(USER_ERROR, f"{why}: {life.last_words}", why)
     starts = tuple(each for each in history.starts if now - each < HOUR)
     fruitless = 0 if life.rounds else history.fruitless + 1
     remembered = replace(history, fruitless=fruitless, starts=(*starts, now))
@@ -132,18 +141,23 @@ def decide(
         smaller = replace(remembered, concessions=history.concessions + 1, fruitless=0)
         return smaller, Restart(rules.first_delay, f"the node {life}; it is started again with less")
     if fruitless >= rules.max_fruitless:
-        return remembered, Stop(
-            GAVE_UP, f"{fruitless} times in a row no round was finished; the last time the node {life}"
-        )
-    if len(remembered.starts) > rules.max_per_hour:
-        return remembered, Stop(
-            GAVE_UP, f"more than {rules.max_per_hour} restarts in an hour; the last time the node {life}"
-        )
+        why = f"{fruitless} times in a row no round was finished"
+    elif len(remembered.starts) > rules.max_per_hour:
+        why = f"more than {rules.max_per_hour} restarts in an hour"
+    else:
+        why = ""
+    if why:
+        return remembered, Stop(GAVE_UP, f"{why}; the last time the node {life}", f"giving up: {why}")
     delay = min(rules.max_delay, rules.first_delay * rules.factor ** max(0, fruitless - 1))
     return remembered, Restart(delay, f"the node {life}")
 
 
-def _code(code: int | None) -> str:
+def _how(code: int | None) -> str:
     if code is None:
-        return "no code"
-    return f"code {code}" if code >= 0 else f"signal {-code}"
+        return "was killed"
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was killed by {Signals(-code).name}"
+    except ValueError:  # one of the nameless ones
+        return f"was killed by signal {-code}"

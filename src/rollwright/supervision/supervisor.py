@@ -83,6 +83,8 @@ class Supervisor:
         """Asked twice: the node is not waited for."""
         self._wake = threading.Event()
         self._last_words = ""
+        self._pid = 0
+        """Of the last process that was started."""
         self._rounds = self._rounds_done()
         """Most rounds that the heartbeat ever told of: one that is still starting may not know them yet."""
         self._record = SupervisorRecord(
@@ -131,9 +133,10 @@ class Supervisor:
     def _keep_at_work(self) -> int:
         while True:
             life = self._live()
-            self._count(life)
             if self._told is not None and life.ending is not Ending.DONE:
-                return self._end(128 + self._told, f"asked to stop by signal {self._told}")
+                self._count(life)
+                return self._end_as_told()
+            smaller = self._smaller()
             self._history, decision = decide(
                 self._history,
                 life,
@@ -142,11 +145,14 @@ class Supervisor:
                 concessions=len(self._what.concessions),
             )
             match decision:
-                case Stop(code, reason):
-                    return self._end(code, reason)
+                case Stop(code, reason, line):
+                    self._count(life)
+                    return self._end(code, reason, line)
                 case Restart(delay, reason):
+                    less = "" if self._smaller() == smaller else f" with {' '.join(self._smaller())}"
+                    self._count(life, f"; next start in {delay:g} s{less}", delay=delay)
                     if self._wait(delay, reason):
-                        return self._end(128 + (self._told or 0), f"asked to stop by signal {self._told}")
+                        return self._end_as_told()
 
     def _live(self) -> Life:
         """One process of the node, from its start to its end, and nothing of it left behind."""
@@ -155,18 +161,21 @@ class Supervisor:
         began = time.monotonic()
         self._last_words = ""
         brood = Brood(words, self._what.environment)
+        self._pid = brood.pid
+        number = self._record.starts
+        restart = f" (restart {number})" if number else ""
+        self._logs.event("start", f"started process {brood.pid}{restart}: {' '.join(words)}", pid=brood.pid)
         listening = threading.Thread(target=self._listen, args=(brood,), daemon=True)
-        listening.start()
+        listening.start()  # now, so that nothing the node says stands before its start
         self._note(
             state=SupervisorState.RUNNING,
             node_pid=brood.pid,
             life=brood.life,
-            starts=self._record.starts + 1,
+            starts=number + 1,
             concessions=list(self._smaller()),
             reason="the node runs",
             next_start=None,
         )
-        self._logs.event("start", f"started process {brood.pid}: {' '.join(words)}", pid=brood.pid)
         try:
             judged = self._watch(brood, began)
         finally:
@@ -200,7 +209,6 @@ class Supervisor:
                 starting=beat is not None and beat.phase is Phase.START,
             )
             if (judged := watch.look(seen)) is not None:
-                self._logs.event(str(judged), f"process {brood.pid} is {judged}; it is ended", pid=brood.pid)
                 return judged
             brood.reap()
             self._wake.wait(self._what.look_seconds)
@@ -221,7 +229,6 @@ class Supervisor:
 
     def _wait(self, delay: float, reason: str) -> bool:
         """Whether it was told to stop meanwhile."""
-        self._logs.event("restart", f"{reason}; next start in {delay:.0f} s", delay=delay)
         self._note(
             state=SupervisorState.WAITING,
             node_pid=None,
@@ -255,16 +262,19 @@ class Supervisor:
         taken = self._history.concessions
         return self._what.concessions[taken - 1] if taken else ()
 
-    def _count(self, life: Life) -> None:
+    def _count(self, life: Life, follows: str = "", **details: object) -> None:
+        """A death is one line, with what is done about it."""
+        ending = str(life.ending)
         self._logs.event(
             "end",
-            f"the node {life}",
-            ending=str(life.ending),
+            f"process {self._pid} {life}{follows}",
+            pid=self._pid,
+            ending=ending,
             code=life.code,
             seconds=round(life.seconds, 1),
             rounds=life.rounds,
+            **details,
         )
-        ending = str(life.ending)
         self._note(
             node_pid=None,
             life=None,
@@ -272,8 +282,15 @@ class Supervisor:
             last=[*self._record.last, Restarted(time.time(), ending, f"the node {life}")][-REMEMBERED:],
         )
 
-    def _end(self, code: int, reason: str) -> int:
-        self._logs.event("give_up" if code == 1 else "ended", reason, code=code)
+    def _end_as_told(self) -> int:
+        number = signal.Signals(self._told or signal.SIGTERM)
+        why = f"asked to stop by {number.name}"
+        return self._end(128 + number, why, why)
+
+    def _end(self, code: int, reason: str, line: str) -> int:
+        self._logs.event(
+            "give_up" if code == 1 else "ended", f"the supervisor ends with code {code}: {line}", code=code
+        )
         self._note(state=SupervisorState.ENDED, node_pid=None, life=None, reason=reason, next_start=None)
         return code
 

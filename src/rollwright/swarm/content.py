@@ -95,6 +95,11 @@ def encode(group: SharedGroup) -> bytes:
     return _encoder.encode(group)
 
 
+def head_of(peer: str) -> bytes:
+    """What every group that this peer made begins with."""
+    return b"\x95" + _encoder.encode(PROTOCOL) + _encoder.encode(peer)  # an array of five
+
+
 def decode(data: bytes) -> SharedGroup:
     """Raises `Refused` for anything that is not a whole group within the limits, in the one form that it has."""
     if len(data) > MAX_CONTENT_BYTES:
@@ -120,6 +125,9 @@ def shared_member(trajectory: Trajectory) -> Member:
         raise RollwrightError(
             f"rollout {trajectory.rollout_id} cannot be shared: only whole episodes along one path can"
         )
+    if whys := trajectory.never_trained():
+        # What this node would not train on itself, nobody should be given as an honest sample.
+        raise RollwrightError(f"rollout {trajectory.rollout_id} cannot be shared: {whys[0]}")
     actions = tuple(
         Action(
             text=turn.text.encode(errors="replace").decode(),

@@ -1,17 +1,24 @@
 """A swarm over a folder that all nodes see: mounted, synced, or on one machine.
 
 True of it: a file has its name only when it is whole, so a copy that is under way is never read; every file has one
-writer, so no two nodes can disagree about one; a file of a stranger is opened only if it is a plain file of bounded
-size. Whether a peer is alive is told by its beat changing, by this node's clock alone, so clocks need not agree.
+writer, so no two nodes can disagree about one; everything else in the folder may be made by somebody hostile, see
+`shared_folder`. A node removes only what it wrote: this process's files, and of earlier ones those that say so inside.
+What a look costs is bounded: peers that have signed something are looked at by name, the others as far as the time
+goes, and the next look goes on there. Whether a peer is alive is told by its beat changing, by this node's clock alone,
+so clocks need not agree.
 
 Layout, below a folder named after the swarm: `manifests/PEER/NAME`, `content/PEER/DIGEST`, `beats/PEER`.
 """
 
 import asyncio
-import os
+import contextlib
+import errno
+import logging
+import random
 import re
-import stat
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
@@ -19,6 +26,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from rollwright.errors import RollwrightError
+from rollwright.swarm.content import head_of
+from rollwright.swarm.envelope import unseal
+from rollwright.swarm.peer_table import PeerTable, Rank
+from rollwright.swarm.refusals import Refused
+from rollwright.swarm.shared_folder import PARTIAL, SharedFolder, UnacceptableFile
 from rollwright.swarm.transport import (
     CALL_SECONDS,
     MAX_CONTENT_BYTES,
@@ -26,12 +38,13 @@ from rollwright.swarm.transport import (
     Announced,
     FetchFailed,
     FetchProblem,
+    PassedOver,
     Peer,
     checked_content,
     checked_manifest,
     digest_of,
 )
-from rollwright.swarm.transport_inbox import HELD_BYTES, MAX_PEERS, MAX_PER_PEER, Inbox
+from rollwright.swarm.transport_inbox import HELD_BYTES, MAX_PER_PEER, Inbox
 
 ALIVE_SECONDS = 60.0
 """A synced folder may take this long to pass a beat on."""
@@ -39,12 +52,79 @@ ALIVE_SECONDS = 60.0
 BEAT_SECONDS = 5.0
 """How often a node that is doing something writes its beat."""
 
+STRANGER_SECONDS = 1.0
+"""For looking at folders of peers that have signed nothing yet: some ten thousand of them."""
+
+KNOWN_SHARE = 0.4
+"""Of the time of a look, for peers that have signed something: a thousand of them take some tenths of a second unless
+they crowd their folders."""
+
+LISTED = 4096
+"""Entries of one peer's folder that are listed; it has `MAX_PER_PEER` unless somebody crowds it."""
+
+OWN_LISTED = 100_000
+"""Entries of an own folder that are looked over for files of earlier processes."""
+
+_READ_AT_ONCE = 2 * MAX_PER_PEER
+"""Files of one peer that are read in one look."""
+
+_REMEMBERED = 4 * MAX_PER_PEER
+"""Names in one peer's folder that need not be read again."""
+
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+_OLD_PARTIAL = re.compile(r"\.[0-9a-f]{64}\.[0-9]+\.partial\Z")
+"""What release 0.1.0 left in its own folders when it was killed."""
+
+_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What an error of this machine is, and says nothing about a peer."""
+
 _MAX_BEAT_BYTES = 32
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two looks for a file that is not there yet."""
 
+_MANIFESTS, _CONTENT, _BEATS = "manifests", "content", "beats"
+
 _Result = TypeVar("_Result")
+
+_log = logging.getLogger(__name__)
+
+
+class OwnFiles:
+    """The files in one own folder that this node wrote, the oldest first, and what they take."""
+
+    def __init__(self, count: int, total: int, is_own: Callable[[SharedFolder, str], bool]) -> None:
+        """Keeps at most `count` files with `total` bytes. `is_own`: whether a file says that this node wrote it."""
+        self._count = count
+        self._total = total
+        self._is_own = is_own
+        self._sizes: OrderedDict[str, int] | None = None
+        """`None`: what earlier processes wrote has not been looked for."""
+        self._bytes = 0
+
+    def add(self, folder: SharedFolder, user: int, name: str, size: int) -> None:
+        """Remembers a file that was written, and removes the oldest that are too many."""
+        if self._sizes is None:
+            self._sizes = self._of_earlier_processes(folder, user)
+            self._bytes = sum(self._sizes.values())
+        self._bytes += size - self._sizes.pop(name, 0)
+        self._sizes[name] = size
+        while len(self._sizes) > self._count or self._bytes > self._total:
+            oldest, freed = self._sizes.popitem(last=False)
+            self._bytes -= freed
+            folder.remove(oldest, user)
+
+    def _of_earlier_processes(self, folder: SharedFolder, user: int) -> OrderedDict[str, int]:
+        found: list[tuple[int, str, int]] = []
+        for name in islice(folder.entries(), OWN_LISTED):
+            if PARTIAL.match(name) or _OLD_PARTIAL.match(name):
+                folder.remove(name, user)
+            elif (
+                _HEX.match(name)
+                and (known := folder.stat_own(name, user)) is not None
+                and self._is_own(folder, name)
+            ):
+                found.append((known.st_mtime_ns, name, known.st_size))
+        return OrderedDict((name, size) for _, name, size in sorted(found))
 
 
 class DirectoryTransport:
@@ -57,30 +137,48 @@ class DirectoryTransport:
         held_bytes: int = HELD_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._root = folder
         self._home = folder / f"swarm-{sha256(swarm.encode()).hexdigest()[:16]}"
         self._peer = peer
-        self._held_bytes = held_bytes
         self._clock = clock
         self._inbox = Inbox(peer)
         self._known: dict[str, set[str]] = {}
         """For each peer, the manifests in its folder that were taken already."""
+        self._peers = PeerTable(peer)
         self._beats: dict[str, tuple[bytes, float]] = {}
-        """Of each peer, its last beat, and when it changed."""
-        self._present: set[str] = set()
-        """Peers that had not taken their beat away when it was last looked for."""
+        """Of each peer in the table, its last beat, and when it changed."""
         self._own_beat = -BEAT_SECONDS
+        self._own_manifests = OwnFiles(
+            MAX_PER_PEER,
+            MAX_PER_PEER * MAX_MANIFEST_BYTES,
+            lambda place, name: _signed_by(place, name) == peer,
+        )
+        self._own_content = OwnFiles(
+            held_bytes // 1024, held_bytes, lambda place, name: _begins(place, name, head_of(peer))
+        )
+        self._writing = threading.Lock()
+        self._looking = threading.Lock()
+        self._sweep: Iterator[str] | None = None
+        """Names in the folder of manifests, from where the last look stopped."""
         try:
-            for kind in ("manifests", "content"):
-                (self._home / kind / peer).mkdir(parents=True, exist_ok=True)
-            (self._home / "beats").mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            with self._own(_MANIFESTS) as own:
+                self._user = own.user()
+            for kind in (_MANIFESTS, _CONTENT):
+                with self._own(kind) as own:
+                    self._check_own(own, kind)
+            with self._shared(_BEATS, make=True):
+                pass
         except OSError as error:
             raise RollwrightError(f"{folder}: cannot be used to share rollouts: {error.strerror}") from error
+        except UnacceptableFile as error:
+            raise RollwrightError(f"{self._home}: cannot be used to share rollouts: {error}") from error
 
     async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
         await self._within(deadline, self._announce, checked_manifest(manifest))
 
     async def manifests(self, since: int = 0, deadline: float = CALL_SECONDS) -> Announced:
-        await self._within(deadline, self._collect)
+        await self._within(deadline, self._collect, deadline)
         return self._inbox.read(since)
 
     async def publish(self, digest: str, content: bytes) -> None:
@@ -90,11 +188,11 @@ class DirectoryTransport:
         """Waits until the file is there, because a synced folder may pass on the manifest first."""
         if not _HEX.match(peer) or not _HEX.match(digest):
             raise FetchFailed(FetchProblem.ABSENT, digest)
-        file = self._home / "content" / peer / digest
         pause = _FIRST_PAUSE
+        limit = min(max_bytes, MAX_CONTENT_BYTES) + 1
         try:
             async with asyncio.timeout(deadline):
-                while (content := await asyncio.to_thread(_read, file, max_bytes + 1)) is None:
+                while (content := await asyncio.to_thread(self._content, peer, digest, limit)) is None:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE)
         except TimeoutError as error:
@@ -104,12 +202,16 @@ class DirectoryTransport:
     def peers(self) -> Sequence[Peer]:
         now = self._clock()
         return [
-            Peer(peer, peer in self._present and now - seen <= ALIVE_SECONDS, seen)
-            for peer, (_, seen) in sorted(self._beats.items())
+            each._replace(alive=each.alive and now - each.seen <= ALIVE_SECONDS) for each in self._peers.all()
         ]
 
+    def prefer(self, peer: str) -> None:
+        self._peers.raise_to(Rank.PROVEN, peer, seen=self._clock())
+        self._inbox.prefer(peer)
+
     async def close(self) -> None:
-        (self._home / "beats" / self._peer).unlink(missing_ok=True)
+        with contextlib.suppress(OSError, UnacceptableFile), self._shared(_BEATS) as beats:
+            beats.remove(self._peer, self._user)
 
     async def _within(self, deadline: float, work: Callable[..., _Result], *arguments: object) -> _Result:
         """A mount that hangs holds a thread, never the node."""
@@ -119,92 +221,174 @@ class DirectoryTransport:
             raise RollwrightError(f"{self._home}: no answer from the folder in {deadline:g} s") from error
         except OSError as error:
             raise RollwrightError(f"{self._home}: {error.strerror or error}") from error
+        except UnacceptableFile as error:
+            raise RollwrightError(f"{self._home}: {error}") from error
+
+    @contextlib.contextmanager
+    def _shared(self, *names: str, make: bool = False) -> Iterator[SharedFolder]:
+        """A folder below the swarm's, opened step by step."""
+        with contextlib.ExitStack() as opened:
+            place = opened.enter_context(SharedFolder.root(self._root))
+            for name in (self._home.name, *names):
+                step = place.make_folder(name, shared=True) if make else place.folder(name)
+                place = opened.enter_context(step)
+            yield place
+
+    @contextlib.contextmanager
+    def _own(self, kind: str) -> Iterator[SharedFolder]:
+        with self._shared(kind, make=True) as place, place.make_folder(self._peer, shared=False) as own:
+            yield own
+
+    def _check_own(self, own: SharedFolder, kind: str) -> None:
+        if own.owner != self._user:
+            raise UnacceptableFile(
+                f"{kind}/{self._peer} belongs to another user (number {own.owner}, this node's is {self._user}); "
+                "remove it, or share through another folder"
+            )
 
     def _announce(self, manifest: bytes) -> None:
-        folder = self._home / "manifests" / self._peer
-        _write(folder / digest_of(manifest), manifest)
-        _keep_newest(folder, MAX_PER_PEER, MAX_PER_PEER * MAX_MANIFEST_BYTES)
+        name = digest_of(manifest)
+        with self._writing, self._own(_MANIFESTS) as own:
+            self._check_own(own, _MANIFESTS)
+            own.write(name, manifest)
+            self._own_manifests.add(own, self._user, name, len(manifest))
         self._beat()
 
     def _publish(self, digest: str, content: bytes) -> None:
-        folder = self._home / "content" / self._peer
-        _write(folder / digest, content)
-        _keep_newest(folder, self._held_bytes // 1024, self._held_bytes)
+        if not _HEX.match(digest):
+            raise UnacceptableFile(f"{digest[:80]!r}: not a digest")
+        with self._writing, self._own(_CONTENT) as own:
+            self._check_own(own, _CONTENT)
+            own.write(digest, content)
+            self._own_content.add(own, self._user, digest, len(content))
+
+    def _content(self, peer: str, digest: str, limit: int) -> bytes | None:
+        """`None`: not there, or nothing that may be read."""
+        try:
+            with self._shared(_CONTENT, peer) as place:
+                return place.read(digest, limit)
+        except UnacceptableFile:
+            self._inbox.pass_over(PassedOver.UNACCEPTABLE_FILE)
+            return None
+        except OSError:
+            return None
 
     def _beat(self) -> None:
+        """A name that somebody else has taken costs this node the looks of life, and nothing more."""
         now = time.monotonic()
-        if now - self._own_beat >= BEAT_SECONDS:
-            self._own_beat = now
-            _write(self._home / "beats" / self._peer, f"{time.time_ns()}".encode())
+        if now - self._own_beat < BEAT_SECONDS:
+            return
+        self._own_beat = now
+        try:
+            with self._own(_MANIFESTS) as own, self._shared(_BEATS, make=True) as beats:
+                self._check_own(own, _MANIFESTS)
+                own.write(self._peer, f"{time.time_ns()}".encode(), into=beats)
+        except (OSError, UnacceptableFile) as error:
+            self._inbox.pass_over(PassedOver.UNACCEPTABLE_FILE)
+            _log.warning("%s: this node's beat cannot be written: %s", self._home / _BEATS, error)
 
-    def _collect(self) -> None:
+    def _collect(self, seconds: float) -> None:
         self._beat()
-        folders = list(self._folders())
-        self._known = {each.name: self._known.get(each.name, set()) for each in folders}
-        for folder in folders:
-            known = self._known[folder.name]
-            there = set(_names(folder, 2 * MAX_PER_PEER))
-            known &= there  # forgets what its owner has removed, so that this stays small
-            for name in sorted(there - known):
-                manifest = _read(folder / name, MAX_MANIFEST_BYTES)
-                if manifest is not None:
-                    known.add(name)
-                    self._inbox.add(manifest)
-        self._present = set(_names(self._home / "beats", MAX_PEERS)) - {self._peer}
-        for name in self._present:
-            beat = _read(self._home / "beats" / name, _MAX_BEAT_BYTES)
-            if beat is not None and self._beats.get(name, (b"", 0.0))[0] != beat:
-                self._beats[name] = (beat, self._clock())
-        for name in sorted(self._beats.keys() - self._present)[: max(0, len(self._beats) - MAX_PEERS)]:
-            del self._beats[name]
+        if not self._looking.acquire(blocking=False):
+            return  # an earlier look still waits for the folder
+        try:
+            with self._shared(_MANIFESTS) as manifests, self._shared(_BEATS) as beats:
+                known = self._look_at_known(manifests, beats, time.monotonic() + KNOWN_SHARE * seconds)
+                self._look_for_strangers(manifests, beats, known)
+        finally:
+            self._looking.release()
+        for peer in self._beats.keys() - self._known.keys():
+            del self._beats[peer]
 
-    def _folders(self) -> Iterator[Path]:
-        for name in _names(self._home / "manifests", MAX_PEERS):
-            if name != self._peer:
-                yield self._home / "manifests" / name
+    def _look_at_known(self, manifests: SharedFolder, beats: SharedFolder, until: float) -> set[str]:
+        """Those that have signed something, by name; in another order each time, in case there is no time for all."""
+        proven, signed = self._peers.of(Rank.PROVEN), self._peers.of(Rank.SIGNED)
+        random.shuffle(proven)
+        random.shuffle(signed)
+        for place, peer in enumerate((*proven, *signed)):
+            if time.monotonic() > until:
+                self._inbox.pass_over(PassedOver.NOT_LISTED, len(proven) + len(signed) - place)
+                break
+            self._look(manifests, beats, peer)
+        return {*proven, *signed}
 
+    def _look_for_strangers(self, manifests: SharedFolder, beats: SharedFolder, known: set[str]) -> None:
+        """Goes once through the names at most, and goes on the next time where the time was over."""
+        until = time.monotonic() + STRANGER_SECONDS
+        if self._sweep is None:
+            self._sweep = manifests.entries()
+        for name in self._sweep:
+            if _HEX.match(name) and name != self._peer and name not in known:
+                self._look(manifests, beats, name)
+            if time.monotonic() > until:
+                self._inbox.pass_over(PassedOver.NOT_LISTED)
+                break
+        else:
+            self._sweep = None
+        for peer in self._known.keys() - {each.id for each in self._peers.all()}:
+            del self._known[peer]  # there is no room for it
 
-def _names(folder: Path, limit: int) -> Iterator[str]:
-    """Whole files and folders of a place: their names are 64 hex digits, those of copies under way are not."""
-    try:
-        with os.scandir(folder) as entries:
-            yield from islice((each.name for each in entries if _HEX.match(each.name)), limit)
-    except (FileNotFoundError, NotADirectoryError):
-        return
+    def _look(self, manifests: SharedFolder, beats: SharedFolder, peer: str) -> None:
+        """What is new of one peer."""
+        try:
+            with manifests.folder(peer) as place:
+                self._read_manifests(place, peer)
+                self._read_beat(beats, peer, place.owner)
+        except UnacceptableFile:
+            self._inbox.pass_over(PassedOver.UNACCEPTABLE_FILE)
+        except OSError as error:
+            if error.errno in _OWN_TROUBLE:
+                raise
+            self._note_gone(peer)  # its folder is gone, or closed to this user
 
-
-def _read(file: Path, limit: int) -> bytes | None:
-    """At most `limit` bytes of a plain file; `None`: there is none. Follows no link and waits for no pipe."""
-    try:
-        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return None
-        with os.fdopen(handle, "rb", closefd=False) as opened:
-            return opened.read(min(limit, MAX_CONTENT_BYTES + 1))
-    except OSError:
-        return None
-    finally:
-        os.close(handle)
-
-
-def _write(file: Path, content: bytes) -> None:
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    partial.write_bytes(content)
-    partial.replace(file)
-
-
-def _keep_newest(folder: Path, count: int, total: int) -> None:
-    """Own files only: each node clears away behind itself."""
-    with os.scandir(folder) as entries:
-        files = sorted(
-            ((found.st_mtime_ns, found.st_size, each.path) for each in entries if (found := each.stat())),
-            reverse=True,
+    def _read_manifests(self, place: SharedFolder, peer: str) -> None:
+        names = place.entries()
+        there = {each for each in islice(names, LISTED) if _HEX.match(each)}
+        if next(names, None) is not None:
+            self._inbox.pass_over(PassedOver.NOT_LISTED)
+        known = self._known.get(peer, set()) & there
+        new = sorted(there - known)
+        for name in random.sample(new, min(len(new), _READ_AT_ONCE)):
+            try:
+                manifest = place.read(name, MAX_MANIFEST_BYTES)
+            except UnacceptableFile:
+                self._inbox.pass_over(PassedOver.UNACCEPTABLE_FILE)
+                continue
+            if manifest is None:
+                continue
+            known.add(name)
+            if self._inbox.add(manifest) == peer:
+                self._peers.raise_to(Rank.SIGNED, peer, seen=self._clock())
+        self._known[peer] = (
+            known if len(known) <= _REMEMBERED else set(random.sample(sorted(known), _REMEMBERED))
         )
-    kept = 0
-    for place, (_, size, path) in enumerate(files):
-        kept += size
-        if place >= count or kept > total:
-            Path(path).unlink(missing_ok=True)
+
+    def _read_beat(self, beats: SharedFolder, peer: str, owner: int) -> None:
+        beat = beats.read(peer, _MAX_BEAT_BYTES, owner=owner)
+        if beat is None:
+            self._note_gone(peer)
+            return
+        last, seen = self._beats.get(peer, (b"", 0.0))
+        if last != beat:
+            seen = self._clock()
+            self._beats[peer] = (beat, seen)
+        self._peers.note(peer, alive=True, seen=seen)
+
+    def _note_gone(self, peer: str) -> None:
+        """A peer that was there; of one that never was there is nothing to say."""
+        if peer in self._beats:
+            self._peers.note(peer, alive=False, seen=self._beats[peer][1])
+
+
+def _signed_by(place: SharedFolder, name: str) -> str | None:
+    try:
+        return unseal(place.read(name, MAX_MANIFEST_BYTES) or b"").peer
+    except (UnacceptableFile, Refused):
+        return None
+
+
+def _begins(place: SharedFolder, name: str, head: bytes) -> bool:
+    try:
+        return place.read(name, len(head)) == head
+    except UnacceptableFile:
+        return False

@@ -63,6 +63,10 @@ class SeenGroups:
                 if self._owners.get(each) == gone:
                     del self._owners[each]
 
+    def peers(self) -> set[str]:
+        """Whose groups are remembered, the own ones among them."""
+        return {peer for peer, *_ in self._tasks}
+
     def snapshot(self) -> list[tuple[str, tuple[str, str, int]]]:
         """What must not be forgotten over a restart; sketches are left out, because they are large and only help."""
         return [(digest, task) for digest, (task, _) in self._groups.items()]

@@ -9,7 +9,7 @@ signed bytes as evidence. Without peers, or with an unreachable network, both ca
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -44,6 +44,13 @@ came too fast to be read."""
 
 SEEN_FILE = "seen"
 QUARANTINE_FOLDER = "quarantine"
+
+SILENT_FOR = 3
+"""Gatherings in which a peer whose content did not come stands behind the others."""
+
+_MAX_SILENT = 4096
+_ADMITTED_AT_ONCE = 64
+"""Manifests between two looks at other work: checking a signature takes a tenth of a millisecond."""
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +129,9 @@ class Exchange:
         self._gate = Gate(swarm, identity.peer, self._limits.freshness, self.quarantine.__contains__)
         self._candidates = Candidates()
         self._groups = SeenGroups()
+        self._gatherings = 0
+        self._silent: OrderedDict[str, int] = OrderedDict()
+        """Peers whose content did not come, and in which gathering that was."""
         self._cursor = 0
         self._secret = int.from_bytes(
             sha256(identity.sign(b"rollwright swarm selection\x00")).digest()[:8], "big"
@@ -181,7 +191,10 @@ class Exchange:
         self._cursor = announced.cursor
         if announced.missed:
             self.counts[MISSED] += announced.missed
-        for data in announced.manifests:
+        self.counts.update(announced.passed_over)
+        for number, data in enumerate(announced.manifests, 1):
+            if number % _ADMITTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
             try:
                 manifest = self._gate.admit(data, round=round, now=self._clock())
                 self._check_size(manifest)
@@ -212,6 +225,8 @@ class Exchange:
             raise FormatError(f"{self._seen_file}: not what a node has seen: {error}; remove it") from error
         self._gate.restore(memory.gate)
         self._groups.restore(memory.groups)
+        for peer in self._groups.peers() - {self._identity.peer}:
+            self._transport.prefer(peer)
 
     async def close(self) -> None:
         self._keep()
@@ -258,8 +273,11 @@ class Exchange:
             await self._look(at, scorer)
 
         fresh = self._candidates.fresh(lambda each: self._gate.is_fresh(each, round))
+        proven = self._groups.peers()
+        self._gatherings += 1
+        silent = {peer for peer, when in self._silent.items() if self._gatherings - when <= SILENT_FOR}
         return Gathering(
-            in_turns(fresh, (self._secret, round)),
+            in_turns(fresh, (self._secret, round), proven=proven, silent=silent),
             count,
             per_peer=self._limits.per_peer,
             beam_size=self._limits.beam_size,
@@ -267,6 +285,7 @@ class Exchange:
             is_caught=self.quarantine.__contains__,
             look=look,
             judge=self._judge,
+            is_proven=proven.__contains__,
         )
 
     async def _look(self, look: Look, scorer: Scorer) -> None:
@@ -314,12 +333,22 @@ class Exchange:
         for look, reason in refused:
             self.counts[str(reason.reason)] += 1
             self._candidates.take(look.manifest)
+            if reason.reason is Refusal.NOT_FETCHED:
+                self._note_silent(look.manifest.peer)
         for look in taken:
             assert look.group is not None, "it was verified"
             self.counts[ACCEPTED] += 1
             self._candidates.take(look.manifest)
             self._groups.add(look.manifest.digest, look.group)
+            self._transport.prefer(look.manifest.peer)
+            self._silent.pop(look.manifest.peer, None)
         return [_foreign(look) for look in taken]
+
+    def _note_silent(self, peer: str) -> None:
+        self._silent[peer] = self._gatherings
+        self._silent.move_to_end(peer)
+        if len(self._silent) > _MAX_SILENT:
+            self._silent.popitem(last=False)
 
     def _judge(self, look: Look) -> None:
         """What a group says about its peer."""

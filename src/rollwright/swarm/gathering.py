@@ -9,6 +9,8 @@ True of it:
 - A group is looked at only while fewer than `count` before it may still be taken, so nothing is checked in vain.
 - A peer that does not answer is asked once: for a second group only when the first has come, and not at all in this
   round when it has not.
+- Strangers that announce what they do not give cost a round a bounded time: beyond `PATIENCE` no other stranger has a
+  place in it.
 """
 
 import asyncio
@@ -18,9 +20,17 @@ from dataclasses import dataclass, field
 from rollwright.swarm.content import SharedGroup
 from rollwright.swarm.duplicates import SeenGroups
 from rollwright.swarm.envelope import Manifest
-from rollwright.swarm.refusals import BLAMED, Refused
+from rollwright.swarm.refusals import BLAMED, Refusal, Refused
 from rollwright.swarm.selection import places
 from rollwright.swarm.verification import Verified
+
+PATIENCE = 64
+"""Strangers, of which no group has held up yet, that may announce content which nobody has. What is announced behind them
+can be had in a later round."""
+
+SILENCE = 8
+"""So many of them a stranger counts for that lets the time for its content go by: eight such cost a round twenty seconds,
+with four fetches at a time and ten seconds for each."""
 
 
 @dataclass
@@ -66,14 +76,17 @@ class Gathering:
         is_caught: Callable[[str], bool],
         look: Looker,
         judge: Judge,
+        is_proven: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`seen`: groups of earlier rounds; nothing is added to it here."""
+        """`seen`: groups of earlier rounds; nothing is added to it here. `is_proven`: whether a group of a peer has held
+        up in an earlier round."""
         self._order = order
         self._seen = seen
         self._count = count
         self._per_peer = per_peer
         self._beam_size = beam_size
         self._is_caught = is_caught
+        self._is_proven = is_proven
         self._look = look
         self._judge = judge
         self._looks: dict[tuple[str, str], Look] = {}
@@ -109,16 +122,22 @@ class Gathering:
         will be looked at."""
         near = SeenGroups()
         silent: set[str] = set()
+        in_vain: dict[str, int] = {}
+        """Strangers whose content did not come, and how much each counts."""
         repeated: list[tuple[Look, Refused]] = []
 
         def is_out(manifest: Manifest) -> bool:
             if self._is_caught(manifest.peer) or manifest.peer in silent:
+                return True
+            if sum(in_vain.values()) >= PATIENCE and not self._is_proven(manifest.peer):
                 return True
             look = self._looks.get((manifest.peer, manifest.digest))
             if look is None:
                 return stopped
             if look.unanswered:
                 silent.add(manifest.peer)
+            if _is_not_fetched(look) and not self._is_proven(manifest.peer):
+                in_vain[manifest.peer] = SILENCE if look.unanswered else 1
             if look.verified is None:
                 return stopped or look.refused is not None
             assert look.group is not None, "it was decoded before it was verified"
@@ -202,3 +221,7 @@ class Gathering:
         await asyncio.gather(*(look.task for look in running if look.task), return_exceptions=True)
         for look in running:
             look.task = None
+
+
+def _is_not_fetched(look: Look) -> bool:
+    return look.refused is not None and look.refused.reason is Refusal.NOT_FETCHED

@@ -92,6 +92,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     rounds: list[RoundStatus]
     """The last ones, the newest at the end."""
     peers: list[PeerStatus]
+    """That something signed was heard of."""
     accepted: int
     """Foreign groups that held up, since the process started."""
     shared: int
@@ -100,6 +101,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """By reason."""
     quarantined: list[str]
     """Names of the peers."""
+    strangers: int = 0
+    """Peers that are said to be there and have signed nothing yet: anybody can say so."""
 
 
 class Pulse:

@@ -1,7 +1,7 @@
 """Who a node is: an Ed25519 key in a file that only its owner can read.
 
 True of it: a peer's id is its public key, so nobody can sign for an id that is not theirs; a key file that others
-could read is refused, not repaired, because it may have been read already; and a sequence number is on disk before it
+could read is refused, not repaired, because it may have been read already; so is a folder that all users may write to; and a sequence number is on disk before it
 is used, so that a node never signs two messages with the same one, whenever it dies. At each start it goes on at least
 from the clock's milliseconds, so a file that was lost or came back from a backup does not use old numbers again.
 """
@@ -65,6 +65,7 @@ class Identity:
 def load_identity(path: Path) -> Identity:
     """The identity in a file, made there when there is none."""
     try:
+        refuse_open_folder(path.parent)
         with contextlib.suppress(FileExistsError):
             _create(path)
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -89,7 +90,6 @@ def _create(path: Path) -> None:
     """Whole or not at all: the key is written beside its place and linked there, so a crash leaves no half of one."""
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -113,6 +113,23 @@ def _refuse_others(path: Path, found: os.stat_result) -> None:
         raise RollwrightError(
             f"{path}: others may read this identity (mode {mode:04o}); if nobody has, run `chmod 600 {path}`, "
             "else move it away to get a new one"
+        )
+
+
+def refuse_open_folder(folder: Path) -> None:
+    """Makes the folder when there is none. All that a node writes lies beside its key: whoever can put links there could
+    have it write anywhere."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        raise RollwrightError(
+            f"{folder}: belongs to another user; the folder of a node must be the user's own"
+        )
+    if found.st_mode & stat.S_IWOTH:
+        mode = stat.S_IMODE(found.st_mode)
+        raise RollwrightError(
+            f"{folder}: all users may write here (mode {mode:04o}); the folder of a node must be the user's own: choose "
+            "another one"
         )
 
 

@@ -158,27 +158,44 @@ def _mark(seen: _Seen, manifest: Manifest, data: bytes) -> None:
 
 
 class Candidates:
-    """Manifests that passed the gate and wait to be chosen."""
+    """Manifests that passed the gate and wait to be chosen. When there is no more room, the peer goes short that has the
+    most, so nobody pushes out another that has fewer."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_CANDIDATES) -> None:
+        self._limit = limit
         self._waiting: OrderedDict[tuple[str, str], tuple[Manifest, bytes]] = OrderedDict()
         """By peer and digest of the content, with the envelope: it is the evidence, should the content be bad. Two
         peers may announce the same content; which of them may is found out when it is looked at."""
+        self._of_peer: dict[str, OrderedDict[str, None]] = {}
+        """For each peer, the digests that wait, the oldest first."""
 
     def add(self, manifest: Manifest, envelope: bytes) -> None:
-        """Raises `Refused` for content that the peer has announced already."""
+        """Raises `Refused` for content that the peer has announced already, and when it has its share of the room."""
         key = manifest.peer, manifest.digest
         if key in self._waiting:
             raise Refused(Refusal.DUPLICATE, f"content {manifest.digest[:12]} is announced already")
+        if len(self._waiting) >= self._limit:
+            self._make_room(manifest.peer)
         self._waiting[key] = (manifest, envelope)
-        if len(self._waiting) > MAX_CANDIDATES:
-            self._waiting.popitem(last=False)
+        self._of_peer.setdefault(manifest.peer, OrderedDict())[manifest.digest] = None
+
+    def _make_room(self, peer: str) -> None:
+        most = max(self._of_peer, key=lambda each: len(self._of_peer[each]))
+        if len(self._of_peer.get(peer, ())) + 1 > len(self._of_peer[most]):
+            raise Refused(Refusal.OVER_QUOTA, f"more than {self._limit} groups wait, of many peers")
+        self._forget(most, next(iter(self._of_peer[most])))
+
+    def _forget(self, peer: str, digest: str) -> None:
+        del self._waiting[peer, digest]
+        del self._of_peer[peer][digest]
+        if not self._of_peer[peer]:
+            del self._of_peer[peer]
 
     def fresh(self, is_fresh: Callable[[Manifest], bool]) -> list[Manifest]:
         """Those that can still be taken; the others are forgotten."""
         for key, (manifest, _) in list(self._waiting.items()):
             if not is_fresh(manifest):
-                del self._waiting[key]
+                self._forget(*key)
         return [manifest for manifest, _ in self._waiting.values()]
 
     def envelope(self, manifest: Manifest) -> bytes:
@@ -187,7 +204,7 @@ class Candidates:
 
     def take(self, manifest: Manifest) -> None:
         """It does not wait any more."""
-        del self._waiting[manifest.peer, manifest.digest]
+        self._forget(manifest.peer, manifest.digest)
 
     def __len__(self) -> int:
         return len(self._waiting)

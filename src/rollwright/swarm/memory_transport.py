@@ -93,6 +93,9 @@ class MemoryTransport:
         self._seen.update(dict.fromkeys(alive, now))
         return [Peer(each, each in alive, seen) for each, seen in sorted(self._seen.items())]
 
+    def prefer(self, peer: str) -> None:
+        self.inbox.prefer(peer)
+
     async def close(self) -> None:
         if self._swarm.members.get(self._peer) is self:
             del self._swarm.members[self._peer]

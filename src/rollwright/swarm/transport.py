@@ -8,9 +8,10 @@ True of every transport:
 So a node needs to fetch only what it trains on: its traffic grows with the groups it takes, not with the swarm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from hashlib import sha256
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from rollwright.errors import RollwrightError
@@ -57,6 +58,21 @@ class Peer(NamedTuple):
     """Whether the transport believes that it is reachable now."""
     seen: float
     """When it was last heard of, in seconds of the transport's clock (`time.time` unless told otherwise)."""
+    verified: bool = False
+    """Whether something that its key signed was heard; anybody can claim that a peer is there."""
+
+
+class PassedOver(StrEnum):
+    """What a transport came across and did not use. Junk of strangers costs the honest nothing, and is counted."""
+
+    UNSIGNED = "unsigned"
+    """A manifest that nobody signed, beyond the few that are kept to be refused by name."""
+    JUNK_REPLY = "junk_reply"
+    """An answer to a fetch that was not what was asked for; the right one is still waited for."""
+    UNACCEPTABLE_FILE = "unacceptable_file"
+    """A link, a pipe, a folder, or another user's file where a plain file of the peer belongs."""
+    NOT_LISTED = "not_listed"
+    """A folder had more entries than are listed at once; the listing of peers goes on there the next time."""
 
 
 class Announced(NamedTuple):
@@ -68,6 +84,8 @@ class Announced(NamedTuple):
     """Give it to the next call."""
     missed: int
     """Manifests that went away before they were read, because there were too many; nothing is dropped in silence."""
+    passed_over: Mapping[str, int] = MappingProxyType({})
+    """What else was passed over since the call before, by `PassedOver`."""
 
 
 class Transport(Protocol):
@@ -92,6 +110,10 @@ class Transport(Protocol):
 
     def peers(self) -> Sequence[Peer]:
         """Everybody heard of, without oneself, sorted by id."""
+        ...
+
+    def prefer(self, peer: str) -> None:
+        """A group of this peer held up: however many strangers come, they do not push it out."""
         ...
 
     async def close(self) -> None: ...

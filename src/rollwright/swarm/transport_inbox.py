@@ -1,21 +1,22 @@
 """What every transport keeps in memory: manifests that came and were not read, and content that others may fetch.
 
 True of both: they hold a bounded number of bytes. Manifests are kept apart by who signed them, so a peer that floods
-pushes out its own alone; what nobody signed shares one small place, kept only to be counted. Safe to use from threads.
+pushes out its own alone, and among those the oldest by its own numbers: whoever repeats what a peer signed long ago
+pushes nothing out. When too many have signed, one goes by lot, never one that is preferred. What nobody signed shares
+one small place, kept only to be counted. Safe to use from threads.
 """
 
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
+from typing import NamedTuple
 
 from rollwright.swarm.envelope import unseal
+from rollwright.swarm.peer_table import MAX_PEERS, LotSet
 from rollwright.swarm.refusals import Refused
-from rollwright.swarm.transport import MAX_CONTENT_BYTES, MAX_MANIFEST_BYTES, Announced
+from rollwright.swarm.transport import MAX_CONTENT_BYTES, MAX_MANIFEST_BYTES, Announced, PassedOver
 
 MAX_PER_PEER = 64
 """Unread manifests of one peer; a node announces a handful in a round."""
-
-MAX_PEERS = 1024
-"""Peers with unread manifests; with the above, at most 128 MiB, reached only by a thousand keys that flood."""
 
 HELD_BYTES = 64 << 20
 """Content that a node holds for others: some 2,500 groups, the last few hundred rounds."""
@@ -23,52 +24,98 @@ HELD_BYTES = 64 << 20
 _UNSIGNED = ""
 
 
+class _Unread(NamedTuple):
+    number: int
+    """In which order it came."""
+    sequence: int
+    """The peer's own number; of what nobody signed, the order in which it came."""
+    manifest: bytes
+
+
 class Inbox:
     """Manifests that came, in order, until they are read."""
 
     def __init__(self, own: str, max_per_peer: int = MAX_PER_PEER, max_peers: int = MAX_PEERS) -> None:
-        """`own`: the peer whose manifests are not of interest here."""
+        """`own`: the peer whose manifests are not of interest here. With the limits as they are, at most 256 MiB, reached
+        only by two thousand keys that flood."""
         self._own = own
         self._max_per_peer = max_per_peer
         self._max_peers = max_peers
         self._lock = threading.Lock()
-        self._lanes: dict[str, deque[tuple[int, bytes]]] = {}
+        self._lanes: dict[str, list[_Unread]] = {}
+        self._strangers = LotSet()
+        """Lanes of those that are not preferred."""
+        self._preferred: OrderedDict[str, None] = OrderedDict()
         self._count = 0
         self._missed = 0
+        self._passed_over: Counter[str] = Counter()
 
-    def add(self, manifest: bytes) -> None:
+    def add(self, manifest: bytes) -> str | None:
+        """Keeps it until it is read; who signed it, or `None`."""
         if len(manifest) > MAX_MANIFEST_BYTES:
             manifest = manifest[:MAX_MANIFEST_BYTES]  # enough to be refused and counted
         try:
-            sender = unseal(manifest).peer
+            signed = unseal(manifest)
         except Refused:
-            sender = _UNSIGNED
-        if sender == self._own:
-            return
+            self._put(_UNSIGNED, None, manifest)
+            return None
+        if signed.peer != self._own:
+            # What a peer signed in another swarm is not to push out what it signed in this one.
+            self._put(f"{signed.peer}/{signed.swarm}", signed.sequence, manifest)
+        return signed.peer
+
+    def prefer(self, peer: str) -> None:
+        """However many others come, this peer keeps its place."""
         with self._lock:
-            if sender not in self._lanes and len(self._lanes) >= self._max_peers:
-                self._missed += 1
-                return
-            lane = self._lanes.setdefault(sender, deque())
-            if any(manifest == held for _, held in lane):
-                return  # it came by two ways
-            if len(lane) >= self._max_per_peer:
-                lane.popleft()
-                self._missed += 1
-            self._count += 1
-            lane.append((self._count, manifest))
+            self._preferred[peer] = None
+            self._preferred.move_to_end(peer)
+            if len(self._preferred) > self._max_peers:
+                self._preferred.popitem(last=False)
+            for lane in [each for each in self._lanes if each.startswith(f"{peer}/")]:
+                self._strangers.discard(lane)
+
+    def pass_over(self, reason: str, count: int = 1) -> None:
+        """Counts what was not used, for the next reading."""
+        with self._lock:
+            self._passed_over[reason] += count
 
     def read(self, since: int) -> Announced:
         """All behind the cursor; what lies before it was read, and is forgotten."""
         with self._lock:
-            for sender, lane in list(self._lanes.items()):
-                while lane and lane[0][0] <= since:
-                    lane.popleft()
+            for name, lane in list(self._lanes.items()):
+                lane[:] = [each for each in lane if each.number > since]
                 if not lane:
-                    del self._lanes[sender]
+                    self._drop(name)
             unread = sorted(each for lane in self._lanes.values() for each in lane)
             missed, self._missed = self._missed, 0
-            return Announced([manifest for _, manifest in unread], self._count, missed)
+            passed_over, self._passed_over = self._passed_over, Counter()
+            return Announced([each.manifest for each in unread], self._count, missed, dict(passed_over))
+
+    def _put(self, name: str, sequence: int | None, manifest: bytes) -> None:
+        with self._lock:
+            lane = self._lanes.get(name)
+            if lane is None:
+                lane = self._lanes[name] = []
+                if name != _UNSIGNED and name.partition("/")[0] not in self._preferred:
+                    self._strangers.add(name)
+            elif any(manifest == each.manifest for each in lane):
+                return  # it came by two ways
+            self._count += 1
+            lane.append(_Unread(self._count, self._count if sequence is None else sequence, manifest))
+            if len(lane) > self._max_per_peer:
+                lane.remove(min(lane, key=lambda each: each.sequence))
+                if name == _UNSIGNED:
+                    self._passed_over[PassedOver.UNSIGNED] += 1
+                else:
+                    self._missed += 1
+            if len(self._strangers) > self._max_peers:
+                crowded_out = self._strangers.draw()
+                self._missed += len(self._lanes[crowded_out])
+                self._drop(crowded_out)
+
+    def _drop(self, name: str) -> None:
+        del self._lanes[name]
+        self._strangers.discard(name)
 
 
 class Held:

@@ -5,7 +5,7 @@ node's own settings, and earned there exactly what was claimed; its prompts are 
 log-probabilities are those of this node's own policy; and its token ids say what its text says, or were made here from
 the text (`off_policy`). So a foreign group is a group like any other, for the same trainer.
 
-Scorers that run an answer as code run in the confined process of `rollwright.envs.scoring`, like those of own rollouts.
+No answer is evaluated as code: `rollwright.envs.scoring` judges it like those of own rollouts.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from rollwright.agents import EpisodeFailure, OutOfRoom, Session, bounded
 from rollwright.envs.base import Env
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Generation, Policy, Prompt, Renderer, Sampling
-from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play
+from rollwright.rollout.episode import Episode, EpisodeSettings, end_of, new_session, play
 from rollwright.swarm.content import Action, Member, SharedGroup
 from rollwright.swarm.envelope import Manifest
 from rollwright.swarm.recipes import TaskBook, task_digest, task_level, task_seed
@@ -238,8 +238,8 @@ class _Replay:
                 return StopReason.MAX_LENGTH
             step = await bounded(env.step(turn.text), settings.limits.step, Boundary.ENVIRONMENT, turn.id + 1)
             turn = session.observe(turn, step)
-            if step.terminated or step.truncated:
-                return StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED
+            if (end := end_of(turn)) is not None:
+                return end
         # A peer with less room ends an episode sooner; what it earned until then is what counts.
         return StopReason.MAX_STEPS if self.actions >= settings.max_steps else StopReason.MAX_LENGTH
 

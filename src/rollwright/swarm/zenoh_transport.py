@@ -5,6 +5,11 @@ connected to everybody it heard of, and stays so when the bootstrap dies. An add
 in the background for ever, so a node that starts alone joins by itself later. Manifests are put to all; content lies at
 its owner and is asked for by a query. Liveliness tokens tell who is there. Callbacks of zenoh's threads only fill
 locked, bounded containers or hand a value to the event loop.
+
+Anybody can answer a query and declare a token, in any name, and none of that is trusted: an answer to a fetch counts only
+if it has the digest that was asked for, and however many others come before it, they are hashed and dropped where they
+arrive; a token makes a peer known, and only its signature keeps it so (`peer_table`). zenoh slows a sender down that is
+faster than its answers are dropped, so what junk costs, it costs the sender's own link.
 """
 
 import asyncio
@@ -19,17 +24,21 @@ from hashlib import sha256
 from typing import Any
 
 from rollwright.errors import ConfigError, RollwrightError
+from rollwright.swarm.peer_table import PeerTable, Rank
 from rollwright.swarm.transport import (
     CALL_SECONDS,
     MAX_CONTENT_BYTES,
     Announced,
     FetchFailed,
     FetchProblem,
+    PassedOver,
     Peer,
     checked_content,
     checked_manifest,
 )
-from rollwright.swarm.transport_inbox import MAX_PEERS, MAX_PER_PEER, Held, Inbox
+from rollwright.swarm.transport_inbox import MAX_PER_PEER, Held, Inbox
+from rollwright.swarm.zenoh_catch_up import CatchUp
+from rollwright.swarm.zenoh_replies import ReplyThread
 
 LOOPBACK, ALL, ALL_OF_IPV6 = "tcp/127.0.0.1:0", "tcp/0.0.0.0:0", "tcp/[::]:0"
 """Any free port, for this machine alone or for whoever reaches it."""
@@ -38,9 +47,6 @@ STARTUP_SECONDS = 60.0
 
 _MAX_MESSAGE_BYTES = 2 * MAX_CONTENT_BYTES
 """zenoh itself would take a message of 1 GiB together."""
-
-_MAX_REPLIES = 16
-"""To one query: an honest owner gives one; anybody else may answer too, and is told apart by the digest."""
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -83,7 +89,10 @@ class ZenohTransport:
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=MAX_PER_PEER)
         """What a node that joins now is told of this one."""
         self._announced = 0
-        self._peers: dict[str, Peer] = {}
+        self._content_replies, self._manifest_replies = ReplyThread(), ReplyThread()
+        """Apart, so that a flood of one kind of question leaves the other alone."""
+        self._peers = PeerTable(peer)
+        self._catch_up = CatchUp(self._ask_recent, self._ask_all_recent)
         self._session: Any = None
         self._declared: list[Any] = []
         """Tokens, subscribers and queryables live as long as somebody holds them."""
@@ -129,25 +138,35 @@ class ZenohTransport:
     async def fetch(self, peer: str, digest: str, max_bytes: int, deadline: float = CALL_SECONDS) -> bytes:
         if not _HEX.match(peer) or not _HEX.match(digest):
             raise FetchFailed(FetchProblem.ABSENT, digest)
-        answers = _Answers(asyncio.get_running_loop())
+        answers = _Answers(asyncio.get_running_loop(), digest, max_bytes)
         key = f"{self._root}/content/{peer}/{digest}"
         try:
             async with asyncio.timeout(deadline):
                 await self._call(deadline, self._ask, key, answers, deadline)
-                return await answers.first(digest, max_bytes)
+                return await answers.right
         except TimeoutError as error:
             raise FetchFailed(FetchProblem.DEADLINE, digest) from error
         except FetchFailed:
             raise
         except RollwrightError as error:
             raise FetchFailed(FetchProblem.CLOSED, digest) from error
+        finally:
+            answers.stop()
+            if answers.junk:
+                self._inbox.pass_over(PassedOver.JUNK_REPLY, answers.junk)
 
     def peers(self) -> Sequence[Peer]:
-        return [each for _, each in sorted(self._peers.copy().items())]
+        return self._peers.all()
+
+    def prefer(self, peer: str) -> None:
+        self._peers.raise_to(Rank.PROVEN, peer, seen=self._clock())
+        self._inbox.prefer(peer)
 
     async def close(self) -> None:
         session, self._session = self._session, None
         self._declared.clear()
+        self._content_replies.close()
+        self._manifest_replies.close()
         if session is not None:
             # A session that is stuck is left to the end of the process.
             with contextlib.suppress(TimeoutError):
@@ -203,20 +222,26 @@ class ZenohTransport:
             target=zenoh.QueryTarget.ALL,
             consolidation=zenoh.ConsolidationMode.NONE,
             timeout=seconds,
+            **({} if answers.cancellation is None else {"cancellation_token": answers.cancellation}),
         )
 
     def _serve(self, query: Any) -> None:
         digest = str(query.key_expr).rpartition("/")[2]
         content = self._held.get(digest)
         if content is not None:
-            query.reply(query.key_expr, content)
+            self._content_replies.send(lambda: query.reply(query.key_expr, content))
 
     def _tell(self, query: Any) -> None:
+        self._manifest_replies.send(lambda: self._tell_now(query))
+
+    def _tell_now(self, query: Any) -> None:
         for number, manifest in list(self._recent):
             query.reply(f"{self._root}/manifests/{self._peer}/{number}", manifest)
 
     def _hear(self, sample: Any) -> None:
-        self._inbox.add(sample.payload.to_bytes())
+        peer = self._inbox.add(sample.payload.to_bytes())
+        if peer is not None and self._peers.raise_to(Rank.SIGNED, peer, seen=self._clock()):
+            self._catch_up.want(peer, Rank.SIGNED)  # strangers pushed its token out, or it has not come yet
 
     def _notice(self, sample: Any) -> None:
         """Somebody came or went; of who came, the last manifests are asked for."""
@@ -225,21 +250,52 @@ class ZenohTransport:
         peer = str(sample.key_expr).rpartition("/")[2]
         if peer == self._peer or not _HEX.match(peer):
             return
-        if peer not in self._peers and len(self._peers) >= MAX_PEERS:
-            gone = [name for name, each in self._peers.copy().items() if not each.alive]
-            if not gone:
-                return
-            del self._peers[gone[0]]
         came = sample.kind == zenoh.SampleKind.PUT
-        self._peers[peer] = Peer(peer, came, self._clock())
+        if came or peer in self._peers:
+            self._peers.note(peer, alive=came, seen=self._clock())
+        if came:
+            self._catch_up.want(peer, self._peers.rank(peer) or Rank.HEARD)
+
+    def _ask_recent(self, peer: str, done: Callable[[], None]) -> None:
+        if not self._peers.is_alive(peer):
+            self._ask_alive(peer)
+        self._get(f"{self._root}/manifests/{peer}/*", self._remember, done)
+
+    def _ask_all_recent(self, done: Callable[[], None]) -> None:
+        self._get(f"{self._root}/manifests/*/*", self._remember, done)
+
+    def _get(self, key: str, heard: Callable[[Any], None], done: Callable[[], None]) -> None:
+        """Asks all that may know: of several that claim to know it all, zenoh would choose one."""
+        import zenoh
+
         session = self._session
-        if came and session is not None:
+        if session is None:
+            return
+        with contextlib.suppress(zenoh.ZError):  # closed meanwhile
             session.get(
-                f"{self._root}/manifests/{peer}/*",
-                self._remember,
+                key,
+                zenoh.handlers.Callback(heard, done),
+                target=zenoh.QueryTarget.ALL,
                 consolidation=zenoh.ConsolidationMode.NONE,
                 timeout=CALL_SECONDS,
             )
+
+    def _ask_alive(self, peer: str) -> None:
+        import zenoh
+
+        session = self._session
+        if session is None:
+            return
+        with contextlib.suppress(zenoh.ZError):
+            session.liveliness().get(
+                f"{self._root}/alive/{peer}",
+                zenoh.handlers.Callback(self._there),
+                timeout=CALL_SECONDS,
+            )
+
+    def _there(self, reply: Any) -> None:
+        if reply.ok is not None:
+            self._peers.note(str(reply.ok.key_expr).rpartition("/")[2], alive=True, seen=self._clock())
 
     def _remember(self, reply: Any) -> None:
         if reply.ok is not None:
@@ -247,34 +303,54 @@ class ZenohTransport:
 
 
 class _Answers:
-    """Replies to one query, handed from zenoh's threads to the event loop."""
+    """Waits among the replies to one query for the right one. What is not right is dropped in zenoh's thread, so it takes
+    no room; there is no limit to how often, because whoever could use that up would keep the right one out."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, digest: str, max_bytes: int) -> None:
+        import zenoh
+
         self._loop = loop
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._count = 0
+        self._digest = digest
+        self._max_bytes = max_bytes
+        self._problem = FetchProblem.ABSENT
+        self.right: asyncio.Future[bytes] = loop.create_future()
+        """The content; or `FetchFailed`, once nobody can answer any more."""
+        self.junk = 0
+        """Answers that were not what was asked for."""
+        made = getattr(zenoh, "CancellationToken", None)  # releases before 1.7 have none
+        self.cancellation: Any = None if made is None else made()
 
     def add(self, reply: Any) -> None:
-        if reply.ok is not None and self._count < _MAX_REPLIES:
-            self._count += 1
-            self._post(reply.ok.payload.to_bytes())
+        if reply.ok is None or self.right.done():
+            return
+        try:
+            if len(reply.ok.payload) > self._max_bytes:  # not worth a copy
+                raise FetchFailed(FetchProblem.TOO_LARGE, self._digest)
+            content = checked_content(reply.ok.payload.to_bytes(), self._digest, self._max_bytes)
+        except FetchFailed as failed:
+            self.junk += 1
+            self._problem = failed.problem
+            return
+        self._post(lambda: self.right.set_result(content))
 
     def end(self) -> None:
-        self._post(None)
+        self._post(lambda: self.right.set_exception(FetchFailed(self._problem, self._digest)))
 
-    def _post(self, answer: bytes | None) -> None:
+    def stop(self) -> None:
+        """Nobody waits any more: zenoh drops what still comes."""
+        if self.cancellation is not None:
+            self.cancellation.cancel()
+        if self.right.done() and not self.right.cancelled():
+            self.right.exception()  # it was looked at
+        self.right.cancel()
+
+    def _post(self, settle: Callable[[], None]) -> None:
+        def settle_once() -> None:
+            if not self.right.done():
+                settle()
+
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, answer)
-
-    async def first(self, digest: str, max_bytes: int) -> bytes:
-        """The first answer that is what was asked for."""
-        problem = FetchFailed(FetchProblem.ABSENT, digest)
-        while (answer := await self._queue.get()) is not None:
-            try:
-                return checked_content(answer, digest, max_bytes)
-            except FetchFailed as error:
-                problem = error
-        raise problem
+            self._loop.call_soon_threadsafe(settle_once)
 
 
 def _config(

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from rollwright.cancellation import is_asked_for
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.tools.time_limit import in_line
 
@@ -238,7 +239,9 @@ class Pool(Generic[Resource]):
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 return await self._renew(resource)
-        except Exception as error:  # noqa: BLE001 - foreign code may raise anything
+        except BaseException as error:
+            if is_asked_for(error):
+                raise
             _log.warning("a resource could not be renewed: %r", error)
             return False
 
@@ -248,7 +251,9 @@ class Pool(Generic[Resource]):
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._close(resource)
-        except Exception as error:  # noqa: BLE001 - foreign code may raise anything
+        except BaseException as error:
+            if is_asked_for(error):
+                raise
             _log.warning("a resource could not be closed: %r", error)
 
 

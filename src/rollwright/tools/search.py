@@ -20,6 +20,8 @@ DEFAULT_COUNT = 3
 MAX_COUNT = 20
 _PASSAGE = 2000
 """Characters of one passage that the model sees."""
+_MAX_ANSWER = 32 * 1024 * 1024
+"""Bytes of a search server's answer: `MAX_COUNT` passages of a megabyte each, and room for what is beside them."""
 
 _TRIES = 3
 _FIRST_WAIT = 0.5
@@ -89,7 +91,7 @@ class HttpSearch:
                 f"search: the address is not a URL like http://127.0.0.1:8900/search: {error}"
             ) from None
         sent = {"Content-Type": "application/json", **(headers or {})}
-        self._client = HttpClient(sent, keep_alive=_KEEP_ALIVE)
+        self._client = HttpClient(sent, keep_alive=_KEEP_ALIVE, max_answer=_MAX_ANSWER)
         self._timeout = timeout
 
     async def search(self, query: str, count: int) -> Sequence[Passage]:

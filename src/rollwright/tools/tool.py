@@ -17,6 +17,7 @@ from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from rollwright.cancellation import passable
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.policies.base import ToolSpec
 from rollwright.tools.context import ToolContext
@@ -210,10 +211,8 @@ class _Threaded:
 def _work(call: Callable[[], Any], outcome: "Future[Any]") -> None:
     try:
         result = call()
-    except Exception as error:  # noqa: BLE001 - raised again where the call is awaited
-        outcome.set_exception(error)
-    except BaseException as error:  # noqa: BLE001 - `sys.exit()` in a tool must not end the event loop
-        outcome.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+    except BaseException as error:  # noqa: BLE001 - raised again where the call is awaited
+        outcome.set_exception(passable(error))
     else:
         outcome.set_result(result)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from rollwright.cancellation import is_asked_for
 from rollwright.errors import ConfigError
 from rollwright.policies.base import ToolSpec
 from rollwright.tools.context import ToolContext
@@ -120,7 +121,9 @@ async def _ran(tool: Tool, call: ToolCall, arguments: dict[str, Any], context: T
         return result(as_text(str(error), tool.max_length), Problem.EXCEPTION)
     except TookTooLong as error:
         return result(str(error), Problem.TIMEOUT)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code may raise anything
+    except BaseException as error:
+        if is_asked_for(error):
+            raise
         told = as_text(f"{tool.name} failed: {type(error).__name__}: {error}", tool.max_length)
         return result(told, Problem.EXCEPTION)
 

@@ -10,13 +10,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from rollwright.errors import ConfigError, FormatError
+from rollwright.errors import ConfigError, FormatError, RollwrightError, naming
 
 FORMAT = 1
 STATE = "state.json"
@@ -45,10 +45,11 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             "sha256": {name: _sha256(place / f"{name}.safetensors") for name in checkpoint.tensors},
         }
         try:
-            text = json.dumps(content, indent=1)
+            text = json.dumps({**content, "checksum": _checksum(content)}, indent=1)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"checkpoint {folder}: `extra` must be JSON: {error}") from error
-        (place / STATE).write_text(text + "\n", encoding="utf-8")
+        with naming(place / STATE):
+            (place / STATE).write_text(text + "\n", encoding="utf-8")
 
     write_folder(folder, fill)
 
@@ -59,6 +60,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     place = whole(folder)
     try:
         content = json.loads((place / STATE).read_text(encoding="utf-8"))
+        if "checksum" in content and content.pop("checksum") != _checksum(content):
+            raise ValueError("it is not as it was written")
         found = content["format"], content["state"], content["extra"], content["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"checkpoint {folder}: no readable {STATE}: {error}") from error
@@ -75,11 +78,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"}
-    )
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(whole, file, {"format": "pt"})
+    except SafetensorError as error:  # its only word for a full disk
+        raise RollwrightError(f"{file}: cannot be written: {error}") from error
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -114,6 +120,10 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(file: Path) -> str:

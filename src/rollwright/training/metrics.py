@@ -1,6 +1,7 @@
 """Where a run's figures go: a file of JSON lines, TensorBoard, wandb. All take the same flat figures by step."""
 
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from rollwright.errors import ConfigError
+from rollwright.errors import ConfigError, naming
+
+_log = logging.getLogger(__name__)
 
 Figures = Mapping[str, float | str]
 """Flat: names with `/` for what belongs together."""
@@ -36,8 +39,9 @@ class JsonLines:
 
     def write(self, step: int, figures: Figures) -> None:
         finite = {name: None if _not_finite(value) else value for name, value in figures.items()}
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps({"step": step, **finite}) + "\n")
+            self._file.flush()
 
     def forget(self, step: int) -> None:
         kept = _lines(self._path, range(step, sys.maxsize))
@@ -50,7 +54,8 @@ class JsonLines:
     def _begin_with(self, lines: Sequence[str]) -> TextIO:
         """The file with these lines and no others, to be added to."""
         partial = self._path.with_name(f".{self._path.name}.partial")
-        partial.write_text("".join(lines), encoding="utf-8")
+        with naming(partial):
+            partial.write_text("".join(lines), encoding="utf-8")
         partial.replace(self._path)
         return self._path.open("a", encoding="utf-8")
 
@@ -132,15 +137,17 @@ WRITERS: Mapping[str, Callable[[Path, int | None], MetricWriter]] = {
 
 
 def _lines(file: Path, steps: range) -> list[str]:
-    """The file's lines of these steps, up to one that a crash cut off."""
+    """The file's lines of these steps, without half a line that a crash left; damaged ones are left out and named."""
     kept = []
-    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+    content = file.read_bytes().decode("utf-8", errors="replace")
+    for number, line in enumerate(content.split("\n")[:-1], 1):
         try:
-            step = json.loads(line)["step"] if line.endswith("\n") else None
+            step = json.loads(line)["step"]
         except (ValueError, KeyError, TypeError):
-            break
+            _log.warning("%s: line %d cannot be read and is left out", file, number)
+            continue
         if step in steps:
-            kept.append(line)
+            kept.append(line + "\n")
     return kept
 
 

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollwright.training.rows import Row
-from rollwright.trajectory import TokenIds
+from rollwright.training.rows import NotTrainable, Row
+from rollwright.trajectory import MIN_TEMPERATURE, NO_TEMPERATURE, TokenIds
 
 STARTING_COSTS = 64
 """Padded tokens that cost about as much as starting another micro-batch: on a CPU core, 50 were measured with
 0.8 M parameters and 125 with 0.1 M."""
+
+
+_LOWEST_TEMPERATURE = MIN_TEMPERATURE * (1 - 1e-6)
+"""As a 32-bit float the lowest temperature is a little less than it says."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,15 @@ class PackedRow:
     advantages: Tensor
     weights: Tensor
     versions: Tensor
+    temperatures: Tensor
 
     @property
     def length(self) -> int:
         return len(self.inputs)
 
 
-def pack(row: Row) -> PackedRow:
+def pack(row: Row, temperature: float = 1.0) -> PackedRow:
+    """`temperature`: of tokens of which nobody recorded it. Raises `NotTrainable` for one that is not modelled."""
     trained = torch.frombuffer(bytearray(row.mask), dtype=torch.uint8).nonzero().squeeze(1)
     ids = torch.frombuffer(row.token_ids, dtype=torch.int32).long()
     return PackedRow(
@@ -52,10 +58,25 @@ def pack(row: Row) -> PackedRow:
         advantages=torch.frombuffer(row.advantages, dtype=torch.float32)[trained],
         weights=torch.frombuffer(row.weights, dtype=torch.float32)[trained],
         versions=torch.frombuffer(row.versions, dtype=torch.int32)[trained],
+        temperatures=_temperatures(row, trained, temperature),
     )
 
 
-def plain_row(prompt: TokenIds, sampled: TokenIds) -> PackedRow:
+def _temperatures(row: Row, trained: Tensor, own: float) -> Tensor:
+    if row.temperatures is None:
+        return torch.full((len(trained),), own)
+    told = torch.frombuffer(row.temperatures, dtype=torch.float32)[trained]
+    found = torch.where(told == NO_TEMPERATURE, own, told)
+    if not bool((found >= _LOWEST_TEMPERATURE).all() & found.isfinite().all()):
+        wrong = found[~((found >= _LOWEST_TEMPERATURE) & found.isfinite())][0].item()
+        raise NotTrainable(
+            f"rollout {row.rollout_id} is not trainable: it was sampled at temperature {wrong:g}; accepted: "
+            f"{MIN_TEMPERATURE:g} or more"
+        )
+    return found
+
+
+def plain_row(prompt: TokenIds, sampled: TokenIds, temperature: float) -> PackedRow:
     """What follows a prompt, to be scored and not trained on."""
     ids = torch.frombuffer(prompt + sampled, dtype=torch.int32).long()
     nothing = torch.zeros(len(sampled))
@@ -68,6 +89,7 @@ def plain_row(prompt: TokenIds, sampled: TokenIds) -> PackedRow:
         advantages=nothing,
         weights=nothing,
         versions=torch.zeros(len(sampled), dtype=torch.int32),
+        temperatures=torch.full((len(sampled),), temperature),
     )
 
 
@@ -107,6 +129,8 @@ class MicroBatch:
     targets: Tensor
     engine: Tensor
     advantages: Tensor
+    temperatures: Tensor | float = 1.0
+    """A number where all tokens have the same, which is cheaper."""
 
     @property
     def tokens(self) -> int:
@@ -120,6 +144,8 @@ def collate(packed: Sequence[PackedRow], rows: Sequence[int], device: torch.devi
     inputs = torch.zeros(len(chosen), width, dtype=torch.long)
     for place, row in enumerate(chosen):
         inputs[place, : row.length] = row.inputs
+    temperatures = torch.cat([row.temperatures for row in chosen])
+    first = float(temperatures[0])
     places = [row.places + width * place for place, row in enumerate(chosen)]
     return MicroBatch(
         rows=rows,
@@ -128,4 +154,5 @@ def collate(packed: Sequence[PackedRow], rows: Sequence[int], device: torch.devi
         targets=torch.cat([row.targets for row in chosen]).to(device),
         engine=torch.cat([row.engine for row in chosen]).to(device),
         advantages=torch.cat([row.advantages for row in chosen]).to(device),
+        temperatures=first if bool((temperatures == first).all()) else temperatures.to(device),
     )

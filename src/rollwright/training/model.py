@@ -29,7 +29,6 @@ class TrainedModel:
     def __init__(self, model: "PreTrainedModel", settings: TrainerSettings) -> None:
         self.device = pick_device(settings.device)
         self.base = model.to(self.device)  # type: ignore[arg-type]
-        self._temperature = settings.temperature
         self._bfloat16 = settings.dtype == "bfloat16"
         if self._bfloat16:
             check_bfloat16(self.device)
@@ -53,7 +52,8 @@ class TrainedModel:
         return {name: each for name, each in self.module.named_parameters() if each.requires_grad}
 
     def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probability of each trained token, and the entropy where it was sampled; both at the temperature."""
+        """Log-probability of each trained token, and the entropy where it was sampled; both at the temperature that the
+        token was drawn at."""
         return self._score(self.module, self._head, batch, entropy_gradient)
 
     def reference_logprobs(self, batch: MicroBatch) -> Tensor:
@@ -71,7 +71,11 @@ class TrainedModel:
         mixed = torch.autocast(self.device.type, torch.bfloat16) if self._bfloat16 else nullcontext()
         with mixed, _only_at(head, batch.places):
             logits = module(input_ids=batch.inputs, use_cache=False).logits[0]
-        logits = logits.float() / self._temperature if self._temperature != 1 else logits.float()
+        logits, heat = logits.float(), batch.temperatures
+        if isinstance(heat, Tensor):
+            logits = logits / heat.unsqueeze(1)
+        elif heat != 1:
+            logits = logits / heat
         norm = torch.logsumexp(logits, dim=-1)
         chosen = logits.gather(1, batch.targets.unsqueeze(1)).squeeze(1) - norm
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):

@@ -91,11 +91,13 @@ class Pipeline(Generic[BatchT]):
     on_stage: Callable[[str], None] = lambda stage: None
     """Told of every stage as it begins, and of `done`."""
 
-    async def run(self, validated: Collection[int] = ()) -> None:
-        """All steps that are left. `validated`: the validations that an earlier run has finished."""
+    async def run(self, validated: Collection[int] = (), under_way: Collection[int] = ()) -> None:
+        """All steps that are left. `validated`: the validations that an earlier run has finished; `under_way`: those that
+        it had begun, which are played to their end, due or not."""
         stages = self.stages
         while True:
-            if self.cadence.validates(self.done) and self.done not in validated:
+            due = self.cadence.validates(self.done) or self.done in under_way
+            if due and self.done not in validated:
                 await self._timed("validate", stages.evaluate(self.done))
             if self.done >= self.cadence.steps:
                 break

@@ -2,9 +2,12 @@
 
 True of them: every sampled token of every trajectory that counts stands with mask 1 in exactly one row, whichever
 view was chosen, so the loss does not depend on the view. Failed episodes, episodes without a token and second
-copies give no row (`advantages.left_out` counts them); ids that no engine sampled are refused.
+copies give no row (`advantages.left_out` counts them); ids that no engine sampled are refused, and so are rollouts drawn
+from a distribution that is not computed here. Single turns of such a distribution have mask 0 (`untrained_turns` counts
+them).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,10 +15,24 @@ import msgspec
 
 from rollwright.errors import RollwrightError
 from rollwright.training.advantages.base import Advantage, Groups, admitted
-from rollwright.trajectory import Floats, Sample, TokenIds, Trajectory, floats, samples, turn_samples
+from rollwright.trajectory import (
+    MIN_TEMPERATURE,
+    NO_TEMPERATURE,
+    Floats,
+    Sample,
+    TokenIds,
+    Trajectory,
+    floats,
+    samples,
+    turn_samples,
+)
 
 View = Literal["paths", "turns"]
 """`paths`: one row for each token sequence; `turns`: one for each turn, which costs more tokens."""
+
+
+TURNS = "turns: "
+"""What reasons begin with that take single turns out of the loss, beside those of whole trajectories."""
 
 
 class NotTrainable(RollwrightError):
@@ -38,6 +55,9 @@ class Row(msgspec.Struct, frozen=True):
     """Weight of the token's turn in its tree; 0 where the mask is 0."""
     advantages: Floats
     """Of the token's turn; 0 where the mask is 0."""
+    temperatures: Floats | None = None
+    """That each token was drawn at; `NO_TEMPERATURE` where nothing was sampled or it is not known. `None`: nowhere
+    known, so it is the trainer's own."""
     reward: float = 0.0
     """Of the whole rollout, for the report; rows of one rollout have the same."""
     success: float | None = None
@@ -45,10 +65,12 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def build_rows(groups: Groups, advantage: Advantage, *, view: View = "paths") -> list[Row]:
-    """The rows of all trajectories that count, in order. Raises `NotTrainable` for ids that no engine sampled."""
+    """The rows of all trajectories that count, in order. Raises `NotTrainable` for ids that no engine sampled, and for
+    a rollout whose sampling is not modelled."""
     for group in groups:
         for trajectory in group:
             _refuse_text(trajectory)
+            _refuse_sampling(trajectory)
     walk = samples if view == "paths" else turn_samples
     rows = []
     for group, kept, values in zip(groups, admitted(groups), advantage(groups), strict=True):
@@ -66,6 +88,26 @@ def _refuse_text(trajectory: Trajectory) -> None:
             f"rollout {trajectory.rollout_id} is not trainable: {trajectory.not_trainable}; "
             "use an engine that returns token ids and log-probabilities"
         )
+
+
+def _refuse_sampling(trajectory: Trajectory) -> None:
+    """The rollout's own settings; a turn that went its own way is left out instead, and counted."""
+    sampling = trajectory.sampling
+    if trajectory.error is None and sampling is not None and (why := sampling.not_modelled) is not None:
+        raise NotTrainable(
+            f"rollout {trajectory.rollout_id} is not trainable: it was {why}; only the temperature is modelled, from "
+            f"{MIN_TEMPERATURE:g} up: play with top_p 1 and nothing else that cuts or bends the distribution"
+        )
+
+
+def untrained_turns(groups: Groups) -> dict[str, int]:
+    """Turns of trajectories that count, whose tokens are out of the loss for what is no filter's doing, by reason."""
+    found: Counter[str] = Counter()
+    for group, kept in zip(groups, admitted(groups), strict=True):
+        for trajectory, counts in zip(group, kept, strict=True):
+            if counts:
+                found.update(trajectory.never_trained())
+    return {f"{TURNS}{reason}": count for reason, count in found.items()}
 
 
 def _row(trajectory: Trajectory, sample: Sample, turn_advantages: Sequence[float]) -> Row:
@@ -89,6 +131,7 @@ def _row(trajectory: Trajectory, sample: Sample, turn_advantages: Sequence[float
         versions=sample.versions,
         weights=sample.weights,
         advantages=advantages,
+        temperatures=None if max(sample.temperatures) == NO_TEMPERATURE else sample.temperatures,
         reward=trajectory.reward,
         success=trajectory.success_share,
     )

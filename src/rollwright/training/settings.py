@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Literal
 
 from rollwright.errors import ConfigError
+from rollwright.trajectory import MIN_TEMPERATURE
 
 
 class Aggregation(StrEnum):
@@ -102,7 +103,8 @@ class TrainerSettings:
     mini_batches: int = 1
     """Optimiser updates in each pass; rollouts are kept whole."""
     temperature: float = 1.0
-    """That the rollouts were sampled at: log-probabilities are of the same distribution as the engine's."""
+    """Of tokens that do not say at which temperature they were drawn; log-probabilities are of the same distribution as
+    the engine's."""
     loss: LossSettings = field(default_factory=LossSettings)
     lora: LoraSettings | None = None
     """`None`: all weights are trained."""
@@ -131,7 +133,8 @@ class TrainerSettings:
         )
         _check("epochs", self.epochs, self.epochs > 0, "1 or more")
         _check("mini_batches", self.mini_batches, self.mini_batches > 0, "1 or more")
-        _check("temperature", self.temperature, self.temperature > 0, "above 0")
+        modelled = MIN_TEMPERATURE <= self.temperature < math.inf
+        _check("temperature", self.temperature, modelled, f"{MIN_TEMPERATURE:g} or more")
         _check("max_logprob_gap", self.max_logprob_gap, self.max_logprob_gap > 0, "above 0")
         _check("max_skips_in_a_row", self.max_skips_in_a_row, self.max_skips_in_a_row > 0, "1 or more")
 

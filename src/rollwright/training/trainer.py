@@ -71,7 +71,7 @@ class Trainer:
         """Trains on one batch. Blocks; raises `TrainingStopped` when the same trouble comes back."""
         began = time.perf_counter()
         rollouts, reward, success = batch_figures(rows)
-        packed = [pack(row) for row in rows if any(row.mask)]
+        packed = [pack(row, self.settings.temperature) for row in rows if any(row.mask)]
         known = {
             "rollouts": rollouts,
             "reward": reward,
@@ -226,7 +226,7 @@ class Trainer:
     def logprobs(self, sequences: Sequence[tuple[TokenIds, TokenIds]]) -> list[Floats]:
         """For each prompt and what follows it, the log-probability of every id that follows, under the weights as they
         are now and the temperature that is trained for."""
-        rows = [plain_row(prompt, sampled) for prompt, sampled in sequences]
+        rows = [plain_row(prompt, sampled, self.settings.temperature) for prompt, sampled in sequences]
         self._check_ids(rows)
         model = self._model
         found = self._within_memory(

@@ -2,7 +2,6 @@
 
 from rollwright.trajectory.forest import (
     Message,
-    ToolCall,
     Trajectory,
     check,
     children,
@@ -15,22 +14,30 @@ from rollwright.trajectory.forest import (
     split,
     turn_weights,
 )
-from rollwright.trajectory.samples import NO_VERSION, Sample, Span, samples, turn_samples
+from rollwright.trajectory.rewards import LARGEST_REWARD, check_rewards, reward_of, truth_of
+from rollwright.trajectory.samples import NO_TEMPERATURE, NO_VERSION, Sample, Span, samples, turn_samples
+from rollwright.trajectory.sampling import MIN_TEMPERATURE, SamplingParams
 from rollwright.trajectory.timing import Phase, Timing, Wait
 from rollwright.trajectory.tokens import Floats, TokenIds, floats, token_ids
 from rollwright.trajectory.turn import (
+    UNDELIVERED,
     Boundary,
     ErrorRecord,
     FinishReason,
     Outcome,
     StopReason,
+    ToolCall,
     Turn,
     VersionRun,
     expand_versions,
 )
 
 __all__ = [
+    "LARGEST_REWARD",
+    "MIN_TEMPERATURE",
+    "NO_TEMPERATURE",
     "NO_VERSION",
+    "UNDELIVERED",
     "Boundary",
     "ErrorRecord",
     "FinishReason",
@@ -39,6 +46,7 @@ __all__ = [
     "Outcome",
     "Phase",
     "Sample",
+    "SamplingParams",
     "Span",
     "StopReason",
     "Timing",
@@ -49,6 +57,7 @@ __all__ = [
     "VersionRun",
     "Wait",
     "check",
+    "check_rewards",
     "children",
     "expand_versions",
     "floats",
@@ -57,10 +66,12 @@ __all__ = [
     "merge",
     "path",
     "renumbered",
+    "reward_of",
     "samples",
     "sequence",
     "split",
     "token_ids",
+    "truth_of",
     "turn_samples",
     "turn_weights",
 ]

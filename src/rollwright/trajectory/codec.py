@@ -7,6 +7,7 @@ size that would swell past `MAX_DECODED_BYTES` are refused with a `FormatError` 
 from array import array
 from threading import local
 from typing import Any, Generic, TypeVar
+from zlib import crc32
 
 import msgspec
 import zstandard
@@ -29,11 +30,21 @@ Record = TypeVar("Record")
 class Codec(Generic[Record]):
     """Encodes and decodes one kind of record; safe to share between threads."""
 
-    def __init__(self, kind: type[Record], magic: bytes, version: int, *, compress: bool = True) -> None:
-        """Without `compress`: for small records that are written often and kept briefly."""
+    def __init__(
+        self,
+        kind: type[Record],
+        magic: bytes,
+        version: int,
+        *,
+        compress: bool = True,
+        unchecked: int | None = None,
+    ) -> None:
+        """Without `compress`: for small records that are written often and kept briefly; they carry a CRC-32, as zstd
+        has a checksum of its own. `unchecked`: an older version, which has none and is read too."""
         self._name = kind.__name__.lower()
         self._magic = magic
         self._version = version
+        self._unchecked = unchecked
         self._header = magic + bytes([version])
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
         self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=_from_wire, dec_hook=_accept)
@@ -41,7 +52,9 @@ class Codec(Generic[Record]):
 
     def encode(self, record: Record) -> bytes:
         plain = self._encoder.encode(record)
-        return self._header + (plain if self._zstd is None else self._zstd.compressor.compress(plain))
+        if self._zstd is None:
+            return self._header + crc32(plain).to_bytes(4, "little") + plain
+        return self._header + self._zstd.compressor.compress(plain)
 
     def decode(self, data: bytes) -> Record:
         start = len(self._magic)
@@ -50,17 +63,25 @@ class Codec(Generic[Record]):
                 f"not a {self._name}: starts with {bytes(data[:4])!r}, expected {self._magic!r}"
             )
         version = data[start] if len(data) > start else None
-        if version != self._version:
+        if version != self._version and (version is None or version != self._unchecked):
             raise FormatError(
                 f"{self._name} format version {version} is unknown here; this release reads {self._version}"
             )
         body = data[len(self._header) :]
         try:
-            return self._decoder.decode(body if self._zstd is None else self._unpacked(body, self._zstd))
+            if self._zstd is not None:
+                return self._decoder.decode(self._unpacked(body, self._zstd))
+            return self._decoder.decode(body if version == self._unchecked else self._checked(body))
         except zstandard.ZstdError as error:
             raise FormatError(f"damaged {self._name}: {error}") from error
         except (msgspec.MsgspecError, ValueError) as error:
             raise FormatError(f"not a valid {self._name}: {error}") from error
+
+    def _checked(self, body: bytes) -> bytes:
+        plain = body[4:]
+        if crc32(plain) != int.from_bytes(body[:4], "little"):
+            raise FormatError(f"damaged {self._name}: it does not have the checksum that it was written with")
+        return plain
 
     def _unpacked(self, body: bytes, zstd: "_Zstd") -> bytes:
         size = zstandard.frame_content_size(body)
@@ -75,7 +96,8 @@ class _Zstd(local):
     """zstd contexts are costly to make and must not be shared between threads: one pair for each thread."""
 
     def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        # With a checksum of its own, so that a copy in a database that has none cannot change unnoticed.
+        self.compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         self.decompressor = zstandard.ZstdDecompressor()
 
 

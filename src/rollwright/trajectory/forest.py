@@ -11,19 +11,10 @@ import msgspec
 
 from rollwright.errors import FormatError
 from rollwright.trajectory.codec import Codec
+from rollwright.trajectory.sampling import SamplingParams
 from rollwright.trajectory.timing import Timing
 from rollwright.trajectory.tokens import TokenIds, token_ids
-from rollwright.trajectory.turn import ErrorRecord, StopReason, Turn
-
-
-class ToolCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One call of a tool, as the model asked for it."""
-
-    id: str
-    """Unique in its episode; the tool's answer names it."""
-    name: str
-    arguments: str
-    """JSON as text, exactly as the model wrote it; it need not be valid."""
+from rollwright.trajectory.turn import UNDELIVERED, ErrorRecord, StopReason, ToolCall, Turn
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -76,6 +67,8 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     """Seconds from the first `reset` to the end."""
     timing: Timing | None = None
     """What the attempt waited for; `None` where nobody measured."""
+    sampling: SamplingParams | None = None
+    """How tokens were drawn in all turns that do not say otherwise; `None`: a release that did not record it."""
 
     @property
     def reward(self) -> float:
@@ -133,9 +126,31 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
             return f"{self.error.boundary} failure: {self.error.kind}"
         if any(not turn.exact for turn in self.turns if turn.filtered is None):
             return "the engine returned no exact token ids and log-probabilities"
-        if not any(turn.sampled_ids for turn in self.turns):
+        sampled = [turn for turn in self.turns if turn.sampled_ids]
+        if not sampled:
             return "no token was sampled"
-        return None
+        whys = [self._never_trained(turn) for turn in sampled]
+        return whys[0] if all(whys) else None
+
+    def sampling_of(self, turn: Turn) -> SamplingParams | None:
+        """How a turn's tokens were drawn; `None`: nobody recorded it."""
+        return self.sampling if turn.sampling is None else turn.sampling
+
+    def untrained(self, turn: Turn) -> str | None:
+        """Why a turn's tokens are out of the loss; `None`: they are in it."""
+        return self.filtered or turn.filtered or self._never_trained(turn)
+
+    def never_trained(self) -> list[str]:
+        """Of each turn that no trainer could use, whatever the filters say, why."""
+        whys = (self._never_trained(turn) for turn in self.turns if turn.sampled_ids)
+        return [why for why in whys if why is not None]
+
+    def _never_trained(self, turn: Turn) -> str | None:
+        """What is no filter's doing: an answer that nobody got, or a distribution that no trainer computes."""
+        if turn.filtered == UNDELIVERED:
+            return "no answer reached the agent"
+        sampling = self.sampling_of(turn)
+        return None if sampling is None else sampling.not_modelled
 
     @property
     def oldest_version(self) -> int | None:

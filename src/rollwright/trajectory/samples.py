@@ -1,7 +1,8 @@
 """What a trainer eats: two walks over the same forest.
 
 True of both: a sampled token has mask 1 in exactly one sample, with its turn's weight, unless a filter took it out
-of the loss; everything that was not sampled has mask 0. `samples` joins the turns of a sequence into one row; `turn_samples` gives a row
+of the loss, nobody got its turn's answer, or its distribution is none that a trainer computes
+(`Trajectory.untrained`); everything that was not sampled has mask 0. `samples` joins the turns of a sequence into one row; `turn_samples` gives a row
 for each turn with the prompt exactly as the model saw it, and costs more tokens.
 """
 
@@ -15,6 +16,9 @@ from rollwright.trajectory.turn import Turn, expand_versions
 
 NO_VERSION = -1
 """Stamp of a token that no policy sampled."""
+
+NO_TEMPERATURE = -1.0
+"""Stands where no token was sampled, or nobody recorded at which temperature."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +45,8 @@ class Sample(msgspec.Struct, frozen=True):
     """Policy version of each token; `NO_VERSION` where nothing was sampled."""
     weights: Floats
     """Weight of the token's turn in the tree; 0 where the mask is 0."""
+    temperatures: Floats
+    """Of the distribution that each token was drawn from; `NO_TEMPERATURE` where there is none."""
     spans: tuple[Span, ...]
     """The turns in it, in order: what per-turn advantages are spread over."""
 
@@ -86,10 +92,13 @@ def _join(
     logprobs = floats([0.0]) * len(context)
     versions = token_ids([NO_VERSION]) * len(context)
     token_weights = floats([0.0]) * len(context)
+    temperatures = floats([NO_TEMPERATURE]) * len(context)
     spans = []
     for turn in row:
         added, sampled = len(turn.prompt_ids), len(turn.sampled_ids)
-        counts = turn.id in trained and turn.filtered is None and trajectory.filtered is None
+        counts = turn.id in trained and trajectory.untrained(turn) is None
+        sampling = trajectory.sampling_of(turn)
+        temperature = NO_TEMPERATURE if sampling is None else sampling.temperature
         ids += turn.prompt_ids
         spans.append(Span(turn.id, len(ids), len(ids) + sampled, counts))
         ids += turn.sampled_ids
@@ -97,6 +106,7 @@ def _join(
         logprobs += floats([0.0]) * added + turn.logprobs
         versions += token_ids([NO_VERSION]) * added + token_ids(expand_versions(turn.versions))
         token_weights += floats([0.0]) * added + floats([weights[turn.id] if counts else 0.0]) * sampled
+        temperatures += floats([NO_TEMPERATURE]) * added + floats([temperature]) * sampled
     return Sample(
         rollout_id=trajectory.rollout_id,
         group_id=trajectory.group_id,
@@ -105,5 +115,6 @@ def _join(
         logprobs=logprobs,
         versions=versions,
         weights=token_weights,
+        temperatures=temperatures,
         spans=tuple(spans),
     )

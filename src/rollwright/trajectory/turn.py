@@ -8,7 +8,11 @@ from enum import StrEnum
 
 import msgspec
 
+from rollwright.trajectory.sampling import SamplingParams
 from rollwright.trajectory.tokens import Floats, TokenIds, floats, token_ids
+
+UNDELIVERED = "undelivered"
+"""`Turn.filtered` of an answer that reached nobody: what follows was not decided by it."""
 
 
 class FinishReason(StrEnum):
@@ -94,6 +98,16 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     """Whether the task was solved then; `None` where the environment does not say."""
 
 
+class ToolCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One call of a tool, as the model asked for it."""
+
+    id: str
+    """Unique in its episode; the tool's answer names it."""
+    name: str
+    arguments: str
+    """JSON as text, exactly as the model wrote it; it need not be valid."""
+
+
 class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One model generation and what followed it.
 
@@ -128,6 +142,10 @@ class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     """The filter that took it out of the loss; `None`: none did."""
     count: int = 1
     """How many siblings that came out the same it stands for."""
+    sampling: SamplingParams | None = None
+    """How its tokens were drawn, where that was not as the rollout's (`Trajectory.sampling`)."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls that a text API told of; where there are ids, the calls are read from them."""
 
     @property
     def oldest_version(self) -> int:

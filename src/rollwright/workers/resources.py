@@ -1,19 +1,54 @@
-"""A watch on memory and file handles: stops opening episodes before the machine runs out, and says so.
+"""A watch on memory and file handles: fewer episodes are opened before the process or the machine runs out, and it says so.
 
-`shortage` is the pure decision; `ResourceWatch` looks at the machine now and then and lets claims through or not.
-Episodes that run already are left alone: they end by themselves and give back what they hold.
+`shortage` and `ceiling` are the pure decisions; `ResourceWatch` looks at the machine now and then and lets episodes in or
+not. Episodes that run already are left alone: they end by themselves and give back what they hold.
+
+Always true: what one episode takes is learnt from those that run, so that a burst of new ones cannot take what is not
+there; with `least` set, that many go on however short things are, because nobody else would make room.
 """
 
 import asyncio
+import contextlib
 import logging
+import math
 import os
 import resource
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from rollwright.hardware.cgroups import Cgroups
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+
+LOOK_AGAIN_SECONDS = 0.2
+"""A newcomer has the machine looked at anew when the last look is older: one look costs a few hundred microseconds."""
+
+LEAST_EPISODE_MEMORY = 1 << 20
+"""Bytes that an episode counts for at least."""
+
+CAUTIOUS_MEMORY, CAUTIOUS_FILES = 64 << 20, 4
+"""What a newcomer counts for until it has been seen what it takes."""
+
+FEWEST_AT_FIRST = 4
+"""Episodes that are let in to see what they take."""
+
+MARGIN = 1.25
+"""An episode counts for this much of what it is seen to take: some have just begun and hold nothing yet."""
+
+FADING = 0.98
+"""What an episode was seen to take counts for this much at the next look: something that only once looked like it fades."""
+
+FEWEST_FILES = 4
+"""File handles that stay free however few there are: a store's log, a lookup of a name, a line of output."""
+
+
+TOLD_AGAIN = 0.8
+"""A new ceiling is told when it is below this share of the last one that was."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +59,8 @@ class ResourceLimits:
     """Of the memory that the process may use."""
     file_share: float = 0.1
     """Of the file handles that the process may have."""
+    least: int = 0
+    """Episodes that are played however short everything is."""
 
 
 USUAL_LIMITS = ResourceLimits()
@@ -37,6 +74,32 @@ class Resources:
     memory: int
     open_files: int
     most_files: int
+    used_memory: int = 0
+    """By this process, counted as whatever limits it counts."""
+
+
+@dataclass(frozen=True)
+class EpisodeCost:
+    """What one episode takes, as seen so far."""
+
+    memory: float = LEAST_EPISODE_MEMORY
+    files: float = 1.0
+
+    def seen(self, now: Resources, before: Resources, episodes: int) -> "EpisodeCost":
+        """With one look more; `before`: without any episode."""
+        if not episodes:
+            return self
+        memory = MARGIN * (now.used_memory - before.used_memory) / episodes
+        files = MARGIN * (now.open_files - before.open_files) / episodes
+        return EpisodeCost(
+            max(LEAST_EPISODE_MEMORY, memory, FADING * self.memory), max(1.0, files, FADING * self.files)
+        )
+
+    def yet_to_take(self, now: Resources, before: Resources, episodes: int) -> "EpisodeCost":
+        """What the episodes that are there will take beyond what they have taken, all together."""
+        memory = max(0, now.used_memory - before.used_memory)
+        files = max(0, now.open_files - before.open_files)
+        return EpisodeCost(max(0.0, episodes * self.memory - memory), max(0.0, episodes * self.files - files))
 
 
 def shortage(now: Resources, limits: ResourceLimits) -> str | None:
@@ -49,17 +112,67 @@ def shortage(now: Resources, limits: ResourceLimits) -> str | None:
     return None
 
 
+def ceiling(
+    now: Resources, before: Resources, limits: ResourceLimits, cost: EpisodeCost, episodes: int
+) -> tuple[int, str]:
+    """How many episodes there may be until the next look, with `episodes` there now, and what is short; empty: nothing.
+    `before`: without any episode, so that those which have just come count for what they are yet to take.
+
+    As many more as there is room for, by what they were seen to take. Twice as many at the most, unless there is room for
+    more even if they took far more: what they take shows only when they are there."""
+    coming = cost.yet_to_take(now, before, episodes)
+    files = (
+        now.most_files - max(limits.file_share * now.most_files, FEWEST_FILES) - now.open_files - coming.files
+    )
+    memory = now.free_memory - limits.memory_share * now.memory - coming.memory
+    by_files, by_memory = math.floor(files / cost.files), math.floor(memory / cost.memory)
+    unseen = math.floor(min(memory / CAUTIOUS_MEMORY, files / CAUTIOUS_FILES))
+    more = max(FEWEST_AT_FIRST, episodes, unseen)
+    why = ""
+    if by_memory < min(more, by_files):
+        why = f"{now.free_memory >> 20} of {now.memory >> 20} MiB of memory are free"
+    elif by_files < more:
+        why = f"{now.open_files} of {now.most_files} file handles are in use"
+    return max(episodes + min(more, by_files, by_memory), limits.least), why
+
+
 def look() -> Resources:
-    """What this machine has now; memory is the smaller of the machine's and the control group's."""
+    """What this process can have now; memory is the tightest of the machine's, the control group's and the process's."""
     free, memory = _machine_memory()
-    limit, used = _group_memory()
-    if limit is not None:
-        free, memory = min(free, limit - used), min(memory, limit)
+    used = _process_memory()
+    limit = Cgroups().free_memory()
+    if limit is not None and limit < free:
+        free, memory = limit, min(memory, limit + used.resident)
+    for name, taken in ((resource.RLIMIT_AS, used.address_space), (resource.RLIMIT_DATA, used.data)):
+        most = resource.getrlimit(name)[0]
+        if most != resource.RLIM_INFINITY and most - taken < free:
+            free, memory, used = max(0, most - taken), most, replace(used, resident=taken)
     try:
         open_files = len(os.listdir("/proc/self/fd"))
     except OSError:
         open_files = 0
-    return Resources(free, memory, open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return Resources(free, memory, open_files, most_files, used.resident)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Of this process, in bytes."""
+
+    address_space: int
+    data: int
+    """What it may write to."""
+    resident: int
+
+
+def _process_memory() -> _Memory:
+    try:
+        pages = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return _Memory(taken, taken, taken)
+    page = resource.getpagesize()
+    return _Memory(int(pages[0]) * page, int(pages[5]) * page, int(pages[1]) * page)
 
 
 def _machine_memory() -> tuple[int, int]:
@@ -72,41 +185,105 @@ def _machine_memory() -> tuple[int, int]:
     return found["MemAvailable"], found["MemTotal"]
 
 
-def _group_memory() -> tuple[int | None, int]:
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None, 0
-    return (None if limit == "max" else int(limit)), used
-
-
 class ResourceWatch:
+    """One for all workers of a process. Whoever plays enters before each episode and leaves after it."""
+
     def __init__(self, limits: ResourceLimits) -> None:
         self._limits = limits
-        self._enough = asyncio.Event()
-        self._enough.set()
+        self._inside: set[Hashable] = set()
+        self._waiting: deque[tuple[Hashable, asyncio.Future[None]]] = deque()
+        self._cost = EpisodeCost()
+        self._before: Resources | None = None
+        """Without any episode."""
+        self._looked = -math.inf
+        self._told: int | None = None
+        """The ceiling that was told last."""
+        self.ceiling = 0
+        """Episodes at once until the next look."""
+        self._why = ""
+        """What is too short for more of them; empty: only that it is not known yet what they take."""
+        self._wanted = asyncio.Event()
+        """Set while somebody waits."""
         self.shortage: str | None = None
         """What is short now."""
 
+    async def enter(self, who: Hashable) -> None:
+        """Returns when an episode may be opened; `who` has one at a time."""
+        if time.monotonic() - self._looked > LOOK_AGAIN_SECONDS:
+            self.see(look())
+        self._inside.discard(who)
+        if not self._waiting and self._has_room():
+            self._inside.add(who)
+            return
+        self._tell_ceiling()
+        self._wanted.set()
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((who, ticket))
+        self._let_in()
+        try:
+            await ticket
+        except asyncio.CancelledError:
+            self.leave(who)
+            raise
+
+    def leave(self, who: Hashable) -> None:
+        self._inside.discard(who)
+        self._let_in()
+
     async def enough(self) -> None:
-        """Returns when an episode may be opened."""
-        await self._enough.wait()
+        """Returns when an episode could be opened."""
+        who = object()
+        await self.enter(who)
+        self.leave(who)
 
     async def run(self) -> None:
+        """Looks now and then, and soon when somebody waits."""
         while True:
             self.see(look())
-            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._wanted.wait()
+                    await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     def see(self, now: Resources) -> None:
+        self._looked = time.monotonic()
+        if self._before is None or not self._inside:
+            self._before = now
+        self._cost = self._cost.seen(now, self._before, len(self._inside))
+        self.ceiling, self._why = ceiling(now, self._before, self._limits, self._cost, len(self._inside))
         found = shortage(now, self._limits)
         if found is not None and self.shortage is None:
             logger.warning("no further episodes are opened for now: %s", found)
         elif found is None and self.shortage is not None:
             logger.warning("episodes are opened again: there is enough of everything")
         self.shortage = found
-        if found is None:
-            self._enough.set()
-        else:
-            self._enough.clear()
+        self._let_in()
+        if self._waiting:
+            self._tell_ceiling()
+
+    @property
+    def waits_for(self) -> str:
+        """What newcomers wait for; empty: for nothing."""
+        if self.shortage is not None:
+            return self.shortage
+        return f"{self._why}: at most {self.ceiling} episodes at once" if self._waiting and self._why else ""
+
+    def _has_room(self) -> bool:
+        if len(self._inside) < self._limits.least:
+            return True
+        return self.shortage is None and len(self._inside) < self.ceiling
+
+    def _let_in(self) -> None:
+        while self._waiting and self._has_room():
+            who, ticket = self._waiting.popleft()
+            if not ticket.done():  # a cancelled one is dropped here
+                self._inside.add(who)
+                ticket.set_result(None)
+        if not self._waiting:
+            self._wanted.clear()
+
+    def _tell_ceiling(self) -> None:
+        most = self.ceiling
+        if self.shortage is None and self._why and (self._told is None or most < TOLD_AGAIN * self._told):
+            self._told = most
+            logger.warning("at most %d episodes at once for now: %s", most, self._why)

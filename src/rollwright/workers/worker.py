@@ -2,13 +2,16 @@
 
 Always true: an attempt that the store takes away (cancelled, or its lease lost) is stopped here as soon as the store
 says so, and the other episodes do not notice. A worker that is told to drain claims nothing more, finishes what it can
-within the time it has, and hands the rest back, so that another can go on from the journal at once.
+within the time it has, and hands the rest back, so that another can go on from the journal at once. Only the worker
+ends its own slots: one that is cancelled by anybody else says so, fails the attempt it held, and plays on.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from rollwright.errors import ConfigError
 from rollwright.rollout.capacity_watch import CapacityWatch
@@ -40,6 +43,9 @@ class WorkerSettings:
     """When to stop opening episodes, for want of memory or file handles. `None`: never."""
 
 
+INTERFERENCE = "an environment, agent, tool or policy has cancelled tasks that are not its own"
+
+
 class Quota:
     """How many rollouts may still be claimed."""
 
@@ -59,6 +65,21 @@ class Quota:
             self._left += 1
 
 
+class WatchedManager(EnvManager):
+    """Gives its place up when an episode has ended: the next one may have to wait at the gate first."""
+
+    def __init__(self, context: RolloutContext, worker_id: str, resources: ResourceWatch | None) -> None:
+        super().__init__(context, worker_id)
+        self._resources = resources
+
+    async def run_rollout(self, claimed: AttemptedRollout) -> None:
+        try:
+            await super().run_rollout(claimed)
+        finally:
+            if self._resources is not None:
+                self._resources.leave(self)
+
+
 class Worker:
     def __init__(
         self,
@@ -68,17 +89,29 @@ class Worker:
         *,
         pressure: Callable[[], int] = lambda: 0,
         on_claim: Callable[[AttemptedRollout], None] | None = None,
+        resources: ResourceWatch | None = None,
     ) -> None:
-        """`pressure`: how often the engine has refused load so far. `on_claim` hears of every rollout it takes."""
+        """`pressure`: how often the engine has refused load so far. `on_claim` hears of every rollout it takes.
+        `resources`: a watch that several workers of a process share, in place of one that its settings make."""
         self.worker_id = worker_id
         self._context = context
         self._settings = settings
         self._pressure = pressure
         self._on_claim = on_claim
         self._quota = Quota(settings.max_rollouts)
-        self._managers = [EnvManager(context, worker_id) for _ in range(settings.max_env_num_per_worker)]
+        self._resources = resources or (ResourceWatch(settings.resources) if settings.resources else None)
+        self._managers = [
+            WatchedManager(context, worker_id, self._resources)
+            for _ in range(settings.max_env_num_per_worker)
+        ]
         self._loops: dict[EnvManager, asyncio.Task[None]] = {}
-        self._resources = ResourceWatch(settings.resources) if settings.resources else None
+        self._live = 0
+        """Slots that have not ended."""
+        self._over = asyncio.Event()
+        """Set when the last slot has ended, or when something failed."""
+        self._failure: BaseException | None = None
+        self._ending = False
+        """Whether the worker itself cancels its tasks now."""
         self._draining = False
 
     @property
@@ -90,33 +123,55 @@ class Worker:
 
         Ends with the error of the store, or of the settings, that makes it impossible to go on.
         """
+        helpers: list[asyncio.Task[None]] = []
         try:
-            await self._run()
-        except BaseExceptionGroup as group:
-            raise first_cause(group) from None
-        finally:
-            await self._context.gateway.rest()
-
-    async def _run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            name = self.worker_id
-            helpers = [
-                tasks.create_task(self._heartbeat(), name=f"{name}-heartbeat"),
-                tasks.create_task(self._listen(), name=f"{name}-cancellations"),
-            ]
-            if self._settings.find_capacity:
-                watch = CapacityWatch(
-                    self._context.gate, self._context.activity, len(self._managers), self._pressure
-                )
-                helpers.append(tasks.create_task(watch.run(), name=f"{name}-capacity"))
-            if self._resources is not None:
-                helpers.append(tasks.create_task(self._resources.run(), name=f"{name}-resources"))
+            for name, work in self._duties().items():
+                helpers.append(self._started(name, self._kept_up(name, work), self._helper_ended))
+            self._live = len(self._managers)
             for number, manager in enumerate(self._managers):
-                self._loops[manager] = tasks.create_task(self._play(manager), name=f"{name}-env-{number}")
-            await asyncio.wait(self._loops.values())
-            for helper in helpers:
-                helper.cancel()
-        await self._beat()  # so that the store has the last figures
+                name = f"env-{number}"
+                self._loops[manager] = self._started(name, self._play(name, manager), self._slot_ended)
+            await self._over.wait()
+        finally:
+            await self._end([*helpers, *self._loops.values()])
+        if self._failure is not None:
+            raise self._failure
+        await self._beat(ended=True)  # so that the store has the last figures
+
+    def _duties(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """What the worker does beside playing, by name."""
+        duties = {"heartbeat": self._heartbeat, "cancellations": self._listen}
+        if self._settings.find_capacity:
+            gate, activity = self._context.gate, self._context.activity
+            duties["capacity"] = CapacityWatch(gate, activity, len(self._managers), self._pressure).run
+        if self._resources is not None:
+            duties["resources"] = self._resources.run
+        return duties
+
+    def _started(
+        self, name: str, work: Coroutine[Any, Any, None], ended: Callable[["asyncio.Task[None]"], None]
+    ) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work, name=f"{self.worker_id}-{name}")
+        task.add_done_callback(ended)
+        return task
+
+    def _helper_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+            self._over.set()
+
+    def _slot_ended(self, task: "asyncio.Task[None]") -> None:
+        self._helper_ended(task)
+        self._live -= 1
+        if not self._live:
+            self._over.set()
+
+    async def _end(self, tasks: Sequence["asyncio.Task[None]"]) -> None:
+        self._ending = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._context.gateway.rest()
 
     async def drain(self, seconds: float | None = None) -> int:
         """Ends the worker, within these seconds or as its settings say; returns how many episodes were handed back."""
@@ -142,18 +197,66 @@ class Worker:
         except (AttemptRefused, NotFound):
             logger.info("%s is not held any more: nothing to hand back", rollout_id)
 
-    async def _play(self, manager: EnvManager) -> None:
+    async def _play(self, name: str, manager: EnvManager) -> None:
+        """One slot. It ends when there is nothing more to claim, or when the worker ends it."""
+        claim = partial(self._claim, manager)
         try:
-            await manager.run_rollout_loop(self._claim)
-        except asyncio.CancelledError:
-            if not self._draining:
-                raise
+            await self._play_on(name, manager, claim)
+        finally:
+            if self._resources is not None:
+                self._resources.leave(manager)
 
-    async def _claim(self) -> AttemptedRollout | None:
+    async def _play_on(
+        self,
+        name: str,
+        manager: EnvManager,
+        claim: Callable[[], Coroutine[Any, Any, AttemptedRollout | None]],
+    ) -> None:
+        while True:
+            try:
+                await manager.run_rollout_loop(claim)
+                return
+            except asyncio.CancelledError:
+                if self._draining:
+                    return
+                if self._ending:
+                    raise
+                self._note_interference(name)
+            if (left := manager.left_behind) is not None:
+                manager.left_behind = None
+                await self._fail(*left)
+
+    async def _kept_up(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            try:
+                return await work()
+            except asyncio.CancelledError:
+                if self._ending:
+                    raise
+                self._note_interference(name)
+
+    def _note_interference(self, name: str) -> None:
+        """A task of the worker was cancelled by somebody else, and goes on."""
+        self._context.activity.slots_restarted += 1
+        logger.warning("%s: %s was cancelled by code that it plays; it goes on", self.worker_id, name)
+        task = asyncio.current_task()
+        while task is not None and task.uncancel():
+            pass
+
+    async def _fail(self, rollout_id: str, attempt_id: str) -> None:
+        reason = f"system: CancelledError: {INTERFERENCE}"
+        try:
+            await self._store.update_attempt(
+                rollout_id, attempt_id, status=AttemptStatus.FAILED, reason=reason
+            )
+        except (AttemptRefused, NotFound):
+            logger.info("%s is not held any more: nothing to report", rollout_id)
+
+    async def _claim(self, manager: EnvManager) -> AttemptedRollout | None:
         """The next rollout, as far as quota and machine allow; `None` when there are to be no more."""
         while self._quota.reserve():
             if self._resources is not None:
-                await self._resources.enough()
+                await self._resources.enter(manager)
             claimed = await self._store.dequeue_rollout(self.worker_id, timeout=self._settings.poll_interval)
             if claimed is not None:
                 self._check_lease(claimed)
@@ -176,15 +279,20 @@ class Worker:
             await self._beat()
             await asyncio.sleep(self._settings.heartbeat_interval)
 
-    async def _beat(self) -> None:
+    async def _beat(self, *, ended: bool = False) -> None:
         held = [holds for manager in self._managers if (holds := manager.holds) is not None]
-        stats = {**self._context.activity.heartbeat_stats(), "waiting": self.waiting_for()}
+        stats = {
+            **self._context.activity.heartbeat_stats(),
+            "waiting": self.waiting_for(),
+            "heartbeat_interval": self._settings.heartbeat_interval,
+            "ended": ended,
+        }
         lost = await self._store.update_worker(self.worker_id, heartbeat_stats=stats, attempts=held)
         self._withdraw(lost)
 
     def waiting_for(self) -> str:
         """Why no further episode is opened now, or nothing."""
-        return (self._resources.shortage if self._resources is not None else None) or ""
+        return self._resources.waits_for if self._resources is not None else ""
 
     async def _listen(self) -> None:
         while True:

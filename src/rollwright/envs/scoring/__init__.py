@@ -1,4 +1,4 @@
-"""Questions and scores of reasoning-gym, made in a process of their own that answers cannot leave."""
+"""Questions and scores of reasoning-gym, made by judges in sandboxes that evaluate nothing of an answer."""
 
 from rollwright.envs.scoring.messages import Entry, Score
 from rollwright.envs.scoring.service import ScoringService, shared

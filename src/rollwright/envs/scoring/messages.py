@@ -1,4 +1,4 @@
-"""Plain data: what the scoring process is asked and what it answers."""
+"""Plain data: what a judge is asked and what it answers."""
 
 from enum import StrEnum
 from typing import Any
@@ -9,28 +9,26 @@ LEVEL = "level"
 """Beside a dataset's own options: a level of its curriculum. No dataset has an option of this name."""
 
 
-class Ask(StrEnum):
+class JudgeAsk(StrEnum):
     """What is wanted."""
 
     CHECK = "check"
-    """Do the dataset and its options exist? Answered with an empty `Entry`."""
+    """Do the dataset and its options exist, and can it be judged? Answered with an empty `Entry`."""
     ENTRY = "entry"
     """The question of a seed."""
     SCORE = "score"
     """What an answer is worth."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class JudgeRequest(msgspec.Struct, frozen=True):
     id: int
-    ask: Ask
+    ask: JudgeAsk
     dataset: str
     options: dict[str, Any]
     seed: int = 0
     answer: str = ""
     seconds: float = 0.0
     """For scoring the answer, once the question stands."""
-    memory: int = 0
-    """Bytes that scoring may take beyond what the process starts with."""
 
 
 class Entry(msgspec.Struct, frozen=True, tag="entry"):
@@ -50,9 +48,11 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     """Scoring the answer took too much time or memory, or crashed; worth 0."""
     failed: bool = False
     """The scorer raised on the answer; worth 0."""
+    refused: bool = False
+    """The answer is code where the dataset's grammar has none, so nothing was made of it; worth 0."""
 
 
-class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+class NoQuestion(msgspec.Struct, frozen=True, tag="refusal"):
     """Why there is no question."""
 
     message: str
@@ -60,17 +60,24 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     """Whether the dataset's name or options are wrong; otherwise making the question failed."""
 
 
-Result = Entry | Score | Refusal
+Result = Entry | Score | NoQuestion
 
 
-class Reply(msgspec.Struct, frozen=True):
+class MakingQuestion(msgspec.Struct, frozen=True, tag="making"):
+    """The judge begins to make the question of a request, which is not the answer's time."""
+
+
+class QuestionStands(msgspec.Struct, frozen=True, tag="standing"):
+    """The question stands: from here on the answer's time runs."""
+
+
+class JudgeReply(msgspec.Struct, frozen=True, tag="judged"):
+    """The reply to one request; requests are replied to in their order."""
+
     id: int
     result: Result
+    is_last: bool = False
+    """Whether the judge ends with it, and takes up nothing more."""
 
 
-class Hello(msgspec.Struct, frozen=True):
-    """The first frame: the process is ready, or why it is not."""
-
-    error: str | None = None
-    is_sealed: bool = False
-    """Whether a trial showed that an answer's code can neither make a file nor start a process."""
+JudgeMessage = MakingQuestion | QuestionStands | JudgeReply

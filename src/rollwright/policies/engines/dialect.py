@@ -12,8 +12,8 @@ from rollwright.errors import ConfigError
 from rollwright.http_client import Url
 from rollwright.policies.base import Capabilities, EngineError, Sampling, UpdateMode, Weights
 from rollwright.policies.engines.pieces import Ask, Piece
-from rollwright.policies.http_calls import Fault, HttpCalls, endpoint, engine_error
-from rollwright.trajectory import FinishReason
+from rollwright.policies.http_calls import MAX_CONTROL_ANSWER, Fault, HttpCalls, endpoint, engine_error
+from rollwright.trajectory import FinishReason, SamplingParams
 
 FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 """An engine that ends a completion in any other way is not understood, and its answer is not used."""
@@ -45,7 +45,11 @@ class Dialect(Protocol):
         """Raises `FormatError` for anything but a whole answer."""
         ...
 
-    def faithful(self, sampling: Sampling, processed: bool) -> bool:
+    def sent(self, sampling: Sampling) -> SamplingParams | None:
+        """What the engine is told, where that is not what was asked for; `None`: it is."""
+        ...
+
+    def faithful(self, drawn: SamplingParams, processed: bool) -> bool:
         """Whether the log-probabilities are those of the distribution that these settings give."""
         ...
 
@@ -98,12 +102,14 @@ class Control:
 
     async def serves(self, path: str) -> bool:
         """Whether a POST endpoint exists, without using it."""
-        answer = await self._calls.control("GET", self.url(path), None, ANSWER_SECONDS)
+        answer = await self._calls.control(
+            "GET", self.url(path), None, ANSWER_SECONDS, max_answer=MAX_CONTROL_ANSWER
+        )
         return isinstance(answer, Fault) and answer.detail.startswith("HTTP 405")
 
     async def _ask(self, method: str, path: str, body: bytes | None, seconds: float) -> Any:
         url = self.url(path)
-        answer = await self._calls.control(method, url, body, seconds)
+        answer = await self._calls.control(method, url, body, seconds, max_answer=MAX_CONTROL_ANSWER)
         if isinstance(answer, Fault):
             raise engine_error(answer, 1, url)
         try:

@@ -19,7 +19,7 @@ from rollwright.policies.engines.dialect import UNREADABLE, UPDATE_SECONDS, Cont
 from rollwright.policies.engines.pieces import Ask, Piece, checked
 from rollwright.policies.engines.policy import EnginePolicy
 from rollwright.policies.openai_api import one_line
-from rollwright.trajectory import FinishReason, floats, token_ids
+from rollwright.trajectory import FinishReason, SamplingParams, floats, token_ids
 
 NO_IDS = (
     "this build of llama.cpp's server returns no token ids: evaluation only; use a llama-server that knows "
@@ -94,7 +94,10 @@ class LlamaCppDialect:
         logprobs = [log(each.prob) if each.prob > 0 else None for each in probabilities]
         return checked(ask, answer.tokens, logprobs, finish)
 
-    def faithful(self, sampling: Sampling, processed: bool) -> bool:
+    def sent(self, sampling: Sampling) -> SamplingParams | None:
+        return None
+
+    def faithful(self, drawn: SamplingParams, processed: bool) -> bool:
         return True
 
     async def processed(self, control: Control) -> bool:

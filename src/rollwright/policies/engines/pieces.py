@@ -6,19 +6,28 @@ as it says. Anything else is a `FormatError`, so that a broken answer is retried
 """
 
 from collections.abc import Sequence
-from math import isfinite
 
 import msgspec
 
 from rollwright.errors import FormatError
-from rollwright.policies.base import Sampling
+from rollwright.policies.base import MAX_LOGPROB, Sampling
 from rollwright.trajectory import FinishReason, Floats, TokenIds, floats, token_ids
 
 LARGEST_ID = (1 << 31) - 1
 """Ids are kept as signed 32-bit numbers."""
 
-_ROUNDING = 1e-3
-"""A log-probability may be above 0 by rounding; more than that is no log-probability."""
+_LOWEST = -3.4028234663852886e38
+"""Log-probabilities are kept as 32-bit floats: anything lower would become infinite."""
+
+_TOKEN_BYTES = 2048
+"""Of an answer, for each token that was asked for: its id, its log-probability, and its text up to three times, each
+byte of it escaped. Engines send some 100 to 200."""
+
+_PROMPT_BYTES = 16
+"""Of an answer, for each id of the prompt, where the engine tells it back."""
+
+_ANSWER_BYTES = 1 << 20
+"""Of an answer beside its tokens: names, counts, an error in words."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -33,6 +42,11 @@ class Ask(msgspec.Struct, frozen=True):
     seed: int | None
     vocabulary_size: int | None
     """`None`: not known; ids are then only checked for being ids at all."""
+
+    @property
+    def max_answer(self) -> int:
+        """Bytes that an answer to it may have. More is no answer to it, and nobody waits for its end."""
+        return _ANSWER_BYTES + _TOKEN_BYTES * self.max_tokens + _PROMPT_BYTES * len(self.ids)
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -81,7 +95,7 @@ def checked(
 def _logprobs(values: Sequence[float | None]) -> Floats:
     kept = []
     for place, value in enumerate(values):
-        if value is None or not isfinite(value) or value > _ROUNDING:
+        if value is None or not _LOWEST <= value <= MAX_LOGPROB:
             raise FormatError(f"{value} is not the log-probability of token {place}")
         kept.append(min(value, 0.0))
     return floats(kept)

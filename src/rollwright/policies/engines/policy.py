@@ -39,7 +39,15 @@ from rollwright.policies.engines.fleet import Fleet
 from rollwright.policies.engines.pieces import Ask, Piece
 from rollwright.policies.http_calls import Fault, HttpCalls
 from rollwright.policies.retry import Cause, RetryPolicy
-from rollwright.trajectory import FinishReason, Floats, TokenIds, VersionRun, floats, token_ids
+from rollwright.trajectory import (
+    FinishReason,
+    Floats,
+    SamplingParams,
+    TokenIds,
+    VersionRun,
+    floats,
+    token_ids,
+)
 
 GRACE_SECONDS = 5.0
 """An aborted call is answered within one step of the engine. One that is not was still on its way when the
@@ -186,7 +194,8 @@ class EnginePolicy:
         self.counters.requests += 1
         if prompt.ids is None:
             raise EngineError("the prompt has no token ids; this policy's renderer makes them")
-        faithful = await self._faithful(sampling)
+        drawn = self._dialect.sent(sampling)
+        faithful = await self._faithful(sampling.params() if drawn is None else drawn)
         progress = _Progress()
         while True:
             landed = await self._request(prompt, self._ask(prompt, sampling, progress))
@@ -202,7 +211,8 @@ class EnginePolicy:
                 if len(progress.ids) == sampling.max_tokens and piece.finish is FinishReason.ABORT:
                     piece = msgspec.structs.replace(piece, finish=FinishReason.LENGTH)
                 if piece.finish is not FinishReason.ABORT:
-                    return self._generation(prompt, progress, piece, faithful)
+                    made = self._generation(prompt, progress, piece, faithful)
+                    return made if drawn is None else msgspec.structs.replace(made, sampling=drawn)
             if landed.cut is not None:
                 self.counters.resumed_calls += 1
             progress.pieces += 1
@@ -252,7 +262,7 @@ class EnginePolicy:
             return place
         router = self._fleet.router
         router.begin(place)
-        task = asyncio.create_task(self._calls.once(self._fleet.urls[place], body))
+        task = asyncio.create_task(self._calls.once(self._fleet.urls[place], body, ask.max_answer))
         flight = _Flight(place, self._version, task)
         self._flights.add(flight)
         try:
@@ -292,14 +302,14 @@ class EnginePolicy:
             )
         return piece
 
-    async def _faithful(self, sampling: Sampling) -> bool:
+    async def _faithful(self, drawn: SamplingParams) -> bool:
         """Whether log-probabilities under these settings may be trained on; the engine is asked once."""
-        if self._processed is None and not self._dialect.faithful(sampling, processed=False):
+        if self._processed is None and not self._dialect.faithful(drawn, processed=False):
             async with self._asking:
                 if self._processed is None:
                     asked = await self._calls.repeat(self._ask_processed, ("processed",), self._fleet.urls[0])
                     self._processed = asked.processed
-        return self._dialect.faithful(sampling, bool(self._processed))
+        return self._dialect.faithful(drawn, bool(self._processed))
 
     async def _ask_processed(self) -> _Processed | Fault:
         place = await self._fleet.place("")
@@ -327,6 +337,7 @@ class EnginePolicy:
             prompt_tokens=len(prompt.ids or ()),
             completion_tokens=len(sampled),
             served=progress.served,
+            checked=True,
         )
 
     async def _settle(self, place: int) -> None:

@@ -2,7 +2,9 @@
 
 Built from SGLang's documentation; it cannot be installed on a machine without a GPU, so the tests run it against
 a small server that answers as documented. Log-probabilities are taken after the temperature and before top-p:
-they are those of the sampled distribution at top-p 1. Each answer names the weights that made it.
+they are those of the sampled distribution at top-p 1. A server that was started with `SGLANG_RETURN_ORIGINAL_LOGPROB`
+takes them before the temperature, and they are the same only at temperature 1; which one it is is found out by asking.
+Each answer names the weights that made it.
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,18 @@ from rollwright.policies.engines.dialect import FINISHES, UNREADABLE, UPDATE_SEC
 from rollwright.policies.engines.pieces import Ask, Piece, checked
 from rollwright.policies.engines.policy import EnginePolicy
 from rollwright.policies.openai_api import one_line
+from rollwright.trajectory import SamplingParams, token_ids
+
+_HOT = 2.0
+"""A temperature at which the likeliest token has clearly another probability than at 1."""
+
+_SAME = 1e-3
+"""Two log-probabilities of the same token under the same distribution differ by less, in any precision."""
+
+_ORIGINAL = (
+    "; and they are taken before the temperature, or it does not tell: with a temperature other than 1 they are not "
+    "trainable either; start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
+)
 
 
 class _Finish(msgspec.Struct):
@@ -27,6 +41,8 @@ class _Meta(msgspec.Struct):
     finish_reason: _Finish
     output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
     """Log-probability, id and perhaps text of each token."""
+    output_top_logprobs: list[list[tuple[float | None, int, Any]] | None] | None = None
+    """The same of the likeliest tokens at each place, where they were asked for."""
     prompt_tokens: int | None = None
     weight_version: str | None = None
     e2e_latency: float | None = None
@@ -90,11 +106,31 @@ class SglangDialect:
         piece = checked(ask, ids, logprobs, finish, label=meta.weight_version)
         return msgspec.structs.replace(piece, served=meta.e2e_latency)
 
-    def faithful(self, sampling: Sampling, processed: bool) -> bool:
-        return sampling.top_p == 1 or sampling.temperature == 0
+    def sent(self, sampling: Sampling) -> SamplingParams | None:
+        return None
+
+    def faithful(self, drawn: SamplingParams, processed: bool) -> bool:
+        if drawn.temperature == 0:
+            return True
+        return drawn.top_p == 1 and (processed or drawn.temperature == 1)
 
     async def processed(self, control: Control) -> bool:
-        return False
+        plain, hot = [await self._likeliest(control, temperature) for temperature in (1.0, _HOT)]
+        return plain is not None and hot is not None and abs(plain - hot) > _SAME
+
+    async def _likeliest(self, control: Control, temperature: float) -> float | None:
+        """The log-probability of the likeliest first token, as the server tells it at a temperature; `None`: it does
+        not tell."""
+        ask = Ask(token_ids([1]), Sampling(temperature=temperature), 1, (), 0, None)
+        fields = {**msgspec.json.decode(self.request(ask)), "top_logprobs_num": 1}
+        answer = await control.post(self.path, fields, UPDATE_SECONDS)
+        try:
+            tops = msgspec.convert(answer, _Answer).meta_info.output_top_logprobs
+        except msgspec.ValidationError as error:
+            raise EngineError(
+                f"{control.url(self.path)}: not a completion: {one_line(str(error))}"
+            ) from error
+        return tops[0][0][0] if tops and tops[0] else None
 
     async def probe(self, control: Control) -> Capabilities:
         info = await control.get("/get_model_info")
@@ -104,6 +140,7 @@ class SglangDialect:
         version = server.get("version") if isinstance(server, dict) else None
         paths = ("/pause_generation", "/update_weights_from_disk", "/continue_generation")
         can_update = [await control.serves(path) for path in paths]
+        scaled = "" if await self.processed(control) else _ORIGINAL
         return Capabilities(
             engine=f"SGLang {version}" if version else "SGLang",
             model=str(info["model_path"]),
@@ -111,7 +148,7 @@ class SglangDialect:
             logprobs=True,
             update_modes=tuple(UpdateMode) if all(can_update) else (),
             missing="its log-probabilities are taken before top_p: with a top_p other than 1 its trajectories are "
-            "not trainable; use top_p 1, or vLLM",
+            f"not trainable; use top_p 1, or vLLM{scaled}",
         )
 
     async def label(self, control: Control) -> str | None:

@@ -7,6 +7,7 @@ they are the model's own, which is the same only at temperature 1 and top-p 1.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -22,8 +23,10 @@ from rollwright.policies.engines.dialect import (
 )
 from rollwright.policies.engines.pieces import Ask, Piece, checked
 from rollwright.policies.engines.policy import EnginePolicy
+from rollwright.policies.extra_body import sent, shaping
 from rollwright.policies.openai_api import one_line
-from rollwright.trajectory import token_ids
+from rollwright.policies.openai_probe import name_some, served_models
+from rollwright.trajectory import SamplingParams, token_ids
 
 PROCESSED_FLAG = "--logprobs-mode processed_logprobs"
 
@@ -41,6 +44,9 @@ _NEUTRAL = {
 }
 """A model's `generation_config.json` may set other values as the server's defaults, which would change the
 distribution behind the trainer's back."""
+
+_OWN_DISTRIBUTION = SamplingParams()
+"""Of the model, which raw log-probabilities are of."""
 
 _HOT = 2.0
 """The highest that vLLM accepts. A processed distribution is flatter there; a raw one looks as it does at 1."""
@@ -82,6 +88,11 @@ class VllmDialect:
             raise ConfigError(
                 f"extra_body.{wrong[0]}: cannot be set here; accepted: any field but {', '.join(sorted(_OWN_FIELDS))}"
             )
+        self._shaped  # noqa: B018 - a value of a wrong kind shows here
+
+    @cached_property
+    def _shaped(self) -> Mapping[str, Any]:
+        return shaping(self.extra_body)
 
     def request(self, ask: Ask) -> bytes:
         sampling = ask.sampling
@@ -114,20 +125,23 @@ class VllmDialect:
             logprobs = []  # aborted before its first token
         return checked(ask, choice.token_ids, logprobs, finish, seen=choice.prompt_token_ids)
 
-    def faithful(self, sampling: Sampling, processed: bool) -> bool:
-        return processed or sampling.temperature == 0 or sampling.temperature == sampling.top_p == 1
+    def sent(self, sampling: Sampling) -> SamplingParams | None:
+        return sent(sampling, self._shaped)
+
+    def faithful(self, drawn: SamplingParams, processed: bool) -> bool:
+        return processed or drawn.temperature == 0 or drawn == _OWN_DISTRIBUTION
 
     async def processed(self, control: Control) -> bool:
         plain, hot = [await self._likeliest(control, temperature) for temperature in (1.0, _HOT)]
         return abs(plain - hot) > _SAME
 
     async def probe(self, control: Control) -> Capabilities:
+        served = served_models(await control.get("/v1/models"))
+        if self.model not in served:
+            serves = name_some(served, self.model) or "no model that it names"
+            raise ConfigError(f"model: {control.base_url} serves {serves}, not {self.model!r}")
         version = await control.get_or("/version", None)
         name = f"vLLM {version['version']}" if isinstance(version, dict) and "version" in version else "vLLM"
-        models = await control.get("/v1/models")
-        served = [each["id"] for each in models["data"]]
-        if self.model not in served:
-            raise ConfigError(f"model: {control.base_url} serves {', '.join(served)}, not {self.model!r}")
         can_update = [await control.serves(path) for path in ("/pause", "/collective_rpc", "/resume")]
         missing = ""
         exact = True
@@ -141,6 +155,9 @@ class VllmDialect:
                 "its log-probabilities are of the model's own distribution: at a temperature or top_p other than 1 "
                 f"its trajectories are not trainable; start it with {PROCESSED_FLAG}"
             )
+        if exact and (shaped := SamplingParams(**self._shaped).not_modelled) is not None:
+            exact = False
+            missing = f"extra_body changes the distribution ({shaped}), which is not modelled; leave that out"
         return Capabilities(
             engine=name,
             model=self.model,

@@ -58,54 +58,83 @@ def cache_shape(model: PreTrainedModel) -> CacheShape:
 
 
 class KVCache:
-    """Grows as needed and never shrinks; `clear` gives everything back."""
+    """Grows as needed, and shrinks only to stay within `max_bytes`; `clear` gives everything back.
 
-    def __init__(self, shape: CacheShape) -> None:
+    Each layer has a tensor of its own, so that growing needs room for one layer more and not for a second cache."""
+
+    def __init__(self, shape: CacheShape, max_bytes: int | None = None) -> None:
+        """`max_bytes`: whoever reserves sees to it that the rows in use fit; rows that are not in use are given up."""
         self.shape = shape
-        self._tensor = self._zeros(0, 0)
+        self._max_bytes = max_bytes
+        self._layers = self._empty()
 
     @property
     def rows(self) -> int:
-        return self._tensor.shape[2]
+        return self._layers[0].shape[1]
 
     @property
     def columns(self) -> int:
         """Without the one for the padding, which comes after them."""
-        return self._tensor.shape[4] - 1
+        return self._layers[0].shape[3] - 1
 
     def reserve(self, rows: int, columns: int) -> None:
+        """Room for so many rows, which are all that are in use, with so many columns."""
         if rows <= self.rows and columns <= self.columns:
             return
-        if columns > self.columns:
-            columns = max(columns, int(self.columns * GROWTH))
-            columns = -(-columns // COLUMN_STEP) * COLUMN_STEP
-        if rows > self.rows:
-            rows = max(rows, int(self.rows * GROWTH))
-        old, self._tensor = self._tensor, self._zeros(max(rows, self.rows), max(columns, self.columns))
-        self._tensor[:, :, : old.shape[2], :, : old.shape[4] - 1] = old[..., :-1, :]
+        new_rows, new_columns = self._grown(rows, columns)
+        kept_rows, kept_columns = min(new_rows, self.rows), min(new_columns, self.columns)
+        for place, old in enumerate(self._layers):
+            new = self._zeros(new_rows, new_columns)
+            new[:, :kept_rows, :, :kept_columns] = old[:, :kept_rows, :, :kept_columns]
+            self._layers[place] = new
+
+    def _grown(self, rows: int, columns: int) -> tuple[int, int]:
+        """The next size: with room to grow, without it where that would be too much, and at the least just enough."""
+        wide = _whole_steps(max(columns, int(self.columns * GROWTH)) if columns > self.columns else columns)
+        tall = max(rows, int(self.rows * GROWTH)) if rows > self.rows else rows
+        sizes = [
+            (max(tall, self.rows), max(wide, self.columns)),
+            (max(rows, self.rows), max(_whole_steps(columns), self.columns)),
+        ]
+        for size in sizes:
+            if self._max_bytes is None or cache_bytes(self.shape, *size) <= self._max_bytes:
+                return size
+        return rows, _whole_steps(columns)
 
     def clear(self) -> None:
-        self._tensor = self._zeros(0, 0)
+        self._layers = self._empty()
 
     def move(self, source: int, target: int, length: int) -> None:
-        self._tensor[:, :, target, :, :length] = self._tensor[:, :, source, :, :length]
+        for layer in self._layers:
+            layer[:, target, :, :length] = layer[:, source, :, :length]
 
     def read(self, row: int, length: int) -> torch.Tensor:
-        """A view of one row: layers, keys and values, heads, columns, numbers."""
-        return self._tensor[:, :, row, :, :length]
+        """A copy of one row: layers, keys and values, heads, columns, numbers."""
+        return torch.stack([layer[:, row, :, :length] for layer in self._layers])
 
     def write(self, row: int, kept: torch.Tensor) -> None:
-        self._tensor[:, :, row, :, : kept.shape[3]] = kept
+        for layer, own in zip(self._layers, kept, strict=True):
+            layer[:, row, :, : own.shape[2]] = own
 
     def layer(self, layer: int, first: int, count: int) -> torch.Tensor:
         """Keys and values of a range of rows, padding column included."""
-        return self._tensor[layer, :, first : first + count]
+        return self._layers[layer][:, first : first + count]
+
+    def _empty(self) -> list[torch.Tensor]:
+        return [self._zeros(0, 0) for _ in range(self.shape.layers)]
 
     def _zeros(self, rows: int, columns: int) -> torch.Tensor:
         of = self.shape
-        return torch.zeros(
-            (of.layers, 2, rows, of.heads, columns + 1, of.head_size), dtype=of.dtype, device=of.device
-        )
+        return torch.zeros((2, rows, of.heads, columns + 1, of.head_size), dtype=of.dtype, device=of.device)
+
+
+def cache_bytes(shape: CacheShape, rows: int, columns: int) -> int:
+    """What a cache of this size takes, the padding column included."""
+    return rows * (_whole_steps(columns) + 1) * shape.token_bytes
+
+
+def _whole_steps(columns: int) -> int:
+    return -(-columns // COLUMN_STEP) * COLUMN_STEP
 
 
 class _Rows(Cache):

@@ -12,6 +12,7 @@ What is true:
 """
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 
 from rollwright.draws import digest
 from rollwright.errors import ConfigError
+from rollwright.forks import bind_to_process
 from rollwright.hardware.threads import Threads
 from rollwright.policies.base import (
     Capabilities,
@@ -63,9 +65,12 @@ class TorchPolicy:
         batch_invariant: bool = False,
         tokens_per_step: int = TOKENS_PER_STEP,
         prefix_cache_mb: int = PREFIX_CACHE_MB,
+        cache_bytes: int | None = None,
         version: int = 0,
     ) -> None:
-        """`version` is that of the weights the model has now. `prefix_cache_mb` has no meaning with `batch_invariant`."""
+        """`version` is that of the weights the model has now. `prefix_cache_mb` has no meaning with `batch_invariant`.
+        `cache_bytes`: for keys and values of the calls being served; one that does not fit waits, and a prefix cache that
+        is larger than it is cut to it. `None`: no limit."""
         for name, value, least in (
             ("max_batch", max_batch, 1),
             ("tokens_per_step", tokens_per_step, 1),
@@ -73,20 +78,28 @@ class TorchPolicy:
         ):
             if value < least:
                 raise ConfigError(f"{name}: {value} is too few; accepted: {least} or more")
+        bind_to_process(self)  # its thread is in no fork
         self.renderer = renderer
         self.counters = Counters()
         self._model = model.train(False)
         use_grouped_attention(model)
         rows: Rows
         if batch_invariant:
-            rows = LoneRows(model, self.counters, max_rows=max_batch, tokens_per_step=tokens_per_step)
+            rows = LoneRows(
+                model,
+                self.counters,
+                max_rows=max_batch,
+                tokens_per_step=tokens_per_step,
+                cache_bytes=cache_bytes,
+            )
         else:
             rows = SharedRows(
                 model,
                 self.counters,
                 max_rows=max_batch,
                 tokens_per_step=tokens_per_step,
-                prefix_bytes=prefix_cache_mb * 1_000_000,
+                prefix_bytes=min(prefix_cache_mb * 1_000_000, cache_bytes or sys.maxsize),
+                cache_bytes=cache_bytes,
             )
         self._worker = Worker(model, Batcher(rows, self.counters), self.counters, version)
         self._vocabulary_size: int = model.config.vocab_size
@@ -185,6 +198,7 @@ def load_policy(
     max_batch: int = MAX_BATCH,
     batch_invariant: bool = False,
     prefix_cache_mb: int = PREFIX_CACHE_MB,
+    cache_bytes: int | None = None,
     version: int = 0,
 ) -> TorchPolicy:
     """Of a folder, a fetched model's name or `owner/name` on a hub.
@@ -204,6 +218,7 @@ def load_policy(
         max_batch=max_batch,
         batch_invariant=batch_invariant,
         prefix_cache_mb=prefix_cache_mb,
+        cache_bytes=cache_bytes,
         version=version,
     )
 

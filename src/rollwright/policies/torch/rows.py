@@ -7,7 +7,7 @@ there; that costs one pass through the model for each call and token.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from rollwright.policies.torch.call import Call
 from rollwright.policies.torch.counters import Counters
-from rollwright.policies.torch.kv_cache import KVCache, cache_shape, feed
+from rollwright.policies.torch.kv_cache import CacheShape, KVCache, cache_bytes, cache_shape, feed
 from rollwright.policies.torch.packing import pack
 from rollwright.policies.torch.prefixes import BLOCK, CachedSequence, Found, Prefixes, block_digests
 
@@ -50,6 +50,30 @@ class Rows(Protocol):
         ...
 
 
+def final_length(call: Call) -> int:
+    """Tokens of a call at its end, at most."""
+    return call.prompt_tokens + call.max_tokens
+
+
+@dataclass(frozen=True)
+class CacheRoom:
+    """How many calls can be served at once with the memory for their keys and values. One always can."""
+
+    shape: CacheShape
+    max_bytes: int | None
+
+    def has(self, calls: int, longest: int) -> bool:
+        """For calls in one cache, where every row has room for the longest."""
+        return (
+            self.max_bytes is None or calls <= 1 or cache_bytes(self.shape, calls, longest) <= self.max_bytes
+        )
+
+    def has_each(self, lengths: Sequence[int]) -> bool:
+        """For calls with a cache each."""
+        taken = sum(cache_bytes(self.shape, 1, length) for length in lengths)
+        return self.max_bytes is None or len(lengths) <= 1 or taken <= self.max_bytes
+
+
 class SharedRows:
     """Always true: the sequences in use lie in rows 0 to n-1 without gaps, so any run of them is a view."""
 
@@ -61,12 +85,15 @@ class SharedRows:
         max_rows: int,
         tokens_per_step: int,
         prefix_bytes: int,
+        cache_bytes: int | None = None,
     ) -> None:
+        """`cache_bytes`: for keys and values of the calls being served; a call that does not fit beside them waits."""
+        self._room = CacheRoom(cache_shape(model), cache_bytes)
         self._model = model
         self._counters = counters
         self._max_rows = max_rows
         self._tokens_per_step = tokens_per_step
-        self._cache = KVCache(cache_shape(model))
+        self._cache = KVCache(cache_shape(model), cache_bytes)
         self._prefixes = Prefixes(prefix_bytes)
         self._rows: list[tuple[Call, CachedSequence]] = []
         self._sequences: dict[Call, CachedSequence] = {}
@@ -77,7 +104,11 @@ class SharedRows:
         budget = self._tokens_per_step - sum(len(each.tokens) - each.cached for _, each in self._rows)
         taken = self._joining
         left: list[Call] = []
+        longest = max((final_length(call) for call, _ in self._rows), default=0)
         while waiting and budget > 0 and len(self._rows) + len(taken) < self._max_rows:
+            longest = max(longest, final_length(waiting[0]))
+            if not self._room.has(len(self._rows) + len(taken) + 1, longest):
+                break
             call = waiting.popleft()
             digests = block_digests(call.tokens)
             found = self._prefixes.find(call.tokens, digests)
@@ -94,6 +125,11 @@ class SharedRows:
 
     def forward(self) -> Iterator[Logits]:
         self._place_joining()
+        if self._rows:
+            longest = max(
+                min(len(each.tokens), each.cached + self._tokens_per_step) for _, each in self._rows
+            )
+            self._cache.reserve(len(self._rows), longest)
         fed = [
             (each.tokens[each.cached : each.cached + self._tokens_per_step], each.cached)
             for _, each in self._rows
@@ -137,8 +173,8 @@ class SharedRows:
     def _place_joining(self) -> None:
         joining, self._joining = self._joining, []
         if joining:
-            longest = max(len(call.tokens) for call, _, _ in joining)
-            self._cache.reserve(len(self._rows) + len(joining), longest)
+            served = [call for call, _ in self._rows] + [call for call, _, _ in joining]
+            self._cache.reserve(len(served), max(len(call.tokens) for call in served))
         # those that are fed alike become neighbours, which go through the model together with little padding
         for call, sequence, found in sorted(joining, key=lambda each: len(each[0].tokens) - each[2].length):
             self._place(call, sequence, found)
@@ -165,7 +201,7 @@ class SharedRows:
         self._prefixes.remove(sequence)
         if not sequence.cached or size > self._prefixes.max_bytes:
             return
-        sequence.kept = self._cache.read(place, sequence.cached).clone()
+        sequence.kept = self._cache.read(place, sequence.cached)
         sequence.tokens = sequence.tokens[: sequence.cached]
         sequence.digests = block_digests(sequence.tokens, sequence.digests[: sequence.cached // BLOCK])
         self._prefixes.add(sequence)
@@ -182,8 +218,15 @@ class LoneRows:
     """Nothing is shared, not even what two calls have in common: a call's passes depend on that call alone."""
 
     def __init__(
-        self, model: PreTrainedModel, counters: Counters, *, max_rows: int, tokens_per_step: int
+        self,
+        model: PreTrainedModel,
+        counters: Counters,
+        *,
+        max_rows: int,
+        tokens_per_step: int,
+        cache_bytes: int | None = None,
     ) -> None:
+        self._room = CacheRoom(cache_shape(model), cache_bytes)
         self._model = model
         self._counters = counters
         self._max_rows = max_rows
@@ -194,6 +237,9 @@ class LoneRows:
     def admit(self, waiting: deque[Call]) -> list[Call]:
         taken = []
         while waiting and len(self._rows) < self._max_rows:
+            lengths = [final_length(each) for each in (*self._rows, waiting[0])]
+            if not self._room.has_each(lengths):
+                break
             call = waiting.popleft()
             self._rows[call] = _Lone(KVCache(self._shape))
             taken.append(call)

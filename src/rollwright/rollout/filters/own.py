@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
+from rollwright.cancellation import is_asked_for
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.rollout.filters.base import Action, Filter
 from rollwright.rollout.filters.catching import ZeroVariance
@@ -25,7 +26,9 @@ class OwnTest:
     def reason(self, group: Sequence[Trajectory]) -> str | None:
         try:
             return self.function(group)
-        except Exception as error:
+        except BaseException as error:
+            if is_asked_for(error):
+                raise
             where = group[0].group_id if group else "without members"
             raise RollwrightError(
                 f"group_filter: {self.name} raised {type(error).__name__} for group {where}: {error}"
@@ -43,8 +46,8 @@ def group_filter(name: str) -> Filter:
         )
     try:
         chosen = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"group_filter: `{name}` cannot be imported: {error}") from error
+    except (ImportError, AttributeError, SystemExit) as error:
+        raise ConfigError(f"group_filter: `{name}` cannot be imported: {error!r}") from error
     if not callable(chosen):
         raise ConfigError(f"group_filter: `{name}` is a {type(chosen).__name__}, not a function")
     return Filter(OwnTest(name, chosen), Action.DROP)

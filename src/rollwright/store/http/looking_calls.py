@@ -248,6 +248,16 @@ class QueryResources(Call[WirePage[ResourcesUpdate]], frozen=True):
         )
 
 
+class ReleaseTrajectories(Once[int], frozen=True):
+    name = "release_trajectories"
+    answer = int
+
+    rollout_ids: list[Id]
+
+    async def make(self, store: Store) -> int:
+        return await store.release_trajectories(self.rollout_ids)
+
+
 class DeleteRollouts(Once[int], frozen=True):
     name = "delete_rollouts"
     answer = int

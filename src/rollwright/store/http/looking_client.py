@@ -255,6 +255,11 @@ class LookingClient(Store):
 
     # -- housekeeping ---------------------------------------------------------------------------------
 
+    async def release_trajectories(self, rollout_ids: Iterable[str]) -> int:
+        return await self._ask(
+            calls.ReleaseTrajectories(rollout_ids=list(rollout_ids), call_id=new_id("call"))
+        )
+
     async def delete_rollouts(self, rollout_ids: Iterable[str]) -> int:
         deleted = 0
         for ids in portions(list(rollout_ids)):

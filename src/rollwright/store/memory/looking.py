@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
+from rollwright.forks import bind_to_process
 from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, check_part, new_id, parse_statuses
 from rollwright.store.contract import Store, StoreError
 from rollwright.store.memory.ledger import Ledger
@@ -28,6 +29,7 @@ class LookingStore(Store):
     """Everything that changes no rollout."""
 
     def __init__(self, *, clock: Callable[[], float] | None = None, record_events: bool = True) -> None:
+        bind_to_process(self)  # a fork would play its own copies
         self._clock = clock if clock is not None else LoopClock()
         self._ledger = Ledger(record_events=record_events)
         self._resources = Resources()

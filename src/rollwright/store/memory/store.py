@@ -263,6 +263,15 @@ class MemoryStore(LookingStore):
 
     # -- housekeeping ---------------------------------------------------------------------------------
 
+    async def release_trajectories(self, rollout_ids: Iterable[str]) -> int:
+        self._begin()
+        found = [self._ledger.rollouts.get(each) for each in dict.fromkeys(rollout_ids)]
+        kept = [row for row in found if row is not None and row.status is RolloutStatus.SUCCEEDED]
+        released = [row for row in kept if row.trajectory is not None]
+        for row in released:
+            row.trajectory = None
+        return len(released)
+
     async def delete_rollouts(self, rollout_ids: Iterable[str]) -> int:
         now = self._begin()
         rows = self._ledger.rollouts

@@ -4,15 +4,17 @@ Each asks the rules of `transitions` first, and tells the transaction what other
 changes a rollout has locked its row when it read it.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, bindparam, case, delete, null, select, update
 
-from rollwright.store.checks import EMPTY
+from rollwright.store.checks import EMPTY, unpack
+from rollwright.store.contract import StoreDamaged
 from rollwright.store.records import Attempt, AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.sql.rows import RULE_COLUMNS, RolloutRow
-from rollwright.store.sql.schema import HELD, attempts, journal, rollouts, trajectories
+from rollwright.store.sql.schema import ATTEMPTS_OF_ONE, HELD, attempts, journal, rollouts, trajectories
 from rollwright.store.sql.statements import Operation, Statement, constant, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import check_rollout_change, lapsed_as, lease_end, rollout_after
@@ -57,12 +59,40 @@ def heard(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[Rollou
         new_metadata=after.attempt_metadata,
         new_append=after.last_append_id,
     )
+    tx.held.keep(after)
     tx.leased(lease)
     tx.stamps.heard(after.worker_id, tx.now, busy=row.worker_id is None)
     return after
 
 
+class Ending(NamedTuple):
+    """An attempt that has ended; `write_endings` is still to write what it changes in its rollout."""
+
+    attempt: Attempt
+    release: tuple[Any, ...]
+    """The values of `RELEASE`."""
+    journal_of: int | None
+    """The place of a rollout whose journal is done with."""
+
+
 def end(
+    tx: Transaction, row: RolloutRow, status: AttemptStatus, reason: str | None, **how: Any
+) -> Operation[Attempt]:
+    """Ends the attempt that holds the rollout; `how` as for `ending`."""
+    ended = ending(tx, row, status, reason, **how)
+    yield from write_endings([ended])
+    return ended.attempt
+
+
+def write_endings(endings: Sequence[Ending]) -> Operation[None]:
+    if endings:
+        yield RELEASE.many([each.release for each in endings])
+    journals = [{"at_place": each.journal_of} for each in endings if each.journal_of is not None]
+    if journals:
+        yield CLEAR_JOURNAL.many(journals)
+
+
+def ending(
     tx: Transaction,
     row: RolloutRow,
     status: AttemptStatus,
@@ -71,53 +101,81 @@ def end(
     becomes: RolloutStatus | None = None,
     taken: bool = False,
     trajectory: bytes | None = None,
-) -> Operation[Attempt]:
+    last: tuple[str | None, float | None, bytes] | None = None,
+) -> Ending:
     """Ends the attempt that holds the rollout, and gives the rollout the status that follows.
 
-    `becomes`: decided by a caller instead of the retry rules. `taken`: its worker does not know yet.
+    `becomes`: decided by a caller instead of the retry rules. `taken`: its worker does not know yet. `last`: its worker,
+    its last heartbeat and its metadata, if it was heard of now.
     """
     assert row.attempt_id is not None
+    assert row.attempt_start is not None
     tries = row.tries - (status is AttemptStatus.CANCELLED)
     after = becomes or rollout_after(status, row.config, tries)
     waits = after is RolloutStatus.REQUEUING
-    check_rollout_change(row.rollout_id, row.rollout_status, after)
-    yield RELEASE.many([(after._value_, int(waits), None if waits else tx.now, tries, row.place)])
-    tx.later(
-        INSERT_ATTEMPT,
-        (
-            row.place,
-            row.attempts,
-            row.attempt_id,
-            status._value_,
-            row.attempt_start,
-            tx.now,
-            row.worker_id,
-            row.last_heartbeat_time,
-            row.lease_expires,
-            reason,
-            row.attempt_metadata or EMPTY,
-            int(taken and row.worker_id is not None),
-        ),
+    worker_id, heartbeat, metadata = last or (
+        row.worker_id,
+        row.last_heartbeat_time,
+        row.attempt_metadata or EMPTY,
     )
-    tx.stamps.released(row.worker_id, tx.now)
+    check_rollout_change(row.rollout_id, row.rollout_status, after)
+    tx.held.forget(row.rollout_id)
+    attempt = Attempt(
+        row.rollout_id,
+        row.attempt_id,
+        row.attempts,
+        status,
+        row.attempt_start,
+        tx.now,
+        worker_id,
+        heartbeat,
+        row.lease_expires,
+        reason,
+        unpack(metadata),
+    )
+    _keep(tx, row.place, attempt, metadata, taken)
+    tx.stamps.released(worker_id, tx.now)
     tx.changes.taken |= taken
     tx.changes.waiting |= waits
     tx.event(
         EventKind.ENDED,
         row.rollout_id,
         row.attempt_id,
-        row.worker_id,
+        worker_id,
         status._value_,
         row.lease_expires,
         after._value_,
     )
+    journal_of = None
     if not waits:
         if trajectory is not None:
             tx.later(INSERT_TRAJECTORY, (row.place, trajectory))
         if row.attempts > 1 or row.status == AttemptStatus.RUNNING:  # as it is once it has journalled a turn
-            yield CLEAR_JOURNAL(at_place=row.place)
+            journal_of = row.place
         tx.complete(row.place, row.rollout_id, row.attempt_id, after, reason)
-    return row.attempt(status, tx.now, reason)
+    release = (after._value_, int(waits), None if waits else tx.now, tries, row.place)
+    return Ending(attempt, release, journal_of)
+
+
+def _keep(tx: Transaction, place: int, attempt: Attempt, metadata: bytes, taken: bool) -> None:
+    """The attempt as one that has ended."""
+    known = (
+        place * ATTEMPTS_OF_ONE + attempt.sequence_id,
+        place,
+        attempt.sequence_id,
+        attempt.attempt_id,
+        attempt.status._value_,
+        attempt.start_time,
+        attempt.end_time,
+        attempt.worker_id,
+        attempt.last_heartbeat_time,
+        attempt.lease_expires,
+    )
+    packed, untold = bytearray(metadata), int(taken and attempt.worker_id is not None)
+    if attempt.reason is None:
+        tx.later(INSERT_WITHOUT_REASON, (*known, packed, untold))
+    else:
+        tx.later(INSERT_ATTEMPT, (*known, attempt.reason, packed, untold))
 
 
 def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: str | None) -> Operation[None]:
@@ -136,9 +194,13 @@ def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: st
 
 def expire(tx: Transaction) -> Operation[None]:
     """Ends the attempts whose lease is over."""
+    ended: set[int] = set()
     while rows := (yield LAPSED(now=tx.now)):
         for found in rows:
             row = RolloutRow(*found)
+            if row.place in ended:
+                raise StoreDamaged(f"rollout {row.rollout_id}: its lease is over again and again")
+            ended.add(row.place)
             assert row.attempt_start is not None
             assert row.lease_expires is not None
             status, reason = lapsed_as(row.config, row.attempt_start, row.lease_expires)
@@ -194,5 +256,6 @@ LAPSED = Statement(
     .with_for_update(skip_locked=True)
 )
 INSERT_ATTEMPT = Statement(insert_into(attempts))
+INSERT_WITHOUT_REASON = Statement(insert_into(attempts, "reason"))
 INSERT_TRAJECTORY = Statement(insert_into(trajectories))
 CLEAR_JOURNAL = Statement(delete(journal).where(journal.c.place == bindparam("at_place")))

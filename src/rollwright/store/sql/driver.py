@@ -6,7 +6,6 @@ operation, with a statement for all of them instead of one for each.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import groupby
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -32,6 +31,8 @@ class Together(msgspec.Struct, Generic[Argument, Result], frozen=True):
     run: Callable[[Transaction, Sequence[Argument]], Operation[Sequence[Result | StoreError]]]
     """Gives a result for each argument, or why that one is refused; the others are not touched by it."""
     argument: Argument
+    remembered: Callable[[Transaction, Argument], Result | None] | None = None
+    """Gives the result, if what the transaction remembers tells it and nothing is to be written."""
 
     def __call__(self, tx: Transaction) -> Operation[Result]:
         [result] = yield from self.run(tx, [self.argument])
@@ -57,16 +58,21 @@ def _kind(job: Job[Any]) -> Callable[..., Operation[Sequence[Any]]] | None:
 def run_all(tx: Transaction, batch: Sequence[Job[Any]]) -> Operation[list[Outcome]]:
     """All calls of a transaction, and what it has gathered at its end."""
     outcomes: list[Outcome] = []
-    for run, jobs in groupby(batch, _kind):
-        if run is not None:
-            results = yield from run(tx, [job.make.argument for job in jobs])  # type: ignore[attr-defined]
-            outcomes += [(None, each) if isinstance(each, StoreError) else (each, None) for each in results]
-            continue
-        for job in jobs:
+    first = 0
+    while first < len(batch):
+        run, after = _kind(batch[first]), first + 1
+        if run is None:
             try:
-                outcomes.append(((yield from job.make(tx)), None))
+                outcomes.append(((yield from batch[first].make(tx)), None))
             except StoreError as refusal:
                 outcomes.append((None, refusal))
+        else:
+            while after < len(batch) and _kind(batch[after]) is run:
+                after += 1
+            arguments = [job.make.argument for job in batch[first:after]]  # type: ignore[attr-defined]
+            for each in (yield from run(tx, arguments)):
+                outcomes.append((None, each) if isinstance(each, StoreError) else (each, None))
+        first = after
     yield from tx.flush()
     return outcomes
 
@@ -87,6 +93,8 @@ class Driver(Protocol):
     """Whether an operation may be run twice, because it cannot be known if the first time was committed."""
     stamps: Stamps
     """Of its workers, not yet written."""
+    where: str
+    """The database, for messages."""
 
     def write(
         self,

@@ -26,7 +26,6 @@ from rollwright.store.sql.rows import ROLLOUT_COLUMNS, AttemptRow, RolloutRow
 from rollwright.store.sql.schema import (
     attempts,
     completions,
-    counters,
     events,
     journal,
     rollouts,
@@ -34,7 +33,7 @@ from rollwright.store.sql.schema import (
     workers,
 )
 from rollwright.store.sql.statements import NOW, Operation, Statement, any_of
-from rollwright.store.sql.transaction import COMPLETIONS
+from rollwright.store.sql.transaction import LAST_GIVEN
 from rollwright.store.transitions import FINAL_ROLLOUT, HELD, WAITING, worker_status
 
 NO_LIMIT = 2**62
@@ -64,11 +63,16 @@ def query_rollouts(
     return Page([RolloutRow(*row).record() for row in rows], total, limit, offset)
 
 
-_PHASES = ((WAITING, schema.WAITING), (HELD, schema.HELD), (FINAL_ROLLOUT, schema.FINAL))
+_completed = select(completions.c.place).where(any_of(completions.c.status, "statuses"))
+_PHASES: tuple[tuple[frozenset[RolloutStatus], Any], ...] = (
+    (WAITING, schema.WAITING),
+    (HELD, schema.HELD),
+    (FINAL_ROLLOUT, rollouts.c.place.in_(_completed)),
+)
 
 
 def _phase(statuses: Sequence[RolloutStatus] | None) -> int | None:
-    """Which of the phases all the statuses belong to; each phase has an index of its own."""
+    """Which of the phases all the statuses belong to; each has an index of its own, or the completion log."""
     for number, (phase, _) in enumerate(_PHASES):
         if statuses and phase.issuperset(statuses):
             return number
@@ -219,7 +223,7 @@ def first_lease() -> Operation[tuple[float | None, float]]:
     return lease, now
 
 
-_last_cursor = select(counters.c.value).where(counters.c.name == COMPLETIONS)
+_last_cursor = LAST_GIVEN
 
 CLOCK = Statement(select(NOW))
 WORKERS = Statement(select(workers).order_by(workers.c.worker_id))
@@ -230,8 +234,11 @@ HOLDINGS = Statement(
     .order_by(rollouts.c.attempt_start, rollouts.c.place)
 )
 COUNT_ROLLOUTS = [
-    Statement(select(rollouts.c.status, func.count()).where(phase).group_by(rollouts.c.status))
-    for _, phase in _PHASES
+    *(
+        Statement(select(rollouts.c.status, func.count()).where(phase).group_by(rollouts.c.status))
+        for phase in (schema.WAITING, schema.HELD)
+    ),
+    Statement(select(completions.c.status, func.count()).group_by(completions.c.status)),
 ]
 COUNT_ENDED = Statement(select(func.count()).select_from(attempts))
 COUNT_WORKERS = Statement(select(func.count()).select_from(workers))

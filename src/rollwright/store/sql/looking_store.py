@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from rollwright.forks import bind_to_process
 from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, check_part, new_id, parse_statuses
-from rollwright.store.contract import Store, StoreError
+from rollwright.store.contract import Store, StoreDamaged, StoreError
 from rollwright.store.records import (
     Attempt,
     Event,
@@ -33,11 +34,15 @@ from rollwright.store.transitions import lapsed
 
 Result = TypeVar("Result")
 
+MOST_ROUNDS = 1000
+"""Of ending leases before a read: the next one may end meanwhile, but not always another one."""
+
 
 class LookingStore(Store):
     """Everything that changes no rollout."""
 
     def __init__(self, driver: Driver) -> None:
+        bind_to_process(self)
         self._driver = driver
         self._closed = False
 
@@ -57,11 +62,12 @@ class LookingStore(Store):
         """Never shows an attempt whose lease is over as alive: it is ended first."""
         if self._closed:
             raise StoreError("the store is closed")
-        while True:
+        for _ in range(MOST_ROUNDS):
             found = await self._driver.read(partial(_unless_lapsed, make, arguments))
             if found is not None:
                 return found[0]
             await self._driver.write(expire, lasting=False)
+        raise StoreDamaged(f"{self._driver.where} is damaged: a lease that is over cannot be ended")
 
     async def _read_settled(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
         """What has nothing to do with attempts that are alive."""

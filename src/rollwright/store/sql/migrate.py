@@ -16,7 +16,7 @@ VERSION_TABLE = "rollwright_schema"
 
 READ_VERSION = f"SELECT version_num FROM {VERSION_TABLE}"
 
-NEWEST = "0001"
+NEWEST = "0002"
 """The last step in `migrations`. Written down so that opening a current database needs no alembic."""
 
 _alembic = threading.Lock()

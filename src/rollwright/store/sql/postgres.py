@@ -129,6 +129,7 @@ class PostgresDriver:
         self._url = canonical(url)
         self._schema = schema
         self.stamps = Stamps()
+        self.where = redacted(url)
         self._on_change: Callable[[Changes], None] = lambda changes: None
         self._queues = {True: _Queue(), False: _Queue()}
         """Calls that must last, and those that need not."""

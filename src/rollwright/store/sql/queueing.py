@@ -8,24 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Double, String, bindparam, cast, null, select, update
 
 from rollwright.store.checks import NewRollout, RolloutChange, config_to_bytes, merged, new_id, unpack
 from rollwright.store.contract import ImpossibleChange, NotFound
 from rollwright.store.records import (
-    Attempt,
     AttemptedRollout,
     AttemptStatus,
-    EventKind,
     Rollout,
     RolloutStatus,
 )
 from rollwright.store.sql.changes import lease_from, withdraw
-from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow
+from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow, stored_config
 from rollwright.store.sql.schema import CLAIMED as IS_CLAIMED
 from rollwright.store.sql.schema import WAITING as IS_WAITING
 from rollwright.store.sql.schema import resources, rollouts
-from rollwright.store.sql.statements import Operation, Row, Statement, any_of, constant, insert_into
+from rollwright.store.sql.statements import Call, Operation, Row, Statement, any_of, constant, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, lease_end, unchanged
 
@@ -41,7 +40,7 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> Operation[list[Rollou
     for each in new:
         if each.rollout_id in inserted and each.rollout_id not in records:
             records[each.rollout_id] = _record(each, tx.now)
-            tx.event(EventKind.ENQUEUED, each.rollout_id)
+            tx.enqueued(each.rollout_id)
     tx.changes.waiting |= bool(inserted)
     there = [each.rollout_id for each in new if each.rollout_id not in inserted]
     if there:
@@ -57,12 +56,20 @@ def enqueue_new(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Opera
         for new in calls:
             again.append((yield from enqueue(tx, new)))
         return again
-    yield INSERT_NEW.many([_values(each, tx.now) for new in calls for each in new])
+    yield _insert_new([each for new in calls for each in new], tx.now)
     for new in calls:
         for each in new:
-            tx.event(EventKind.ENQUEUED, each.rollout_id)
+            tx.enqueued(each.rollout_id)
     tx.changes.waiting |= any(calls)
     return [[_record(each, tx.now) for each in new] for new in calls]
+
+
+def _insert_new(new: Sequence[NewRollout], now: float) -> Call:
+    """Most have nothing but an input, and are inserted without the columns that they leave empty."""
+    for each in new:
+        if each.mode is not None or each.resources_id is not None or each.config.timeout_seconds is not None:
+            return INSERT_NEW.many([_values(each, now) for each in new])
+    return INSERT_PLAIN.many([_plain_values(each, now) for each in new])
 
 
 def _values(new: NewRollout, now: float) -> tuple[Any, ...]:
@@ -79,6 +86,19 @@ def _values(new: NewRollout, now: float) -> tuple[Any, ...]:
         new.metadata,
         new.priority,
         new.input,
+    )
+
+
+def _plain_values(new: NewRollout, now: float) -> tuple[Any, ...]:
+    """Bytes as byte arrays, which SQLite's driver binds quicker."""
+    return (
+        new.rollout_id,
+        now,
+        bytearray(config_to_bytes(new.config)),
+        new.config.unresponsive_seconds,
+        bytearray(new.metadata),
+        new.priority,
+        bytearray(new.input),
     )
 
 
@@ -117,45 +137,80 @@ def claim_new(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[Attem
         for ask in asks:
             given.append((yield from claim(tx, *ask, new=True)))
         return given
-    rows = [RolloutRow(*row) for row in (yield NEXT(count=sum(limit for limit, _, _ in asks)))]
+    rows = yield NEXT(count=sum(limit for limit, _, _ in asks))
     next_row, taken, name = iter(rows), [], new_id("at")
     for limit, worker_id, claim_id in asks:
-        tx.stamps.heard(worker_id, tx.now, asks=True)
-        given.append([_begin(tx, row, worker_id, name) for row in islice(next_row, limit)])
-        taken += [(each.attempt, claim_id) for each in given[-1]]
-    if rows:
-        yield TAKE.many(
-            [
-                {
-                    "at_place": row.place,
-                    "new_tries": row.tries + 1,
-                    "new_attempts": attempt.sequence_id,
-                    "new_attempt": attempt.attempt_id,
-                    "new_worker": attempt.worker_id,
-                    "new_claim": claim_id,
-                    "now": tx.now,
-                    "new_lease": attempt.lease_expires,
-                }
-                for row, (attempt, claim_id) in zip(rows, taken, strict=True)
-            ]
-        )
+        begun = [_begin(tx, row, worker_id, name) for row in islice(next_row, limit)]
+        tx.stamps.heard(worker_id, tx.now, asks=True, busy=bool(begun))
+        taken += [_taking(held, claim_id) for held, _ in begun]
+        given.append([claimed for _, claimed in begun])
+    if taken:
+        yield TAKE.many(taken)
     return given
 
 
-def _begin(tx: Transaction, row: RolloutRow, worker_id: str | None, name: str) -> AttemptedRollout:
-    """The rollout with its new attempt, which is still to be written down. `name`: of this round of claims."""
-    attempt = Attempt(
-        row.rollout_id,
-        f"{name}.{row.place}",
-        row.attempts + 1,
-        AttemptStatus.PREPARING,
-        tx.now,
-        worker_id=worker_id,
-        last_heartbeat_time=tx.now,
-        lease_expires=lease_end(row.config, tx.now, tx.now),
+def _begin(
+    tx: Transaction, row: Row, worker_id: str | None, name: str
+) -> tuple[RolloutRow, AttemptedRollout]:
+    """A row of `NEXT` with its new attempt, which is still to be written down. `name`: of this round of claims."""
+    place, rollout_id, start_time, mode, resources_id, packed, metadata, priority, tries, attempts, input = (
+        row
     )
-    _note_claim(tx, attempt)
-    return row.attempted(attempt)
+    config, attempt_id = stored_config(packed), f"{name}.{place}"
+    lease = lease_end(config, tx.now, tx.now)
+    held = RolloutRow(
+        place,
+        rollout_id,
+        AttemptStatus.PREPARING._value_,
+        start_time,
+        None,
+        mode,
+        resources_id,
+        packed,
+        metadata,
+        priority,
+        tries + 1,
+        attempts + 1,
+        attempt_id,
+        worker_id,
+        attempt_start=tx.now,
+        last_heartbeat_time=tx.now,
+        lease_expires=lease,
+        last_append_id=None,
+        attempt_metadata=None,
+    )
+    tx.held.keep(held)
+    tx.leased(lease)
+    tx.claimed(rollout_id, attempt_id, worker_id, lease)
+    claimed = AttemptedRollout(
+        rollout_id,
+        unpack(input),
+        RolloutStatus.PREPARING,
+        start_time,
+        None,
+        mode,
+        resources_id,
+        config,
+        unpack(metadata),
+        priority,
+        attempt=held.attempt(),
+    )
+    return held, claimed
+
+
+def _taking(held: RolloutRow, claim_id: str | None) -> tuple[Any, ...]:
+    """The values of `TAKE`."""
+    return (
+        held.tries,
+        held.attempts,
+        held.attempt_id,
+        held.worker_id,
+        claim_id,
+        held.attempt_start,
+        held.last_heartbeat_time,
+        held.lease_expires,
+        held.place,
+    )
 
 
 def claim_for_each(tx: Transaction, claimants: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
@@ -196,16 +251,13 @@ def _attempt(tx: Transaction, worker_id: str | None, claim_id: str | None) -> di
 def _given(tx: Transaction, rows: Sequence[Row]) -> list[AttemptedRollout]:
     given = sorted((RolloutRow(*row) for row in rows), key=lambda row: (-row.priority, row.place))
     claimed = [row.attempted() for row in given]
-    for each in claimed:
-        _note_claim(tx, each.attempt)
+    for row, each in zip(given, claimed, strict=True):
+        attempt = each.attempt
+        tx.leased(attempt.lease_expires)
+        tx.claimed(attempt.rollout_id, attempt.attempt_id, attempt.worker_id, attempt.lease_expires)
+        tx.stamps.heard(attempt.worker_id, tx.now, busy=True)
+        tx.held.keep(replace(row, input=b""))
     return claimed
-
-
-def _note_claim(tx: Transaction, attempt: Attempt) -> None:
-    worker_id, lease = attempt.worker_id, attempt.lease_expires
-    tx.stamps.heard(worker_id, tx.now, busy=True)
-    tx.leased(lease)
-    tx.event(EventKind.CLAIMED, attempt.rollout_id, attempt.attempt_id, worker_id, None, lease)
 
 
 def update_rollout(
@@ -224,6 +276,7 @@ def update_rollout(
     packed = merged(before.metadata, metadata, "metadata")
     yield from _require_resources([change.resources_id])
     config = before.config if change.config is None else change.config
+    tx.held.forget(rollout_id)
     yield CHANGE(
         at_place=before.place,
         new_mode=before.mode if change.mode is None else change.mode,
@@ -277,6 +330,7 @@ _insert = insert_into(rollouts, "place", *(column.name for column in rollouts.c 
     **{name: bindparam(name) for name in ("mode", "resources_id", "timeout_seconds", "unresponsive_seconds")},
 )
 INSERT_NEW = Statement(_insert)
+INSERT_PLAIN = Statement(_insert.values(mode=null(), resources_id=null(), timeout_seconds=null()))
 INSERT_ROLLOUT = Statement(
     _insert.on_conflict_do_nothing(index_elements=["rollout_id"]).returning(rollouts.c.rollout_id)
 )
@@ -313,7 +367,21 @@ _next = (
     .with_for_update(skip_locked=True)
 )
 _several = _next.limit(bindparam("count")).cte("several")
-NEXT = Statement(_next.with_only_columns(*ROLLOUT_COLUMNS).limit(bindparam("count")))
+_KNOWN = [
+    rollouts.c.place,
+    rollouts.c.rollout_id,
+    rollouts.c.start_time,
+    rollouts.c.mode,
+    rollouts.c.resources_id,
+    rollouts.c.config,
+    rollouts.c.metadata,
+    rollouts.c.priority,
+    rollouts.c.tries,
+    rollouts.c.attempts,
+    rollouts.c.input,
+]
+"""What a waiting rollout has: the others say who holds it, or when it ended."""
+NEXT = Statement(_next.with_only_columns(*_KNOWN).limit(bindparam("count")))
 TAKE = Statement(
     update(rollouts)
     .where(rollouts.c.place == bindparam("at_place"))
@@ -325,8 +393,8 @@ TAKE = Statement(
         attempt_id=bindparam("new_attempt"),
         worker_id=bindparam("new_worker"),
         claim_id=bindparam("new_claim"),
-        attempt_start=_now,
-        last_heartbeat_time=_now,
+        attempt_start=bindparam("new_start"),
+        last_heartbeat_time=bindparam("new_heartbeat"),
         lease_expires=bindparam("new_lease"),
         attempt_metadata=null(),
     )

@@ -6,25 +6,37 @@ As in `queueing`, a call that is refused has written nothing but that fact.
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeGuard
 
+import msgspec
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Double, bindparam, delete, literal_column, or_, select, update
 
-from rollwright.store.checks import EMPTY, LATEST, config_from_bytes, merged
+from rollwright.store.checks import EMPTY, LATEST, merged
 from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, StoreError
-from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind
-from rollwright.store.sql.changes import CLEAR_JOURNAL, end, heard, lease_from, noted
-from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RolloutRow
+from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind, RolloutStatus
+from rollwright.store.sql.changes import (
+    CLEAR_JOURNAL,
+    Ending,
+    end,
+    ending,
+    heard,
+    lease_from,
+    write_endings,
+)
+from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RolloutRow, stored_config
 from rollwright.store.sql.schema import (
+    ATTEMPTS_OF_ONE,
     HELD,
     UNTOLD,
     attempts,
     completions,
+    counters,
     events,
     journal,
     rollouts,
     trajectories,
 )
 from rollwright.store.sql.statements import Operation, Row, Statement, Values, any_of, constant, insert_into
-from rollwright.store.sql.transaction import Transaction
+from rollwright.store.sql.transaction import COMPLETIONS, LAST_GIVEN, Transaction
 from rollwright.store.transitions import (
     FINAL_ATTEMPT,
     FINAL_ROLLOUT,
@@ -48,54 +60,112 @@ EVENTS_AT_ONCE = 100_000
 """Events forgotten with one call, three for each rollout that one call of `delete_finished` forgets and some more."""
 
 
-def report(
-    tx: Transaction,
-    rollout_id: str,
-    attempt_id: str,
-    *,
-    status: AttemptStatus | None,
-    worker_id: str | None,
-    trajectory: bytes | None,
-    reason: str | None,
-    metadata: Mapping[str, Any] | None,
-) -> Operation[Attempt]:
-    row = yield from _find(rollout_id)
-    ended = yield from _ended(tx, row, attempt_id)
+class Report(msgspec.Struct, frozen=True, gc=False):
+    """What a worker says of an attempt; `None`: nothing about that."""
+
+    rollout_id: str
+    attempt_id: str
+    status: AttemptStatus | None = None
+    worker_id: str | None = None
+    trajectory: bytes | None = None
+    reason: str | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+def reports(tx: Transaction, given: Sequence[Report]) -> Operation[list[Attempt | StoreError]]:
+    """Several callers'. The ends of attempts that are known to hold their rollouts are written with one statement."""
+    outcomes: list[Attempt | StoreError] = []
+    endings: list[Ending] = []
+    for each in given:
+        row = tx.held.get(each.rollout_id)
+        try:
+            if row is not None and each.attempt_id == row.attempt_id and each.status in FINAL_ATTEMPT:
+                endings.append(_last_report(tx, row, each))
+                outcomes.append(endings[-1].attempt)
+                continue
+            yield from write_endings(endings)
+            endings = []
+            outcomes.append((yield from report(tx, each)))
+        except StoreError as refusal:
+            outcomes.append(refusal)
+    yield from write_endings(endings)
+    return outcomes
+
+
+def report(tx: Transaction, each: Report) -> Operation[Attempt]:
+    row = yield from _find(tx, each.rollout_id)
+    ended = yield from _ended(tx, row, each.attempt_id)
     if ended is not None:
-        if status is not None and ended.status is status:
+        if each.status is not None and ended.status is each.status:
             return ended
-        _refuse_ended(tx, ended, status)
-    _require_held(tx, row, worker_id, status)
-    if status is not None and status != row.status:
-        check_attempt_change(attempt_id, row.attempt_status, status)
-    packed = merged(row.attempt_metadata or EMPTY, metadata, "metadata")
-    if status is not None and status in FINAL_ATTEMPT:
-        last = noted(row, tx.now, worker_id=worker_id, metadata=packed)
-        tx.stamps.heard(last.worker_id, tx.now)
-        return (yield from end(tx, last, status, reason, trajectory=trajectory))
-    after = yield from heard(tx, row, worker_id=worker_id, status=status, metadata=packed)
+        _refuse_ended(tx, ended, each.status)
+    if each.status in FINAL_ATTEMPT:
+        ending = _last_report(tx, row, each)
+        yield from write_endings([ending])
+        return ending.attempt
+    packed = _taken_in(tx, row, each)
+    after = yield from heard(tx, row, worker_id=each.worker_id, status=each.status, metadata=packed)
     return after.attempt()
+
+
+def _last_report(tx: Transaction, row: RolloutRow, each: Report) -> Ending:
+    """Of the attempt that holds the rollout."""
+    assert each.status is not None
+    packed = _taken_in(tx, row, each)
+    worker_id = each.worker_id if row.worker_id is None else row.worker_id
+    tx.stamps.heard(worker_id, tx.now)
+    last = (worker_id, tx.now, packed)
+    return ending(tx, row, each.status, each.reason, trajectory=each.trajectory, last=last)
+
+
+def _taken_in(tx: Transaction, row: RolloutRow, each: Report) -> bytes:
+    """Refuses what the attempt that holds the rollout may not report; returns its metadata after the report."""
+    _require_held(tx, row, each.worker_id, each.status)
+    if each.status is not None and each.status != row.status:
+        check_attempt_change(each.attempt_id, row.attempt_status, each.status)
+    return merged(row.attempt_metadata or EMPTY, each.metadata, "metadata")
 
 
 def give_back(tx: Transaction, claimed: Sequence[AttemptedRollout], reason: str) -> Operation[None]:
     """Puts rollouts back into the queue whose claim nobody will ever read."""
     for each in claimed:
-        row = yield from _find(each.rollout_id)
+        row = yield from _find(tx, each.rollout_id)
         if row.attempt_id == each.attempt.attempt_id:
             yield from end(tx, row, AttemptStatus.CANCELLED, reason)
 
 
 def heartbeats(tx: Transaction, beats: Sequence[Beat]) -> Operation[list[list[Pair]]]:
     """Several callers'; each learns what it does not hold any more."""
-    kept = yield from _extend_each(tx, [(worker, pairs[0]) for worker, _, pairs in beats if _is_one(pairs)])
+    known = [remembered(tx, beat) for beat in beats]
+    unknown = [beat for beat, answer in zip(beats, known, strict=True) if answer is None]
+    kept = yield from _extend_each(tx, [(worker, pairs[0]) for worker, _, pairs in unknown if _is_one(pairs)])
     lost: list[list[Pair]] = []
-    for worker_id, stats, pairs in beats:
-        if _is_one(pairs) and (worker_id, pairs[0]) in kept:
+    for (worker_id, stats, pairs), answer in zip(beats, known, strict=True):
+        if answer is not None:
+            lost.append(answer)
+        elif _is_one(pairs) and (worker_id, pairs[0]) in kept:
             tx.stamps.heard(worker_id, tx.now, stats=stats)
             lost.append([])
         else:
             lost.append((yield from heartbeat(tx, worker_id, stats, pairs)))
     return lost
+
+
+def remembered(tx: Transaction, beat: Beat) -> list[Pair] | None:
+    """The answer to a heartbeat that writes nothing: all that it names is known to be its own and to have been heard of
+    a moment ago. `None`: the rollouts have to be looked at."""
+    worker_id, stats, pairs = beat
+    if pairs is None:
+        return None
+    for rollout_id, attempt_id in pairs:
+        row = tx.held.get(rollout_id)
+        if row is None or row.attempt_id != attempt_id or row.worker_id != worker_id:
+            return None
+        assert row.last_heartbeat_time is not None
+        if lapsed(row.lease_expires, tx.now) or is_news(row.config, row.last_heartbeat_time, tx.now):
+            return None
+    tx.stamps.heard(worker_id, tx.now, stats=stats)
+    return []
 
 
 def _is_one(pairs: Sequence[Pair] | None) -> TypeGuard[Sequence[Pair]]:
@@ -112,11 +182,14 @@ def _extend_each(tx: Transaction, asked: Sequence[Held]) -> Operation[set[Held]]
     extended: list[Values] = []
     for worker_id, rollout_id, attempt_id, place, start, heard_at, packed in (yield ALIVE.many(values)):
         kept.add((worker_id, (rollout_id, attempt_id)))
-        config = config_from_bytes(packed)
+        config = stored_config(packed)
         if is_news(config, heard_at, tx.now):
             lease = lease_end(config, start, tx.now)
             extended.append({"at_place": place, "now": tx.now, "new_lease": lease})
             tx.leased(lease)
+            row = tx.held.get(rollout_id)
+            if row is not None:
+                tx.held.keep(replace(row, last_heartbeat_time=tx.now, lease_expires=lease))
     if extended:
         yield KEEP.many(extended)
     return kept
@@ -140,7 +213,8 @@ def heartbeat(
             (row[0], row[1]) for row in (yield HELD_OF(worker=worker_id, now=tx.now, **_by_column(missing)))
         }
     tx.stamps.heard(worker_id, tx.now, busy=bool(adopted), stats=stats)
-    for _, _, lease in rows:
+    for rollout_id, _, lease in rows:
+        tx.held.forget(rollout_id)
         tx.leased(lease)
     return [pair for pair in missing if pair not in kept]
 
@@ -155,8 +229,10 @@ def _by_column(pairs: Sequence[Pair]) -> dict[str, list[str]]:
 def append_turns(tx: Transaction, turns: Sequence[Turn]) -> Operation[list[StoreError | None]]:
     """Several callers', one turn each, which are never asked for again. For attempts that were heard of a moment ago,
     as most were, the rollouts' rows stay as they are."""
-    ids = [rollout_id for rollout_id, _, _ in turns]
-    ready = {(row[1], row[2]): row[0] for row in (yield READY(ids=ids, now=tx.now, at=tx.now))}
+    ready = _ready(tx, turns)
+    unknown = [rollout_id for rollout_id, _, _ in turns if rollout_id not in tx.held]
+    if unknown:
+        ready |= {(row[1], row[2]): row[0] for row in (yield READY(ids=unknown, now=tx.now, at=tx.now))}
     yield INSERT_JOURNAL.many(
         [(ready[pair], entry) for *given, entry in turns if (pair := tuple(given)) in ready]
     )
@@ -170,6 +246,19 @@ def append_turns(tx: Transaction, turns: Sequence[Turn]) -> Operation[list[Store
                 refusal = error
         refused.append(refusal)
     return refused
+
+
+def _ready(tx: Transaction, turns: Sequence[Turn]) -> dict[Pair, int]:
+    """The places of those that are known to be `READY`."""
+    found: dict[Pair, int] = {}
+    for rollout_id, attempt_id, _ in turns:
+        row = tx.held.get(rollout_id)
+        if row is None or row.attempt_id != attempt_id or row.status != AttemptStatus.RUNNING:
+            continue
+        assert row.last_heartbeat_time is not None
+        if not (lapsed(row.lease_expires, tx.now) or is_news(row.config, row.last_heartbeat_time, tx.now)):
+            found[rollout_id, attempt_id] = row.place
+    return found
 
 
 def append_journal(
@@ -193,7 +282,7 @@ def tell_taken(tx: Transaction, worker_id: str) -> Operation[list[tuple[str, str
     yield from tx.settle()
     rows = yield TAKEN(worker_id=worker_id)
     if rows:
-        yield TOLD.many([{"at_place": row[2], "at_sequence": row[3]} for row in rows])
+        yield TOLD.many([{"told": row[2]} for row in rows])
     return [(row[0], row[1]) for row in rows]
 
 
@@ -201,6 +290,12 @@ def write_stamps(tx: Transaction) -> Operation[None]:
     """Makes the signs of life of workers visible."""
     tx.stamps_at_once = True
     yield from ()
+
+
+def release_trajectories(tx: Transaction, rollout_ids: Sequence[str]) -> Operation[int]:
+    yield from tx.flush()  # a trajectory that is not yet written could not be deleted
+    rows = yield RELEASE_TRAJECTORIES(ids=list(dict.fromkeys(rollout_ids)))
+    return len(rows)
 
 
 def delete_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> Operation[int]:
@@ -224,6 +319,8 @@ def delete_finished(tx: Transaction, older_than: float, limit: int) -> Operation
 
 def _delete(tx: Transaction, rows: Sequence[tuple[int, str]]) -> Operation[int]:
     if rows:
+        if tx.alone:
+            yield KEEP_CURSOR()  # which none of those that are left may have
         yield DELETE_COMPLETIONS(ids=[rollout_id for _, rollout_id in rows])
         for statement in DELETE_BY_PLACE:
             yield statement.many([{"at_place": place} for place, _ in rows])
@@ -241,8 +338,11 @@ def _delete(tx: Transaction, rows: Sequence[tuple[int, str]]) -> Operation[int]:
     return len(rows)
 
 
-def _find(rollout_id: str) -> Operation[RolloutRow]:
+def _find(tx: Transaction, rollout_id: str) -> Operation[RolloutRow]:
     """The rollout, locked."""
+    known = tx.held.get(rollout_id)
+    if known is not None:
+        return known
     rows = yield FIND.many([(rollout_id,)])
     if not rows:
         raise NotFound(f"no rollout {rollout_id!r}")
@@ -262,7 +362,7 @@ def _ended(tx: Transaction, row: RolloutRow, attempt_id: str) -> Operation[Attem
 
 
 def _holding(tx: Transaction, rollout_id: str, attempt_id: str) -> Operation[RolloutRow]:
-    row = yield from _find(rollout_id)
+    row = yield from _find(tx, rollout_id)
     ended = yield from _ended(tx, row, attempt_id)
     if ended is not None:
         _refuse_ended(tx, ended, None)
@@ -296,12 +396,15 @@ def _refuse(tx: Transaction, attempt: Attempt, status: AttemptStatus | None, why
     raise AttemptRefused(f"attempt {attempt.attempt_id} of rollout {attempt.rollout_id}: {why}")
 
 
+_place: ColumnElement[int] = bindparam("at_place", type_=attempts.c.number.type)
+_attempts_of_place: list[Any] = [
+    attempts.c.number >= _place * constant(ATTEMPTS_OF_ONE),
+    attempts.c.number < (_place + constant(1)) * constant(ATTEMPTS_OF_ONE),
+]
 FIND = Statement(
     select(*RULE_COLUMNS).where(rollouts.c.rollout_id == bindparam("rollout_id")).with_for_update()
 )
-ENDED = Statement(
-    select(*ATTEMPT_COLUMNS).where(attempts.c.place == bindparam("at_place")).order_by(attempts.c.sequence_id)
-)
+ENDED = Statement(select(*ATTEMPT_COLUMNS).where(*_attempts_of_place).order_by(attempts.c.number))
 
 _now: ColumnElement[float] = bindparam("now", type_=Double)
 _worker: ColumnElement[str] = bindparam("worker", type_=rollouts.c.worker_id.type)
@@ -360,23 +463,31 @@ READY = Statement(
 """Those whose attempt was heard of a moment ago, and is running."""
 
 TAKEN = Statement(
-    select(rollouts.c.rollout_id, attempts.c.attempt_id, attempts.c.place, attempts.c.sequence_id)
+    select(rollouts.c.rollout_id, attempts.c.attempt_id, attempts.c.number)
     .join_from(attempts, rollouts, rollouts.c.place == attempts.c.place)
     .where(attempts.c.worker_id == bindparam("worker_id"), UNTOLD)
     .order_by(attempts.c.end_time, attempts.c.place)
     .with_for_update(of=attempts, skip_locked=True)
 )
-TOLD = Statement(
-    update(attempts)
-    .where(attempts.c.place == bindparam("at_place"), attempts.c.sequence_id == bindparam("at_sequence"))
-    .values(taken=0)
-)
+TOLD = Statement(update(attempts).where(attempts.c.number == bindparam("told")).values(taken=0))
 
 PLACES = Statement(
     select(rollouts.c.place, rollouts.c.rollout_id, rollouts.c.status)
     .where(any_of(rollouts.c.rollout_id, "ids"))
     .order_by(rollouts.c.place)
     .with_for_update()
+)
+RELEASE_TRAJECTORIES = Statement(
+    delete(trajectories)
+    .where(
+        trajectories.c.place.in_(
+            select(rollouts.c.place).where(
+                any_of(rollouts.c.rollout_id, "ids"),
+                rollouts.c.status == constant(RolloutStatus.SUCCEEDED.value),
+            )
+        )
+    )
+    .returning(trajectories.c.place)
 )
 OLDEST = Statement(
     select(completions.c.place, completions.c.rollout_id, completions.c.end_time)
@@ -388,8 +499,16 @@ FIRST_EVENTS = Statement(
     select(events.c.sequence, events.c.time).order_by(events.c.sequence).limit(EVENTS_AT_ONCE)
 )
 FORGET_EVENTS = Statement(delete(events).where(events.c.sequence <= bindparam("last")))
+KEEP_CURSOR = Statement(
+    update(counters)
+    .where(counters.c.name == constant(COMPLETIONS))
+    .values(value=LAST_GIVEN.scalar_subquery())
+)
 DELETE_COMPLETIONS = Statement(delete(completions).where(any_of(completions.c.rollout_id, "ids")))
 DELETE_BY_PLACE = [
-    Statement(delete(table).where(table.c.place == bindparam("at_place")))
-    for table in (journal, trajectories, attempts, rollouts)
+    Statement(delete(attempts).where(*_attempts_of_place)),
+    *(
+        Statement(delete(table).where(table.c.place == bindparam("at_place")))
+        for table in (journal, trajectories, rollouts)
+    ),
 ]

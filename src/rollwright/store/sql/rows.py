@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement
 
 from rollwright.store.checks import EMPTY, config_from_bytes, unpack
+from rollwright.store.contract import StoreError
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
@@ -22,6 +23,14 @@ from rollwright.store.sql.schema import attempts, rollouts
 _ROLLOUT_STATUS = {status.value: status for status in RolloutStatus}
 _ATTEMPT_STATUS = {status.value: status for status in AttemptStatus}
 """Quicker than calling the enums, and these are looked up for every row."""
+
+
+def stored_config(data: bytes) -> RolloutConfig:
+    """A config that the store wrote itself: one that cannot be read is no refusal of a call."""
+    try:
+        return config_from_bytes(data)
+    except StoreError as error:
+        raise ValueError(str(error)) from error
 
 
 class RolloutRow(msgspec.Struct, frozen=True, gc=False):
@@ -51,7 +60,7 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def config(self) -> RolloutConfig:
-        return config_from_bytes(self.config_data)
+        return stored_config(self.config_data)
 
     @property
     def rollout_status(self) -> RolloutStatus:
@@ -76,33 +85,30 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
             self.priority,
         )
 
-    def attempt(
-        self, status: AttemptStatus | None = None, end_time: float | None = None, reason: str | None = None
-    ) -> Attempt:
-        """The current attempt: its status is the rollout's, unless it is the one that it ends with."""
+    def attempt(self) -> Attempt:
+        """The current attempt: its status is the rollout's."""
         assert self.attempt_id is not None
         assert self.attempt_start is not None
         return Attempt(
             self.rollout_id,
             self.attempt_id,
             self.attempts,
-            _ATTEMPT_STATUS[self.status] if status is None else status,
+            _ATTEMPT_STATUS[self.status],
             self.attempt_start,
-            end_time,
+            None,
             self.worker_id,
             self.last_heartbeat_time,
             self.lease_expires,
-            reason,
+            None,
             unpack(self.attempt_metadata or EMPTY),
         )
 
-    def attempted(self, attempt: Attempt | None = None) -> AttemptedRollout:
-        """With the attempt that holds it, or with one that begins to."""
-        attempt = attempt or self.attempt()
+    def attempted(self) -> AttemptedRollout:
+        """With the attempt that holds it."""
         return AttemptedRollout(
             self.rollout_id,
             unpack(self.input),
-            _ROLLOUT_STATUS[attempt.status],
+            _ROLLOUT_STATUS[self.status],
             self.start_time,
             self.end_time,
             self.mode,
@@ -110,7 +116,7 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
             self.config,
             unpack(self.metadata),
             self.priority,
-            attempt=attempt,
+            attempt=self.attempt(),
         )
 
 

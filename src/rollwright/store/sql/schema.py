@@ -33,9 +33,11 @@ row again, which does no harm: the last event is never deleted, and all that a r
 _TEXT = String().with_variant(String(collation="C"), "postgresql")
 """Compared byte by byte in both dialects, whatever the language of the database."""
 
+ATTEMPTS_OF_ONE = 2**20
+"""More attempts than a rollout ever gets; leaves 43 bits for its place."""
+
 WAITING = text("waiting = 1")
 HELD = text("attempt_id IS NOT NULL")
-FINAL = text("end_time IS NOT NULL")
 CLAIMED = text("claim_id IS NOT NULL")
 UNTOLD = text("taken = 1")
 """Queries repeat these words exactly: only then does SQLite use the index."""
@@ -76,7 +78,6 @@ rollouts = Table(
 """`waiting` follows from the status; it has a column of its own so that no other index suits a claim. The two
 limits repeat what `config` says. The columns from `attempt_id` on are empty unless an attempt holds the rollout."""
 Index("rollouts_waiting", rollouts.c.priority.desc(), rollouts.c.place, **_where(WAITING))
-Index("rollouts_final", rollouts.c.status, **_where(FINAL))
 Index("rollouts_lease", rollouts.c.lease_expires, **_where(HELD))
 Index("rollouts_claim", rollouts.c.claim_id, **_where(CLAIMED))
 Index("rollouts_worker", rollouts.c.worker_id, **_where(HELD))
@@ -84,8 +85,9 @@ Index("rollouts_worker", rollouts.c.worker_id, **_where(HELD))
 attempts = Table(
     "attempts",
     metadata,
-    Column("place", _NUMBER, primary_key=True, autoincrement=False),
-    Column("sequence_id", Integer, primary_key=True, autoincrement=False),
+    Column("number", _NUMBER, primary_key=True, autoincrement=False),
+    Column("place", _NUMBER, nullable=False),
+    Column("sequence_id", Integer, nullable=False),
     Column("attempt_id", _TEXT, nullable=False),
     Column("status", _TEXT, nullable=False),
     Column("start_time", Double, nullable=False),
@@ -96,9 +98,9 @@ attempts = Table(
     Column("reason", _TEXT),
     Column("metadata", LargeBinary, nullable=False),
     Column("taken", SmallInteger, nullable=False),
-    sqlite_with_rowid=False,
 )
-"""`taken`: 1 while the worker has not been told that the attempt was taken from it."""
+"""`number`: `place * ATTEMPTS_OF_ONE + sequence_id`, so that a rollout's lie side by side, and the newest ones at the
+end of the table, where SQLite adds a row without moving others. `taken`: 1 while the worker has not been told that the attempt was taken from it."""
 Index("attempts_taken", attempts.c.worker_id, **_where(UNTOLD))
 
 trajectories = Table(
@@ -180,5 +182,7 @@ counters = Table(
     Column("name", _TEXT, primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""`completions`: the last cursor given out. Its row is locked until the end of the transaction that took a
-cursor, so cursors become visible in their order and a reader never passes one that comes later."""
+"""`completions`: the last cursor given out. On PostgreSQL its row is locked until the end of the transaction that took
+a cursor, so cursors become visible in their order and a reader never passes one that comes later. SQLite has one
+transaction at a time, which counts on from the last completion; the row then only says which cursors were given to
+rollouts that are deleted."""

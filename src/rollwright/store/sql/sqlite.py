@@ -8,18 +8,21 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import text
 
-from rollwright.store.contract import StoreError, StoreUnavailable
+from rollwright.errors import RollwrightError
+from rollwright.forks import bind_to_process
+from rollwright.store.contract import StoreError
 from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer
 from rollwright.store.sql.looking import progress
-from rollwright.store.sql.sqlite_file import open_file
-from rollwright.store.sql.sqlite_thread import ConnectionThread, drive
-from rollwright.store.sql.sqlite_writer import Done, Writer, plain
+from rollwright.store.sql.sqlite_file import check_file, file_identity, open_file
+from rollwright.store.sql.sqlite_thread import ConnectionThread, drive, plain
+from rollwright.store.sql.sqlite_writer import Done, Writer
 from rollwright.store.sql.statements import Operation, Statement
 from rollwright.store.sql.transaction import Changes, Stamps
 
@@ -28,6 +31,8 @@ _log = logging.getLogger(__name__)
 POLL_SECONDS = 0.02
 """How often to look for other processes' changes while somebody waits for one."""
 IDLE_POLL_SECONDS = 0.25
+_PAUSE_SECONDS = 1.0
+"""Between two looks at a file that cannot be read."""
 
 Result = TypeVar("Result")
 
@@ -36,20 +41,28 @@ class SqliteDriver:
     """Belongs to the event loop it was opened in."""
 
     repeats = False
+    fork_error = StoreError
 
     @classmethod
     async def open(cls, path: Path, clock: Callable[[], float] | None = None) -> "SqliteDriver":
         time_of_store, writer, reader = await asyncio.to_thread(open_file, path, clock)
-        return cls(path, time_of_store, writer, reader)
+        try:
+            return cls(path, time_of_store, writer, reader)
+        except OSError as error:
+            writer.close()
+            reader.close()
+            raise StoreError(f"{path} cannot be opened as a store: {error}") from error
 
     def __init__(
         self, path: Path, clock: Callable[[], float], writer: sqlite3.Connection, reader: sqlite3.Connection
     ) -> None:
+        bind_to_process(self)
         self._loop = asyncio.get_running_loop()
         self._on_change: Callable[[Changes], None] = lambda changes: None
         self._poll: asyncio.Task[None] | None = None
         self._closed = False
         self.stamps = Stamps()
+        self.where = str(path)
         self._writer = Writer(path, writer, clock, self.stamps, self._deliver)
         self._reader = _Reader(path, reader, self._writer.once_flushed)
 
@@ -100,8 +113,10 @@ class SqliteDriver:
                 continue
             try:
                 version, news = await self.read(partial(_news, version))
-            except StoreUnavailable as error:  # whoever calls is told; the looking goes on
+            except RollwrightError as error:
                 _log.warning("cannot look for changes, trying again: %s", error)
+                self._on_change(Changes(waiting=True, completed=True, taken=True))  # who waits is told
+                await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             if news is not None:
                 waiting, last, taken = news
@@ -123,6 +138,7 @@ class _Reader:
     ) -> None:
         """`once_flushed` is called in the event loop with the answering, and calls it."""
         self._path = path
+        self._file = file_identity(path)
         self._once_flushed = once_flushed
         self._connection = connection
         self._cursor = connection.cursor()
@@ -138,8 +154,8 @@ class _Reader:
     def finish(self) -> None:
         """Leaves what has gathered to the thread; `stop` waits for it."""
         if self._gathered:
-            self._thread.put(partial(self._read_each, self._gathered))
-            self._gathered = []
+            batch, self._gathered = self._gathered, []
+            self._thread.put(partial(self._read_each, batch), partial(self._failed, batch))
 
     def stop(self) -> None:
         """In any thread; returns when the jobs that came before `finish` are done."""
@@ -149,13 +165,26 @@ class _Reader:
         outcomes: list[Outcome] = []
         for job in batch:
             try:
+                check_file(self._path, self._file)
                 self._cursor.execute("BEGIN")
                 outcomes.append((drive(self._cursor, job.make()), None))
             except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
                 outcomes.append((None, plain(error, self._path)))
             finally:
+                self._end_transaction()
+        self._answer(batch, outcomes)
+
+    def _end_transaction(self) -> None:
+        """Never raises: a connection that cannot even do that says so to the next call."""
+        for way in ("COMMIT", "ROLLBACK"):
+            with suppress(sqlite3.Error):
                 if self._connection.in_transaction:
-                    self._cursor.execute("COMMIT")
+                    self._cursor.execute(way)
+
+    def _failed(self, batch: Sequence[Job[Any]], error: BaseException) -> None:
+        self._answer(batch, [(None, plain(error, self._path))] * len(batch))
+
+    def _answer(self, batch: Sequence[Job[Any]], outcomes: Sequence[Outcome]) -> None:
         if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
             self._loop.call_soon_threadsafe(self._once_flushed, partial(answer, batch, outcomes))
 

@@ -20,23 +20,24 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollwright.store.contract import StoreError, StoreUnavailable
+from rollwright.store.contract import StoreUnavailable
 from rollwright.store.sql.changes import expire
-from rollwright.store.sql.driver import Job, Outcome, run_all
+from rollwright.store.sql.driver import Job, Outcome, Together, run_all
 from rollwright.store.sql.looking import FIRST_LEASE
-from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES
-from rollwright.store.sql.sqlite_thread import ConnectionThread, drive
-from rollwright.store.sql.transaction import Changes, Stamps, Transaction
+from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES, check_file, file_identity
+from rollwright.store.sql.sqlite_thread import ConnectionThread, drive, plain
+from rollwright.store.sql.transaction import Changes, HeldRows, Stamps, Transaction
 
 MAX_BATCH = 128
 """A transaction with so many calls takes no more: enough to hide the cost of a flush, few enough to hold up the event
 loop for a millisecond or two. In the thread they would take it as long: most of their time is Python's, which runs
 in one thread at a time."""
-COMMITS_HERE = 64
+COMMITS_HERE = 100
 """Batches committed in the event loop, after which one goes to the thread, which may copy the log into the file."""
 FLUSHES_HERE = 32
 """How often the event loop waits for the disk itself, after it had nothing else to do while the thread did."""
@@ -51,7 +52,7 @@ _COURTESY_SECONDS = 0.0005
 _CONTENTION_SECONDS = 1.0
 """For how long after it was last seen writing another process is treated as present."""
 _LOOK_SECONDS = 0.01
-"""How often to look whether another process writes, or let a lease run out."""
+"""How often to look whether another process let a lease run out, and whether the file is still there."""
 
 
 class Done(NamedTuple):
@@ -92,15 +93,19 @@ class Writer:
         """Whether the thread is about to flush what was committed here."""
         self._held_back: list[Callable[[], None]] = []
         """Answers to reads, which may have seen what is not on disk yet."""
-        self._broken: OSError | None = None
-        """Why a flush failed: what the disk has is not known any more."""
+        self._broken: StoreUnavailable | None = None
+        """Why nothing more is taken: what the disk has is not known any more."""
+        self._file = file_identity(path)
+        self._next_look = 0.0
+        """When, by the monotonic clock, to look whether the file is still where it was."""
         self._commits_here = 0
         self._flushes_here = 0
         """How many more the event loop waits for itself."""
         self._worked = 0.0
         """CPU time of the event loop's thread when a flush began."""
+        self._held = HeldRows()
+        """Good as long as nobody else writes, which is looked at in each transaction."""
         self._tuned = ""
-        self._next_look = 0.0
         self._next_lapse = 0.0
         """When, by the store's clock, to look for leases that are over."""
         self._seen_version = 0
@@ -115,7 +120,7 @@ class Writer:
     def finish(self) -> None:
         """Leaves what has gathered to the thread; `stop` waits for it."""
         if self._gathered:
-            self._hand_over(partial(self._run_in_thread, self._gathered))
+            self._hand_over(self._gathered)
             self._gathered = []
 
     def stop(self) -> None:
@@ -142,10 +147,13 @@ class Writer:
         batch = self._next_batch()
         if not batch:
             return
-        if self._is_brief(batch):
-            self._run_here(batch)
-        else:
-            self._hand_over(partial(self._run_in_thread, batch))
+        try:
+            if self._is_brief(batch):
+                self._run_here(batch)
+            else:
+                self._hand_over(batch)
+        except Exception as error:  # noqa: BLE001 - they would wait for ever
+            self._end_batch([self._refused(batch, error)])
 
     def _next_batch(self) -> list[Job[Any]]:
         """While the disk is written, what has to last stays where it is."""
@@ -178,6 +186,10 @@ class Writer:
 
     def _run_here(self, batch: Sequence[Job[Any]]) -> None:
         try:
+            remembered = self._remembered(batch)
+            if remembered is not None:
+                self._end_batch([remembered])
+                return
             self._tune(lasting=False, checkpoint=False)
             self._cursor.execute("BEGIN IMMEDIATE")
             self._notice_others()
@@ -185,7 +197,7 @@ class Writer:
             self._cursor.execute("COMMIT")
         except Exception:  # noqa: BLE001 - the thread waits for the lock, and finds the call that fails
             self._roll_back()
-            self._hand_over(partial(self._run_in_thread, batch))
+            self._hand_over(batch)
             return
         self._commits_here += 1
         for job in batch:
@@ -193,6 +205,21 @@ class Writer:
                 self._make_last(done)
                 return
         self._end_batch([done])
+
+    def _remembered(self, batch: Sequence[Job[Any]]) -> Done | None:
+        """Answers that need no transaction, if all of them are such."""
+        for job in batch:
+            if type(job.make) is not Together or job.make.remembered is None:
+                return None
+        self._notice_others()
+        tx = Transaction(self._clock(), self._stamps, held=self._held)
+        outcomes: list[Outcome] = []
+        for job in batch:
+            result = job.make.remembered(tx, job.make.argument)  # type: ignore[attr-defined]
+            if result is None:
+                return None
+            outcomes.append((result, None))
+        return Done(batch, outcomes, tx.changes)
 
     def _make_last(self, done: Done) -> None:
         if self._flushes_here:
@@ -204,12 +231,12 @@ class Writer:
         else:
             self._flushing = True
             self._worked = time.thread_time()
-            self._thread.put(partial(self._flush_in_thread, done))
+            self._thread.put(partial(self._flush_in_thread, done), partial(self._flush_failed, done))
 
-    def _hand_over(self, work: Callable[[], None]) -> None:
+    def _hand_over(self, batch: Sequence[Job[Any]]) -> None:
         self._handed_over = True
         self._commits_here = 0
-        self._thread.put(work)
+        self._thread.put(partial(self._run_in_thread, batch), partial(self._run_failed, batch))
 
     def _taken_back(self, done: Sequence[Done]) -> None:
         self._handed_over = False
@@ -242,10 +269,16 @@ class Writer:
         if time.monotonic() < self._contended_until:
             time.sleep(_COURTESY_SECONDS)
 
+    def _flush_failed(self, done: Done, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._flushed, self._refused(done.jobs, error), 0.0)
+
+    def _run_failed(self, batch: Sequence[Job[Any]], error: BaseException) -> None:
+        self._answer([self._refused(batch, error)])
+
     def _transact(self, batch: Sequence[Job[Any]]) -> list[Done]:
         try:
             if self._broken is not None:
-                raise self._cannot_flush()
+                raise self._broken
             self._tune(lasting=any(job.lasting for job in batch), checkpoint=True)
             self._wait_for_lock()
             self._notice_others()
@@ -255,7 +288,7 @@ class Writer:
             self._roll_back()
             if len(batch) > 1:  # so that only the call that fails is told
                 return [done for job in batch for done in self._transact([job])]
-            return [Done(batch, [(None, plain(error, self._path))], Changes())]
+            return [self._refused(batch, error)]
         return [done]
 
     def _wait_for_lock(self) -> None:
@@ -272,16 +305,6 @@ class Writer:
                         f"{self._path}: another process has held the write lock for {BUSY_SECONDS:g} s"
                     ) from error
                 time.sleep(_RETRY_SECONDS)
-
-    def _notice_others(self) -> None:
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + _LOOK_SECONDS
-        [version] = self._connection.execute("PRAGMA data_version").fetchone()
-        if version != self._seen_version:
-            self._contended_until = now + _CONTENTION_SECONDS if self._seen_version else 0.0
-            self._seen_version = version
 
     def _answer(self, done: Sequence[Done]) -> None:
         if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
@@ -300,9 +323,18 @@ class Writer:
             self._connection.executescript(wanted)
             self._tuned = wanted
 
+    def _notice_others(self) -> None:
+        """Forgets what is remembered if another process has written since."""
+        [version] = self._cursor.execute("PRAGMA data_version").fetchone()
+        if version != self._seen_version:
+            self._held.clear()
+            self._contended_until = time.monotonic() + _CONTENTION_SECONDS if self._seen_version else 0.0
+            self._seen_version = version
+
     def _run(self, batch: Sequence[Job[Any]]) -> Done:
         """All of the transaction but its beginning and its end."""
-        tx = Transaction(self._clock(), self._stamps)
+        self._look_at_file()
+        tx = Transaction(self._clock(), self._stamps, alone=True, held=self._held)
         if tx.now >= self._next_lapse:
             # Leases that this process gave end on time; those of others are looked for now and then.
             drive(self._cursor, expire(tx))
@@ -317,16 +349,34 @@ class Writer:
         try:
             flush(self._log)
         except OSError as error:
-            self._broken = error
-            done = Done(done.jobs, [(None, self._cannot_flush())] * len(done.jobs), Changes())
+            self._broken = StoreUnavailable(
+                f"{self._path}: cannot be flushed to disk; open it again: {error}"
+            )
+            done = self._refused(done.jobs, self._broken)
         return done, time.perf_counter() - began
 
-    def _cannot_flush(self) -> StoreUnavailable:
-        return StoreUnavailable(f"{self._path}: cannot be flushed to disk; open it again: {self._broken}")
+    def _look_at_file(self) -> None:
+        """A file that was deleted or replaced can still be written, for nobody ever to read."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            try:
+                check_file(self._path, self._file)
+                if not os.fstat(self._log).st_nlink:
+                    raise StoreUnavailable(f"{self._path}-wal was removed while it was open")
+            except StoreUnavailable as gone:
+                self._broken = gone
+                raise
+
+    def _refused(self, batch: Sequence[Job[Any]], error: BaseException) -> Done:
+        return Done(batch, [(None, plain(error, self._path))] * len(batch), Changes())
 
     def _roll_back(self) -> None:
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+        """Never raises: a connection that cannot even do that says so to the next call."""
+        self._held.clear()
+        with suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
 
 def may_wait_here(seconds: float, worked: float) -> bool:
@@ -338,12 +388,3 @@ def may_wait_here(seconds: float, worked: float) -> bool:
 def flush(file: int) -> None:
     """Its contents and its length."""
     os.fdatasync(file) if hasattr(os, "fdatasync") else os.fsync(file)
-
-
-def plain(error: Exception, path: Path) -> Exception:
-    """What the caller is told."""
-    if isinstance(error, UnicodeEncodeError):  # half a character
-        return StoreError(f"a text that cannot be stored: {error}")
-    if isinstance(error, sqlite3.Error):
-        return StoreUnavailable(f"{path}: {error}")
-    return error

@@ -37,7 +37,7 @@ from rollwright.store.sql import looking, queueing, reporting
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.claimants import Claimants
 from rollwright.store.sql.driver import Driver, Together
-from rollwright.store.sql.looking_store import LookingStore
+from rollwright.store.sql.looking_store import MOST_ROUNDS, LookingStore
 from rollwright.store.sql.transaction import Changes
 from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, lapsed
 from rollwright.store.waiting import Deadline, Signal
@@ -80,9 +80,14 @@ class SqlStore(LookingStore):
     # -- asking for episodes ------------------------------------------------------------------------
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRequest]) -> list[Rollout]:
-        checked = [check_request(request) for request in requests]
-        brief = len(checked) <= BRIEF_ROWS and sum(len(each.input) for each in checked) <= BRIEF_BYTES
-        if all(request.rollout_id is None and request.resources_id is None for request in requests):
+        checked, size, new = [], 0, True
+        for request in requests:
+            each = check_request(request)
+            checked.append(each)
+            size += len(each.input)
+            new = new and request.rollout_id is None and request.resources_id is None
+        brief = len(checked) <= BRIEF_ROWS and size <= BRIEF_BYTES
+        if new:
             return await self._write(Together(queueing.enqueue_new, checked), brief=brief)
         return await self._write(lambda tx: queueing.enqueue(tx, checked), brief=brief)
 
@@ -179,17 +184,11 @@ class SqlStore(LookingStore):
         metadata: Mapping[str, Any] | None = None,
     ) -> Attempt:
         parsed = check_report(status, worker_id, trajectory)
+        report = reporting.Report(
+            rollout_id, attempt_id, parsed, worker_id, trajectory, clean_reason(reason), metadata
+        )
         return await self._write(
-            lambda tx: reporting.report(
-                tx,
-                rollout_id,
-                attempt_id,
-                status=parsed,
-                worker_id=worker_id,
-                trajectory=trajectory,
-                reason=clean_reason(reason),
-                metadata=metadata,
-            ),
+            Together(reporting.reports, report),
             lasting=parsed in FINAL_ATTEMPT,
             brief=trajectory is None or len(trajectory) <= BRIEF_BYTES,
         )
@@ -205,7 +204,7 @@ class SqlStore(LookingStore):
         stats = None if heartbeat_stats is None else pack_mapping(heartbeat_stats, "heartbeat_stats")
         pairs = None if attempts is None else list(attempts)
         return await self._write(
-            Together(reporting.heartbeats, (worker_id, stats, pairs)),
+            Together(reporting.heartbeats, (worker_id, stats, pairs), reporting.remembered),
             lasting=False,
             brief=pairs is not None and len(pairs) <= BRIEF_ROWS,
         )
@@ -284,6 +283,11 @@ class SqlStore(LookingStore):
 
     # -- housekeeping -------------------------------------------------------------------------------
 
+    async def release_trajectories(self, rollout_ids: Iterable[str]) -> int:
+        wanted = list(rollout_ids)
+        # A power cut that brings some of them back does no harm.
+        return await self._write(lambda tx: reporting.release_trajectories(tx, wanted), lasting=False)
+
     async def delete_rollouts(self, rollout_ids: Iterable[str]) -> int:
         wanted = list(rollout_ids)
         return await self._write(lambda tx: reporting.delete_rollouts(tx, wanted))
@@ -323,13 +327,15 @@ class SqlStore(LookingStore):
         return bool(self._claimants or self._completed or self._taken)
 
     async def _end_leases(self) -> None:
+        in_a_row = 0
         while True:
             seen = self._lease_nearer.count
             try:
                 lease, now = await self._driver.read(looking.first_lease)
                 if lapsed(lease, now) or self._driver.stamps:
                     await self._driver.write(expire, lasting=False)
-                if lapsed(lease, now):
+                in_a_row = in_a_row + 1 if lapsed(lease, now) else 0
+                if 0 < in_a_row < MOST_ROUNDS:
                     continue
             except Exception as error:  # noqa: BLE001 - whoever calls is told; the watch goes on
                 _log.warning("cannot look for leases that are over, trying again: %s", error)

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
-from sqlalchemy import bindparam, exists, func, select, update
+from sqlalchemy import Table, bindparam, exists, func, select, union_all, update
 
 from rollwright.store.checks import EMPTY
 from rollwright.store.records import EventKind, RolloutStatus
+from rollwright.store.sql.rows import RolloutRow
 from rollwright.store.sql.schema import HELD, completions, counters, events, rollouts, workers
 from rollwright.store.sql.statements import Operation, Statement, Values, constant, insert_into
 
@@ -24,7 +25,11 @@ STAMP_SECONDS = 1.0
 they make it be written first; other processes see it this much later."""
 
 
-@dataclass
+MOST_HELD = 8192
+"""Rows remembered, of a few hundred bytes: more than a process plays at a time."""
+
+
+@dataclass(slots=True)
 class Changes:
     """What others may be waiting for."""
 
@@ -47,6 +52,22 @@ class _Stamp:
     last_heartbeat_time: float = 0.0
     last_dequeue_time: float | None = None
     last_busy_time: float | None = None
+
+
+class HeldRows(dict[str, RolloutRow]):
+    """Rollouts that an attempt holds, by their ids, as they are in the database and without their inputs.
+
+    A driver may keep them from one transaction to the next only while nobody else can have changed them. Whatever
+    changes a rollout that is held changes it here too, or removes it: whoever does not find it reads it.
+    """
+
+    def keep(self, row: RolloutRow) -> None:
+        if len(self) >= MOST_HELD:
+            self.clear()
+        self[row.rollout_id] = row
+
+    def forget(self, rollout_id: str) -> None:
+        self.pop(rollout_id, None)
 
 
 class Stamps:
@@ -101,7 +122,7 @@ class Stamps:
             yield IDLE_WORKER.many([{"worker": name, "now": released[name]} for name in sorted(released)])
 
 
-@dataclass
+@dataclass(slots=True)
 class Transaction:
     now: float
     """The store's time; the same for all that happens in the transaction."""
@@ -109,9 +130,15 @@ class Transaction:
     repeated: bool = False
     """Whether the same operations were run before, and nobody knows if they were committed."""
     stamps_at_once: bool = False
+    alone: bool = False
+    """Whether no other transaction is open at the same time, in any process."""
+    held: HeldRows = field(default_factory=HeldRows)
     changes: Changes = field(default_factory=Changes)
-    _events: list[tuple[Any, ...]] = field(default_factory=list)
+    _events: list[tuple[Statement, list[Values]]] = field(default_factory=list)
+    """In their order; neighbours of one kind share a statement."""
     _completions: list[tuple[Any, ...]] = field(default_factory=list)
+    _reasons: list[str | None] = field(default_factory=list)
+    """Of the completions; most have none."""
     _later: dict[Statement, list[Values]] = field(default_factory=dict)
 
     def event(
@@ -125,14 +152,30 @@ class Transaction:
         becomes: str | None = None,
     ) -> None:
         """The statuses as plain text: an enum is bound more slowly."""
-        self._events.append(
-            (self.now, kind._value_, rollout_id, attempt_id, worker_id, status, lease_expires, becomes)
+        self._note(
+            INSERT_EVENT,
+            (self.now, kind._value_, rollout_id, attempt_id, worker_id, status, lease_expires, becomes),
         )
+
+    def enqueued(self, rollout_id: str) -> None:
+        self._note(INSERT_ENQUEUED, (self.now, rollout_id))
+
+    def claimed(
+        self, rollout_id: str, attempt_id: str, worker_id: str | None, lease_expires: float | None
+    ) -> None:
+        self._note(INSERT_CLAIMED, (self.now, rollout_id, attempt_id, worker_id, lease_expires))
+
+    def _note(self, insert: Statement, values: Values) -> None:
+        if self._events and self._events[-1][0] is insert:
+            self._events[-1][1].append(values)
+        else:
+            self._events.append((insert, [values]))
 
     def complete(
         self, place: int, rollout_id: str, attempt_id: str | None, status: RolloutStatus, reason: str | None
     ) -> None:
-        self._completions.append((place, rollout_id, attempt_id, status._value_, reason, self.now))
+        self._completions.append((place, rollout_id, attempt_id, status._value_, self.now))
+        self._reasons.append(reason)
         self.changes.completed = True
 
     def later(self, insert: Statement, values: Values) -> None:
@@ -151,15 +194,27 @@ class Transaction:
     def flush(self) -> Operation[None]:
         yield from self.settle()
         yield from self.stamps.write(self.now, at_once=self.stamps_at_once)
-        if self._events:
-            yield INSERT_EVENT.many(self._events)
+        for insert, values in self._events:
+            yield insert.many(values)
         if self._completions:
-            count = len(self._completions)
-            yield COUNT(count=count)
-            yield INSERT_COMPLETION.many(
-                [(count - number, *row) for number, row in enumerate(self._completions, 1)]
-            )
-        self._events, self._completions = [], []
+            yield from self._number_completions()
+        self._events, self._completions, self._reasons = [], [], []
+
+    def _number_completions(self) -> Operation[None]:
+        if self.alone and self._reasons.count(None) == len(self._reasons):
+            yield APPEND_WITHOUT_REASON.many(self._completions)
+            return
+        pairs = zip(self._completions, self._reasons, strict=True)
+        rows = [(*known, reason, end_time) for (*known, end_time), reason in pairs]
+        if self.alone:
+            yield APPEND_COMPLETION.many(rows)
+            return
+        yield COUNT(count=len(rows))
+        yield INSERT_COMPLETION.many([(len(rows) - number, *row) for number, row in enumerate(rows, 1)])
+
+
+def _others(table: Table, *names: str) -> list[str]:
+    return [column.name for column in table.columns if column.name not in names]
 
 
 _stats = bindparam("heartbeat_stats", type_=workers.c.heartbeat_stats.type)
@@ -186,6 +241,17 @@ IDLE_WORKER = Statement(
     .values(last_idle_time=bindparam("now"))
 )
 INSERT_EVENT = Statement(insert_into(events, "sequence"))
+INSERT_ENQUEUED = Statement(
+    insert_into(events, *_others(events, "time", "rollout_id")).values(
+        kind=constant(EventKind.ENQUEUED.value)
+    )
+)
+INSERT_CLAIMED = Statement(
+    insert_into(
+        events, *_others(events, "time", "rollout_id", "attempt_id", "worker_id", "lease_expires")
+    ).values(kind=constant(EventKind.CLAIMED.value))
+)
+"""These name no column that they leave empty: SQLite's driver takes as long to bind an empty value as to insert one."""
 _is_last_cursor = counters.c.name == constant(COMPLETIONS)
 COUNT = Statement(update(counters).where(_is_last_cursor).values(value=counters.c.value + bindparam("count")))
 INSERT_COMPLETION = Statement(
@@ -195,3 +261,12 @@ INSERT_COMPLETION = Statement(
     )
 )
 """Counts back from the counter's value, so that it need not be asked for."""
+_counter = select(counters.c.value).where(_is_last_cursor)
+_last_left = select(func.coalesce(func.max(completions.c.cursor), constant(0)))
+_given = union_all(_counter, _last_left).subquery("given")
+LAST_GIVEN = select(func.max(_given.c.value))
+"""The last cursor that was given out."""
+_next_cursor = func.max(_counter.scalar_subquery(), _last_left.scalar_subquery()) + constant(1)
+APPEND_COMPLETION = Statement(insert_into(completions).values(cursor=_next_cursor))
+APPEND_WITHOUT_REASON = Statement(insert_into(completions, "reason").values(cursor=_next_cursor))
+"""For SQLite, whose `max` also compares two values. Spares it the page of the counter."""

@@ -1,14 +1,14 @@
 """A trajectory as other trainers know it: one prompt, and one completion in which the environment's words are masked.
 
 True of it: prompt and completion joined are exactly the ids that the engine had before it at the end of the episode,
-and the mask is 1 exactly where a token was sampled. A trajectory with more than one token sequence (a tree, a
+and the mask is 1 exactly where a token was sampled that may be trained on. A trajectory with more than one token sequence (a tree, a
 rewritten history) has no such form and is refused; the package's own trainer takes it.
 """
 
 import msgspec
 
 from rollwright.training.rows import NotTrainable
-from rollwright.trajectory import Trajectory, samples
+from rollwright.trajectory import NO_TEMPERATURE, Trajectory, samples
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class Completion(msgspec.Struct, frozen=True):
     ids: list[int]
     """Everything from there on: sampled tokens, and what the environment put between them."""
     mask: list[int]
-    """1 where the token was sampled."""
+    """1 where the token was sampled, and is in the loss."""
     logprobs: list[float]
     """As sampled; 0 where nothing was."""
     versions: list[int]
@@ -29,10 +29,16 @@ class Completion(msgspec.Struct, frozen=True):
     reward: float
     """Task reward and penalties together: these trainers know one number."""
     turns: int
+    temperatures: frozenset[float]
+    """That the tokens in the loss were drawn at; empty: nobody recorded it."""
 
 
-def completion_of(trajectory: Trajectory) -> Completion:
-    """Raises `NotTrainable` for what cannot be told as one completion."""
+def completion_of(trajectory: Trajectory, *, own_sampling: bool = False) -> Completion:
+    """Raises `NotTrainable` for what cannot be told as one completion. `own_sampling`: the trainer itself has said how to
+    sample and answers for it, so no token is left out for how it was drawn."""
+    if own_sampling:
+        turns = [msgspec.structs.replace(turn, sampling=None) for turn in trajectory.turns]
+        trajectory = msgspec.structs.replace(trajectory, turns=turns, sampling=None)
     if (reason := trajectory.not_trainable) is not None:
         raise NotTrainable(f"rollout {trajectory.rollout_id} is not trainable: {reason}")
     rows = samples(trajectory)
@@ -53,4 +59,9 @@ def completion_of(trajectory: Trajectory) -> Completion:
         versions=row.versions[start:].tolist(),
         reward=trajectory.score,
         turns=len(trajectory.turns),
+        temperatures=frozenset(
+            each
+            for each, trained in zip(row.temperatures, row.mask, strict=True)
+            if trained and each != NO_TEMPERATURE
+        ),
     )

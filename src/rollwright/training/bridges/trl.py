@@ -2,10 +2,12 @@
 
 Always true: what TRL treats as on-policy is on-policy. Without vLLM it ignores the log-probabilities that a rollout
 function returns, so nothing would correct for older tokens. Therefore the trainer's weights go to the policy
-first whenever they have changed, and a batch that still holds a token of another version is refused.
+first whenever they have changed, and a batch that still holds a token of another version, or one drawn at another
+temperature than TRL computes at, is refused.
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
@@ -96,6 +98,7 @@ class TrlRollouts:
             )
         for each in played:
             self._refuse_other_versions(each)
+            _refuse_other_temperatures(each, trainer)
         return {
             "prompt_ids": [each.prompt for each in played],
             "completion_ids": [each.ids for each in played],
@@ -147,6 +150,16 @@ class TrlRollouts:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _refuse_other_temperatures(played: Completion, trainer: Any) -> None:
+    computed = float(trainer.temperature)
+    for found in sorted(played.temperatures):
+        if not math.isclose(found, computed, rel_tol=1e-5):  # kept as 32-bit floats
+            raise ConfigError(
+                f"sampling.temperature: rollout {played.rollout_id} was played at {found:g}, but TRL computes at "
+                f"{computed:g}; they must be the same"
+            )
 
 
 def _members(group: Any) -> Sequence[Trajectory]:

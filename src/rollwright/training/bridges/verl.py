@@ -9,13 +9,17 @@ from typing import Any, Protocol
 
 from rollwright.errors import ConfigError
 from rollwright.policies.base import EngineError, Generation, Prompt, Renderer, Sampling
+from rollwright.policies.extra_body import shaping
 from rollwright.training.bridges.completions import Completion
-from rollwright.trajectory import FinishReason, VersionRun, floats, token_ids
+from rollwright.trajectory import FinishReason, SamplingParams, VersionRun, floats, token_ids
 
 ABORTED = "aborted"
 """verl's word for an answer that was cut off from outside."""
 VERSION = "global_steps"
 """Under which name verl's servers say which weights answered."""
+
+_HOW_MANY = ("max_tokens", "max_new_tokens", "logprobs", "n")
+"""Of verl's sampling parameters, those that change no token's probability."""
 
 
 class VerlServer(Protocol):
@@ -36,6 +40,8 @@ class VerlPolicy:
         self.pressure = 0
         self._server = server
         self._sampling = dict(sampling_params)
+        told = shaping({name: each for name, each in self._sampling.items() if name not in _HOW_MANY})
+        self._params = SamplingParams(**told)
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """Only the length of the answer is the episode's own to say; everything else is as verl samples."""
@@ -64,6 +70,7 @@ class VerlPolicy:
             finish=self._finish(output),
             prompt_tokens=len(prompt.ids),
             completion_tokens=len(ids),
+            sampling=self._params,
         )
 
     async def close(self) -> None:

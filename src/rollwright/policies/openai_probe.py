@@ -1,0 +1,102 @@
+"""Asks an OpenAI-compatible API, before a run begins, whether it will serve the run's calls.
+
+The list of models is asked for first, because that costs nothing. It decides only where it names the model: hosted APIs
+do not list everything, some servers take any name, and a key may be allowed to generate and not to list. Where it does
+not decide, a completion of one token does. Answers that pass by themselves (429, a first token that takes long because
+the model is being loaded) are no reason to refuse.
+"""
+
+import asyncio
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rollwright.errors import FormatError
+from rollwright.http_client import Url
+from rollwright.policies.base import Capabilities, EngineError, Prompt, Sampling
+from rollwright.policies.http_calls import MAX_CONTROL_ANSWER, Fault, HttpCalls, engine_error
+from rollwright.policies.openai_api import Api
+from rollwright.policies.retry import Cause
+from rollwright.trajectory import Message
+
+ANSWER_SECONDS = 10.0
+"""For the list of models, and to see whether anybody is there."""
+
+TOKEN_SECONDS = 30.0
+"""For one token. An engine that takes longer for its first is loading; the run's own time limit decides then."""
+
+SERVER_TRIES = 3
+"""Requests that may be answered with a server error before it counts as down."""
+
+PAUSE = 1.0
+"""Seconds between them."""
+
+NAMED = 10
+"""Models of the server that an error names."""
+
+TEXT_ONLY = "it returns text without token ids; for training use vllm, sglang, llama_cpp or torch"
+
+
+async def probe_openai(calls: HttpCalls, models: Url, completions: Url, api: Api, model: str) -> Capabilities:
+    """Raises an `EngineError` that says what the server said."""
+    can = Capabilities("OpenAI-compatible API", model, missing=TEXT_ONLY)
+    listed = await calls.control("GET", models, None, ANSWER_SECONDS, max_answer=MAX_CONTROL_ANSWER)
+    if isinstance(listed, Fault) and not _spoke(listed):
+        raise engine_error(listed, 1, models)
+    names = [] if isinstance(listed, Fault) else served_models(_decoded(listed))
+    if model not in names:
+        await _one_token(calls, completions, api, _unknown(model, names))
+    return can
+
+
+def served_models(answer: Any) -> list[str]:
+    """The names in an answer to `/models`; none where it is something else."""
+    rows = answer.get("data") if isinstance(answer, dict) else None
+    found = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [name for name in found if isinstance(name, str)]
+
+
+def name_some(names: Sequence[str], wanted: str = "") -> str:
+    """The names for an error message, the nearest to `wanted` first; of many, some."""
+    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
+    ordered = [*near, *(each for each in names if each not in near)]
+    more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
+    return ", ".join(ordered[:NAMED]) + more
+
+
+async def _one_token(calls: HttpCalls, url: Url, api: Api, unknown: str) -> None:
+    body = api.request(Prompt("probe", ("probe",), (Message("user", "Hello"),)), Sampling(max_tokens=1))
+    tries = 1
+    while True:
+        answer = await calls.control("POST", url, body, TOKEN_SECONDS, max_answer=MAX_CONTROL_ANSWER)
+        if not isinstance(answer, Fault):
+            break
+        if answer.cause in (Cause.RATE_LIMITED, Cause.TIMEOUT):
+            return
+        if answer.cause is not Cause.SERVER_ERROR or tries == SERVER_TRIES:
+            refused = answer.cause is Cause.REFUSED
+            raise EngineError(f"{engine_error(answer, tries, url)}{unknown if refused else ''}")
+        await asyncio.sleep(PAUSE)
+        tries += 1
+    try:
+        api.response(answer)
+    except FormatError as error:
+        raise EngineError(f"{url}: not a completion: {error}") from error
+
+
+def _unknown(model: str, names: Sequence[str]) -> str:
+    return f"; model {model!r} is not in its list, which has: {name_some(names, model)}" if names else ""
+
+
+def _spoke(fault: Fault) -> bool:
+    """Whether a server answered in HTTP, whatever it said."""
+    return fault.cause in (Cause.REFUSED, Cause.SERVER_ERROR, Cause.RATE_LIMITED)
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

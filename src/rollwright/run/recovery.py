@@ -1,0 +1,276 @@
+"""What a run's folder and its store know is brought together before the run is gone on with.
+
+Always true, afterwards: every trajectory that either of them still has whole is in the log, as far as it was taken;
+whatever the log has is finished in the store, so it is not played again; and what neither has any more is named. A
+damaged store is kept aside and made anew: what was finished comes from the log, episodes under way begin anew. Doing it
+again changes nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from pathlib import Path
+
+from rollwright.config import RunConfig, build, dump
+from rollwright.errors import FormatError, RollwrightError
+from rollwright.rollout.filters import build_filters
+from rollwright.rollout.ledger import Place
+from rollwright.rollout.retelling import NO_REASON, Retelling
+from rollwright.run.folder import CONFIG, STORE, RunFolder, RunReader
+from rollwright.run.playbook import CONFIG_KEY
+from rollwright.run.retention import replace_durably
+from rollwright.run.trajectory_log import TRAJECTORIES
+from rollwright.store.contract import Store
+from rollwright.store.opening import open_store, sqlite_path
+from rollwright.store.records import (
+    AttemptStatus,
+    Completion,
+    EnqueueRequest,
+    RolloutStatus,
+)
+from rollwright.trajectory import Trajectory
+
+AT_ONCE = 200
+"""Rollouts that are asked for, or entered into a store, side by side."""
+
+READ_AT_ONCE = 5000
+"""Rollouts that are looked at together."""
+
+WORKER = "recovery"
+"""Who a store says has finished what is entered into it again."""
+
+
+async def recover(folder: RunFolder, address: str, config: RunConfig) -> None:
+    """Checks the store and completes the log from it. What there is to say is told to the folder."""
+    if address == "memory":
+        return
+    if (path := sqlite_path(address)) is not None:
+        await _check_file(folder, path, config)
+    store = await open_store(address)
+    try:
+        await _complete_log(folder, store, config)
+    finally:
+        await store.close()
+
+
+async def restore_settings(run: Path, told: str | None) -> RunConfig | None:
+    """The configuration that a run was last played with, out of its store, written into its folder again. `None`: that
+    does not say. `told`: the store's address, if it is not the run's own file."""
+    address = told or str(run / STORE)
+    try:
+        store = await open_store(address, must_exist=True)
+    except RollwrightError:
+        return None
+    try:
+        found = await store.get_resources_by_id(run.name)
+        if found is None and (page := await store.query_resources(limit=2)).total == 1:
+            found = page[0]
+    finally:
+        await store.close()
+    if found is None or CONFIG_KEY not in found.resources:
+        return None
+    config = build(found.resources[CONFIG_KEY], source=address)
+    replace_durably(run / CONFIG, dump(config))
+    return config
+
+
+async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
+    # imported here, because only a run with a SQLite file needs it
+    from rollwright.store.sql.sqlite_integrity import check_integrity
+    from rollwright.store.sql.sqlite_salvage import move_aside, readable_trajectories
+
+    rest = "what was finished is taken from the log, episodes under way begin anew"
+    if not await asyncio.to_thread(path.is_file):
+        folder.tell(f"{path}: the store is missing; it is made anew: {rest}")
+        folder.store_is_new = True
+        return
+    problems = await asyncio.to_thread(check_integrity, path)
+    wrong = problems[0].removeprefix(f"{path}: ") if problems else await _unreadable(path)
+    if wrong is not None:
+        aside = move_aside(path)
+        saved = _take(folder, await asyncio.to_thread(list, readable_trajectories(aside)), config)
+        also = f"; {saved:,} finished trajectories were saved from it" if saved else ""
+        folder.tell(f"{path}: is damaged ({wrong}); kept aside as {aside.name} and made anew: {rest}{also}")
+        folder.store_is_new = True
+
+
+async def _unreadable(path: Path) -> str | None:
+    """What is wrong with the rows of a SQLite file, which that itself does not look into."""
+    store = await open_store(str(path))
+    try:
+        offset = 0
+        while page := await store.query_rollouts(limit=READ_AT_ONCE, offset=offset):
+            offset += len(page)
+        cursor = 0
+        while log := await store.read_completions(cursor):
+            cursor = log[-1].cursor
+        await store.get_latest_resources()
+    except Exception as error:  # noqa: BLE001 - whatever comes of damaged bytes
+        return str(error) or type(error).__name__
+    finally:
+        await store.close()
+    return None
+
+
+def _take(folder: RunFolder, found: Iterable[bytes], config: RunConfig) -> int:
+    """Adds what was saved of a damaged store and the log lacks; gives how many. Groups that were handed out get no more
+    members than they have room for, because one that came too late for them may be among what is found."""
+    reader = RunReader(folder.path)
+    recorded = _recorded(reader)
+    members: dict[str, int] = {}
+    for rollout_id in folder.log.rollouts:
+        group_id = rollout_id.rpartition("-m")[0]
+        members[group_id] = members.get(group_id, 0) + 1
+    forgotten, taken = reader.forgotten(), 0
+    for encoded in found:
+        try:
+            trajectory = Trajectory.from_bytes(encoded)
+        except FormatError:
+            continue
+        rollout_id, group_id = trajectory.rollout_id, trajectory.group_id
+        there = members.get(group_id, 0)
+        room = group_id not in recorded or there < _group_size(config, group_id)
+        wanted = _is_own(config, rollout_id) and not forgotten.has_rollout(rollout_id)
+        if wanted and room and rollout_id not in folder.log:
+            folder.add_trajectory(rollout_id, encoded)
+            members[group_id] = there + 1
+            taken += 1
+    return taken
+
+
+async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> None:
+    """Adds what the store has and the log lacks, of groups that were handed out: of the others, whoever collects them
+    does so again. Notes what neither has."""
+    reader = RunReader(folder.path)
+    forgotten, recorded = reader.forgotten(), _recorded(reader)
+    lacking: dict[str, list[str]] = {}
+    """By group."""
+    log: dict[str, list[Completion]] = {}
+    """All completions of these groups, in their order."""
+    async for completion in _completions(store, config):
+        group_id = completion.rollout_id.rpartition("-m")[0]
+        if not forgotten.has_group(group_id):
+            log.setdefault(group_id, []).append(completion)
+            if completion.status is RolloutStatus.FAILED:
+                folder.add_failure(completion.rollout_id, completion.reason or NO_REASON)
+            if completion.status is RolloutStatus.SUCCEEDED and completion.rollout_id not in folder.log:
+                lacking.setdefault(group_id, []).append(completion.rollout_id)
+    lost: list[str] = []
+    added = 0
+    for group_id, missing in lacking.items():
+        found = await _readable(store, missing)
+        taken = missing
+        if group_id in recorded:
+            taken = _taken(config, group_id, log[group_id], {**found, **_in_log(folder, log[group_id])})
+            for rollout_id in taken:
+                if rollout_id in found and rollout_id not in folder.log:
+                    folder.add_trajectory(rollout_id, found[rollout_id].to_bytes())
+                    added += 1
+        lost += [each for each in missing if each in taken and each not in found]
+    if added:
+        folder.tell(
+            f"{folder.path / TRAJECTORIES}: {added:,} finished trajectories were read again from the store"
+        )
+    if lost:
+        folder.lose(lost)
+
+
+def _taken(
+    config: RunConfig, group_id: str, log: Sequence[Completion], known: dict[str, Trajectory]
+) -> list[str]:
+    """Of a group that was handed out, the members that were taken: those that came too late for it were not."""
+    manager = config.train_env_manager if _mode(config, group_id) == "train" else config.val_env_manager
+    if manager is None:
+        return []
+    retelling = Retelling([group_id], manager.group_size, build_filters(manager))
+    taken = []
+    for completion in log:
+        retelling.tell(completion, known.get(completion.rollout_id))
+        place, _ = retelling.fates[group_id][-1]
+        if completion.status is RolloutStatus.SUCCEEDED and place is not Place.CANCELLED:
+            taken.append(completion.rollout_id)
+    return taken
+
+
+async def enter_finished(store: Store, folder: RunFolder, config: RunConfig) -> None:
+    """Makes what the folder has as finished, or failed for good, so in the store."""
+    final = {each.rollout_id async for each in _completions(store, config)}
+    own = [each for each in folder.log.rollouts if _is_own(config, each) and each not in final]
+    failed = [
+        each for each in folder.failed if _is_own(config, each) and each not in final and each not in own
+    ]
+    if own and not folder.store_is_new:
+        folder.tell(
+            f"{folder.path}: its store does not know that {len(own):,} rollouts are finished, and is told so again; "
+            "was it replaced, or has its write-ahead log gone? Episodes under way begin anew"
+        )
+    for first in range(0, len(own), AT_ONCE):
+        await _enter(store, own[first : first + AT_ONCE], config)
+    for first in range(0, len(failed), AT_ONCE):
+        part = failed[first : first + AT_ONCE]
+        await store.enqueue_many_rollouts([_request(each, config) for each in part])
+        for each in part:
+            await store.update_rollout(each, status=RolloutStatus.FAILED, reason=folder.failed[each])
+
+
+async def _enter(store: Store, rollout_ids: Sequence[str], config: RunConfig) -> None:
+    """As finished, without their trajectories."""
+    known = await store.enqueue_many_rollouts([_request(each, config) for each in rollout_ids])
+    for each in known:
+        if each.status in (RolloutStatus.PREPARING, RolloutStatus.RUNNING):  # by a process that is gone
+            await store.update_rollout(each.rollout_id, status=RolloutStatus.REQUEUING)
+    started = [await store.start_attempt(each, WORKER) for each in rollout_ids]
+    ends = [
+        store.update_attempt(each.rollout_id, each.attempt.attempt_id, status=AttemptStatus.SUCCEEDED)
+        for each in started
+    ]
+    await asyncio.gather(*ends)
+
+
+def _request(rollout_id: str, config: RunConfig) -> EnqueueRequest:
+    """Of a rollout that nobody will play."""
+    played = {"finished": "before its store was made"}
+    return EnqueueRequest(input=played, rollout_id=rollout_id, mode=_mode(config, rollout_id))
+
+
+async def _completions(store: Store, config: RunConfig) -> AsyncIterator[Completion]:
+    """The run's own."""
+    cursor = 0
+    while page := await store.read_completions(cursor):
+        cursor = page[-1].cursor
+        for each in page:
+            if _is_own(config, each.rollout_id):
+                yield each
+
+
+async def _readable(store: Store, rollout_ids: Sequence[str]) -> dict[str, Trajectory]:
+    found: dict[str, Trajectory] = {}
+    for rollout_id, encoded in (await store.get_trajectories(rollout_ids)).items():
+        try:
+            found[rollout_id] = Trajectory.from_bytes(encoded)
+        except FormatError:
+            continue
+    return found
+
+
+def _in_log(folder: RunFolder, log: Sequence[Completion]) -> dict[str, Trajectory]:
+    kept = folder.log.read([each.rollout_id for each in log])
+    return {rollout_id: Trajectory.from_bytes(encoded) for rollout_id, encoded in kept.items()}
+
+
+def _recorded(reader: RunReader) -> Collection[str]:
+    """The groups that were handed out."""
+    return {group for row in reader.metrics() for group in row["groups"]}
+
+
+def _is_own(config: RunConfig, rollout_id: str) -> bool:
+    return rollout_id.startswith((f"{config.name}.train-", f"{config.name}.val"))
+
+
+def _mode(config: RunConfig, name: str) -> str:
+    """Of a rollout or a group."""
+    return "train" if name.startswith(f"{config.name}.train-") else "val"
+
+
+def _group_size(config: RunConfig, group_id: str) -> int:
+    manager = config.train_env_manager if _mode(config, group_id) == "train" else config.val_env_manager
+    return 0 if manager is None else manager.group_size
