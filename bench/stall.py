@@ -5,7 +5,8 @@
 Starts `rollwright serve` and `rollwright gateway` as processes with 1,024 file handles, and attacks each in several
 ways: without a key (half-open connections, large bodies, junk) and with one (the largest bodies that hold the most, the
 widest queries over 100,000 rollouts, clients that never read). Meanwhile a client in a process of its own makes one small
-call after the other. Prints for each attack how long those calls took and the memory of the server. By the wall clock, so
+call after the other; at the gateway it plays the rollout that is attacked, where a call is answered once those before it
+are. Prints for each attack how long those calls took and the memory of the server. By the wall clock, so
 other work on the machine shows: compare with the line `nobody attacks`.
 """
 
@@ -24,7 +25,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -35,6 +36,7 @@ from rollwright.store.http.shape import MAX_VALUES
 HANDLES = 1024
 TOKEN = "bench-token"
 ROLLOUTS = 100_000
+LONG = 10_000_000
 WANTED_MS = 100.0
 """Longest wait of the second client, on a machine with nothing else to do."""
 
@@ -74,6 +76,8 @@ class Server(NamedTuple):
     """Of the small call."""
     body: str
     key: str
+    rollout: bool = False
+    """Whether it is a gateway, and attacks go to the rollout of the small call."""
 
     def memory(self) -> float:
         """Mebibytes."""
@@ -93,7 +97,8 @@ Attack = Callable[[Server, float], None]
 def head(server: Server, path: str, length: int, key: bool, kind: str = "application/json") -> bytes:
     shown = f"Authorization: Bearer {server.key}\r\n" if key else ""
     return (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\n{shown}Content-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{shown}"
+        f"Content-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
     ).encode()
 
 
@@ -140,7 +145,8 @@ def repeated(
             while time.monotonic() < end:
                 with contextlib.suppress(OSError), server.connect() as made:
                     made.settimeout(30)
-                    made.sendall(head(server, path or server.path, len(body), key, kind) + body)
+                    where = server.path.removesuffix("/chat/completions") + path if server.rollout else path
+                    made.sendall(head(server, where, len(body), key, kind) + body)
                     while made.recv(1 << 20):
                         if time.monotonic() > end:
                             break
@@ -193,6 +199,11 @@ def store_attacks() -> dict[str, Attack]:
     too_many = json.dumps({"resources": {"x": [[]] * 3_000_000}}).encode()
     enqueue = json.dumps({"requests": [{"input": {"n": n}} for n in range(MAX_ITEMS)]}).encode()
     page = json.dumps({"limit": MAX_ITEMS}).encode()
+    long_input, long_metadata, long_id = (
+        json.dumps({"requests": [{"input": 1} | each]}).encode()
+        for each in ({"input": "x" * LONG}, {"metadata": {"k": "\n" * LONG}}, {"rollout_id": "x" * LONG})
+    )
+    long_wanted = json.dumps({"rollout_id": "x" * LONG}).encode()
     last = json.dumps({"limit": MAX_ITEMS, "offset": ROLLOUTS - 1, "sort_by": "rollout_id"}).encode()
     return {
         "nobody attacks": nobody,
@@ -206,14 +217,29 @@ def store_attacks() -> dict[str, Attack]:
         "as many values as may be": repeated("/v1/add_resources", many),
         "3,000,000 values": repeated("/v1/add_resources", too_many),
         "1,000 rollouts enqueued": repeated("/v1/enqueue_many_rollouts", enqueue),
+        "an input of 10 MB": repeated("/v1/enqueue_many_rollouts", long_input),
+        "metadata of 10 MB": repeated("/v1/enqueue_many_rollouts", long_metadata),
+        "an id of 10 MB": repeated("/v1/enqueue_many_rollouts", long_id),
+        "asks for an id of 10 MB": repeated("/v1/get_rollout_by_id", long_wanted),
     }
 
 
 def gateway_attacks() -> dict[str, Attack]:
-    def chat(messages: list[dict[str, str]]) -> bytes:
-        return json.dumps({"messages": messages}).encode()
+    def chat(messages: list[dict[str, Any]], **more: Any) -> Attack:
+        return repeated("/chat/completions", json.dumps({"messages": messages} | more).encode())
 
-    one = {"role": "user", "content": "x"}
+    def elsewhere(path: str, **request: Any) -> Attack:
+        return repeated(path, json.dumps({"max_tokens": 4} | request).encode())
+
+    one, text = {"role": "user", "content": "x"}, "x" * LONG
+    part = {"type": "text", "text": "x" * 100}
+    called = {
+        "role": "assistant",
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": json.dumps({"a": text})}}],
+    }
+    result = {"role": "tool", "tool_call_id": "c", "content": "x"}
+    schema = {"type": "function", "function": {"name": "f", "parameters": {"a": text}}}
+    deep = b'{"messages": ' + b"[" * LONG
     tools = [
         {"type": "function", "function": {"name": f"f{n}", "parameters": {"a": [n] * 50}}} for n in range(900)
     ]
@@ -223,11 +249,25 @@ def gateway_attacks() -> dict[str, Attack]:
         "40 × 30 MiB without a key": large_bodies(False, 40, 30 << 20),
         "8 × 30 MiB with a key": large_bodies(True, 8, 30 << 20),
         "junk": junk,
-        "400,000 messages": repeated("", chat([one] * 400_000)),
-        "10,000 messages": repeated("", chat([one] * 10_000)),
-        "a message of 10 MB": repeated("", chat([{"role": "user", "content": "x" * 10_000_000}])),
-        "a message of 30 MB": repeated("", chat([{"role": "user", "content": "y" * 30_000_000}])),
-        "900 tools": repeated("", json.dumps({"messages": [one], "tools": tools}).encode()),
+        "400,000 messages": chat([one] * 400_000),
+        "10,000 messages": chat([one] * 10_000),
+        "a message of 10 MB": chat([one | {"content": text}]),
+        "a message of 30 MB": chat([one | {"content": 3 * text}]),
+        "a stream of 10 MB": chat([one | {"content": text}], stream=True),
+        "90 kB that fit": chat([one | {"content": "x" * 90_000}]),
+        "90,000 parts of a message": chat([one | {"content": [part] * 90_000}]),
+        "a system text of 10 MB": chat([one | {"role": "system", "content": text}, one]),
+        "a tool's result of 10 MB": chat([called, result | {"content": text}]),
+        "a call's arguments of 10 MB": chat([called, result]),
+        "thoughts of 10 MB": chat([{"role": "assistant", "reasoning_content": text}, one]),
+        "900 tools": chat([one], tools=tools),
+        "a tool of 10 MB": chat([one], tools=[schema]),
+        "100,000 stop texts": chat([one], stop=["\n"] * 100_000),
+        "a stop text of 10 MB": chat([one], stop=text),
+        "a model's name of 10 MB": chat([one], model=text, stream=True),
+        "10 MB of brackets": repeated("/chat/completions", deep),
+        "10 MB to /messages": elsewhere("/messages", messages=[one], system=text, stream=True),
+        "10 MB to /responses": elsewhere("/responses", input=text, instructions=text, stream=True),
     }
 
 
@@ -279,7 +319,7 @@ def gateway_server(folder: Path) -> Iterator[Server]:
         opened = ask(Server(process, host, port, "", "", TOKEN), "/rollouts", {"input": 1}, TOKEN)
         path = f"/rollouts/{opened['rollout_id']}/v1/chat/completions"
         body = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4})
-        yield Server(process, host, port, path, body, opened["api_key"])
+        yield Server(process, host, port, path, body, opened["api_key"], rollout=True)
     finally:
         process.terminate()
         process.wait(30)

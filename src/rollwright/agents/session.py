@@ -29,6 +29,7 @@ from rollwright.policies.base import (
     Sampling,
     ToolSpec,
     broken,
+    longest_token,
 )
 from rollwright.trajectory import (
     Boundary,
@@ -50,8 +51,11 @@ RESTARTED = "sequences_restarted"
 """Metric: prompts that could not continue the sequence they belong to, and started a new one."""
 
 
-LONG_TEXT, LONG_CONVERSATION, MANY_TOOLS = 64 * 1024, 1000, 64
-"""Characters, messages and tools from which a prompt takes a tokenizer 10 ms or more."""
+LONG_TEXT, LONG_CONVERSATION = 64 * 1024, 1000
+"""Characters and messages from which a prompt takes a tokenizer 10 ms or more."""
+
+
+_encode = msgspec.json.Encoder().encode
 
 
 class OutOfRoom(Exception):
@@ -140,6 +144,10 @@ class Session:
         """Who answers this agent's calls."""
         return self._policy if self._of_agent is None else self._of_agent(agent)
 
+    def most_characters(self, agent: str) -> int:
+        """Of a text that could fit into a prompt for this agent: one that is longer need not be taken apart."""
+        return self._sequence_length * longest_token(self.policy_of(agent))
+
     def depth(self, turn: Turn) -> int:
         """How many decisions led to this turn, its own included."""
         return self._tree.of(turn).depth
@@ -183,7 +191,7 @@ class Session:
         """Samples a completion that is no part of the episode, the `number`-th of its kind: it is neither recorded
         nor journalled, and no draw of the episode depends on it."""
         question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
-        return await self._sampled(Place(None, -1 - number, number), question)
+        return await self._sampled(Place(None, -1 - number, number), question, _is_long(question))
 
     async def generate_siblings(
         self,
@@ -217,16 +225,19 @@ class Session:
 
     async def _answer(self, place: Place, question: Question) -> Turn:
         """The turn as an earlier attempt recorded it, if one did; else a new one. It has no number of its own yet."""
-        journal = self._journal
+        journal, long = self._journal, _is_long(question)
         if journal is None:
-            turn = await self._sampled(place, question)
+            turn = await self._sampled(place, question, long)
         else:
             before = self._answered_before(place)
-            asked = name_of(question.messages)
+            if long:
+                asked = await asyncio.to_thread(name_of, question.messages)
+            else:
+                asked = name_of(question.messages)
             if (recorded := replay(journal, place.name, asked, before, self._params)) is not None:
                 self.replayed_turns += 1
                 return recorded
-            turn = await self._sampled(place, question)
+            turn = await self._sampled(place, question, long)
             with self.stopwatch.waiting(Phase.STORE, "journal", question.agent):
                 drawn = self._params if turn.sampling is None else turn.sampling
                 await journal.append(JournalEntry(place.name, turn, asked, before, drawn))
@@ -257,11 +268,10 @@ class Session:
         self._tree.commit(place, turn)
         return turn
 
-    async def _sampled(self, place: Place, question: Question) -> Turn:
+    async def _sampled(self, place: Place, question: Question, long: bool) -> Turn:
         """A new turn from the engine, with the number that it has if no other call is under way."""
         turn_id = len(self.trajectory.turns)
-        if _is_long(question):
-            # Others of this event loop would wait while a long text is taken apart.
+        if long:  # others of this event loop would wait while it is taken apart
             added, prompt_ids, extends = await asyncio.to_thread(self._render, question)
         else:
             added, prompt_ids, extends = self._render(question)
@@ -404,9 +414,10 @@ class Session:
 
 def _is_long(question: Question) -> bool:
     messages, tools = question.messages, question.tools
-    if len(messages) > LONG_CONVERSATION or len(tools) > MANY_TOOLS:
+    if len(messages) > LONG_CONVERSATION:
         return True
-    return sum([len(each.content) for each in messages]) > LONG_TEXT
+    length = sum([each.length for each in messages])
+    return length > LONG_TEXT or (bool(tools) and length + len(_encode(tools)) > LONG_TEXT)
 
 
 def outcome_of(step: Step) -> Outcome:

@@ -24,6 +24,7 @@ from rollwright.gateway.chat_completions import ChatCompletions
 from rollwright.gateway.registry import Registry
 from rollwright.gateway.responses import Responses
 from rollwright.gateway.retries import Call
+from rollwright.policies.base import LONGEST_TOKEN
 from rollwright.store.http.body import Body, BodyMemory, Gone, Message, Receive
 from rollwright.store.http.refusals import HttpRefusal
 from rollwright.store.http.shape import decode_within, json_values
@@ -55,9 +56,9 @@ MAX_MARKS = 400_000
 """Commas and opening brackets in one request, those in its texts included: a million tokens of code have about
 250,000. Were all of them values, they would be decoded within 50 ms."""
 
-LONGEST_TOKEN = 128
-"""Characters: no usual vocabulary has a longer token, so a text of more than this for each token that there is room for
-cannot fit, and need not be taken apart to find out."""
+MAX_STOPS, LONGEST_STOP, LONGEST_MODEL = 100, 1_000, 1_000
+"""Stop texts, the characters of one, and those of the model's name. The hosted APIs take four stop texts, and an answer
+is searched for each; the name is told back with each event of a stream."""
 
 _JSON = b"application/json"
 
@@ -158,8 +159,8 @@ class GatewayApp:
                 api = _APIS.get(_tail(path))
                 if api is None:
                     raise _not_served(method, path)
-                asked, name = await self._read(head, body, partial(_named, api, head))
-                await self._ask(rollout, api, asked, name, head, receive, send)
+                named = await self._read(head, body, partial(_named, api, head))
+                await self._ask(rollout, api, named, head, receive, send)
             case _:
                 raise _not_served(method, path)
 
@@ -194,15 +195,16 @@ class GatewayApp:
         self,
         rollout: CapturedRollout,
         api: Api,
-        asked: Asked,
-        name: bytes,
+        named: "_Named",
         head: _Head,
         receive: Receive,
         send: Send,
     ) -> None:
-        _check_room(rollout, asked)
+        asked = named.asked
+        _check_limits(asked)
+        _check_room(rollout, named, head.agent)
         marked = head.marked or head.idempotency_key is not None
-        call = rollout.call(api, asked, name, marked=marked, agent=head.agent)
+        call = rollout.call(api, asked, named.name, marked=marked, agent=head.agent)
         gone = asyncio.ensure_future(receive())
         try:
             await asyncio.wait({call.task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -248,25 +250,51 @@ def _end_request(body: bytes) -> EndRequest:
     return request
 
 
-def _named(api: Api, head: _Head, body: bytes) -> tuple[Asked, bytes]:
-    """What is asked, and a name for the request that is the same when it is repeated."""
+class _Named(NamedTuple):
+    """What is asked, and what is found out about it where it is read: in a thread, if it is long."""
+
+    asked: Asked
+    name: bytes
+    """The same when the request is repeated."""
+    shown: int
+    """Characters that are part of every prompt made of it."""
+    length: int
+    """Characters of all texts: which of the others are part of the prompt is the model's way."""
+
+
+def _named(api: Api, head: _Head, body: bytes) -> _Named:
     key = (head.idempotency_key or b"")[:_LONGEST_KEY]
-    return api.read(body), blake2b(body, digest_size=16, key=key).digest()
+    asked = api.read(body)
+    tools = len(_encode(asked.tools)) if asked.tools else 0
+    beside = tools + len(asked.instructions)
+    return _Named(
+        asked,
+        blake2b(body, digest_size=16, key=key).digest(),
+        shown=beside + sum([len(each.content) for each in asked.messages]),
+        length=beside + sum([each.length for each in asked.messages]),
+    )
 
 
-def _check_room(rollout: CapturedRollout, asked: Asked) -> None:
-    """Refuses a conversation of which it can be told at a glance that it is too long."""
-    count = len(asked.messages)
+def _check_limits(asked: Asked) -> None:
+    """Refuses what is more than any conversation needs."""
+    stops = asked.wishes.stop
     for what, found, most in (
-        ("messages", count, MAX_MESSAGES),
+        ("messages", len(asked.messages), MAX_MESSAGES),
         ("tools", len(asked.tools), MAX_TOOLS),
+        ("stop texts", len(stops), MAX_STOPS),
+        ("characters of the model's name", len(asked.model), LONGEST_MODEL),
+        ("characters of a stop text", max(map(len, stops)) if stops else 0, LONGEST_STOP),
     ):
         if found > most:
             raise HttpRefusal(413, "too_large", f"{what}: {found:,} are more than the {most:,} accepted")
-    room = rollout.session.sequence_length
-    length = len(asked.instructions) + sum([len(each.content) for each in asked.messages])
-    length += len(_encode(asked.tools)) if asked.tools else 0
-    if count > room or length > room * LONGEST_TOKEN:
+
+
+def _check_room(rollout: CapturedRollout, named: _Named, agent: str) -> None:
+    """Refuses a conversation of which it can be told at a glance that it is too long: calls behind it in its rollout
+    would wait until it has been taken apart."""
+    room, count, length = rollout.session.sequence_length, len(named.asked.messages), named.length
+    most = rollout.session.most_characters(agent)
+    if count > room or named.shown > most or length > max(most, room * LONGEST_TOKEN):
         rollout.out_of_room = True
         raise HttpRefusal(
             400,

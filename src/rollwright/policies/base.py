@@ -186,6 +186,16 @@ class PerAgent(Protocol):
         ...
 
 
+LONGEST_TOKEN = 128
+"""Characters: no usual vocabulary has a longer token."""
+
+
+def longest_token(policy: Policy) -> int:
+    """Most characters that one token of this policy stands for, by its renderer's `longest_token`: a text of more than
+    that for each token that there is room for cannot fit, and need not be taken apart to find out."""
+    return int(getattr(policy.renderer, "longest_token", LONGEST_TOKEN))
+
+
 def takes_tools(policy: Policy) -> bool:
     """Whether a policy's model can be told of tools, and its calls read: from ids, or because the policy says so."""
     return policy.renderer is not None or bool(getattr(policy, "takes_tools", False))

@@ -6,6 +6,7 @@ longer conversation commute, so a chain's prompts extend each other by construct
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 
 import msgspec
@@ -21,8 +22,12 @@ VOCABULARY_SIZE = 261
 _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 
-_STEP = 65_536
+_STEP = 1 << 20
 """Bytes that become ids in one go, 2 ms: other threads wait meanwhile."""
+
+_WIDTH = token_ids().itemsize
+_LOW = 0 if sys.byteorder == "little" else _WIDTH - 1
+"""Where in an id's bytes those below 256 stand."""
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
@@ -44,6 +49,9 @@ class BytesRenderer:
 
     stop_ids = (END,)
 
+    longest_token = 1
+    """A character is one byte or more, and so one id or more."""
+
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> TokenIds:
         ids = token_ids()
         if tools:
@@ -51,9 +59,7 @@ class BytesRenderer:
             messages = [Message("system", f"Tools:\n{told}"), *messages]
         for message in messages:
             ids.append(_ROLES[message.role])
-            text = message.content.encode()
-            for start in range(0, len(text), _STEP):
-                ids.extend(text[start : start + _STEP])
+            _append_text(ids, message.content)
             ids.append(END)
         ids.append(ASSISTANT)
         return ids
@@ -89,7 +95,20 @@ class BytesRenderer:
 
     def encode(self, text: str) -> TokenIds:
         """A whole assistant turn."""
-        return token_ids([*text.encode(), END])
+        ids = token_ids()
+        _append_text(ids, text)
+        ids.append(END)
+        return ids
 
     def decode(self, ids: TokenIds) -> str:
         return bytes(each for each in ids if each < SYSTEM).decode(errors="replace")
+
+
+def _append_text(ids: TokenIds, text: str) -> None:
+    """Many bytes at a time: one after the other would take twenty times as long."""
+    content = text.encode()
+    for start in range(0, len(content), _STEP):
+        part = content[start : start + _STEP]
+        wide = bytearray(_WIDTH * len(part))
+        wide[_LOW::_WIDTH] = part
+        ids.frombytes(wide)

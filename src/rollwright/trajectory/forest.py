@@ -32,6 +32,14 @@ class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     name: str | None = None
     """Which tool a `tool` message comes from."""
 
+    @property
+    def length(self) -> int:
+        """Characters of all its texts, those that a prompt may leave out included."""
+        length = len(self.content) + len(self.reasoning) + len(self.tool_call_id or "") + len(self.name or "")
+        if self.tool_calls:
+            length += sum([len(each.id) + len(each.name) + len(each.arguments) for each in self.tool_calls])
+        return length
+
 
 class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """All turns of one attempt at a rollout."""

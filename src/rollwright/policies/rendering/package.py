@@ -17,7 +17,7 @@ from rollwright.errors import ConfigError, RollwrightError
 from rollwright.policies.base import Parsed, ToolSpec
 from rollwright.policies.rendering.chat import chat, tool_specs
 from rollwright.policies.rendering.parsing import as_parsed, last_turn
-from rollwright.policies.rendering.tokenizer import Tokenizer, decode
+from rollwright.policies.rendering.tokenizer import Tokenizer, decode, longest_token
 from rollwright.trajectory import FinishReason, Message, TokenIds, token_ids
 
 RETENTION = "thinking_retention"
@@ -58,6 +58,7 @@ class PackageRenderer:
         except REFUSALS as error:
             raise ConfigError(f"renderer {family!r}: {_one_line(error)}") from error
         self._stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+        self.longest_token = longest_token(tokenizer)
 
     def with_tokenizer(self, wrap: Callable[[Tokenizer], Tokenizer]) -> Self:
         """The same renderer with something around its tokenizer that gives the same ids."""

@@ -21,7 +21,7 @@ from rollwright.policies.rendering.chat_template import ChatTemplate, Refused, T
 from rollwright.policies.rendering.package import library
 from rollwright.policies.rendering.parsing import as_parsed, last_turn
 from rollwright.policies.rendering.probing import ASKED, SAID, Following, assistant, probe, user
-from rollwright.policies.rendering.tokenizer import Tokenizer, decode
+from rollwright.policies.rendering.tokenizer import Tokenizer, decode, longest_token
 from rollwright.trajectory import FinishReason, Message, TokenIds, token_ids
 
 REMEMBERED = 1024
@@ -61,6 +61,7 @@ class TemplateRenderer:
         """Found out when tools are first given: some templates write them into the latest message."""
         self._mark = self._end_mark()
         self._stop_ids = self._stops(stop_tokens)
+        self.longest_token = longest_token(tokenizer)
         self._parser = _parser(tokenizer, tool_parser, reasoning_parser)
         self._opened: OrderedDict[tuple[Message, ...], TokenIds] = OrderedDict()
         """Conversations without tools, the least recently used first."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rollwright.errors import ConfigError
+from rollwright.policies.base import LONGEST_TOKEN
 
 
 class Tokenizer(Protocol):
@@ -18,6 +19,8 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+    def get_vocab(self) -> dict[str, int]: ...
 
     def convert_ids_to_tokens(self, ids: int) -> str: ...
 
@@ -47,3 +50,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def decode(tokenizer: Tokenizer, ids: list[int]) -> str:
     """The text of ids, marks such as `<tool_call>` included."""
     return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def longest_token(tokenizer: Tokenizer) -> int:
+    """Characters of the longest token. Never less than `LONGEST_TOKEN`, because templates trim white space and some
+    tokenizers join what they do not know."""
+    return max(LONGEST_TOKEN, *map(len, tokenizer.get_vocab()))
