@@ -1,7 +1,9 @@
 """One caller of the gateway does not keep the others waiting, and nothing that anybody sends makes it fail."""
 
+import contextlib
 import http.client
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -11,11 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollwright.gateway import Gateway
-from rollwright.gateway.endpoint import MAX_MESSAGES, MAX_TOOLS
+from rollwright.gateway.chat_completions import ChatCompletions
+from rollwright.gateway.endpoint import MAX_BODY, MAX_MARKS, MAX_MESSAGES, MAX_TOOLS
 from rollwright.gateway.service import GatewayService, ServiceSettings
 from rollwright.policies.base import Sampling
+from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.run.garbage import rare_collections
+from rollwright.store.http.refusals import HttpRefusal
+from rollwright.store.http.shape import json_values
 from rollwright.store.memory import MemoryStore
 
 MOST_SECONDS = 0.1
@@ -71,7 +77,52 @@ def tools(count: int) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": f"f{n}", "parameters": {"a": n}}} for n in range(count)]
 
 
+def chat(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"messages": messages, **more}
+
+
 LONG = 1_000_000
+ROOM = 100_000
+TEXT = "x" * 10_000_000
+PART = {"type": "text", "text": "x" * 100}
+CALLED = {
+    "role": "assistant",
+    "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": json.dumps({"a": TEXT})}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "x"}
+SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {"a": TEXT}}}
+KEYS = {"type": "function", "function": {"name": "f", "parameters": {f"k{n}": n for n in range(390_000)}}}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "a message": ("/chat/completions", chat(message(TEXT)), 400),
+    "a stream": ("/chat/completions", chat(message(TEXT), stream=True), 400),
+    "many parts": ("/chat/completions", chat({"role": "user", "content": [PART] * 90_000}), 400),
+    "a system text": ("/chat/completions", chat({"role": "system", "content": TEXT}, message()), 400),
+    "a tool's result": ("/chat/completions", chat(CALLED, RESULT | {"content": TEXT}), 400),
+    "a tool's schema": ("/chat/completions", chat(message(), tools=[SCHEMA]), 400),
+    "a schema of many keys": ("/chat/completions", chat(message(), tools=[KEYS]), 400),
+    "a call's arguments": ("/chat/completions", chat(CALLED, RESULT), 200),
+    "thoughts": (
+        "/chat/completions",
+        chat({"role": "assistant", "content": "x", "reasoning_content": TEXT}, message()),
+        200,
+    ),
+    "more thoughts than tokens could be": (
+        "/chat/completions",
+        chat({"role": "assistant", "content": "x", "reasoning_content": TEXT + TEXT}, message()),
+        400,
+    ),
+    "many stop texts": ("/chat/completions", chat(message(), stop=["\n"] * 100_000), 413),
+    "a stop text": ("/chat/completions", chat(message(), stop=TEXT), 413),
+    "a model's name": ("/chat/completions", chat(message(), model=TEXT, stream=True), 413),
+    "nothing but escapes": ("/chat/completions", chat(message("\n" * 15_000_000)), 413),
+    "Anthropic's": ("/messages", chat(message(TEXT), max_tokens=4), 400),
+    "Anthropic's system text": ("/messages", chat(message(), max_tokens=4, system=TEXT, stream=True), 400),
+    "an input": ("/responses", {"input": TEXT, "stream": True}, 400),
+    "instructions": ("/responses", {"input": "x", "instructions": TEXT}, 400),
+}
+"""10 MB each, by where they stand: the path, the request, and the status of the answer."""
+
 REQUESTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("400,000 messages", {"messages": [message()] * 400_000}, LONG, 413),
     ("as many messages as may be", {"messages": [message()] * MAX_MESSAGES}, LONG, 200),
@@ -97,6 +148,56 @@ def test_no_request_keeps_the_others_waiting(sequence_length: int, loop_thread: 
             found, said = gateway.post(f"{gateway.path}/chat/completions", json.dumps(request).encode())
             assert found == status, (name, said[:200])
             assert loop_thread.longest < MOST_SECONDS, (name, loop_thread.culprit)
+
+
+def test_ten_megabytes_anywhere_keep_nobody_waiting(
+    loop_thread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what cannot fit is not even rendered: calls behind it in its rollout would wait for that."""
+    rendered: list[int] = []
+    plain = BytesRenderer.open
+
+    def noted(renderer: BytesRenderer, messages: Any, tools: Any = ()) -> Any:
+        ids = plain(renderer, messages, tools)
+        rendered.append(len(ids))
+        return ids
+
+    monkeypatch.setattr(BytesRenderer, "open", noted)
+    with loop_thread.serving(a_gateway(ROOM)) as gateway:
+        for name, (path, request, status) in VARIANTS.items():
+            loop_thread.forget()
+            found, said = gateway.post(gateway.path + path, json.dumps(request).encode())
+            assert found == status, (name, said[:200])
+            assert loop_thread.longest < MOST_SECONDS, (name, loop_thread.culprit)
+        found, said = gateway.post(f"{gateway.path}/chat/completions", b'{"messages": ' + b"[" * 10_000_000)
+        assert found == 413, said[:200]
+        fits = chat(message("x" * (ROOM - 100)))
+        assert gateway.post(f"{gateway.path}/chat/completions", json.dumps(fits).encode())[0] == 200
+    assert max(rendered) < ROOM
+
+
+WORST = {
+    "parts": chat({"role": "user", "content": [PART] * 90_000}),
+    "keys": chat(message(), tools=[KEYS]),
+    "brackets": chat({"role": "user", "content": [[]] * 190_000}),
+    "letters": chat(message("é😀" * 5_000_000)),
+    "escapes": chat(message("\n" * 6_000_000)),
+}
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_the_most_that_a_request_may_hold_is_decoded_quickly(name: str) -> None:
+    """A decoder keeps all threads waiting."""
+    body = json.dumps(WORST[name], ensure_ascii=False).encode()
+    assert len(body) < MAX_BODY
+    assert json_values(body, MAX_MARKS) <= MAX_MARKS
+    times = []
+    for _ in range(3):
+        began = time.thread_time()
+        with contextlib.suppress(HttpRefusal):
+            ChatCompletions().read(body)
+        times.append(time.thread_time() - began)
+    assert min(times) < MOST_SECONDS
 
 
 plain = st.recursive(

@@ -1,13 +1,15 @@
 """When the cyclic garbage collector looks while a run is on."""
 
+import asyncio
 import gc
+import sys
 import weakref
 from typing import Any
 
 import pytest
 
 from rollwright.run import garbage
-from rollwright.run.garbage import growth, rare_collections
+from rollwright.run.garbage import growth, rare_collections, short_collections
 
 
 class Loop:
@@ -61,3 +63,53 @@ def test_cycles_that_make_the_process_grow_are_found(monkeypatch: pytest.MonkeyP
         there = [weakref.ref(Loop()) for _ in range(20_000)]
         alive = sum(each() is not None for each in there)
         assert alive < 10_000
+
+
+def test_a_servers_look_is_at_what_is_new_however_much_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def look(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            seen.append(len(gc.get_objects()))
+
+    monkeypatch.setattr(garbage, "LEAST_GROWTH", 5_000)
+    before = gc.get_threshold(), list(gc.callbacks), gc.get_freeze_count()
+    with short_collections(whole=False):
+        gc.callbacks.append(look)
+        try:
+            held = [[n] for n in range(100_000)]
+        finally:
+            gc.callbacks.remove(look)
+    assert len(held) == 100_000
+    assert len(seen) > 10
+    assert max(seen) < 8_000
+    assert (gc.get_threshold(), list(gc.callbacks), gc.get_freeze_count()) == before
+
+
+async def test_a_server_finds_cycles_that_ended_after_a_look_once_it_has_grown_to_twice_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "LEAST_GROWTH", 5_000)
+    gc.collect()
+    with short_collections(whole=True):
+        old = Loop()
+        gone = weakref.ref(old)
+        held = [[n] for n in range(10_000)]
+        assert gc.get_freeze_count() > 10_000
+        del old
+        assert gone() is not None
+        blocks = sys.getallocatedblocks()
+        while sys.getallocatedblocks() < 2 * blocks + 20_000:
+            held += [[n] for n in range(10_000)]
+        await asyncio.sleep(0)
+        assert gone() is None
+    assert held
+
+
+def test_a_server_finds_new_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "LEAST_GROWTH", 2_000)
+    with short_collections(whole=False):
+        first = weakref.ref(Loop())
+        held = [[n] for n in range(5_000)]
+        assert first() is None
+    assert held

@@ -1,5 +1,6 @@
 """One caller of the store's server does not keep the others waiting, whatever it asks for."""
 
+import asyncio
 import http.client
 import threading
 import time
@@ -15,7 +16,7 @@ from rollwright.run.garbage import rare_collections
 from rollwright.store.http.catalogue import JSON, MSGPACK
 from rollwright.store.http.messages import MAX_FILTER_IDS, MAX_ITEMS
 from rollwright.store.http.server import StoreServer
-from rollwright.store.http.shape import MAX_VALUES, json_values, msgpack_values
+from rollwright.store.http.shape import MAX_VALUES, SMALL_BODY, BodyDecoder, json_values, msgpack_values
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import EnqueueRequest
 
@@ -63,6 +64,10 @@ CALLS: list[tuple[str, Any, int]] = [
     ("add_resources", {"resources": {"x": [[]] * (MAX_VALUES // 2 - 10)}}, 200),
     ("add_resources", {"resources": {"x": [[]] * (MAX_VALUES + 1)}}, 413),
     ("add_resources", {"resources": {"x": "y" * 20_000_000}}, 200),
+    ("enqueue_many_rollouts", {"requests": [{"input": "y" * 60_000_000}]}, 200),
+    ("enqueue_many_rollouts", {"requests": [{"input": 1, "metadata": {"k": "é" * 10_000_000}}]}, 200),
+    ("enqueue_many_rollouts", {"requests": [{"input": 1, "rollout_id": "y" * 10_000_000}]}, 400),
+    ("get_rollout_by_id", {"rollout_id": "y" * 10_000_000}, 422),
     ("batch", [{"call": "query_rollouts", "arguments": {"limit": 1}}] * 50, 200),
     ("batch", [{"call": "enqueue_many_rollouts", "arguments": {"requests": [{"input": 1}] * 60}}] * 500, 200),
     ("batch", [{"call": "statistics", "arguments": {}}] * 2000, 422),
@@ -77,6 +82,55 @@ def test_no_call_keeps_the_others_waiting(loop_thread: Any) -> None:
                 found = post(place, call, coder.encode(arguments), kind)
                 assert found == status, call
                 assert loop_thread.longest < MOST_SECONDS, (call, kind, loop_thread.culprit)
+
+
+def test_a_long_answer_comes_whole(loop_thread: Any) -> None:
+    text = "".join(map(str, range(500_000)))
+    with loop_thread.serving(partial(server, 0)) as place:
+        connection = http.client.HTTPConnection(place, timeout=60)
+        for _ in range(2):
+            body = msgspec.json.encode({"requests": [{"input": text}]})
+            connection.request(
+                "POST", "/v1/enqueue_many_rollouts", body, {"Content-Type": "application/json"}
+            )
+            assert msgspec.json.decode(connection.getresponse().read())[0]["input"] == text
+        connection.close()
+
+
+def test_a_text_of_nothing_but_escapes_is_refused_unread(loop_thread: Any) -> None:
+    """Each of them takes a decoder twenty times as long as a letter."""
+    body = msgspec.json.encode({"requests": [{"input": "\n" * 30_000_000}]})
+    with loop_thread.serving(partial(server, 0)) as place:
+        assert post(place, "enqueue_many_rollouts", body) == 413
+        assert (
+            post(
+                place, "enqueue_many_rollouts", msgspec.json.encode({"requests": [{"input": "a\n" * 99_999}]})
+            )
+            == 200
+        )
+    assert loop_thread.longest < MOST_SECONDS, loop_thread.culprit
+
+
+async def test_large_bodies_are_decoded_one_at_a_time_and_small_ones_at_once() -> None:
+    decoder, under_way, most = BodyDecoder(), 0, 0
+    second = threading.Event()
+
+    def decode(body: bytes) -> int:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        second.wait(0.05)  # a second one would come in meanwhile
+        under_way -= 1
+        return len(body)
+
+    large = b" " * (SMALL_BODY + 1)
+    waiting = [asyncio.create_task(decoder.decode(decode, large, json_values)) for _ in range(3)]
+    while not under_way:
+        await asyncio.sleep(0)
+    assert await decoder.decode(len, b"[]", json_values) == 2
+    assert not any(each.done() for each in waiting[1:])
+    assert await asyncio.gather(*waiting) == [SMALL_BODY + 1] * 3
+    assert most == 1
 
 
 def test_many_wide_queries_at_once_let_small_calls_in_between(loop_thread: Any) -> None:
@@ -105,7 +159,7 @@ WORST = {
     "empty objects": [{}] * (MAX_VALUES // 2 - 10),
     "keys": {f"k{n}": n for n in range(MAX_VALUES // 2 - 10)},
     "pairs": [[1.5, None]] * (MAX_VALUES // 4 - 10),
-    "escapes": "\n" * 20_000_000,
+    "escapes": "\n" * 1_500_000,
     "letters": "é😀" * 5_000_000,
 }
 

@@ -20,6 +20,7 @@ from rollwright.gateway.service import GatewayService, ServiceSettings
 from rollwright.http_server import raise_handle_limit
 from rollwright.policies.base import Sampling
 from rollwright.run.assembly import capture_rules
+from rollwright.run.garbage import short_collections
 from rollwright.run.policies import build_policy
 from rollwright.store.contract import Store
 from rollwright.store.opening import open_store
@@ -105,7 +106,8 @@ async def _serve(
         service.listen()
         shown = "from the environment" if key else admin_key
         screen.print(f"gateway at {server.url}, administrator's key {shown}", highlight=False, soft_wrap=True)
-        await service.run()
+        with short_collections(whole=True):  # conversations are trees whose nodes know each other
+            await service.run()
     except asyncio.CancelledError:
         screen.print("handing back what is open", highlight=False)
     finally:

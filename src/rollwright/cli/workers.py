@@ -16,7 +16,7 @@ from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.http_server import raise_handle_limit
 from rollwright.rollout import Activity
-from rollwright.run.garbage import rare_collections
+from rollwright.run.garbage import short_collections
 from rollwright.run.playbook import load_function
 from rollwright.run.worker_process import end_with_parent, run_worker
 from rollwright.signals import INTERRUPTS
@@ -130,7 +130,7 @@ async def _serve(address: str, host: str, port: int, path: Path | None, screen: 
         token = os.environ.get(TOKEN_VARIABLE)
         server = StoreServer(store, host=host, port=port, path=path, token=token, handle_signals=True)
         screen.print(f"serving {redacted(address)} at {server.url}", highlight=False, soft_wrap=True)
-        with rare_collections():
+        with short_collections(whole=False):  # a store makes no cycles
             await server.run()
     finally:
         await store.close()

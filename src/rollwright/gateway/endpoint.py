@@ -27,7 +27,7 @@ from rollwright.gateway.retries import Call
 from rollwright.policies.base import LONGEST_TOKEN
 from rollwright.store.http.body import Body, BodyMemory, Gone, Message, Receive
 from rollwright.store.http.refusals import HttpRefusal
-from rollwright.store.http.shape import decode_within, json_values
+from rollwright.store.http.shape import BodyDecoder, json_values
 from rollwright.trajectory import reward_of
 
 Send = Callable[[Message], Awaitable[None]]
@@ -117,6 +117,7 @@ class GatewayApp:
         self._administration = administration
         self._max_body = max_body
         self._memory = BodyMemory()
+        self._decoder = BodyDecoder()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -169,7 +170,7 @@ class GatewayApp:
         if head.length > self._max_body:
             raise body.too_large()
         with body:
-            return await decode_within(decode, await body.read(), json_values, MAX_MARKS)
+            return await self._decoder.decode(decode, await body.read(), json_values, MAX_MARKS)
 
     async def _create(self, administration: Administration, head: _Head, body: Body, send: Send) -> None:
         administration.admit(None, head.key)

@@ -23,10 +23,13 @@ from rollwright.store.http.messages import Call, Entry, Once, Outcome
 from rollwright.store.http.playing_calls import Claiming, WithdrawCall
 from rollwright.store.http.recent import RecentCalls
 from rollwright.store.http.refusals import INTERNAL, HttpRefusal, fault_of
-from rollwright.store.http.shape import SMALL_BODY, decode_within
+from rollwright.store.http.shape import SMALL_BODY, BodyDecoder
 
 Send = Callable[[Message], Awaitable[None]]
 Decoded = TypeVar("Decoded")
+
+_PIECE = 1024 * 1024
+"""Bytes of an answer that are handed to a connection in one go: it copies what it cannot send at once."""
 
 MAX_BODY = 64 * 1024 * 1024
 """An episode of a million tokens takes about 12 MiB, 100,000 small rollouts in one call about 20."""
@@ -58,6 +61,7 @@ class CallEndpoint:
         self._max_body = max_body
         self._memory = BodyMemory()
         self._recent = RecentCalls(store)
+        self._decoder = BodyDecoder()
         self._wide = asyncio.Semaphore(1)
         self._waiting: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -76,8 +80,12 @@ class CallEndpoint:
             status = 200
             try:
                 self._admit(head, body)
-                answer = await self._answer(name, kind, await body.read(), receive)
-                content = _encode(kind, answer)
+                asked = await body.read()
+                answer = await self._answer(name, kind, asked, receive)
+                if len(asked) <= SMALL_BODY:
+                    content = _encode(kind, answer)
+                else:  # which is likely to come back with the answer; others are let in before and after
+                    content = await asyncio.to_thread(_encode, kind, answer)
             except (HttpRefusal, StoreError, StoreUnavailable) as error:
                 status, refusal = fault_of(error)
                 content = kind.encode(refusal)
@@ -109,16 +117,21 @@ class CallEndpoint:
 
     async def _answer(self, name: str, kind: Format, body: bytes, receive: Receive) -> Any:
         if name == BATCH:
-            entries = await _decode_large(kind.batch, kind, body)
+            entries = await self._decode_large(kind.batch, kind, body)
             if self._store.instant:
                 return await self._one_by_one(kind, entries)
             return await asyncio.gather(*[self._outcome(kind, entry) for entry in entries])
         decode = _decoder(kind, name)
         # A small one without a further coroutine: most are, and the server does little else.
-        call = _decode(decode, body) if len(body) <= SMALL_BODY else await _decode_large(decode, kind, body)
+        call = (
+            _decode(decode, body) if len(body) <= SMALL_BODY else await self._decode_large(decode, kind, body)
+        )
         if call.waits() or call.wide:
             return await self._make_while_connected(call, receive)
         return await self._make(call)
+
+    async def _decode_large(self, decode: Callable[[bytes], Decoded], kind: Format, body: bytes) -> Decoded:
+        return await self._decoder.decode(partial(_decode, decode), body, kind.count)
 
     async def _one_by_one(self, kind: Format, entries: Sequence[Entry]) -> list[Outcome]:
         """Lets others come in between when it takes long."""
@@ -138,7 +151,7 @@ class CallEndpoint:
             call = (
                 _decode(decode, arguments)
                 if len(arguments) <= SMALL_BODY
-                else await _decode_large(decode, kind, arguments)
+                else await self._decode_large(decode, kind, arguments)
             )
             if call.waits():
                 raise HttpRefusal(400, "refused", f"{entry.call} waits: it cannot be part of a batch")
@@ -207,10 +220,6 @@ def _decoder(kind: Format, name: str) -> Callable[[bytes], Call[Any]]:
     return decode
 
 
-async def _decode_large(decode: Callable[[bytes], Decoded], kind: Format, body: bytes) -> Decoded:
-    return await decode_within(partial(_decode, decode), body, kind.count)
-
-
 def _decode(decode: Callable[[bytes], Decoded], body: bytes) -> Decoded:
     try:
         return decode(body)
@@ -239,4 +248,10 @@ async def _send(send: Send, status: int, kind: Format, content: bytes, *, last: 
     if last:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
+    if len(content) > _PIECE:  # others are let in whenever the connection can take no more
+        view = memoryview(content)
+        for start in range(0, len(content), _PIECE):
+            piece = view[start : start + _PIECE]
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        content = b""
     await send({"type": "http.response.body", "body": content})

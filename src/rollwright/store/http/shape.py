@@ -1,9 +1,10 @@
 """How much a body holds, told before anything is made of it.
 
 Always true: no body is decoded that is not small and holds more values than it may; a body that is not small is looked over and
-decoded in a thread. A decoder keeps the interpreter to itself while it works, thread or not, so it is the number of
+decoded in a thread, one at a time. A decoder keeps the interpreter to itself while it works, thread or not, so it is the number of
 values that bounds how long all others wait for it: text and binary data are copied at gigabytes per second, but each
-value takes up to 0.1 µs, and whatever is done with it afterwards takes more.
+value takes up to 0.1 µs, and whatever is done with it afterwards takes more. Escaped characters of JSON count as well,
+many of them as one value.
 """
 
 import asyncio
@@ -23,22 +24,48 @@ the way to a thread and back (0.1 ms) is small against the decoding."""
 _SLICE = 256 * 1024
 """Bytes that are looked at in one go, below a tenth of a millisecond."""
 
+_FELT, _LONGEST_PAUSE = 0.005, 0.1
+"""Seconds: what a caller hardly notices, and the most that the next large body waits for those of others."""
+
 _JSON_MARKS = (b",", b"[", b"{")
 """Every value but the first stands behind one of them. Those within texts count too: it is an upper bound."""
+
+_ESCAPES = 16
+"""Escaped characters that take as long as a value; others of a text take next to nothing."""
 
 Decoded = TypeVar("Decoded")
 
 
-async def decode_within(
-    decode: Callable[[bytes], Decoded],
-    body: bytes,
-    count: Callable[[bytes, int], int],
-    most: int = MAX_VALUES,
-) -> Decoded:
-    """Decodes a body off the event loop if it is not small; refuses one that holds more values than `most`."""
-    if len(body) <= SMALL_BODY:
-        return decode(body)
-    return await asyncio.to_thread(_decode_checked, decode, body, count, most)
+class BodyDecoder:
+    """Decodes the bodies of one server: those that are not small one at a time, off the event loop. Between two that
+    took long, everybody else has the interpreter for as long as the first had it. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._one = asyncio.Lock()
+        self._next = 0.0
+        """When the next may begin."""
+
+    async def decode(
+        self,
+        decode: Callable[[bytes], Decoded],
+        body: bytes,
+        count: Callable[[bytes, int], int],
+        most: int = MAX_VALUES,
+    ) -> Decoded:
+        """Refuses a body that is not small and holds more values than `most`."""
+        if len(body) <= SMALL_BODY:
+            return decode(body)
+        clock = asyncio.get_running_loop().time
+        async with self._one:
+            began = clock()
+            if began < self._next:
+                await asyncio.sleep(self._next - began)
+                began = clock()
+            try:
+                return await asyncio.to_thread(_decode_checked, decode, body, count, most)
+            finally:
+                took = clock() - began
+                self._next = clock() + (min(took, _LONGEST_PAUSE) if took > _FELT else 0.0)
 
 
 def _decode_checked(
@@ -54,6 +81,7 @@ def json_values(body: bytes, limit: int) -> int:
     found = 1
     for start in range(0, len(body), _SLICE):
         found += sum(body.count(mark, start, start + _SLICE) for mark in _JSON_MARKS)
+        found += body.count(b"\\", start, start + _SLICE) // _ESCAPES
         if found > limit:
             break
     return found
