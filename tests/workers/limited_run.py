@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 from rollwright.config import build
@@ -66,7 +67,7 @@ class Holding(FrozenLake):
 
 def limit() -> None:
     if sys.argv[1] == "memory":
-        taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         most_bytes = taken + ROOM * HELD_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
     else:
