@@ -304,6 +304,13 @@ class GuardedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.remove(self)
         super().connection_lost(exc)
+        self._let_go_of_body()
+
+    def _let_go_of_body(self) -> None:
+        """At once: connections and what uvicorn makes for them refer to each other, so they go when the collector looks,
+        and servers have it look rarely."""
+        if self.cycle is not None and (self.cycle.response_complete or self.cycle.disconnected):
+            self.cycle.body = bytearray()
 
     def data_received(self, data: bytes) -> None:
         if self.stage is Stage.LINGER:
@@ -382,6 +389,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._now = self.loop.time()
             self._enter(Stage.LINGER)
             self._settle()
+            self._let_go_of_body()
             self.flow.resume_reading()
             plain.write_eof()
             self._transport.lingers = True
