@@ -74,7 +74,7 @@ def in_the_run_folder(address: str) -> str:
         try:
             run.store_address(address)
         finally:
-            run._log.close()
+            run.log.close()
             written = [file.read_text(errors="replace") for file in Path(folder, "run").iterdir()]
         return "\n".join(written)
 
