@@ -38,11 +38,14 @@ test-engines: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/vllm_server.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines
 
-# Kills run, workers, store server, engine and database at random; SEED=2 gives others.
+# Kills run, workers, store server, engine and database at random, then damages run folders; SEED=2 gives others.
 KILLS ?= 1000
+DAMAGES ?= 400
 SEED ?= 1
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py --kills $(KILLS) --seed $(SEED)
+	OMP_NUM_THREADS=1 ROLLWRIGHT_DAMAGES=$(DAMAGES) ROLLWRIGHT_DAMAGE_SEED=$(SEED) $(BIN)/pytest \
+	  tests/run/test_damaged_folders.py tests/training/test_damaged_training.py
 
 bench: $(READY)
 	$(BIN)/python bench/run_all.py

@@ -74,7 +74,7 @@ def in_the_run_folder(address: str) -> str:
         try:
             run.store_address(address)
         finally:
-            run._log.close()
+            run.log.close()
             written = [file.read_text(errors="replace") for file in Path(folder, "run").iterdir()]
         return "\n".join(written)
 
@@ -122,6 +122,7 @@ PLACES: list[Callable[[str], str]] = [
 @example(secret=f"{BEGIN}?x=@{END}")
 @example(secret=f"{BEGIN}#{END}")
 @example(secret=f"{BEGIN}%40{END}")
+@example(secret=f"{BEGIN}${{{END}")
 @example(secret=f"{BEGIN}{END}")
 def test_no_place_shows_a_secret(place: Callable[[str], str], form: str, secret: str) -> None:
     address = form.format(secret)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollwright.envs.scoring import shared
+from rollwright.envs.scoring.readers import CORRECTIONS
 
 CONSOLATION = 0.01
 """What countdown and puzzle24 give to text that they cannot parse, also where it is code and refused here."""
@@ -37,6 +38,8 @@ async def test_honest_answers_right_and_wrong_get_the_datasets_own_score(
     for line in lines:
         bare = json.loads(line)
         dataset, seed = bare["dataset"], bare["seed"]
+        if dataset in CORRECTIONS:
+            continue
         entry = await shared().entry(dataset, {}, seed)
         assert entry.question == bare["question"], dataset
         scores = await asyncio.gather(

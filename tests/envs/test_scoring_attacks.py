@@ -86,10 +86,6 @@ async def test_code_in_an_answer_is_never_run_where_the_own_scorer_would(service
         assert await service.score(dataset, {}, 3, entry.answer) == Score(1.0)
 
 
-ANY_TEXT_WILL_DO = {"game_of_life_halting"}
-"""Its own scorer gives full marks to any text that is not empty."""
-
-
 def every_dataset() -> list[str]:
     listing = "import json; from reasoning_gym.factory import DATASETS; print(json.dumps([*DATASETS]))"
     printed = subprocess.run([sys.executable, "-c", listing], capture_output=True, check=True).stdout
@@ -105,8 +101,34 @@ async def test_no_dataset_gives_code_full_marks(service) -> None:
         service.check(name, {})  # also says whether its scorer evaluates what it should not
         scores = await asyncio.gather(*(service.score(name, {}, 5, each) for each in EXPLOITS.values()))
         assert not any(each.killed for each in scores), name
-        if name not in ANY_TEXT_WILL_DO:
-            assert max(each.value for each in scores) < 0.6, name
+        assert max(each.value for each in scores) < 0.6, name
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_halting_question_is_answered_by_what_is_true_and_by_nothing_else(service, seed: int) -> None:
+    entry = await service.entry("game_of_life_halting", {}, seed)
+    said = [
+        (await service.score("game_of_life_halting", {}, seed, each)).value for each in ("True", "False", "x")
+    ]
+    assert entry.answer in ("True", "False")
+    assert said == [float(entry.answer == "True"), float(entry.answer == "False"), 0.0]
+
+
+@pytest.mark.parametrize("dataset", ["simple_integration", "intermediate_integration"])
+async def test_an_integral_said_again_is_no_answer(service, dataset: str) -> None:
+    """Unless the dataset's own answer is one."""
+    solved = 0
+    for seed in range(12):
+        entry = await service.entry(dataset, {}, seed)
+        if "Integral(" in str(entry.answer):
+            continue
+        solved += 1
+        asked = re.search(r"∫ (.*?) dx", entry.question)
+        assert asked is not None
+        over = "X" if "X" in asked[1] else "x"
+        score = await service.score(dataset, {}, seed, f"Integral({asked[1]}, {over}) + C")
+        assert score.value < 0.1, (seed, entry.question, score)
+    assert solved
 
 
 @pytest.mark.parametrize(

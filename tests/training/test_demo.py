@@ -21,6 +21,7 @@ from rollwright.errors import RollwrightError
 from rollwright.models import load_model, load_tokenizer
 from rollwright.observe.training_report import CURVE, PAGE, report_of
 from rollwright.run.folder import RunReader
+from rollwright.run.training_record import FIGURES
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "frozen_lake_train.yaml"
@@ -96,6 +97,7 @@ def test_the_report_leaves_a_curve_and_a_page_with_the_same_levels_before_and_af
 
 def test_a_run_without_validation_is_told_what_is_missing(run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    (tmp_path / FIGURES).mkdir()
     with pytest.raises(RollwrightError, match="has no validation to report; set val_env_manager"):
         command(report, tmp_path)
 

@@ -96,10 +96,13 @@ app.add_typer(swarm.swarm_app, name="swarm")
 
 def main() -> None:
     """`rollwright.cli.entry` comes before it, so that signals are answered while all this is imported."""
-    if not INTERRUPTS.installed:
-        INTERRUPTS.install()
     if "" not in sys.path:
         sys.path.insert(0, "")  # one's own environments, filters and agents lie in the current folder
+    with INTERRUPTS.installed_meanwhile():
+        _run_command()
+
+
+def _run_command() -> None:
     try:
         app()
     except EngineError as error:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -88,6 +88,11 @@ def build(content: Mapping[str, Any], overrides: Sequence[str] = (), source: str
         above = OmegaConf.from_dotlist(list(overrides))
         merged = OmegaConf.merge(_without_other_kinds(below, above), above)
         plain = OmegaConf.to_container(merged, resolve=True)
+    except GrammarParseError as error:  # its words quote the value, which may be a secret
+        where = f"`{error.full_key}`" if error.full_key else "a value"
+        raise ConfigError(
+            f"{source}: {where} holds a ${{…}} that cannot be read; accepted: ${{key.path}}, or \\${{ for the characters"
+        ) from None
     except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError) as error:
         raise ConfigError(f"{source}: {_one_line(str(error))}") from error
     try:

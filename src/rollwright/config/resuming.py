@@ -34,6 +34,7 @@ _POLICY = {
     "threads": True,
     "max_batch": True,
     "prefix_cache_mb": True,
+    "cache_mb": True,
 }
 """Where the engine is and how hard it is driven may change; which model answers, and how, may not."""
 

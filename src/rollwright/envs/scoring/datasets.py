@@ -113,7 +113,7 @@ def _scored(question: PosedQuestion, answer: str) -> tuple[float | None, str | N
     for _ in range(_MAX_IMPORTS):
         _begin(question.seed, question.context)
         entry = copy.deepcopy(question.entry)
-        READING.begin(answer)
+        READING.begin(answer, entry.get("answer"))
         value: float | None = None
         with guard.watch() as watched:
             try:
