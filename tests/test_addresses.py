@@ -184,6 +184,11 @@ def test_what_holds_no_secret_stays_as_it_is(address: str) -> None:
     assert not has_password(address)
 
 
+def test_an_empty_password_is_none() -> None:
+    assert not has_password("postgresql://postgres:@/postgres?host=/tmp/a")
+    assert has_password("postgresql://postgres:x@/postgres?host=/tmp/a")
+
+
 def test_somebody_elses_words_lose_the_secret_too() -> None:
     said = scrubbed('no host "p@ss", tried p%40ss', "postgresql://u:p%40ss@h/db?sslpassword=tried")
     assert said == 'no host "…", … …'

@@ -98,7 +98,7 @@ def has_password(address: str) -> bool:
     if address.partition("://")[0].lower() in _FILES:
         return False
     parts = _parts(address)
-    if parts is None or parts.password is not None or (parts.user and parts.scheme in _KEYS_AS_USERS):
+    if parts is None or parts.password or (parts.user and parts.scheme in _KEYS_AS_USERS):
         return True
     return any(_is_secret(name) for name, _ in parts.query)
 

@@ -48,6 +48,8 @@ class StoreTale:
     completions: Sequence[Completion]
     attempts: Sequence[Attempt]
     rollouts: Sequence[str]
+    trajectories: Sequence[Trajectory]
+    """Those that the run has not taken into its log, such as one that was finished as the run ended."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ async def _tale(address: str, name: str) -> StoreTale:
             [each for each in completions if each.rollout_id.startswith(mine)],
             attempts,
             rollouts,
+            [Trajectory.from_bytes(each) for each in (await store.get_trajectories(rollouts)).values()],
         )
     finally:
         await store.close()
@@ -152,7 +155,8 @@ def _check_paid(
 ) -> None:
     """An answer that was recorded is a turn of its rollout in the end, so nobody has paid for it again. Of those that
     became no turn, there are no more than were on their way when attempts came to nothing."""
-    turns = {found[1] for each in trajectories for turn in each.turns if (found := STAMP.match(turn.text))}
+    kept = [*trajectories, *tale.trajectories]
+    turns = {found[1] for each in kept for turn in each.turns if (found := STAMP.match(turn.text))}
     recorded = {stamp for each in paid for stamp in each.shown}
     results = {each.rollout_id for each in tale.completions if each.status is RolloutStatus.SUCCEEDED}
     # what may have been recorded of rollouts that were cancelled
