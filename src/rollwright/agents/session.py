@@ -32,6 +32,7 @@ from rollwright.policies.base import (
     longest_token,
 )
 from rollwright.trajectory import (
+    LARGEST_REWARD,
     Boundary,
     Message,
     Outcome,
@@ -349,8 +350,9 @@ class Session:
         """An environment's answer to a turn as plain data; what is no answer is the environment's failure."""
         try:
             outcome = outcome_of(step)
-            for value in step.info.get("metrics", {}).values():
-                float(value)  # figures of its own need not be finite
+            if metrics := step.info.get("metrics"):
+                for value in metrics.values():
+                    float(value)  # figures of its own need not be finite
             return outcome
         except Exception as error:
             told = FormatError(f"environment {self.trajectory.tag}: {error}")
@@ -416,7 +418,9 @@ def _is_long(question: Question) -> bool:
     messages, tools = question.messages, question.tools
     if len(messages) > LONG_CONVERSATION:
         return True
-    length = sum([each.length for each in messages])
+    length = 0
+    for each in messages:  # written out: every turn looks at every message
+        length += each.length if each.reasoning or each.tool_calls else len(each.content)
     return length > LONG_TEXT or (bool(tools) and length + len(_encode(tools)) > LONG_TEXT)
 
 
@@ -425,6 +429,20 @@ def outcome_of(step: Step) -> Outcome:
     if not isinstance(step, Step):
         raise FormatError(f"step() gave a {type(step).__name__}; a Step is accepted")
     info = step.info
+    if (
+        type(step.observation) is str
+        and type(step.reward) is float
+        and -LARGEST_REWARD <= step.reward <= LARGEST_REWARD
+        and type(step.terminated) is bool
+        and type(step.truncated) is bool
+        and not info
+    ):  # as nearly every step is, of a user's own environment
+        return Outcome(
+            observation=step.observation,
+            reward=step.reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+        )
     return Outcome(
         observation=text_of(step.observation, "the observation"),
         reward=reward_of(step.reward, "the reward"),

@@ -149,7 +149,12 @@ class ChatApi(_WithExtra):
 
     def request(self, prompt: Prompt, sampling: Sampling) -> bytes:
         fields = _fields(self.model, sampling, sampling.stop)
-        fields["messages"] = [_written(message) for message in prompt.messages]
+        fields["messages"] = [
+            _written(each)
+            if each.tool_calls or each.reasoning or each.tool_call_id or each.name or each.role == "tool"
+            else each  # a role and a text, as nearly every message is: encoded as it stands
+            for each in prompt.messages
+        ]
         if prompt.tools:
             fields["tools"] = [_offered(tool) for tool in prompt.tools]
         return _encode({**fields, **self.extra_body})

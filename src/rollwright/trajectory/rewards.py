@@ -42,7 +42,8 @@ def truth_of(given: Any, what: str) -> bool:
 
 def check_rewards(trajectory: Trajectory) -> Trajectory:
     """The same trajectory, or a `FormatError` that names a number in it which is no reward."""
-    reward_of(trajectory.episode_reward, f"trajectory {trajectory.rollout_id}: the reward of the episode")
+    if not abs(trajectory.episode_reward) <= LARGEST_REWARD:
+        reward_of(trajectory.episode_reward, f"trajectory {trajectory.rollout_id}: the reward of the episode")
     for turn in trajectory.turns:
         outcome = turn.outcome
         if outcome is None:
