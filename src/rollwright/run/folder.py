@@ -282,7 +282,7 @@ class RunReader:
             self._tell(f"{error}; left out", lost=True)
             return None
         if mended:
-            self._tell(f"{file}: had a wrong byte and was put right by its checksum")
+            self._tell(f"{file}: had a wrong byte, put right by the checksum")
         return summary
 
     @property

@@ -54,7 +54,7 @@ class LogCondition:
             )
         if self.mended:
             records = "1 record" if self.mended == 1 else f"{self.mended:,} records"
-            yield f"{file}: {records} had a wrong byte and was put right by its checksum"
+            yield f"{file}: {records} had a wrong byte, put right by the checksum"
 
 
 class _Found(NamedTuple):

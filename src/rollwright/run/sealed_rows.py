@@ -110,7 +110,7 @@ class Rows:
         if self.cut_off:
             yield f"{self.file}: ends with half a line, which is left out"
         if self.mended:
-            yield f"{self.file}: line {_list(self.mended)} had a wrong byte and was put right by its checksum"
+            yield f"{self.file}: line {_list(self.mended)} had a wrong byte, put right by the checksum"
 
 
 def read_rows(file: Path) -> Rows:
