@@ -203,7 +203,9 @@ async def test_nothing_of_the_environment_gets_in(sandbox: Sandbox) -> None:
 
 async def test_a_memory_bomb_ends_at_its_limit(sandbox: Sandbox) -> None:
     assert "MemoryError" in await error(sandbox, "x = []\nwhile True: x.append(bytearray(1 << 20))")
-    assert await output(sandbox, "n = len(x)\ndel x\nn < 128") == "True\n"
+    assert (
+        await output(sandbox, "n = len(x)\ndel x\nn < 160") == "True\n"
+    )  # what the interpreter had free comes on top
 
 
 async def test_the_disk_cannot_be_filled(sandbox: Sandbox) -> None:
