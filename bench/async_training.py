@@ -25,7 +25,7 @@ from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.players import SkilledPlayer
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout import Batch, Place
+from rollwright.rollout import Batch, Fate
 from rollwright.run.local import LocalRun
 from rollwright.training.pipeline import Cadence, LengthBias, Pipeline, Stages
 from rollwright.trajectory import Trajectory
@@ -120,7 +120,7 @@ async def measured(ahead: int, train_seconds: float) -> Arm:
             step_seconds=(clock() - began) / (STEPS - WARM_UP),
             occupancy=served.occupancy(usage),
             oldest=max(ages),
-            stale_share=ledger.counts[Place.STALE] / ledger.opened,
+            stale_share=ledger.counts[Fate.STALE] / ledger.opened,
             length_ratio=bias.ratio,
         )
 

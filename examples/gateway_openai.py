@@ -15,11 +15,11 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from rollwright.config import build
+from rollwright.rollout.worker import WorkerSettings
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.worker_process import run_worker
 from rollwright.store.opening import open_store
 from rollwright.trajectory import Trajectory, samples
-from rollwright.workers import WorkerSettings
 
 TASKS = [{"topic": topic} for topic in ("rivers", "bridges", "tides")]
 

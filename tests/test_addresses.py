@@ -19,12 +19,12 @@ from rollwright.cli import workers
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.rollout import Activity
+from rollwright.run.fleet import ScaleRules
 from rollwright.run.folder import RunFolder
 from rollwright.run.process_fleet import ProcessFleet
 from rollwright.store.http.client import HttpStore
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import ADDRESS_VARIABLE, open_store
-from rollwright.workers.autoscale import ScaleRules
 
 BEGIN, END = "S3cr", "tW0rd"
 """Stand at the ends of every secret; neither may be seen."""

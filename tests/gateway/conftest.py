@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollwright.agents import Session
-from rollwright.gateway import Access, CapturedRollout, CaptureRules, Gateway
+from rollwright.gateway import Access, CaptureRules, Gateway, RolloutRecorder
 from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.simulated import SimulatedEngine
@@ -55,7 +55,7 @@ class Played:
             (rollout_id,),
             **{"sequence_length": 100_000, "generate_timeout": 30.0, "env": Talker(), **options},
         )
-        self.captured = CapturedRollout(self.session, self.sampling, rules=rules)
+        self.captured = RolloutRecorder(self.session, self.sampling, rules=rules)
         self.gateway = gateway
         self.access: Access = gateway.open(self.captured)
 

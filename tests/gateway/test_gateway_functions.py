@@ -8,12 +8,12 @@ import openai
 import pytest
 
 from rollwright.config import build
-from rollwright.rollout import Activity, Gate, Role, RolloutContext
+from rollwright.rollout import Activity, Assignment, InflightLimit, RolloutContext
+from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.run.assembly import function_settings, make_env
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptedRollout, Rollout, RolloutConfig, RolloutStatus
 from rollwright.trajectory import Trajectory, check
-from rollwright.workers import Worker, WorkerSettings
 
 Play = Callable[..., Awaitable[list[Rollout]]]
 CHAT: Any = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
@@ -32,11 +32,11 @@ class Workshop:
         config = build({"val_env_manager": {"num_env_groups": 1, "tags": ["FrozenLake"]}, **limits})
         settings = function_settings(config, agent)
 
-        async def playbook(claimed: AttemptedRollout) -> Role:
-            return Role(settings, self.engine, agent)
+        async def playbook(claimed: AttemptedRollout) -> Assignment:
+            return Assignment(settings, self.engine, agent)
 
-        context = RolloutContext(self.store, playbook, make_env, Gate(8), self.activity)
-        worker = Worker(context, "worker-0", WorkerSettings(8, resources=None))
+        context = RolloutContext(self.store, playbook, make_env, InflightLimit(8), self.activity)
+        worker = RolloutWorker(context, "worker-0", WorkerSettings(8, resources=None))
         rules = RolloutConfig(max_attempts=max_attempts)
         made = [await self.store.enqueue_rollout({"n": number}, config=rules) for number in range(count)]
         running = asyncio.create_task(worker.run())

@@ -14,12 +14,11 @@ from rollwright.agents import JournalEntry, Phase, Session
 from rollwright.config import RunConfig
 from rollwright.envs.base import Step
 from rollwright.envs.frozen_lake import FrozenLake
-from rollwright.gateway.no_board import NO_BOARD
 from rollwright.observe.advice import RunSetup
 from rollwright.observe.exclusive import exclusive
 from rollwright.observe.profile import Profile
 from rollwright.observe.verdict import Cause, Figures, Verdict, judge
-from rollwright.policies.base import Generation, Prompt, Sampling
+from rollwright.policies.base import NO_ACTIONS, Generation, Prompt, Sampling
 from rollwright.policies.engines.pieces import Ask
 from rollwright.policies.engines.sglang import SglangDialect
 from rollwright.policies.players import SkilledPlayer
@@ -216,7 +215,7 @@ def _session(journal: Any = None) -> Session:
         ("key",),
         sequence_length=10_000,
         generate_timeout=1e6,
-        env=NO_BOARD,
+        env=NO_ACTIONS,
         journal=journal,
     )
 

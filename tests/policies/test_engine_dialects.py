@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollwright.errors import FormatError
 from rollwright.policies.base import Sampling
-from rollwright.policies.engines.dialect import Dialect
+from rollwright.policies.engines.dialect import EngineDialect
 from rollwright.policies.engines.llama_cpp import LlamaCppDialect
 from rollwright.policies.engines.pieces import Ask
 from rollwright.policies.engines.sglang import SglangDialect
@@ -47,7 +47,7 @@ LLAMA = {
     "tokens_predicted": 3,
     "completion_probabilities": [{"id": 8, "prob": 0.6}, {"id": 9, "prob": 0.36}, {"id": 2, "prob": 1.0}],
 }
-ENGINES: list[tuple[Dialect, dict[str, Any]]] = [
+ENGINES: list[tuple[EngineDialect, dict[str, Any]]] = [
     (VllmDialect("m"), VLLM),
     (SglangDialect(), SGLANG),
     (LlamaCppDialect(), LLAMA),
@@ -55,7 +55,7 @@ ENGINES: list[tuple[Dialect, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("dialect", "answer"), ENGINES)
-def test_a_whole_answer_gives_its_ids_and_logprobs(dialect: Dialect, answer: dict[str, Any]) -> None:
+def test_a_whole_answer_gives_its_ids_and_logprobs(dialect: EngineDialect, answer: dict[str, Any]) -> None:
     piece = dialect.response(json.dumps(answer).encode(), ASK)
     assert piece.ids.tolist() == [8, 9, 2]
     assert piece.logprobs.tolist() == pytest.approx([-0.5, -1.0, 0.0], abs=0.03)
@@ -112,7 +112,7 @@ def test_a_broken_answer_is_told_in_one_line(place: int, path: str, value: Any, 
 
 @pytest.mark.parametrize(("dialect", "answer"), ENGINES)
 def test_more_tokens_than_asked_for_and_cut_bodies_are_refused(
-    dialect: Dialect, answer: dict[str, Any]
+    dialect: EngineDialect, answer: dict[str, Any]
 ) -> None:
     body = json.dumps(answer).encode()
     short = Ask(ASK.ids, ASK.sampling, 2, ASK.stop_ids, None, None)

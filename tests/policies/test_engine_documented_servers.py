@@ -13,7 +13,7 @@ from rollwright.errors import ConfigError
 from rollwright.policies.base import Prompt, Sampling, UpdateMode, Weights
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.engines import LlamaCppPolicy, SglangPolicy
-from rollwright.policies.retry import Cause, RetryPolicy
+from rollwright.policies.retry import FaultCause, RetryPolicy
 from rollwright.trajectory import FinishReason, Message, expand_versions
 
 FAST = RetryPolicy(max_retries=20, first=0.01, factor=1.2, longest=0.05)
@@ -192,7 +192,7 @@ async def test_an_answer_made_by_other_weights_is_not_used_and_the_engine_gets_t
         server.version, server.loads = "default", 0  # as after a restart that nobody saw
         made = await policy.generate(prompt(0), Sampling(max_tokens=3))
         assert server.version == "1"
-        assert policy.counters.retries == {Cause.SERVER_ERROR: 1}
+        assert policy.counters.retries == {FaultCause.SERVER_ERROR: 1}
         assert made.versions[0].version == 1
         await policy.close()
 

@@ -24,7 +24,7 @@ from rollwright.policies.base import (
 from rollwright.policies.bytes_renderer import END, VOCABULARY_SIZE, BytesRenderer
 from rollwright.policies.engines import VllmPolicy
 from rollwright.policies.engines.fleet import SILENCE_SECONDS
-from rollwright.policies.retry import Cause, RetryPolicy
+from rollwright.policies.retry import FaultCause, RetryPolicy
 from rollwright.policies.server_process import RunningServer, simulated_server
 from rollwright.policies.simulated_vllm import logprob_of
 from rollwright.trajectory import FinishReason, Message, expand_versions
@@ -107,14 +107,14 @@ async def test_raw_logprobs_are_exact_only_where_they_are_those_of_the_sampled_d
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
-        ("rate_limit", Cause.RATE_LIMITED),
-        ("truncate", Cause.BROKEN_BODY),
-        ("wrong_logprobs", Cause.BROKEN_BODY),
-        ("error", Cause.SERVER_ERROR),
-        ("drop", Cause.CONNECTION),
+        ("rate_limit", FaultCause.RATE_LIMITED),
+        ("truncate", FaultCause.BROKEN_BODY),
+        ("wrong_logprobs", FaultCause.BROKEN_BODY),
+        ("error", FaultCause.SERVER_ERROR),
+        ("drop", FaultCause.CONNECTION),
     ],
 )
-async def test_every_failure_is_retried_and_counted_by_cause(fault: str, cause: Cause) -> None:
+async def test_every_failure_is_retried_and_counted_by_cause(fault: str, cause: FaultCause) -> None:
     async with (
         simulated_server(**{f"{fault}_rate": 0.4, "retry_after": 0.01}) as server,
         opened(server) as policy,
@@ -134,7 +134,7 @@ async def test_an_engine_that_never_answers_is_given_up_in_one_line() -> None:
         with pytest.raises(EngineError, match=r"no answer within 0\.1 s \(after 2 tries\)") as error:
             await policy.generate(prompt(1), Sampling())
         assert len(str(error.value).splitlines()) == 1
-        assert policy.counters.failures == {Cause.TIMEOUT: 1}
+        assert policy.counters.failures == {FaultCause.TIMEOUT: 1}
 
 
 @pytest.mark.parametrize("mode", list(UpdateMode))
@@ -227,7 +227,7 @@ async def test_an_engine_that_is_killed_gets_the_present_weights_before_its_next
                 assert_right(
                     each
                 )  # a restarted engine that was not brought up to date has other log-probabilities
-        assert policy.counters.retries[Cause.CONNECTION] > 0
+        assert policy.counters.retries[FaultCause.CONNECTION] > 0
 
 
 @asynccontextmanager

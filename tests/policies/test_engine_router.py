@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
 from rollwright.policies.engines.router import FAILURES_IN_A_ROW, Router
-from rollwright.policies.retry import Cause
+from rollwright.policies.retry import FaultCause
 
 
 def test_an_episode_stays_with_its_address_whatever_the_load() -> None:
@@ -40,8 +40,8 @@ def test_episodes_that_come_at_once_are_spread_evenly() -> None:
 def test_an_address_that_cannot_be_reached_goes_out_at_once_and_its_episodes_move() -> None:
     router = Router(2)
     homes = {f"e{number}": router.pick(f"e{number}") for number in range(10)}
-    assert router.failed(0, Cause.CONNECTION)
-    assert not router.failed(0, Cause.CONNECTION)  # out already
+    assert router.failed(0, FaultCause.CONNECTION)
+    assert not router.failed(0, FaultCause.CONNECTION)  # out already
     assert {router.pick(episode) for episode in homes} == {1}
     assert router.moved == sum(home == 0 for home in homes.values())
     router.bring_back(0)
@@ -49,8 +49,8 @@ def test_an_address_that_cannot_be_reached_goes_out_at_once_and_its_episodes_mov
     assert router.pick("new") == 0
 
 
-@pytest.mark.parametrize("cause", [Cause.TIMEOUT, Cause.SERVER_ERROR, Cause.BROKEN_BODY])
-def test_other_failures_take_it_out_only_in_a_row(cause: Cause) -> None:
+@pytest.mark.parametrize("cause", [FaultCause.TIMEOUT, FaultCause.SERVER_ERROR, FaultCause.BROKEN_BODY])
+def test_other_failures_take_it_out_only_in_a_row(cause: FaultCause) -> None:
     router = Router(1)
     for _ in range(5):
         for _ in range(FAILURES_IN_A_ROW - 1):
@@ -62,8 +62,8 @@ def test_other_failures_take_it_out_only_in_a_row(cause: Cause) -> None:
     assert router.pick("e") is None
 
 
-@pytest.mark.parametrize("cause", [Cause.RATE_LIMITED, Cause.REFUSED])
-def test_load_and_bad_requests_are_no_fault_of_the_engine(cause: Cause) -> None:
+@pytest.mark.parametrize("cause", [FaultCause.RATE_LIMITED, FaultCause.REFUSED])
+def test_load_and_bad_requests_are_no_fault_of_the_engine(cause: FaultCause) -> None:
     router = Router(1)
     assert not any(router.failed(0, cause) for _ in range(20))
 
@@ -87,7 +87,7 @@ def test_what_is_picked_is_in_service_and_an_episode_moves_only_when_it_must(
     recent: list[str] = []
     for what, number, place in steps:
         if what == "fail":
-            router.failed(place, Cause.CONNECTION)
+            router.failed(place, FaultCause.CONNECTION)
         elif what == "back":
             router.bring_back(place)
         else:

@@ -9,7 +9,7 @@ from rollwright.config import RunConfig, build
 from rollwright.policies.base import UpdateMode, Weights
 from rollwright.policies.bytes_renderer import VOCABULARY_SIZE, BytesRenderer
 from rollwright.policies.engines import VllmPolicy
-from rollwright.policies.retry import Cause, RetryPolicy
+from rollwright.policies.retry import FaultCause, RetryPolicy
 from rollwright.policies.server_process import simulated_server
 from rollwright.policies.simulated_vllm import logprob_of
 from rollwright.rollout import Batch
@@ -19,7 +19,7 @@ from rollwright.trajectory import expand_versions, samples
 FAST = RetryPolicy(max_retries=40, first=0.002, factor=1.3, longest=0.05)
 GROUPS, SIZE = 4, 4
 
-EVERY_FAULT = set(Cause) - {Cause.REFUSED}
+EVERY_FAULT = set(FaultCause) - {FaultCause.REFUSED}
 """What the simulated server can be told to do to a call."""
 
 MOST_BATCHES = 20
@@ -87,5 +87,5 @@ async def test_a_run_survives_an_engine_that_is_killed_and_restarted_and_updated
                     for run in turn.versions
                 }
                 assert 1 in stamped
-        assert policy.counters.retries[Cause.CONNECTION] > 0
+        assert policy.counters.retries[FaultCause.CONNECTION] > 0
         assert not policy.counters.failures

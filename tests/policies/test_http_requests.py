@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.policies.http_requests import MAX_BODY, MAX_HEAD, Refused, Request, RequestReader
+from rollwright.policies.http_requests import MAX_BODY, MAX_HEAD, Request, RequestReader, RequestRefused
 
 
 def post(body: bytes, *headers: bytes, path: bytes = b"/v1/x", version: bytes = b"1.1") -> bytes:
@@ -85,7 +85,7 @@ def test_the_connection_is_kept_as_the_client_says(
     ],
 )
 def test_everything_else_is_refused(data: bytes, status: int) -> None:
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         read(data)
     assert refusal.value.status == status
 
@@ -94,6 +94,6 @@ def test_everything_else_is_refused(data: bytes, status: int) -> None:
 def test_noise_is_refused_or_read_but_never_breaks_the_reader(noise: bytes) -> None:
     reader = RequestReader()
     reader.feed(noise + b"\r\n\r\n")
-    with suppress(Refused):
+    with suppress(RequestRefused):
         while reader.next() is not None:
             pass

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError, FormatError
 from rollwright.policies import Prompt, Sampling
-from rollwright.policies.openai_api import Api, ChatApi, CompletionsApi, server_message
+from rollwright.policies.openai_api import ChatApi, CompletionsApi, TextApi, server_message
 from rollwright.trajectory import FinishReason, Message
 
 MESSAGES = [Message("system", "Play."), Message("user", "Board: ☃\n_P_G")]
@@ -100,7 +100,7 @@ def test_a_model_that_wrote_nothing_gives_an_empty_text() -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_body_without_a_completion_is_refused_in_one_line(api: Api, body: bytes) -> None:
+def test_a_body_without_a_completion_is_refused_in_one_line(api: TextApi, body: bytes) -> None:
     with pytest.raises(FormatError) as refusal:
         api.response(body)
     assert len(str(refusal.value).splitlines()) == 1

@@ -18,7 +18,7 @@ from aiohttp import web
 from rollwright.errors import ConfigError
 from rollwright.policies import EngineError, Generation, Prompt, RateLimited, Sampling
 from rollwright.policies.openai import OpenAIPolicy
-from rollwright.policies.retry import Cause, RetryPolicy
+from rollwright.policies.retry import FaultCause, RetryPolicy
 from rollwright.policies.server_process import RunningServer, simulated_server
 from rollwright.trajectory import FinishReason, Message
 
@@ -114,14 +114,14 @@ async def test_a_completion_comes_back_as_text_that_is_not_exact(api: Any) -> No
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
-        ("rate_limit", Cause.RATE_LIMITED),
-        ("error", Cause.SERVER_ERROR),
-        ("truncate", Cause.BROKEN_BODY),
-        ("drop", Cause.CONNECTION),
+        ("rate_limit", FaultCause.RATE_LIMITED),
+        ("error", FaultCause.SERVER_ERROR),
+        ("truncate", FaultCause.BROKEN_BODY),
+        ("drop", FaultCause.CONNECTION),
     ],
 )
 async def test_passing_failures_are_retried_until_every_call_has_its_completion(
-    fault: str, cause: Cause
+    fault: str, cause: FaultCause
 ) -> None:
     async with simulated_server(**{f"{fault}_rate": 0.4, "retry_after": 0.01}) as server:
         async with opened(server.base_url) as policy:
@@ -131,7 +131,7 @@ async def test_passing_failures_are_retried_until_every_call_has_its_completion(
     assert told["outcomes"]["answer"] == 60
     assert told["outcomes"][fault] > 10
     assert policy.counters.retries == {cause: told["outcomes"][fault]}
-    assert policy.pressure == (told["outcomes"][fault] if cause is Cause.RATE_LIMITED else 0)
+    assert policy.pressure == (told["outcomes"][fault] if cause is FaultCause.RATE_LIMITED else 0)
     assert not policy.counters.failures
 
 
@@ -141,7 +141,7 @@ async def test_requests_that_hang_are_given_up_and_retried() -> None:
             assert all("<answer>" in each.text for each in await generate_many(policy, 40))
         hung = (await stats(server))["outcomes"]["hang"]
     assert hung > 4
-    assert policy.pressure == policy.counters.retries[Cause.TIMEOUT] >= hung
+    assert policy.pressure == policy.counters.retries[FaultCause.TIMEOUT] >= hung
 
 
 async def test_a_storm_of_everything_at_once_is_survived() -> None:
@@ -151,7 +151,7 @@ async def test_a_storm_of_everything_at_once_is_survived() -> None:
         opened(server.base_url, request_timeout=0.5) as policy,
     ):
         assert len(await generate_many(policy, 200)) == 200
-        assert set(policy.counters.retries) == set(Cause) - {Cause.REFUSED}
+        assert set(policy.counters.retries) == set(FaultCause) - {FaultCause.REFUSED}
 
 
 async def test_a_retry_waits_as_long_as_the_server_asks() -> None:
@@ -187,7 +187,7 @@ async def test_a_refusal_is_not_retried_and_shows_the_servers_words() -> None:
             f"{url}/chat/completions: HTTP 400: max_tokens is too large: 99999 (after 1 try)"
         )
         assert len(script.requests) == 1
-        assert policy.counters.failures == {Cause.REFUSED: 1}
+        assert policy.counters.failures == {FaultCause.REFUSED: 1}
 
 
 async def test_a_redirect_is_not_followed_with_the_key_in_hand() -> None:
@@ -207,8 +207,8 @@ async def test_when_retries_are_used_up_the_error_says_where_how_often_and_why()
             f"{url}/chat/completions: HTTP 502: <html> <h1>Bad Gateway</h1></html> (after 3 tries)"
         )
         assert len(script.requests) == 3
-        assert policy.counters.retries == {Cause.SERVER_ERROR: 2}
-        assert policy.counters.failures == {Cause.SERVER_ERROR: 1}
+        assert policy.counters.retries == {FaultCause.SERVER_ERROR: 2}
+        assert policy.counters.failures == {FaultCause.SERVER_ERROR: 1}
 
 
 async def test_a_lasting_rate_limit_is_told_as_one() -> None:

@@ -15,7 +15,7 @@ from rollwright.agents import JournalEntry, Session
 from rollwright.agents.tool_agent import ToolAgent
 from rollwright.config import build
 from rollwright.errors import ConfigError, FormatError
-from rollwright.gateway import CapturedRollout, Gateway
+from rollwright.gateway import Gateway, RolloutRecorder
 from rollwright.policies import EngineError, Prompt, Sampling
 from rollwright.policies.base import ToolSpec
 from rollwright.policies.openai import OpenAIPolicy
@@ -161,7 +161,7 @@ async def test_a_captured_agent_uses_tools_through_a_chat_api() -> None:
     gateway = Gateway()
     async with hosted(api) as policy:
         session = session_of(policy)
-        captured = CapturedRollout(session, Sampling())
+        captured = RolloutRecorder(session, Sampling())
         access = gateway.open(captured)
         messages: list[Any] = [{"role": "user", "content": "Rome, Oslo?"}]
         async with AsyncOpenAI(base_url=access.base_url, api_key=access.api_key) as client:

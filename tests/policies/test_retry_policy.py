@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
-from rollwright.policies.retry import Cause, RetryPolicy, retry_after_seconds, status_cause
+from rollwright.policies.retry import FaultCause, RetryPolicy, retry_after_seconds, status_cause
 
-PASSING = [cause for cause in Cause if cause is not Cause.REFUSED]
+PASSING = [cause for cause in FaultCause if cause is not FaultCause.REFUSED]
 DRAWS = st.floats(0, 1, exclude_max=True)
 
 
 @given(st.integers(0, 8), st.integers(1, 12), st.sampled_from(PASSING), DRAWS)
 def test_a_request_is_retried_as_often_as_allowed(
-    retries: int, tries: int, cause: Cause, draw: float
+    retries: int, tries: int, cause: FaultCause, draw: float
 ) -> None:
     delay = RetryPolicy(max_retries=retries).delay(tries, cause, None, draw)
     assert (delay is None) == (tries > retries)
@@ -23,21 +23,21 @@ def test_a_request_is_retried_as_often_as_allowed(
 
 @given(DRAWS)
 def test_a_refusal_is_final(draw: float) -> None:
-    assert RetryPolicy().delay(1, Cause.REFUSED, None, draw) is None
+    assert RetryPolicy().delay(1, FaultCause.REFUSED, None, draw) is None
 
 
 @given(st.integers(1, 2000), DRAWS)
 def test_the_back_off_doubles_up_to_its_cap_and_half_of_it_is_random(tries: int, draw: float) -> None:
     policy = RetryPolicy(max_retries=2000, first=0.5, factor=2.0, longest=60.0)
     back_off = min(60.0, 0.5 * 2.0 ** min(tries - 1, 100))
-    delay = policy.delay(tries, Cause.TIMEOUT, None, draw)
+    delay = policy.delay(tries, FaultCause.TIMEOUT, None, draw)
     assert delay == pytest.approx(back_off / 2 + draw * back_off / 2)
 
 
 @given(st.integers(1, 20), DRAWS, st.floats(0, 1e9))
 def test_a_server_is_obeyed_up_to_the_cap(tries: int, draw: float, asked: float) -> None:
     policy = RetryPolicy(max_retries=20, longest=30.0)
-    delay = policy.delay(tries, Cause.RATE_LIMITED, asked, draw)
+    delay = policy.delay(tries, FaultCause.RATE_LIMITED, asked, draw)
     assert delay is not None
     assert min(asked, 30.0) <= delay <= min(asked, 30.0) + 15.0
 
@@ -45,21 +45,21 @@ def test_a_server_is_obeyed_up_to_the_cap(tries: int, draw: float, asked: float)
 @pytest.mark.parametrize(
     ("status", "cause"),
     [
-        (429, Cause.RATE_LIMITED),
-        (500, Cause.SERVER_ERROR),
-        (503, Cause.SERVER_ERROR),
-        (408, Cause.SERVER_ERROR),
-        (409, Cause.SERVER_ERROR),
-        (425, Cause.SERVER_ERROR),
-        (400, Cause.REFUSED),
-        (401, Cause.REFUSED),
-        (404, Cause.REFUSED),
-        (422, Cause.REFUSED),
-        (307, Cause.REFUSED),
-        (204, Cause.REFUSED),
+        (429, FaultCause.RATE_LIMITED),
+        (500, FaultCause.SERVER_ERROR),
+        (503, FaultCause.SERVER_ERROR),
+        (408, FaultCause.SERVER_ERROR),
+        (409, FaultCause.SERVER_ERROR),
+        (425, FaultCause.SERVER_ERROR),
+        (400, FaultCause.REFUSED),
+        (401, FaultCause.REFUSED),
+        (404, FaultCause.REFUSED),
+        (422, FaultCause.REFUSED),
+        (307, FaultCause.REFUSED),
+        (204, FaultCause.REFUSED),
     ],
 )
-def test_each_status_has_its_cause(status: int, cause: Cause) -> None:
+def test_each_status_has_its_cause(status: int, cause: FaultCause) -> None:
     assert status_cause(status) is cause
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rollwright.errors import ConfigError
 from rollwright.policies.server_process import RunningServer, simulated_server
-from rollwright.policies.simulated_server import Fault, ServerOptions, SimulatedServer
+from rollwright.policies.simulated_server import InjectedFault, ServerOptions, SimulatedServer
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "go ☃"}]}
 
@@ -115,7 +115,7 @@ async def test_slots_limit_how_many_are_served_at_a_time(session: aiohttp.Client
 
 
 async def test_a_client_that_goes_away_frees_its_slot(session: aiohttp.ClientSession) -> None:
-    options = {"slots": 1, "hang_rate": 0.5, "seed": seed_of(Fault.HANG, None)}
+    options = {"slots": 1, "hang_rate": 0.5, "seed": seed_of(InjectedFault.HANG, None)}
     async with simulated_server(**options) as server:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
@@ -124,7 +124,7 @@ async def test_a_client_that_goes_away_frees_its_slot(session: aiohttp.ClientSes
             assert (await ask(session, server))[0] == 200
 
 
-def seed_of(*fates: Fault | None) -> int:
+def seed_of(*fates: InjectedFault | None) -> int:
     """A seed with which the first requests meet these fates, at a hang rate of 0.5."""
     for seed in range(1000):
         server = SimulatedServer(ServerOptions(hang_rate=0.5, seed=seed))
@@ -162,7 +162,12 @@ def test_faults_come_at_their_rates_and_by_the_number_of_the_request() -> None:
     options = ServerOptions(rate_limit_rate=0.1, error_rate=0.2, hang_rate=0.3, seed=5)
     fates = [SimulatedServer(options).fate(number)[0] for number in range(4000)]
     assert fates == [SimulatedServer(options).fate(number)[0] for number in range(4000)]
-    for fault, rate in ((Fault.RATE_LIMIT, 0.1), (Fault.ERROR, 0.2), (Fault.HANG, 0.3), (None, 0.4)):
+    for fault, rate in (
+        (InjectedFault.RATE_LIMIT, 0.1),
+        (InjectedFault.ERROR, 0.2),
+        (InjectedFault.HANG, 0.3),
+        (None, 0.4),
+    ):
         assert fates.count(fault) / len(fates) == pytest.approx(rate, abs=0.03)
 
 

@@ -17,12 +17,20 @@ from rollwright.policies.base import Policy, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.players import RandomPlayer
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout import Activity, EpisodeSettings, Gate, Limits, Role, RolloutContext, RolloutScheduler
+from rollwright.rollout import (
+    Activity,
+    Assignment,
+    EpisodeSettings,
+    InflightLimit,
+    Limits,
+    RolloutContext,
+    RolloutScheduler,
+)
 from rollwright.rollout.episode import read_episode
+from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Trajectory
-from rollwright.workers import Worker, WorkerSettings
 
 Behaviour = Callable[["LabEnv"], Awaitable[float]]
 """Runs inside `step`; returns the reward, or raises, or never returns."""
@@ -104,8 +112,8 @@ class Lab:
             limits.step_timeout, limits.generate_timeout, limits.episode_timeout, episode.mode
         )
 
-    async def role(self, claimed: AttemptedRollout) -> Role:
-        return Role(self.settings(read_episode(claimed.input)), self.policy)
+    async def role(self, claimed: AttemptedRollout) -> Assignment:
+        return Assignment(self.settings(read_episode(claimed.input)), self.policy)
 
     def _settings(self, step: float, generate: float, episode: float, mode: str) -> EpisodeSettings:
         if not hasattr(self, "_cache"):
@@ -128,11 +136,11 @@ class Lab:
 
         async def whole() -> Any:
             store = MemoryStore()
-            gate = Gate(10_000)
+            gate = InflightLimit(10_000)
             context = RolloutContext(store, self.role, lambda _: LabEnv(self), gate, self.activity)
             assert self.manager is not None
             work = asyncio.create_task(
-                Worker(context, "worker-0", WorkerSettings(self.manager.num_envs)).run()
+                RolloutWorker(context, "worker-0", WorkerSettings(self.manager.num_envs)).run()
             )
             scheduler = RolloutScheduler(
                 store,

@@ -16,7 +16,7 @@ from rollwright.rollout.branching import (
     Uncertainty,
     expansion_plan,
 )
-from rollwright.rollout.budget import Budget, BudgetUnit
+from rollwright.rollout.tree import Budget, BudgetUnit
 from rollwright.trajectory import Turn, floats, token_ids
 
 SMALL = st.integers(1, 4)

@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 
 from rollwright.draws import generator
-from rollwright.rollout.capacity import MOST_PATIENCE, PATIENCE, START, CapacityFinder, Window
+from rollwright.rollout.concurrency import MOST_PATIENCE, PATIENCE, START, ConcurrencyController, LoadWindow
 
 
-def served(limit: int, slots: int) -> Window:
+def served(limit: int, slots: int) -> LoadWindow:
     """A window against an engine whose throughput grows up to `slots` calls at once."""
-    return Window(seconds=1.0, turns=4 * limit, tokens=100 * min(limit, slots), inflight=limit)
+    return LoadWindow(seconds=1.0, turns=4 * limit, tokens=100 * min(limit, slots), inflight=limit)
 
 
 @pytest.mark.parametrize("slots", [2, 8, 40, 64, 70, 200, 1000])
 def test_it_finds_the_knee_and_stays_there(slots: int) -> None:
-    finder = CapacityFinder(maximum=4096)
+    finder = ConcurrencyController(maximum=4096)
     for _ in range(100):
         finder.observe(served(finder.limit, slots))
     seen = [finder.observe(served(finder.limit, slots)) for _ in range(6 * PATIENCE)]
@@ -26,7 +26,7 @@ def test_it_finds_the_knee_and_stays_there(slots: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_does_not_make_it_drift_away(seed: int) -> None:
     luck = generator("capacity noise", seed)
-    finder = CapacityFinder(maximum=4096)
+    finder = ConcurrencyController(maximum=4096)
     seen = []
     for _ in range(600):
         window = served(finder.limit, 64)
@@ -36,14 +36,14 @@ def test_noise_does_not_make_it_drift_away(seed: int) -> None:
 
 
 def test_it_grows_when_the_engine_grows() -> None:
-    finder = CapacityFinder(maximum=4096)
+    finder = ConcurrencyController(maximum=4096)
     for slots, least in ((64, 64), (512, 400)):
         seen = [finder.observe(served(finder.limit, slots)) for _ in range(80 + 2 * MOST_PATIENCE)]
         assert sorted(seen[-40:])[20] >= least
 
 
 def test_trials_that_change_nothing_become_rare() -> None:
-    finder = CapacityFinder(maximum=4096)
+    finder = ConcurrencyController(maximum=4096)
     seen = [finder.observe(served(finder.limit, 64)) for _ in range(1000)]
     usual = sorted(seen)[len(seen) // 2]
     assert usual == 64
@@ -52,10 +52,10 @@ def test_trials_that_change_nothing_become_rare() -> None:
 
 
 def test_it_backs_off_at_once_when_the_engine_refuses_load_and_never_to_nothing() -> None:
-    finder = CapacityFinder(maximum=100, start=64)
-    assert finder.observe(Window(1.0, 10, 100, inflight=64, pressure=3)) == 44
+    finder = ConcurrencyController(maximum=100, start=64)
+    assert finder.observe(LoadWindow(1.0, 10, 100, inflight=64, pressure=3)) == 44
     for _ in range(50):
-        finder.observe(Window(1.0, 1, 1, inflight=1, pressure=1))
+        finder.observe(LoadWindow(1.0, 1, 1, inflight=1, pressure=1))
     assert finder.limit == 1
     for _ in range(PATIENCE + 1):
         finder.observe(served(finder.limit, 64))
@@ -63,13 +63,13 @@ def test_it_backs_off_at_once_when_the_engine_refuses_load_and_never_to_nothing(
 
 
 def test_it_learns_nothing_while_something_else_holds_episodes_back() -> None:
-    finder = CapacityFinder(maximum=1000)
+    finder = ConcurrencyController(maximum=1000)
     for _ in range(20):
-        assert finder.observe(Window(1.0, 1000, 10_000, inflight=5)) == START
+        assert finder.observe(LoadWindow(1.0, 1000, 10_000, inflight=5)) == START
 
 
 def test_it_never_exceeds_the_number_of_environments() -> None:
-    finder = CapacityFinder(maximum=50)
+    finder = ConcurrencyController(maximum=50)
     for _ in range(40):
         assert finder.observe(served(finder.limit, 10_000)) <= 50
     assert finder.limit == 50

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollwright.rollout.causes import MAX_CAUSES, FailureCauses, root_cause, same_cause
+from rollwright.rollout.accounting import MAX_CAUSES, FailureCauses, root_cause, same_cause
 
 REFUSED = (
     "engine: EngineError: http://127.0.0.1:{port}/v1: Cannot connect to host 127.0.0.1:{port}: "

@@ -14,7 +14,7 @@ from rollwright.errors import ConfigError
 from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.players import RandomPlayer
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout import GroupBook, GroupRules, Place
+from rollwright.rollout import Fate, GroupBook, GroupRules
 from rollwright.rollout.filters import (
     AccuracyBand,
     Action,
@@ -277,7 +277,7 @@ def test_a_dropped_trajectory_gets_a_replacement_on_the_same_level() -> None:
     decision = book.finish(first, chain(turn(0, ids=[])))
     [(replacement, episode)] = decision.enqueue
     assert episode.member == 2
-    assert book.ledger.counts[Place.FILTERED] == 1
+    assert book.ledger.counts[Fate.FILTERED] == 1
     book.finish(second, chain(turn(0)))
     book.finish(replacement, chain(turn(0)))
     assert book.ready == 2

@@ -10,7 +10,7 @@ import pytest
 
 from rollwright.config import build
 from rollwright.envs.base import Reset, Step
-from rollwright.rollout import Place, RolloutScheduler
+from rollwright.rollout import Fate, RolloutScheduler
 from rollwright.run.local import LocalRun
 from rollwright.store.memory import MemoryStore
 from rollwright.trajectory import Trajectory
@@ -27,7 +27,7 @@ def failures_of(it: Any, monkeypatch: pytest.MonkeyPatch, **methods: Any) -> set
     async def experiment(it: Any, scheduler: RolloutScheduler) -> None:
         with pytest.raises(Exception, match="dropped"):
             await scheduler.get_batch(2)
-        assert scheduler.ledger.counts[Place.DELIVERED] == 0
+        assert scheduler.ledger.counts[Fate.DELIVERED] == 0
 
     it.run(experiment)
     return {reason for _, reason in it.failures}
@@ -127,7 +127,7 @@ async def test_what_a_worker_of_others_commits_is_checked_before_it_counts(spoil
     ):
         batch = await run.get_batch()
         assert [each.reward for each in batch.trajectories] == [1.0, 1.0]
-        assert len(failed) == run.ledger.counts[Place.FAILED] == 2
+        assert len(failed) == run.ledger.counts[Fate.FAILED] == 2
     assert all(each.startswith("system: FormatError: ") for each in failed)
 
 

@@ -15,9 +15,9 @@ from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import RollwrightError
 from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.players import RandomPlayer
-from rollwright.rollout import Place, RolloutScheduler
+from rollwright.rollout import Fate, RolloutScheduler
 from rollwright.rollout.branching import FixedFanOut
-from rollwright.rollout.tree import Tree
+from rollwright.rollout.tree import TreeStrategy
 
 FAILURES = 7
 """Attempts that fail before the others are left alone: more than there are slots."""
@@ -64,7 +64,7 @@ def check(lab: Any, expected: str | None = None) -> None:
         assert sum(it.activity.failures.values()) == FAILURES
         if expected is not None:
             assert set(it.activity.failures) == {expected}
-        assert scheduler.ledger.counts[Place.FAILED] == 0
+        assert scheduler.ledger.counts[Fate.FAILED] == 0
 
     lab.run(experiment)
 
@@ -204,7 +204,9 @@ def test_a_tree_whose_branch_raises_is_a_failure_of_the_attempt(lab: Any, pause:
     forked: dict[str, Any] = {}
 
     def settings(episode: Any) -> Any:
-        return forked.setdefault(episode.mode, replace(plain(episode), strategy=Tree(FixedFanOut(2, 1))))
+        return forked.setdefault(
+            episode.mode, replace(plain(episode), strategy=TreeStrategy(FixedFanOut(2, 1)))
+        )
 
     it.settings = settings
 

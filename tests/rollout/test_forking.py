@@ -8,7 +8,7 @@ import pytest
 from rollwright.config import build
 from rollwright.envs.base import Env, Step
 from rollwright.rollout.episode import Episode
-from rollwright.rollout.forking import EnvCopies, ForkMode
+from rollwright.rollout.tree import EnvCopies, ForkMode
 from rollwright.run.assembly import SettingsTable, make_env
 from rollwright.trajectory import Outcome, Trajectory, Turn
 

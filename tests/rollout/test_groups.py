@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
-from rollwright.rollout import Group, GroupBook, GroupRules, Place
+from rollwright.rollout import Fate, Group, GroupBook, GroupRules
+from rollwright.rollout.accounting import MAX_REASONS, Ledger
 from rollwright.rollout.filters import Action, Filter, ZeroVariance, group_filter
 from rollwright.rollout.groups import Decision
-from rollwright.rollout.ledger import MAX_REASONS, Ledger
 from rollwright.trajectory import Outcome, Trajectory, Turn, VersionRun, floats, token_ids
 
 
@@ -202,9 +202,9 @@ def test_a_member_that_gave_up_as_too_old_takes_its_group_with_it() -> None:
 def test_reasons_are_told_apart_up_to_a_number_and_none_is_lost() -> None:
     ledger = Ledger()
     for number in range(MAX_REASONS + 50):
-        ledger.move(Place.WAITING, Place.FILTERED, f"mean reward {number}")
-        ledger.move(Place.RUNNING, Place.FAILED, "engine: EngineError")
-    assert len(ledger.reasons) <= MAX_REASONS + len(Place)
+        ledger.move(Fate.WAITING, Fate.FILTERED, f"mean reward {number}")
+        ledger.move(Fate.RUNNING, Fate.FAILED, "engine: EngineError")
+    assert len(ledger.reasons) <= MAX_REASONS + len(Fate)
     assert ledger.reasons["filtered: other reasons"] > 40
     assert ledger.reasons["failed: engine: EngineError"] == MAX_REASONS + 50
     assert sum(ledger.reasons.values()) == 2 * (MAX_REASONS + 50)
@@ -249,7 +249,7 @@ def test_everything_opened_is_accounted_for_at_every_moment(data: st.DataObject)
             given_out += groups.take(size, version=data.draw(st.integers(0, 5))) or []
         elif event == "forget":
             gone.add(groups.forget(data.draw(st.integers(0, groups.first_unsettled))))
-            assert gone.counts[Place.RUNNING] == gone.counts[Place.WAITING] == 0, "all of it is settled"
+            assert gone.counts[Fate.RUNNING] == gone.counts[Fate.WAITING] == 0, "all of it is settled"
         elif running:
             chosen = data.draw(st.sampled_from(sorted(running)))
             running.discard(chosen)
@@ -269,8 +269,8 @@ def test_everything_opened_is_accounted_for_at_every_moment(data: st.DataObject)
         ledger = groups.ledger
         assert ledger.opened == len(ever)
         assert min(ledger.counts.values()) >= 0
-        assert ledger.counts[Place.RUNNING] == len(running)
-        assert ledger.counts[Place.DELIVERED] == sum(len(group.trajectories) for group in given_out)
+        assert ledger.counts[Fate.RUNNING] == len(running)
+        assert ledger.counts[Fate.DELIVERED] == sum(len(group.trajectories) for group in given_out)
         assert added_up(groups, gone) == plain(ledger)
         assert plain(Ledger.of(ledger.row())) == plain(ledger)
     handed = [each.rollout_id for group in given_out for each in group.trajectories]

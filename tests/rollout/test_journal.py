@@ -13,9 +13,16 @@ from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout import EnvManager, Gate, Role, RolloutContext, RolloutScheduler, ThreadSession
+from rollwright.rollout import (
+    Assignment,
+    EnvManager,
+    InflightLimit,
+    RolloutContext,
+    RolloutScheduler,
+    ThreadSession,
+)
 from rollwright.rollout.episode import Episode
-from rollwright.rollout.store_journal import StoreJournal
+from rollwright.rollout.recovery import StoreJournal
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import RolloutConfig
 from rollwright.trajectory import Message, Trajectory, Turn, VersionRun, floats
@@ -58,7 +65,9 @@ def episode_data() -> dict[str, Any]:
 def crash_lab(lab: Any) -> Callable[..., Any]:
     def make(behaviour: Any, **more: Any) -> Any:
         it = lab(behaviour, turns=6, policy=engine(), **more)
-        it.context = lambda store: RolloutContext(store, it.role, lambda _: it.env(), Gate(10), it.activity)
+        it.context = lambda store: RolloutContext(
+            store, it.role, lambda _: it.env(), InflightLimit(10), it.activity
+        )
         return it
 
     return make
@@ -154,10 +163,10 @@ def test_a_users_function_is_an_agent_too(crash_lab: Any, pause: Pause) -> None:
     async def play(function: Any) -> tuple[str, Trajectory | None]:
         store = MemoryStore()
 
-        async def role(claimed: Any) -> Role:
-            return Role((await it.role_settings()), EchoPolicy(), function)
+        async def role(claimed: Any) -> Assignment:
+            return Assignment((await it.role_settings()), EchoPolicy(), function)
 
-        context = RolloutContext(store, role, lambda _: it.env(), Gate(1), it.activity)
+        context = RolloutContext(store, role, lambda _: it.env(), InflightLimit(1), it.activity)
         await store.enqueue_rollout(
             {"question": "six by seven?", "worth": 42}, rollout_id="r", config=RolloutConfig(max_attempts=1)
         )

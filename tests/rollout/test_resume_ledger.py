@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout import Gate, GroupBook, GroupRules, Place, RolloutContext, RolloutScheduler
+from rollwright.rollout import Fate, GroupBook, GroupRules, InflightLimit, RolloutContext, RolloutScheduler
 from rollwright.rollout.filters import Action, Filter
-from rollwright.rollout.retelling import Retelling
+from rollwright.rollout.recovery import CompletionReplay
+from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import Completion, RolloutStatus
 from rollwright.trajectory import Trajectory
-from rollwright.workers import Worker, WorkerSettings
 
 Pause = Callable[..., Awaitable[float]]
 
@@ -25,8 +25,8 @@ async def with_scheduler(
     experiment: Callable[[RolloutScheduler], Awaitable[Any]],
     **more: Any,
 ) -> Any:
-    context = RolloutContext(store, it.role, lambda _: it.env(), Gate(1000), it.activity)
-    work = asyncio.create_task(Worker(context, "worker-0", WorkerSettings(it.manager.num_envs)).run())
+    context = RolloutContext(store, it.role, lambda _: it.env(), InflightLimit(1000), it.activity)
+    work = asyncio.create_task(RolloutWorker(context, "worker-0", WorkerSettings(it.manager.num_envs)).run())
     scheduler = RolloutScheduler(
         store, it.config, it.manager, lambda: it.policy.version, mode="train", delivered=delivered, **more
     )
@@ -54,7 +54,7 @@ def test_failures_of_groups_that_were_handed_out_before_stay_counted(
 
     async def run() -> None:
         store = MemoryStore()
-        counts: dict[Place, int] = {}
+        counts: dict[Fate, int] = {}
         reasons: dict[str, int] = {}
 
         async def first(scheduler: RolloutScheduler) -> list[str]:
@@ -65,8 +65,8 @@ def test_failures_of_groups_that_were_handed_out_before_stay_counted(
             return [group.group_id for group in batch.groups]
 
         delivered = await with_scheduler(new_lab(), store, None, first)
-        assert counts[Place.FAILED] == 1
-        assert counts[Place.DELIVERED] == 8
+        assert counts[Fate.FAILED] == 1
+        assert counts[Fate.DELIVERED] == 8
 
         async def second(scheduler: RolloutScheduler) -> None:
             assert scheduler.ledger.counts == counts
@@ -83,8 +83,8 @@ def test_a_group_of_which_the_store_knows_nothing_more_counts_as_handed_out() ->
     )
     book.open_group()
     book.settle_as_delivered("a-g0")
-    assert book.ledger.counts[Place.DELIVERED] == 2
-    assert book.ledger.counts[Place.CANCELLED] == 1
+    assert book.ledger.counts[Fate.DELIVERED] == 2
+    assert book.ledger.counts[Fate.CANCELLED] == 1
     assert book.open_groups == 0
 
 
@@ -174,7 +174,7 @@ def test_a_stream_whose_first_groups_are_forgotten_goes_on_with_the_same_ledger_
             await with_scheduler(new_lab(), store, None, first, keep_accounts=True)
         floor, ledger = gone
         assert floor > 2
-        assert ledger.counts[Place.FILTERED] > 0, "groups that were left out are among them"
+        assert ledger.counts[Fate.FILTERED] > 0, "groups that were left out are among them"
         delivered = [group for batch in batches for group in batch if int(group.rpartition("-g")[2]) >= floor]
         overtook = [group for batch in batches[:11] for group in batch if group in delivered]
         assert bool(overtook) == bool(ratio), "of forgotten batches, groups that were faster than kept ones"
@@ -212,7 +212,7 @@ def test_groups_that_were_dropped_between_others_before_a_restart_do_not_count_a
 
         async def first(scheduler: RolloutScheduler) -> list[str]:
             batches = [await scheduler.get_batch(4) for _ in range(12)]
-            assert scheduler.ledger.counts[Place.FILTERED] > 2 * 12
+            assert scheduler.ledger.counts[Fate.FILTERED] > 2 * 12
             return [group.group_id for batch in batches for group in batch.groups]
 
         delivered = await with_scheduler(new_lab(), store, None, first)
@@ -239,7 +239,7 @@ def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> Non
             return trajectory.seed % 2 == 0
 
     filters = (Filter(Even(), Action.DROP),)
-    retelling = Retelling(["a-g0"], 2, filters)
+    retelling = CompletionReplay(["a-g0"], 2, filters)
     log = [completion(each, "succeeded") for each in (0, 1, 3)] + [completion(2, "failed", "engine: gone")]
     log.append(completion(4, "succeeded"))
     for each in log:
@@ -248,5 +248,5 @@ def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> Non
         retelling.tell(each, Trajectory(each.rollout_id, "1", "a-g0", "Lab", seed=seed))
     retelling.end()
     places = [place for place, _ in retelling.fates["a-g0"]]
-    assert places == [Place.FILTERED, Place.DELIVERED, Place.DELIVERED, Place.FAILED, Place.CANCELLED]
+    assert places == [Fate.FILTERED, Fate.DELIVERED, Fate.DELIVERED, Fate.FAILED, Fate.CANCELLED]
     assert retelling.caught["a-g0"].by_filter["even"].count == 1, "the last one came too late to be looked at"

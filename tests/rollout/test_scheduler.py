@@ -9,7 +9,7 @@ import pytest
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.simulated import SimulatedEngine
-from rollwright.rollout import Batch, Place, RolloutScheduler, TooManyRefills
+from rollwright.rollout import Batch, Fate, RolloutScheduler, TooManyRefills
 from rollwright.rollout.episode import level_seed
 from rollwright.store.records import RolloutStatus
 from rollwright.trajectory import StopReason, Trajectory
@@ -81,7 +81,7 @@ def test_one_hung_environment_of_sixteen_is_replaced_and_the_batch_arrives(lab: 
         assert seconds == pytest.approx(32.0)
         assert it.activity.failures == {"environment: timeout": 1}
         assert it.closed == 1
-        assert scheduler.ledger.counts[Place.FAILED] == 0
+        assert scheduler.ledger.counts[Fate.FAILED] == 0
 
     it.run(experiment)
 
@@ -108,7 +108,7 @@ def test_one_environment_that_raises_is_retried_then_recorded_as_failed_and_touc
         assert {each.reward for each in batch.trajectories} == {2.0}
         assert it.activity.failures == {"environment: RuntimeError": 3}
         assert it.failures == [(bad, "environment: RuntimeError: the board fell off the table")]
-        assert scheduler.ledger.counts[Place.FAILED] == 1
+        assert scheduler.ledger.counts[Fate.FAILED] == 1
         assert scheduler.ledger.reasons == {"failed: environment: RuntimeError": 1}
 
     it.run(experiment)
@@ -160,11 +160,11 @@ def test_everything_dispatched_is_accounted_for_at_every_moment(lab: Any, pause:
         delivered = 0
         for _ in range(5):
             delivered += len((await scheduler.get_batch(8)).trajectories)
-            assert scheduler.ledger.counts[Place.DELIVERED] == delivered
+            assert scheduler.ledger.counts[Fate.DELIVERED] == delivered
         watching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await watching
-        for place in (Place.FILTERED, Place.CANCELLED, Place.FAILED):
+        for place in (Fate.FILTERED, Fate.CANCELLED, Fate.FAILED):
             assert scheduler.ledger.counts[place] > 0
 
     it.run(experiment)
@@ -242,7 +242,7 @@ def test_no_token_older_than_the_bound_is_ever_handed_over(lab: Any, pause: Paus
             oldest = max(oldest, *ages)
             await asyncio.sleep(5.0)
             policy.set_version(step + 1)
-        assert scheduler.ledger.counts[Place.STALE] > 0
+        assert scheduler.ledger.counts[Fate.STALE] > 0
         assert set(scheduler.ledger.reasons) >= {"stale: too old"}
         return oldest
 
@@ -278,7 +278,7 @@ def test_the_redundant_members_are_stopped_as_soon_as_the_group_is_complete(lab:
         await asyncio.sleep(0.01)
         assert it.activity.withdrawn == 4
         assert it.activity.inflight == 0
-        assert scheduler.ledger.counts[Place.CANCELLED] == 4
+        assert scheduler.ledger.counts[Fate.CANCELLED] == 4
 
     it.run(experiment)
 
@@ -376,7 +376,7 @@ def test_a_member_that_reports_while_it_is_being_dropped_disturbs_nobody(lab: An
         assert it.activity.refused + it.activity.withdrawn > 0
         assert set(it.activity.failures) == {"engine: EngineError"}
         left = await store_of(scheduler).query_rollouts()
-        assert left.total == scheduler.ledger.counts[Place.RUNNING]
+        assert left.total == scheduler.ledger.counts[Fate.RUNNING]
 
     it.run(experiment)
 
@@ -395,7 +395,7 @@ def test_what_a_synchronous_run_has_left_over_is_stale_once_the_policy_has_moved
         policy.set_version(1)
         batch = await scheduler.get_batch(8)
         assert {each.oldest_version for each in batch.trajectories} == {1}
-        assert scheduler.ledger.counts[Place.STALE] == 8
+        assert scheduler.ledger.counts[Fate.STALE] == 8
         assert scheduler.ledger.reasons["stale: too old"] == 8
 
     it.run(experiment)

@@ -13,13 +13,13 @@ from rollwright.policies.lengths import FixedLength
 from rollwright.policies.players import RandomPlayer
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout import Gate, GroupBook, GroupRules, Place, RolloutContext, RolloutScheduler
+from rollwright.rollout import Fate, GroupBook, GroupRules, InflightLimit, RolloutContext, RolloutScheduler
 from rollwright.rollout.filters import Action, Filter
 from rollwright.rollout.filters.own import OwnTest
+from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.run.local import LocalRun
 from rollwright.store.memory import MemoryStore
 from rollwright.trajectory import Trajectory, floats
-from rollwright.workers import Worker, WorkerSettings
 
 Pause = Callable[..., Awaitable[float]]
 
@@ -35,8 +35,8 @@ class SlowStore(MemoryStore):
 async def with_workers(
     it: Any, store: MemoryStore, delivered: Any, experiment: Callable[..., Awaitable[Any]]
 ) -> Any:
-    context = RolloutContext(store, it.role, lambda _: it.env(), Gate(1000), it.activity)
-    work = asyncio.create_task(Worker(context, "worker-0", WorkerSettings(it.manager.num_envs)).run())
+    context = RolloutContext(store, it.role, lambda _: it.env(), InflightLimit(1000), it.activity)
+    work = asyncio.create_task(RolloutWorker(context, "worker-0", WorkerSettings(it.manager.num_envs)).run())
     scheduler = RolloutScheduler(
         store, it.config, it.manager, lambda: it.policy.version, mode="train", delivered=delivered
     )
@@ -62,7 +62,7 @@ def test_a_caller_that_gives_up_at_any_moment_costs_no_rollout_and_no_batch(
             except TimeoutError:
                 continue
         ids = [each.rollout_id for batch in batches for each in batch.trajectories]
-        assert len(ids) == len(set(ids)) == scheduler.ledger.counts[Place.DELIVERED]
+        assert len(ids) == len(set(ids)) == scheduler.ledger.counts[Fate.DELIVERED]
         assert len(batches) >= 3
         await asyncio.sleep(10.0)
         known = await scheduler._store.query_rollouts()
@@ -83,7 +83,7 @@ def test_a_restart_takes_the_same_decisions_again_replacements_and_all(lab: Any,
     async def run() -> None:
         store = MemoryStore()
         first = lab(behave, limits={"max_attempts": 1}, rollout_batch_size=16, async_generation_ratio=1)
-        counts: dict[Place, int] = {}
+        counts: dict[Fate, int] = {}
 
         async def until_all_waits(scheduler: RolloutScheduler) -> None:
             await asyncio.sleep(100.0)
@@ -92,7 +92,7 @@ def test_a_restart_takes_the_same_decisions_again_replacements_and_all(lab: Any,
 
         with pytest.raises(KeyboardInterrupt):
             await with_workers(first, store, None, until_all_waits)
-        assert (counts[Place.WAITING], counts[Place.FAILED]) == (16, 1)
+        assert (counts[Fate.WAITING], counts[Fate.FAILED]) == (16, 1)
 
         async def after(scheduler: RolloutScheduler) -> None:
             assert scheduler.ledger.counts == counts
@@ -119,7 +119,7 @@ def test_groups_that_were_handed_out_before_a_restart_are_not_handed_out_again(
         delivered = await with_workers(it, store, None, first)
 
         async def second(scheduler: RolloutScheduler) -> list[str]:
-            assert scheduler.ledger.counts[Place.DELIVERED] == 8
+            assert scheduler.ledger.counts[Fate.DELIVERED] == 8
             return [group.group_id for group in (await scheduler.get_batch(8)).groups]
 
         again = await with_workers(lab(lambda env: pause(1.0)), store, delivered, second)
@@ -145,7 +145,7 @@ def test_many_groups_that_grow_old_at_once_do_not_end_the_run(lab: Any, pause: P
         policy.set_version(5)
         batch = await scheduler.get_batch(80)
         assert {each.oldest_version for each in batch.trajectories} == {5}
-        assert scheduler.ledger.counts[Place.STALE] >= 80
+        assert scheduler.ledger.counts[Fate.STALE] >= 80
 
     it.run(experiment)
 
@@ -167,7 +167,7 @@ def test_validation_keeps_its_levels_whatever_the_policy_and_the_failures_do_B10
                 await asyncio.sleep(5.0)
                 policy.set_version(version)
             batch = await waiting
-            return [group.index for group in batch.groups], batch.ledger.counts[Place.FAILED]
+            return [group.index for group in batch.groups], batch.ledger.counts[Fate.FAILED]
 
     levels, failed = run_virtual(run())
     assert set(levels) <= set(range(6))

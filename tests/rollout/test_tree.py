@@ -18,12 +18,10 @@ from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.players import SkilledPlayer
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout import Activity, EnvManager, Gate, Role, RolloutContext
+from rollwright.rollout import Activity, Assignment, EnvManager, InflightLimit, RolloutContext
 from rollwright.rollout.branching import FixedFanOut, RandomExpansion, Uncertainty
-from rollwright.rollout.budget import BudgetUnit
 from rollwright.rollout.episode import CHAIN, Episode, Strategy, new_session, play, read_episode
-from rollwright.rollout.forking import ForkMode
-from rollwright.rollout.tree import Tree
+from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
 from rollwright.run.assembly import SettingsTable, make_env
 from rollwright.run.local import LocalRun
 from rollwright.store.memory import MemoryStore
@@ -64,7 +62,7 @@ def grown(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("branching", [FixedFanOut(1, 9), FixedFanOut(3, 0), Uncertainty(1, 9, 0.0, 0.0)])
 def test_a_tree_of_width_one_is_the_chain(tag: str, seed: int, branching: Any) -> None:
-    chain, tree = grown(CHAIN, tag=tag, seed=seed), grown(Tree(branching), tag=tag, seed=seed)
+    chain, tree = grown(CHAIN, tag=tag, seed=seed), grown(TreeStrategy(branching), tag=tag, seed=seed)
     assert tree.turns == chain.turns
     assert (tree.stop, tree.success, tree.reward) == (chain.stop, chain.success, chain.reward)
 
@@ -73,7 +71,7 @@ def test_a_tree_of_width_one_is_the_chain(tag: str, seed: int, branching: Any) -
 @pytest.mark.parametrize("seed", range(6))
 def test_every_path_of_a_tree_is_what_a_fresh_environment_answers_to_its_actions(tag: str, seed: int) -> None:
     """No branch has touched another's environment."""
-    tree = grown(Tree(FixedFanOut(2, 4)), tag=tag, seed=seed)
+    tree = grown(TreeStrategy(FixedFanOut(2, 4)), tag=tag, seed=seed)
     assert len(leaves(tree.turns)) > 2
 
     async def replayed(leaf: int) -> None:
@@ -95,15 +93,15 @@ def test_every_path_of_a_tree_is_what_a_fresh_environment_answers_to_its_actions
 
 @pytest.mark.parametrize("seed", range(4))
 def test_replayed_copies_give_the_same_tree_as_forked_ones(seed: int) -> None:
-    forked = grown(Tree(FixedFanOut(2, 3), fork=ForkMode.FORK), seed=seed)
-    replayed = grown(Tree(FixedFanOut(2, 3), fork=ForkMode.REPLAY), seed=seed)
+    forked = grown(TreeStrategy(FixedFanOut(2, 3), fork=ForkMode.FORK), seed=seed)
+    replayed = grown(TreeStrategy(FixedFanOut(2, 3), fork=ForkMode.REPLAY), seed=seed)
     assert replayed.turns == forked.turns
     assert replayed.metrics["tree_replayed_steps"] > 0
     assert "tree_replay_mismatches" not in replayed.metrics
 
 
 def test_a_tree_that_branches_at_the_root_only_is_so_many_chains() -> None:
-    tree = grown(Tree(FixedFanOut(3, 9), fork=ForkMode.ROOT))
+    tree = grown(TreeStrategy(FixedFanOut(3, 9), fork=ForkMode.ROOT))
     roots = [turn for turn in tree.turns if turn.after is None]
     assert len(leaves(tree.turns)) == len(roots)
     assert sum(turn.count for turn in roots) == 3
@@ -140,7 +138,7 @@ class Moody:
 
 
 def test_an_environment_that_does_not_replay_is_noticed_and_not_branched_there() -> None:
-    tree = grown(Tree(FixedFanOut(2, 3)), wrap=Moody)
+    tree = grown(TreeStrategy(FixedFanOut(2, 3)), wrap=Moody)
     assert tree.metrics["tree_replay_mismatches"] > 0
     inner = [turn for turn in tree.turns if turn.after is not None]
     assert len({turn.after for turn in inner}) == len(inner)
@@ -173,13 +171,13 @@ def test_the_answers_to_one_question_are_asked_for_at_the_same_time() -> None:
         return await ask(*args)
 
     policy.generate = watched  # type: ignore[method-assign]
-    grown(Tree(FixedFanOut(4, 1)), policy=policy)
+    grown(TreeStrategy(FixedFanOut(4, 1)), policy=policy)
     assert inflight[:4] == [0, 1, 2, 3]
 
 
 def test_answers_that_come_out_the_same_are_one_turn_that_counts_for_all() -> None:
     policy = SimulatedEngine(slots=8, tokens_per_second=10, player=SkilledPlayer(1.0))
-    tree = grown(Tree(FixedFanOut(4, 1)), policy=policy)
+    tree = grown(TreeStrategy(FixedFanOut(4, 1)), policy=policy)
     roots = [turn for turn in tree.turns if turn.after is None]
     assert len(roots) < 4
     assert sum(turn.count for turn in roots) == 4
@@ -195,7 +193,7 @@ def test_answers_that_come_out_the_same_are_one_turn_that_counts_for_all() -> No
 def test_the_weights_of_the_leaves_sum_to_one_and_the_reward_is_the_mean_of_means(
     seed: int, branching: Any
 ) -> None:
-    tree = grown(Tree(branching), seed=seed)
+    tree = grown(TreeStrategy(branching), seed=seed)
     weights = turn_weights(tree.turns)
     assert sum(weights[leaf] for leaf in leaves(tree.turns)) == pytest.approx(1)
 
@@ -213,11 +211,11 @@ def test_the_weights_of_the_leaves_sum_to_one_and_the_reward_is_the_mean_of_mean
 
 @pytest.mark.parametrize("unit", list(BudgetUnit))
 def test_a_budget_bounds_the_tree_and_says_what_it_refused(unit: BudgetUnit) -> None:
-    free = grown(Tree(FixedFanOut(3, 4)))
+    free = grown(TreeStrategy(FixedFanOut(3, 4)))
     limit = {BudgetUnit.TOKENS: 400, BudgetUnit.TURNS: 20, BudgetUnit.TOOL_CALLS: 20, BudgetUnit.LEAVES: 6}[
         unit
     ]
-    bounded = grown(Tree(FixedFanOut(3, 4), budget=limit, unit=unit))
+    bounded = grown(TreeStrategy(FixedFanOut(3, 4), budget=limit, unit=unit))
     assert len(bounded.turns) < len(free.turns)
     assert bounded.metrics["tree_refused"] > 0
     if unit is BudgetUnit.LEAVES:
@@ -245,11 +243,11 @@ async def killed_then_resumed(after: float) -> tuple[Trajectory, int, Activity]:
     """One tree; its first worker dies after some seconds without a word, a second one takes over."""
     table, policy, activity = SettingsTable(build(CONFIG)), engine(), Activity()
 
-    async def role(claimed: AttemptedRollout) -> Role:
-        return Role(table(read_episode(claimed.input)), policy)
+    async def role(claimed: AttemptedRollout) -> Assignment:
+        return Assignment(table(read_episode(claimed.input)), policy)
 
     store = MemoryStore()
-    context = RolloutContext(store, role, make_env, Gate(10), activity)
+    context = RolloutContext(store, role, make_env, InflightLimit(10), activity)
     episode = Episode("FrozenLake", seed=5, mode="train", group_id="g", group=0, member=0, run_seed=1)
     retries = RolloutConfig(unresponsive_seconds=30.0, max_attempts=3)
     await store.enqueue_rollout(msgspec.to_builtins(episode), rollout_id="r", config=retries)

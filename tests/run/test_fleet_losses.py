@@ -6,9 +6,8 @@ import pytest
 
 from rollwright.errors import RollwrightError
 from rollwright.rollout import Activity
-from rollwright.run.fleet import MOST_LOSSES, Fleet
+from rollwright.run.fleet import MOST_LOSSES, Fleet, ScaleRules
 from rollwright.store.memory import MemoryStore
-from rollwright.workers.autoscale import ScaleRules
 
 
 class NoFleet(Fleet):

@@ -9,7 +9,7 @@ from rollwright.agents import Session
 from rollwright.config import build
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Prompt, Sampling
-from rollwright.run.playbook import CONFIG_KEY, StorePlaybook, load_function
+from rollwright.run.playbook import CONFIG_KEY, StoreSettingsSource, load_function
 from rollwright.store.memory import MemoryStore
 
 CONFIG = build(
@@ -33,7 +33,7 @@ async def test_episodes_that_begin_together_share_one_policy() -> None:
     await store.add_resources({CONFIG_KEY: CONFIG.model_dump(mode="json")}, resources_id="mine")
     for _ in range(8):
         await store.enqueue_rollout(EPISODE, resources_id="mine")
-    playbook = StorePlaybook(store)
+    playbook = StoreSettingsSource(store)
     claimed = await store.dequeue_many_rollouts(8, "w")
     roles = await asyncio.gather(*(playbook(each) for each in claimed))
     assert len({id(role.policy) for role in roles}) == 1
@@ -47,7 +47,7 @@ async def test_a_rollout_without_settings_says_what_is_missing() -> None:
     claimed = await store.dequeue_rollout("w")
     assert claimed is not None
     with pytest.raises(ConfigError, match="names no run whose settings"):
-        await StorePlaybook(store)(claimed)
+        await StoreSettingsSource(store)(claimed)
     await store.close()
 
 
@@ -59,7 +59,7 @@ async def test_a_function_without_settings_is_played_and_told_if_it_asks_for_a_m
     await store.enqueue_rollout({"n": 1})
     claimed = await store.dequeue_rollout("w")
     assert claimed is not None
-    playbook = StorePlaybook(store, agent)
+    playbook = StoreSettingsSource(store, agent)
     role = await playbook(claimed)
     assert role.function is agent
     with pytest.raises(ConfigError, match="enqueued without settings"):

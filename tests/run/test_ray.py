@@ -18,7 +18,7 @@ from rollwright.errors import ConfigError, RollwrightError
 from rollwright.policies.players import RandomPlayer
 from rollwright.rollout import Activity, Batch
 from rollwright.run import fleet as fleet_module
-from rollwright.run.fleet import MOST_SHORT_LIVES
+from rollwright.run.fleet import MOST_SHORT_LIVES, ScaleRules
 from rollwright.run.folder import RunReader
 from rollwright.run.local import LocalRun
 from rollwright.store.contract import Store
@@ -26,7 +26,6 @@ from rollwright.store.history import complaints
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import open_store
 from rollwright.store.records import Attempt, AttemptStatus, EnqueueRequest
-from rollwright.workers.autoscale import ScaleRules
 
 ray = pytest.importorskip("ray", reason="needs rollwright[ray]")
 cluster_utils = pytest.importorskip("ray.cluster_utils")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import FormatError
-from rollwright.rollout.ledger import Ledger, Place
+from rollwright.rollout.accounting import Fate, Ledger
 from rollwright.run.retention import (
     FORGOTTEN,
     Forgotten,
@@ -122,7 +122,7 @@ def test_without_a_number_nothing_is_forgotten() -> None:
 def test_what_is_forgotten_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_forgotten(tmp_path) == Forgotten()
     ledger = Ledger(reasons={"filtered: overlong": 3})
-    ledger.counts[Place.DELIVERED] = 12
+    ledger.counts[Fate.DELIVERED] = 12
     ledger.catches.add("overlong", "a.train-g1-m0", 4)
     told = Forgotten(
         "a", Position(7, 20, "ab"), 9, ("a.train-g11",), frozenset({"x", "y"}), ledger, LengthBias(1, 2, 3, 4)
@@ -159,7 +159,7 @@ def test_groups_of_forgotten_steps_above_the_floor_stay_known_as_handed_out() ->
         floor = lowest_index("a", record.since(cut))
         assert floor is not None
         ledger = Ledger()
-        ledger.move(Place.RUNNING, Place.DELIVERED)
+        ledger.move(Fate.RUNNING, Fate.DELIVERED)
         found = forgotten_with(gone, record, cut, floor=floor, settled=ledger, generated=[10], played=True)
         record.forget(cut)
         return found
@@ -168,5 +168,5 @@ def test_groups_of_forgotten_steps_above_the_floor_stay_known_as_handed_out() ->
     assert (gone.floor, gone.delivered, gone.foreign) == (0, ("a.train-g1",), frozenset({"peer"}))
     gone = forget(3)
     assert (gone.floor, gone.delivered, gone.foreign) == (3, ("a.train-g4",), frozenset())
-    assert gone.ledger.counts[Place.DELIVERED] == 2
+    assert gone.ledger.counts[Fate.DELIVERED] == 2
     assert gone.bias == LengthBias(generated=2, generated_tokens=20, trained=3, trained_tokens=0 + 1 + 2)

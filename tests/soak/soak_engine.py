@@ -16,7 +16,12 @@ import msgspec
 import uvloop
 
 from rollwright.policies.http_requests import Request
-from rollwright.policies.simulated_server import Connection, Fault, ServerOptions, SimulatedServer
+from rollwright.policies.simulated_server import (
+    InjectedFault,
+    ServerConnection,
+    ServerOptions,
+    SimulatedServer,
+)
 
 STAMP = re.compile(r"\[(\d+-\d+)\]")
 """What every answer begins with."""
@@ -58,13 +63,13 @@ class _Recording(SimulatedServer):
         return stamp
 
 
-class _RecordingConnection(Connection):
+class _RecordingConnection(ServerConnection):
     def __init__(self, server: _Recording) -> None:
         super().__init__(server)
         self._recording = server
 
     def _answer(
-        self, request: Request, number: int, fault: Fault | None, text: str, share: float = 1.0
+        self, request: Request, number: int, fault: InjectedFault | None, text: str, share: float = 1.0
     ) -> None:
         super()._answer(request, number, fault, f"[{self._recording.note(number, request)}]{text}", share)
 

@@ -13,7 +13,7 @@ from rollwright.config import build
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout import Batch, Place
+from rollwright.rollout import Batch, Fate
 from rollwright.run.local import LocalRun
 from rollwright.training.pipeline import Cadence, LengthBias, Pipeline, Stages
 
@@ -163,7 +163,7 @@ def test_no_token_is_older_at_hand_over_than_the_bound_allows(ratio: float, batc
 
 def test_a_synchronous_run_plays_exactly_what_it_trains_on() -> None:
     lab = Lab(0, train_seconds=10.0).run()
-    assert lab.ledger.counts[Place.DELIVERED] == lab.ledger.opened == STEPS * BATCH
+    assert lab.ledger.counts[Fate.DELIVERED] == lab.ledger.opened == STEPS * BATCH
 
 
 def test_training_overlaps_rollouts_only_in_an_asynchronous_run() -> None:

@@ -24,7 +24,7 @@ from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.rollout.branching import Branching, FixedFanOut, Uncertainty
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play
-from rollwright.rollout.tree import Tree as TreeStrategy
+from rollwright.rollout.tree import TreeStrategy
 from rollwright.training.advantages import (
     GRPO,
     RLOO,

@@ -8,12 +8,12 @@ import pytest
 
 from rollwright.config import build
 from rollwright.policies.players import RandomPlayer
-from rollwright.rollout import Activity, Gate, Role, RolloutContext
+from rollwright.rollout import Activity, Assignment, InflightLimit, RolloutContext
 from rollwright.rollout.episode import EpisodeSettings
+from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.run.assembly import function_settings, make_env
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptedRollout, RolloutConfig
-from rollwright.workers import Worker, WorkerSettings
 
 Agent = Callable[[Any, Any], Awaitable[float]]
 
@@ -33,17 +33,17 @@ class Workshop:
             for number in range(count)
         ]
 
-    def worker(self, agent: Agent, name: str = "worker-0", envs: int = 4, **settings: Any) -> Worker:
+    def worker(self, agent: Agent, name: str = "worker-0", envs: int = 4, **settings: Any) -> RolloutWorker:
         """One with a gate of its own, as every process has."""
         how = play_settings(agent)
 
-        async def playbook(claimed: AttemptedRollout) -> Role:
-            return Role(how, RandomPlayer(), agent)
+        async def playbook(claimed: AttemptedRollout) -> Assignment:
+            return Assignment(how, RandomPlayer(), agent)
 
-        context = RolloutContext(self.store, playbook, make_env, Gate(envs), self.activity)
-        return Worker(context, name, WorkerSettings(envs, **{"resources": None, **settings}))
+        context = RolloutContext(self.store, playbook, make_env, InflightLimit(envs), self.activity)
+        return RolloutWorker(context, name, WorkerSettings(envs, **{"resources": None, **settings}))
 
-    def start(self, worker: Worker) -> "asyncio.Task[None]":
+    def start(self, worker: RolloutWorker) -> "asyncio.Task[None]":
         task = asyncio.create_task(worker.run())
         self._running.append(task)
         return task

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.workers.autoscale import Autoscaler, ScaleRules
+from rollwright.run.fleet import Autoscaler, ScaleRules
 
 COUNTS = st.integers(0, 10_000)
 RULES = st.builds(

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.workers.resources import (
+from rollwright.rollout.resources import (
     MARGIN,
     EpisodeCost,
+    MachineResources,
     ResourceLimits,
-    Resources,
     ResourceWatch,
     ceiling,
     look,
@@ -25,9 +25,9 @@ from rollwright.workers.resources import (
 )
 
 MIB, GIB = 1 << 20, 1 << 30
-PLENTY = Resources(free_memory=8 * GIB, memory=16 * GIB, open_files=10, most_files=1024)
-NO_MEMORY = Resources(free_memory=GIB // 2, memory=16 * GIB, open_files=10, most_files=1024)
-NO_FILES = Resources(free_memory=8 * GIB, memory=16 * GIB, open_files=1000, most_files=1024)
+PLENTY = MachineResources(free_memory=8 * GIB, memory=16 * GIB, open_files=10, most_files=1024)
+NO_MEMORY = MachineResources(free_memory=GIB // 2, memory=16 * GIB, open_files=10, most_files=1024)
+NO_FILES = MachineResources(free_memory=8 * GIB, memory=16 * GIB, open_files=1000, most_files=1024)
 LIMITS = ResourceLimits()
 
 
@@ -39,8 +39,8 @@ def test_what_is_short_is_named_with_its_figures() -> None:
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
 def test_more_that_is_free_is_never_a_shortage_where_less_was_none(free: int, more: int) -> None:
-    less = Resources(free, 2000, open_files=1000 - free, most_files=1000)
-    richer = Resources(free + more, 2000, open_files=max(0, 1000 - free - more), most_files=1000)
+    less = MachineResources(free, 2000, open_files=1000 - free, most_files=1000)
+    richer = MachineResources(free + more, 2000, open_files=max(0, 1000 - free - more), most_files=1000)
     assert shortage(less, LIMITS) is not None or shortage(richer, LIMITS) is None
 
 
@@ -95,7 +95,7 @@ def test_a_ceiling_leaves_what_must_stay_free_and_grows_with_what_is_free(
     episodes: int, free: int, more: int, each: float
 ) -> None:
     cost = EpisodeCost(memory=each * MIB, files=2.0)
-    now = Resources(free * MIB, 8192 * MIB, open_files=100, most_files=1024)
+    now = MachineResources(free * MIB, 8192 * MIB, open_files=100, most_files=1024)
     richer = replace(now, free_memory=(free + more) * MIB)
     most, why = ceiling(now, now, LIMITS, cost, episodes)
     assert most <= ceiling(richer, richer, LIMITS, cost, episodes)[0]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rollwright.errors import ConfigError
-from rollwright.workers import Worker
+from rollwright.rollout.worker import RolloutWorker
 
 PATIENCE = 30.0
 """Seconds after which something that was waited for will not come any more."""
@@ -123,7 +123,7 @@ async def test_a_drained_worker_finishes_what_it_can_and_takes_nothing_new(works
 
 
 async def test_a_worker_that_waits_for_rollouts_drains_at_once(workshop: Any) -> None:
-    idle: Worker = workshop.worker(quick)
+    idle: RolloutWorker = workshop.worker(quick)
     running = workshop.start(idle)
     await asyncio.sleep(0.05)
     assert await idle.drain() == 0

@@ -1,6 +1,7 @@
 """Agents: they get a session, ask it for generations, and know nothing of stores, workers or training."""
 
-from rollwright.agents.boundary import (
+from rollwright.agents.chat import ChatAgent, History, HistoryMode
+from rollwright.agents.failures import (
     TIMEOUT,
     EpisodeFailure,
     TimeLimit,
@@ -9,10 +10,9 @@ from rollwright.agents.boundary import (
     timed_out,
     together,
 )
-from rollwright.agents.chat import ChatAgent, History, HistoryMode
 from rollwright.agents.journal import Interrupted, Journal, JournalEntry, ReplayDiffers, Superseded, entries
 from rollwright.agents.session import OutOfRoom, Session
-from rollwright.agents.stopwatch import Stopwatch
+from rollwright.agents.timing import Stopwatch
 from rollwright.trajectory import Phase
 
 __all__ = [

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from rollwright.agents.boundary import bounded, failed, together
+from rollwright.agents.call_tree import CallNode, CallTree
+from rollwright.agents.failures import bounded, failed, together
 from rollwright.agents.journal import Journal, JournalEntry, name_of, replay
-from rollwright.agents.places import Place, PlaceTree
-from rollwright.agents.stopwatch import Stopwatch, Waiting
+from rollwright.agents.timing import Stopwatch, Waiting
 from rollwright.draws import KeyPart
 from rollwright.envs.base import Step
 from rollwright.errors import FormatError
@@ -112,7 +112,7 @@ class Session:
         self._on_turn = on_turn
         self._asked: list[Question] = []
         """For each turn, what it answers."""
-        self._tree = PlaceTree()
+        self._tree = CallTree()
 
     @property
     def last(self) -> Turn | None:
@@ -192,7 +192,7 @@ class Session:
         """Samples a completion that is no part of the episode, the `number`-th of its kind: it is neither recorded
         nor journalled, and no draw of the episode depends on it."""
         question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
-        return await self._sampled(Place(None, -1 - number, number), question, _is_long(question))
+        return await self._sampled(CallNode(None, -1 - number, number), question, _is_long(question))
 
     async def generate_siblings(
         self,
@@ -214,7 +214,7 @@ class Session:
         places = [self._tree.reserve(after) for _ in range(count)]
         try:
             made = await together(self._answer(place, question) for place in places)
-            kept: dict[object, tuple[Place, Turn]] = {}
+            kept: dict[object, tuple[CallNode, Turn]] = {}
             for place, turn in zip(places, made, strict=True):
                 same = turn.sampled_ids.tobytes() if turn.exact else turn.text
                 first = kept.get(same, (place, msgspec.structs.replace(turn, count=0)))
@@ -224,7 +224,7 @@ class Session:
             for place in places:
                 self._tree.settle(place)
 
-    async def _answer(self, place: Place, question: Question) -> Turn:
+    async def _answer(self, place: CallNode, question: Question) -> Turn:
         """The turn as an earlier attempt recorded it, if one did; else a new one. It has no number of its own yet."""
         journal, long = self._journal, _is_long(question)
         if journal is None:
@@ -246,7 +246,7 @@ class Session:
             self._on_turn(turn)
         return turn
 
-    def _answered_before(self, place: Place) -> Outcome | None:
+    def _answered_before(self, place: CallNode) -> Outcome | None:
         """What the environment last answered before this call. A call that runs beside this one has no answer yet,
         so it does not matter which of them is recorded first."""
         turn_id = place.parent
@@ -257,7 +257,7 @@ class Session:
             turn_id = turn.after
         return None
 
-    def _commit(self, place: Place, turn: Turn, question: Question) -> Turn:
+    def _commit(self, place: CallNode, turn: Turn, question: Question) -> Turn:
         """Gives the turn its number and its links."""
         turns = self.trajectory.turns
         after = place.parent
@@ -269,7 +269,7 @@ class Session:
         self._tree.commit(place, turn)
         return turn
 
-    async def _sampled(self, place: Place, question: Question, long: bool) -> Turn:
+    async def _sampled(self, place: CallNode, question: Question, long: bool) -> Turn:
         """A new turn from the engine, with the number that it has if no other call is under way."""
         turn_id = len(self.trajectory.turns)
         if long:  # others of this event loop would wait while it is taken apart
@@ -331,7 +331,7 @@ class Session:
         if self._journal is None:
             return None
         place = self._tree.of(turn)
-        behind = self._journal.recorded.get(Place(place, place.children, 0).name)
+        behind = self._journal.recorded.get(CallNode(place, place.children, 0).name)
         return None if behind is None else behind.before
 
     def observe(self, turn: Turn, step: Step) -> Turn:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rollwright.agents.boundary import failed
+from rollwright.agents.failures import failed
 from rollwright.agents.journal import ReplayDiffers
 from rollwright.agents.session import OutOfRoom, Session
 from rollwright.envs.base import Step

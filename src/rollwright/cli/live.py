@@ -9,7 +9,7 @@ from rich.text import Text
 from rollwright.cli.pace import Pace
 from rollwright.cli.tables import percent
 from rollwright.config import RunConfig
-from rollwright.rollout import Place
+from rollwright.rollout import Fate
 from rollwright.run.local import LocalRun
 
 REFRESH_SECONDS = 0.25
@@ -57,7 +57,7 @@ class RunView:
     def _episodes_done(self) -> int:
         """Of those that the run will hand out: handed out, or finished and waiting for it."""
         places = self._run.ledger.counts
-        return min(places[Place.DELIVERED] + places[Place.WAITING], episodes_wanted(self._run.config))
+        return min(places[Fate.DELIVERED] + places[Fate.WAITING], episodes_wanted(self._run.config))
 
     def pace(self) -> Pace:
         elapsed = asyncio.get_running_loop().time() - self._began
@@ -67,7 +67,7 @@ class RunView:
         """One line for where there is no terminal."""
         self._measure()
         run, activity = self._run, self._run.activity.total()
-        failed = run.ledger.counts[Place.FAILED]
+        failed = run.ledger.counts[Fate.FAILED]
         parts = [self._step(), str(self.pace()), f"{activity.finished:,} episodes played"]
         if activity.finished:
             done = activity.finished
@@ -93,14 +93,14 @@ class RunView:
         table.add_column()
         table.add_row("progress", self._step())
         table.add_row("", self.pace().bar())
-        failed = f"[red]{places[Place.FAILED]:,}[/]" if places[Place.FAILED] else "0"
+        failed = f"[red]{places[Fate.FAILED]:,}[/]" if places[Fate.FAILED] else "0"
         table.add_row(
-            "episodes", f"{activity.finished:,} done · {places[Place.RUNNING]:,} open · {failed} failed"
+            "episodes", f"{activity.finished:,} done · {places[Fate.RUNNING]:,} open · {failed} failed"
         )
-        left_out = places[Place.FILTERED] + places[Place.STALE] + places[Place.CANCELLED]
+        left_out = places[Fate.FILTERED] + places[Fate.STALE] + places[Fate.CANCELLED]
         table.add_row(
             "trajectories",
-            f"{places[Place.DELIVERED]:,} delivered · {places[Place.WAITING]:,} waiting · {left_out:,} left out",
+            f"{places[Fate.DELIVERED]:,} delivered · {places[Fate.WAITING]:,} waiting · {left_out:,} left out",
         )
         table.add_row("in flight", f"{run.activity.inflight:,} of at most {run.most_inflight:,}")
         waiting = " · ".join(

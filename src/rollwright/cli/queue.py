@@ -19,7 +19,7 @@ from rollwright.cli.pace import clock_time
 from rollwright.cli.workers import StoreOption
 from rollwright.config import RunConfig, load
 from rollwright.errors import RollwrightError
-from rollwright.rollout.causes import FailureCauses
+from rollwright.rollout.accounting import FailureCauses
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.store.contract import Store
 from rollwright.store.opening import open_store

@@ -25,7 +25,7 @@ from rollwright.observe.trees import TreeSums
 from rollwright.observe.views import ViewSizes
 from rollwright.policies.base import Policy
 from rollwright.rollout import Ledger
-from rollwright.rollout.causes import FailureCauses
+from rollwright.rollout.accounting import FailureCauses
 from rollwright.run.baselines import baseline
 from rollwright.run.batch_retention import BatchRetention
 from rollwright.run.engine_check import ask_engine_first

@@ -16,6 +16,7 @@ from rollwright.cli.console import console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.http_server import raise_handle_limit
 from rollwright.rollout import Activity
+from rollwright.rollout.worker import WorkerSettings
 from rollwright.run.garbage import short_collections
 from rollwright.run.playbook import load_function
 from rollwright.run.worker_process import end_with_parent, run_worker
@@ -23,7 +24,6 @@ from rollwright.signals import INTERRUPTS
 from rollwright.store.opening import ADDRESS_VARIABLE, TOKEN_VARIABLE, USUAL_PATIENCE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import ErrorRecord
-from rollwright.workers import WorkerSettings
 
 StoreOption = Annotated[
     str,

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rollwright.gateway.asked import (
-    Asked,
-    Reply,
+from rollwright.gateway.types import (
+    ModelReply,
+    ModelRequest,
     Wishes,
     checked,
     decode,
@@ -76,7 +76,7 @@ _json = msgspec.json
 
 
 class AnthropicMessages:
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes) -> ModelRequest:
         request: _Request = decode(_DECODER, body)
         refuse_options(request, _NEUTRAL)
         messages: list[Message] = []
@@ -84,7 +84,7 @@ class AnthropicMessages:
             messages.append(Message("system", system))
         for place, each in enumerate(request.messages):
             messages.extend(_messages(each, f"messages[{place}]"))
-        return Asked(
+        return ModelRequest(
             messages=checked(messages),
             model=request.model,
             tools=offered((_spec(tool) for tool in request.tools or ()), request.tool_choice),
@@ -107,7 +107,7 @@ class AnthropicMessages:
         content = "\n".join(part for part in (message.content, *odd) if part)
         return msgspec.structs.replace(message, content=content, tool_calls=readable)
 
-    def answer(self, asked: Asked, reply: Reply) -> Mapping[str, Any]:
+    def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]:
         return {
             "id": f"msg_{reply.name}",
             "type": "message",
@@ -119,7 +119,7 @@ class AnthropicMessages:
             "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens},
         }
 
-    def events(self, asked: Asked, reply: Reply) -> Iterator[bytes]:
+    def events(self, asked: ModelRequest, reply: ModelReply) -> Iterator[bytes]:
         def one(kind: str, **data: Any) -> bytes:
             return event({"type": kind, **data}, kind)
 
@@ -202,7 +202,7 @@ def _in_parts(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
 
 
-def _stop_reason(reply: Reply) -> str:
+def _stop_reason(reply: ModelReply) -> str:
     if reply.finish is not FinishReason.STOP:
         return "max_tokens"
     if reply.stop_sequence is not None:

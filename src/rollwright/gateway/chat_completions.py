@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rollwright.gateway.asked import (
-    Asked,
-    Reply,
+from rollwright.gateway.types import (
+    ModelReply,
+    ModelRequest,
     Wishes,
     checked,
     decode,
@@ -111,13 +111,13 @@ _DECODER = msgspec.json.Decoder(_Request)
 
 
 class ChatCompletions:
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes) -> ModelRequest:
         request: _Request = decode(_DECODER, body)
         refuse_options(request, _NEUTRAL)
         if isinstance(request.response_format, dict) and request.response_format.get("type") != "text":
             raise refuse("response_format: only text is supported; ask for JSON in the prompt")
         stop = request.stop or ()
-        return Asked(
+        return ModelRequest(
             messages=checked(_message(place, each) for place, each in enumerate(request.messages)),
             model=request.model,
             tools=offered((_spec(tool.function) for tool in request.tools or ()), request.tool_choice),
@@ -135,7 +135,7 @@ class ChatCompletions:
     def present(self, message: Message) -> Message:
         return message
 
-    def answer(self, asked: Asked, reply: Reply) -> Mapping[str, Any]:
+    def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]:
         said = reply.message
         message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
         if said.reasoning:
@@ -153,7 +153,7 @@ class ChatCompletions:
             "usage": _usage(reply),
         }
 
-    def events(self, asked: Asked, reply: Reply) -> Iterator[bytes]:
+    def events(self, asked: ModelRequest, reply: ModelReply) -> Iterator[bytes]:
         said = reply.message
 
         def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
@@ -216,13 +216,13 @@ def _calls(said: Message) -> list[dict[str, Any]]:
     ]
 
 
-def _finish(reply: Reply) -> str:
+def _finish(reply: ModelReply) -> str:
     if reply.finish is not FinishReason.STOP:
         return "length"
     return "tool_calls" if reply.message.tool_calls else "stop"
 
 
-def _usage(reply: Reply) -> dict[str, int]:
+def _usage(reply: ModelReply) -> dict[str, int]:
     return {
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.completion_tokens,

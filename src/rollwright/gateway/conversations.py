@@ -20,15 +20,15 @@ Key = tuple[Any, ...]
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Node:
+class ConversationNode:
     """A conversation up to some message."""
 
     __slots__ = ("message", "next", "parent", "turns")
 
-    def __init__(self, parent: "Node | None" = None, message: Message | None = None) -> None:
+    def __init__(self, parent: "ConversationNode | None" = None, message: Message | None = None) -> None:
         self.parent = parent
         self.message = message
-        self.next: dict[Key, Node] = {}
+        self.next: dict[Key, ConversationNode] = {}
         self.turns: list[tuple[int, tuple[str, ...]]] = []
         """The turns that ended here, with the ids of the calls they made."""
 
@@ -37,9 +37,9 @@ class Conversations:
     """All conversations of one rollout, as a tree of messages."""
 
     def __init__(self) -> None:
-        self._roots: dict[bytes, Node] = {}
+        self._roots: dict[bytes, ConversationNode] = {}
         """By the tools that the model was told of: they are part of the prompt."""
-        self._ends: dict[int, Node] = {}
+        self._ends: dict[int, ConversationNode] = {}
         """Where each turn ended."""
 
     def __len__(self) -> int:
@@ -63,12 +63,12 @@ class Conversations:
         self, messages: Iterable[Message], tools: Sequence[ToolSpec], answer: Message, turn_id: int
     ) -> None:
         """From now on, `messages` and then `answer` are the conversation that turn `turn_id` ended."""
-        node = self._roots.setdefault(_encode(tools), Node())
+        node = self._roots.setdefault(_encode(tools), ConversationNode())
         for message in (*messages, answer):
             key = _key(message)
             found = node.next.get(key)
             if found is None:
-                found = node.next[key] = Node(node, message)
+                found = node.next[key] = ConversationNode(node, message)
             node = found
         node.turns.append((turn_id, tuple(call.id for call in answer.tool_calls)))
         self._ends[turn_id] = node

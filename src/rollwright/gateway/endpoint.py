@@ -18,12 +18,12 @@ import msgspec
 
 from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
-from rollwright.gateway.asked import Api, Asked, Reply, decode
-from rollwright.gateway.captured import PASSING, CapturedRollout, Given, error_of, refusal_of
 from rollwright.gateway.chat_completions import ChatCompletions
+from rollwright.gateway.recorder import PASSING, Given, RolloutRecorder, error_of, refusal_of
 from rollwright.gateway.registry import Registry
 from rollwright.gateway.responses import Responses
-from rollwright.gateway.retries import Call
+from rollwright.gateway.retries import ModelCall
+from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest, decode
 from rollwright.policies.base import LONGEST_TOKEN
 from rollwright.store.http.body import Body, BodyMemory, Gone, Message, Receive
 from rollwright.store.http.refusals import HttpRefusal
@@ -37,7 +37,7 @@ Decoded = TypeVar("Decoded")
 MAX_BODY = 32 * 1024 * 1024
 """A conversation of a million tokens takes about 5 MiB."""
 
-_APIS: dict[tuple[str, ...], Api] = {
+_APIS: dict[tuple[str, ...], ApiFormat] = {
     ("chat", "completions"): ChatCompletions(),
     ("responses",): Responses(),
     ("messages",): AnthropicMessages(),
@@ -194,8 +194,8 @@ class GatewayApp:
 
     async def _ask(
         self,
-        rollout: CapturedRollout,
-        api: Api,
+        rollout: RolloutRecorder,
+        api: ApiFormat,
         named: "_Named",
         head: _Head,
         receive: Receive,
@@ -221,7 +221,12 @@ class GatewayApp:
 
 
 async def _tell(
-    send: Send, api: Api, asked: Asked, reply: Reply, call: Call, gone: "asyncio.Future[Any]"
+    send: Send,
+    api: ApiFormat,
+    asked: ModelRequest,
+    reply: ModelReply,
+    call: ModelCall,
+    gone: "asyncio.Future[Any]",
 ) -> None:
     if not asked.stream:
         content = _encode(api.answer(asked, reply))
@@ -254,7 +259,7 @@ def _end_request(body: bytes) -> EndRequest:
 class _Named(NamedTuple):
     """What is asked, and what is found out about it where it is read: in a thread, if it is long."""
 
-    asked: Asked
+    asked: ModelRequest
     name: bytes
     """The same when the request is repeated."""
     shown: int
@@ -263,7 +268,7 @@ class _Named(NamedTuple):
     """Characters of all texts: which of the others are part of the prompt is the model's way."""
 
 
-def _named(api: Api, head: _Head, body: bytes) -> _Named:
+def _named(api: ApiFormat, head: _Head, body: bytes) -> _Named:
     key = (head.idempotency_key or b"")[:_LONGEST_KEY]
     asked = api.read(body)
     tools = len(_encode(asked.tools)) if asked.tools else 0
@@ -276,7 +281,7 @@ def _named(api: Api, head: _Head, body: bytes) -> _Named:
     )
 
 
-def _check_limits(asked: Asked) -> None:
+def _check_limits(asked: ModelRequest) -> None:
     """Refuses what is more than any conversation needs."""
     stops = asked.wishes.stop
     for what, found, most in (
@@ -290,7 +295,7 @@ def _check_limits(asked: Asked) -> None:
             raise HttpRefusal(413, "too_large", f"{what}: {found:,} are more than the {most:,} accepted")
 
 
-def _check_room(rollout: CapturedRollout, named: _Named, agent: str) -> None:
+def _check_room(rollout: RolloutRecorder, named: _Named, agent: str) -> None:
     """Refuses a conversation of which it can be told at a glance that it is too long: calls behind it in its rollout
     would wait until it has been taken apart."""
     room, count, length = rollout.session.sequence_length, len(named.asked.messages), named.length
@@ -343,7 +348,7 @@ async def _send_json(send: Send, answer: Any) -> None:
 
 
 async def _send_error(
-    send: Send, api: Api, status: int, kind: str, message: str, *, last: bool = False
+    send: Send, api: ApiFormat, status: int, kind: str, message: str, *, last: bool = False
 ) -> None:
     """`last`: the connection ends with this answer."""
     more = [(b"x-should-retry", b"true" if status in PASSING else b"false")]

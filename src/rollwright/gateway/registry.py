@@ -9,7 +9,7 @@ import secrets
 from typing import NamedTuple
 
 from rollwright.errors import ConfigError
-from rollwright.gateway.captured import OVER, CapturedRollout
+from rollwright.gateway.recorder import OVER, RolloutRecorder
 from rollwright.store.http.refusals import HttpRefusal
 
 _REMEMBERED = 10_000
@@ -18,7 +18,7 @@ _REMEMBERED = 10_000
 
 class _Entry(NamedTuple):
     key: bytes
-    rollout: CapturedRollout
+    rollout: RolloutRecorder
 
 
 class Registry:
@@ -30,7 +30,7 @@ class Registry:
         """Rollouts that are open."""
         return len(self._open)
 
-    def add(self, rollout: CapturedRollout) -> str:
+    def add(self, rollout: RolloutRecorder) -> str:
         """Makes a key for it. An earlier attempt at the same rollout is closed."""
         rollout_id = rollout.session.trajectory.rollout_id
         self.remove(rollout_id)
@@ -38,7 +38,7 @@ class Registry:
         self._open[rollout_id] = _Entry(key.encode(), rollout)
         return key
 
-    def remove(self, rollout_id: str, rollout: CapturedRollout | None = None) -> None:
+    def remove(self, rollout_id: str, rollout: RolloutRecorder | None = None) -> None:
         """Closes it; with `rollout`, only if it is that attempt."""
         entry = self._open.get(rollout_id)
         if entry is None or rollout not in (None, entry.rollout):
@@ -48,7 +48,7 @@ class Registry:
         if len(self._closed) > _REMEMBERED:
             del self._closed[next(iter(self._closed))]
 
-    def find(self, rollout_id: str, key: bytes | None) -> CapturedRollout:
+    def find(self, rollout_id: str, key: bytes | None) -> RolloutRecorder:
         entry = self._open.get(rollout_id)
         if entry is not None and key is not None and hmac.compare_digest(entry.key, key):
             return entry.rollout

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rollwright.gateway.asked import (
-    Asked,
-    Reply,
+from rollwright.gateway.chat_completions import ChatCompletions
+from rollwright.gateway.types import (
+    ModelReply,
+    ModelRequest,
     Wishes,
     checked,
     decode,
@@ -22,7 +23,6 @@ from rollwright.gateway.asked import (
     text_of,
     tool_call,
 )
-from rollwright.gateway.chat_completions import ChatCompletions
 from rollwright.policies.base import ToolSpec
 from rollwright.store.http.refusals import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
@@ -90,7 +90,7 @@ _DECODER = msgspec.json.Decoder(_Request)
 
 
 class Responses:
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes) -> ModelRequest:
         request: _Request = decode(_DECODER, body)
         refuse_options(request, _NEUTRAL)
         if request.text and request.text.format and request.text.format.type != "text":
@@ -98,7 +98,7 @@ class Responses:
         items = request.input
         said = [Message("user", items)] if isinstance(items, str) else _messages(items)
         previous = request.previous_response_id
-        return Asked(
+        return ModelRequest(
             messages=checked(said),
             model=request.model,
             tools=offered((_spec(tool) for tool in request.tools or ()), request.tool_choice),
@@ -116,7 +116,7 @@ class Responses:
     def present(self, message: Message) -> Message:
         return message
 
-    def answer(self, asked: Asked, reply: Reply) -> Mapping[str, Any]:
+    def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]:
         whole = reply.finish is FinishReason.STOP
         return {
             **_head(asked, reply),
@@ -132,11 +132,11 @@ class Responses:
             },
         }
 
-    def events(self, asked: Asked, reply: Reply) -> Iterator[bytes]:
+    def events(self, asked: ModelRequest, reply: ModelReply) -> Iterator[bytes]:
         for number, (kind, data) in enumerate(self._events(asked, reply)):
             yield event({"type": kind, "sequence_number": number, **data}, kind)
 
-    def _events(self, asked: Asked, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _events(self, asked: ModelRequest, reply: ModelReply) -> Iterator[tuple[str, dict[str, Any]]]:
         opening = {**_head(asked, reply), "status": "in_progress", "output": [], "usage": None}
         yield "response.created", {"response": opening}
         yield "response.in_progress", {"response": opening}
@@ -193,7 +193,7 @@ def _spec(tool: _Tool) -> ToolSpec:
     return ToolSpec(tool.name, tool.description or "", tool.parameters)
 
 
-def _head(asked: Asked, reply: Reply) -> dict[str, Any]:
+def _head(asked: ModelRequest, reply: ModelReply) -> dict[str, Any]:
     return {
         "id": f"{_PREFIX}{reply.name}",
         "object": "response",
@@ -221,7 +221,7 @@ def _head(asked: Asked, reply: Reply) -> dict[str, Any]:
     }
 
 
-def _items(reply: Reply) -> list[dict[str, Any]]:
+def _items(reply: ModelReply) -> list[dict[str, Any]]:
     said = reply.message
     items: list[dict[str, Any]] = []
     if said.reasoning:

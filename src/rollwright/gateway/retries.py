@@ -8,15 +8,15 @@ that failed is forgotten, so its repetition is a new try.
 
 import asyncio
 
-from rollwright.gateway.asked import Reply
+from rollwright.gateway.types import ModelReply
 
 
-class Call:
+class ModelCall:
     """One call and who waits for it."""
 
     __slots__ = ("clients", "delivered", "task")
 
-    def __init__(self, task: "asyncio.Task[Reply]") -> None:
+    def __init__(self, task: "asyncio.Task[ModelReply]") -> None:
         self.task = task
         """Goes on when its client leaves: what is sampled is recorded."""
         self.clients = 1
@@ -29,14 +29,14 @@ class Call:
         return self.clients == 0 and not self.delivered
 
 
-class Calls:
+class CallLog:
     """All calls of one rollout."""
 
     def __init__(self) -> None:
-        self._calls: dict[bytes, list[Call]] = {}
-        self._by_turn: dict[int, Call] = {}
+        self._calls: dict[bytes, list[ModelCall]] = {}
+        self._by_turn: dict[int, ModelCall] = {}
 
-    def repeated(self, name: bytes, marked: bool) -> Call | None:
+    def repeated(self, name: bytes, marked: bool) -> ModelCall | None:
         """The earlier call that this request repeats; its caller waits for it from now on."""
         known = self._calls.get(name, ())
         found = next((call for call in known if call.abandoned), None)
@@ -46,25 +46,25 @@ class Calls:
             found.clients += 1
         return found
 
-    def add(self, name: bytes, task: "asyncio.Task[Reply]") -> Call:
-        call = Call(task)
+    def add(self, name: bytes, task: "asyncio.Task[ModelReply]") -> ModelCall:
+        call = ModelCall(task)
         self._calls.setdefault(name, []).append(call)
         return call
 
-    def answered(self, name: bytes, task: "asyncio.Task[Reply]") -> None:
+    def answered(self, name: bytes, task: "asyncio.Task[ModelReply]") -> None:
         """The call has made a turn."""
         for call in self._calls[name]:
             if call.task is task:
                 self._by_turn[task.result().turn_id] = call
 
-    def forget(self, name: bytes, task: "asyncio.Task[Reply]") -> None:
+    def forget(self, name: bytes, task: "asyncio.Task[ModelReply]") -> None:
         self._calls[name] = [call for call in self._calls[name] if call.task is not task]
 
     @property
-    def under_way(self) -> "list[asyncio.Task[Reply]]":
+    def under_way(self) -> "list[asyncio.Task[ModelReply]]":
         return [call.task for call in self._all() if not call.task.done()]
 
-    def undelivered(self) -> list[Reply]:
+    def undelivered(self) -> list[ModelReply]:
         """Answers that were recorded and reached nobody."""
         ended = [call.task for call in self._all() if call.task.done() and not call.delivered]
         return [task.result() for task in ended if not task.cancelled() and task.exception() is None]
@@ -74,5 +74,5 @@ class Calls:
         if (call := self._by_turn.get(turn_id)) is not None:
             call.delivered = True
 
-    def _all(self) -> list[Call]:
+    def _all(self) -> list[ModelCall]:
         return [call for calls in self._calls.values() for call in calls]

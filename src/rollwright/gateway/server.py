@@ -8,8 +8,8 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from rollwright.gateway.captured import CapturedRollout
 from rollwright.gateway.endpoint import MAX_BODY, Administration, GatewayApp
+from rollwright.gateway.recorder import RolloutRecorder
 from rollwright.gateway.registry import Registry
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Gateway:
         self._server = Listener(GatewayApp(self.registry, administration, self._max_body), self._limits)
         self._serving = loop.create_task(self._server.serve([listening]), name="gateway")
 
-    def open(self, rollout: CapturedRollout) -> Access:
+    def open(self, rollout: RolloutRecorder) -> Access:
         """Makes the rollout callable."""
         self.listen()
         key = self.registry.add(rollout)
@@ -77,7 +77,7 @@ class Gateway:
     def address(self, rollout_id: str) -> str:
         return f"{self.url}/rollouts/{quote(rollout_id, safe='')}"
 
-    async def close_rollout(self, rollout: CapturedRollout) -> None:
+    async def close_rollout(self, rollout: RolloutRecorder) -> None:
         """Seals it; late calls are told that it is over."""
         self.registry.remove(rollout.session.trajectory.rollout_id, rollout)
         await rollout.seal()

@@ -25,13 +25,12 @@ from rollwright.agents import (
     entries,
 )
 from rollwright.draws import seed
-from rollwright.gateway.asked import decode
-from rollwright.gateway.captured import CapturedRollout, CaptureRules, ClientSampling, Given
 from rollwright.gateway.endpoint import EndRequest
-from rollwright.gateway.no_board import NO_BOARD
+from rollwright.gateway.recorder import CaptureRules, ClientSampling, Given, RolloutRecorder
 from rollwright.gateway.registry import check_key, unauthorized
 from rollwright.gateway.server import Access, Gateway
-from rollwright.policies.base import Policy, Sampling
+from rollwright.gateway.types import decode
+from rollwright.policies.base import NO_ACTIONS, Policy, Sampling
 from rollwright.store.contract import AttemptRefused, NotFound, Store, StoreError, StoreUnavailable
 from rollwright.store.http.refusals import HttpRefusal, fault_of
 from rollwright.store.records import AttemptedRollout, AttemptStatus, EnqueueRequest, RolloutConfig
@@ -124,7 +123,7 @@ class _Held:
     """An open rollout."""
 
     claimed: AttemptedRollout
-    captured: CapturedRollout
+    captured: RolloutRecorder
     access: Access
     opened: float
     ending: bool = False
@@ -298,14 +297,14 @@ class GatewayService:
             sequence_length=settings.sequence_length,
             generate_timeout=settings.generate_seconds,
             attempt=claimed.attempt.sequence_id,
-            env=NO_BOARD,
+            env=NO_ACTIONS,
             journal=journal,
         )
 
         async def go_another_way() -> None:
             await journal.forget_rest(trajectory)
 
-        captured = CapturedRollout(session, settings.sampling, rules=rules, on_replay_differs=go_another_way)
+        captured = RolloutRecorder(session, settings.sampling, rules=rules, on_replay_differs=go_another_way)
         held = _Held(claimed, captured, self._gateway.open(captured), time.monotonic())
         self._held[claimed.rollout_id] = held
         return held

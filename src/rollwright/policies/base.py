@@ -70,6 +70,23 @@ class Playable(Protocol):
         ...
 
 
+class NoActions:
+    """The `Playable` of a rollout without an environment: players without a model find nothing to choose, so an agent of
+    one's own can be tried out against a simulated engine, which then says filler text."""
+
+    def actions(self) -> list[str]:
+        return []
+
+    def best_action(self) -> str | None:
+        return None
+
+    def answer(self, action: str) -> str:
+        return action
+
+
+NO_ACTIONS: Playable = NoActions()
+
+
 class Prompt(msgspec.Struct, frozen=True, gc=False):
     """One call's input."""
 

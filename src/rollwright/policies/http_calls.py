@@ -20,7 +20,7 @@ from rollwright.errors import ConfigError
 from rollwright.http_client import Answer, BrokenAnswer, HttpClient, TimedOut, Unreachable, Url
 from rollwright.policies.base import EngineError, RateLimited
 from rollwright.policies.openai_api import one_line, server_message
-from rollwright.policies.retry import Cause, RetryPolicy, retry_after_seconds, status_cause
+from rollwright.policies.retry import FaultCause, RetryPolicy, retry_after_seconds, status_cause
 
 KEEP_ALIVE_SECONDS = 4.0
 """vLLM and SGLang (uvicorn) close idle connections after 5 s; letting go first avoids posting into a closing
@@ -34,13 +34,13 @@ MAX_CONTROL_ANSWER = 16 * 1024 * 1024
 
 
 @dataclass
-class Counters:
+class CallCounters:
     """What happened so far."""
 
     requests: int = 0
     """Calls of `generate`, not tries."""
-    retries: Counter[Cause] = field(default_factory=Counter)
-    failures: Counter[Cause] = field(default_factory=Counter)
+    retries: Counter[FaultCause] = field(default_factory=Counter)
+    failures: Counter[FaultCause] = field(default_factory=Counter)
     """Calls that ended with an error, by its last cause."""
     prompt_tokens: int = 0
     """As the engine counted them."""
@@ -49,7 +49,7 @@ class Counters:
     @property
     def pressure(self) -> int:
         """How often the engine refused load or did not answer in time."""
-        causes = (Cause.RATE_LIMITED, Cause.TIMEOUT)
+        causes = (FaultCause.RATE_LIMITED, FaultCause.TIMEOUT)
         return sum(self.retries[cause] + self.failures[cause] for cause in causes)
 
 
@@ -57,7 +57,7 @@ class Counters:
 class Fault:
     """Why one try brought nothing."""
 
-    cause: Cause
+    cause: FaultCause
     detail: str
     retry_after: float | None = None
 
@@ -98,7 +98,7 @@ class HttpCalls:
             raise ConfigError(f"request_timeout: {request_timeout} is not a time; accepted: more than 0 s")
         if max_connections < 1:
             raise ConfigError(f"max_connections: {max_connections} is too few; accepted: 1 or more")
-        self.counters = Counters()
+        self.counters = CallCounters()
         self._headers = {"Content-Type": "application/json"}
         if (key := _key(api_key, api_key_env)) is not None:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -148,11 +148,11 @@ class HttpCalls:
         try:
             answer = await link.client.request(method, url, body, seconds, max_answer=max_answer)
         except TimedOut as fault:
-            return Fault(Cause.TIMEOUT, str(fault))
+            return Fault(FaultCause.TIMEOUT, str(fault))
         except BrokenAnswer as fault:
-            return Fault(Cause.BROKEN_BODY, one_line(f"broken HTTP response: {fault}"))
+            return Fault(FaultCause.BROKEN_BODY, one_line(f"broken HTTP response: {fault}"))
         except Unreachable as fault:
-            return Fault(Cause.CONNECTION, one_line(str(fault)))
+            return Fault(FaultCause.CONNECTION, one_line(str(fault)))
         if answer.status != 200:
             wait = retry_after_seconds(answer.header("Retry-After"))
             detail = f"HTTP {answer.status}: {server_message(answer.body) or answer.reason}"
@@ -182,7 +182,7 @@ class HttpCalls:
 
 def engine_error(fault: Fault, tries: int, where: Url | str) -> EngineError:
     message = f"{where}: {fault.detail} (after {tries} {'try' if tries == 1 else 'tries'})"
-    if fault.cause is Cause.RATE_LIMITED:
+    if fault.cause is FaultCause.RATE_LIMITED:
         return RateLimited(message, fault.retry_after)
     return EngineError(message)
 

@@ -26,7 +26,7 @@ class Request(NamedTuple):
     keep_alive: bool
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Not a request that this server takes."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -66,13 +66,13 @@ class RequestReader:
         end = self._buffer.find(_END_OF_HEAD, 0, MAX_HEAD)
         if end < 0:
             if len(self._buffer) >= MAX_HEAD:
-                raise Refused(431, f"the headers are longer than {MAX_HEAD} bytes")
+                raise RequestRefused(431, f"the headers are longer than {MAX_HEAD} bytes")
             return None
         first, *lines = bytes(self._buffer[:end]).split(b"\r\n")
         del self._buffer[: end + len(_END_OF_HEAD)]
         line = _REQUEST_LINE.fullmatch(first)
         if line is None:
-            raise Refused(400, "the first line is not an HTTP/1.1 request")
+            raise RequestRefused(400, "the first line is not an HTTP/1.1 request")
         headers = _headers(lines)
         self._length = _body_length(headers)
         connection = headers.get(b"connection", b"").lower()
@@ -86,7 +86,7 @@ def _headers(lines: list[bytes]) -> dict[bytes, bytes]:
     for line in lines:
         match = _HEADER.fullmatch(line)
         if match is None:
-            raise Refused(400, "a header line is malformed")
+            raise RequestRefused(400, "a header line is malformed")
         name, value = match[1].lower(), match[2]
         headers[name] = headers[name] + b", " + value if name in headers else value
     return headers
@@ -94,12 +94,12 @@ def _headers(lines: list[bytes]) -> dict[bytes, bytes]:
 
 def _body_length(headers: dict[bytes, bytes]) -> int:
     if b"transfer-encoding" in headers:
-        raise Refused(411, "a body needs a Content-Length; transfer encodings are not supported")
+        raise RequestRefused(411, "a body needs a Content-Length; transfer encodings are not supported")
     if b"expect" in headers:
-        raise Refused(417, "expectations are not supported; send the body at once")
+        raise RequestRefused(417, "expectations are not supported; send the body at once")
     value = headers.get(b"content-length", b"0")
     if not (value.isdigit() and len(value) < 20):
-        raise Refused(400, "Content-Length is not one number")
+        raise RequestRefused(400, "Content-Length is not one number")
     if (length := int(value)) > MAX_BODY:
-        raise Refused(413, f"the body is longer than {MAX_BODY} bytes")
+        raise RequestRefused(413, f"the body is longer than {MAX_BODY} bytes")
     return length

@@ -14,10 +14,10 @@ import msgspec
 from rollwright.errors import ConfigError, FormatError
 from rollwright.http_client.proxies import proxy_for
 from rollwright.policies.base import Capabilities, Generation, Prompt, Renderer, Sampling
-from rollwright.policies.http_calls import Counters, Fault, HttpCalls, endpoint
-from rollwright.policies.openai_api import Api, ChatApi, CompletionsApi
+from rollwright.policies.http_calls import CallCounters, Fault, HttpCalls, endpoint
+from rollwright.policies.openai_api import ChatApi, CompletionsApi, TextApi
 from rollwright.policies.openai_probe import probe_openai
-from rollwright.policies.retry import Cause, RetryPolicy
+from rollwright.policies.retry import FaultCause, RetryPolicy
 
 _TOKEN_BYTES = 2048
 """Of an answer, for each token that was asked for: its text, escaped, and whatever a server adds. Most send under 10."""
@@ -77,7 +77,7 @@ class OpenAIPolicy:
         return self._api.takes_tools
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> CallCounters:
         return self._calls.counters
 
     @property
@@ -115,10 +115,10 @@ class OpenAIPolicy:
         try:
             return self._api.response(answer)
         except FormatError as error:
-            return Fault(Cause.BROKEN_BODY, f"not a completion: {error}")
+            return Fault(FaultCause.BROKEN_BODY, f"not a completion: {error}")
 
 
-def _api(kind: str, model: str, extra_body: Mapping[str, Any]) -> Api:
+def _api(kind: str, model: str, extra_body: Mapping[str, Any]) -> TextApi:
     if kind == "chat":
         return ChatApi(model, extra_body)
     if kind == "completions":

@@ -91,7 +91,7 @@ _decode_chat = msgspec.json.Decoder(_ChatResponse).decode
 _decode_text = msgspec.json.Decoder(_TextResponse).decode
 
 
-class Api(Protocol):
+class TextApi(Protocol):
     """One kind of call."""
 
     @property

@@ -17,8 +17,8 @@ from rollwright.errors import FormatError
 from rollwright.http_client import Url
 from rollwright.policies.base import Capabilities, EngineError, Prompt, Sampling
 from rollwright.policies.http_calls import MAX_CONTROL_ANSWER, Fault, HttpCalls, engine_error
-from rollwright.policies.openai_api import Api
-from rollwright.policies.retry import Cause
+from rollwright.policies.openai_api import TextApi
+from rollwright.policies.retry import FaultCause
 from rollwright.trajectory import Message
 
 ANSWER_SECONDS = 10.0
@@ -39,7 +39,9 @@ NAMED = 10
 TEXT_ONLY = "it returns text without token ids; for training use vllm, sglang, llama_cpp or torch"
 
 
-async def probe_openai(calls: HttpCalls, models: Url, completions: Url, api: Api, model: str) -> Capabilities:
+async def probe_openai(
+    calls: HttpCalls, models: Url, completions: Url, api: TextApi, model: str
+) -> Capabilities:
     """Raises an `EngineError` that says what the server said."""
     can = Capabilities("OpenAI-compatible API", model, missing=TEXT_ONLY)
     listed = await calls.control("GET", models, None, ANSWER_SECONDS, max_answer=MAX_CONTROL_ANSWER)
@@ -66,17 +68,17 @@ def name_some(names: Sequence[str], wanted: str = "") -> str:
     return ", ".join(ordered[:NAMED]) + more
 
 
-async def _one_token(calls: HttpCalls, url: Url, api: Api, unknown: str) -> None:
+async def _one_token(calls: HttpCalls, url: Url, api: TextApi, unknown: str) -> None:
     body = api.request(Prompt("probe", ("probe",), (Message("user", "Hello"),)), Sampling(max_tokens=1))
     tries = 1
     while True:
         answer = await calls.control("POST", url, body, TOKEN_SECONDS, max_answer=MAX_CONTROL_ANSWER)
         if not isinstance(answer, Fault):
             break
-        if answer.cause in (Cause.RATE_LIMITED, Cause.TIMEOUT):
+        if answer.cause in (FaultCause.RATE_LIMITED, FaultCause.TIMEOUT):
             return
-        if answer.cause is not Cause.SERVER_ERROR or tries == SERVER_TRIES:
-            refused = answer.cause is Cause.REFUSED
+        if answer.cause is not FaultCause.SERVER_ERROR or tries == SERVER_TRIES:
+            refused = answer.cause is FaultCause.REFUSED
             raise EngineError(f"{engine_error(answer, tries, url)}{unknown if refused else ''}")
         await asyncio.sleep(PAUSE)
         tries += 1
@@ -92,7 +94,7 @@ def _unknown(model: str, names: Sequence[str]) -> str:
 
 def _spoke(fault: Fault) -> bool:
     """Whether a server answered in HTTP, whatever it said."""
-    return fault.cause in (Cause.REFUSED, Cause.SERVER_ERROR, Cause.RATE_LIMITED)
+    return fault.cause in (FaultCause.REFUSED, FaultCause.SERVER_ERROR, FaultCause.RATE_LIMITED)
 
 
 def _decoded(body: bytes) -> Any:

@@ -20,7 +20,7 @@ _SECONDS = re.compile(r"\s*\d+(\.\d+)?\s*", re.ASCII)
 """HTTP says whole seconds; some servers send fractions."""
 
 
-class Cause(StrEnum):
+class FaultCause(StrEnum):
     """Why a request brought no completion."""
 
     RATE_LIMITED = "rate_limited"
@@ -57,13 +57,15 @@ class RetryPolicy:
                 "0 <= first <= longest and a factor of 1 or more"
             )
 
-    def delay(self, try_number: int, cause: Cause, retry_after: float | None, draw: float) -> float | None:
+    def delay(
+        self, try_number: int, cause: FaultCause, retry_after: float | None, draw: float
+    ) -> float | None:
         """Seconds to wait after try `try_number` (from 1) failed; `None`: give up. `draw` is in [0, 1).
 
         Half of the back-off is random, so that calls which failed together do not come back together; where
         the server said when to come back, the random half is added to that.
         """
-        if cause is Cause.REFUSED or try_number > self.max_retries:
+        if cause is FaultCause.REFUSED or try_number > self.max_retries:
             return None
         half = self._back_off(try_number) / 2
         least = half if retry_after is None else min(retry_after, self.longest)
@@ -76,13 +78,13 @@ class RetryPolicy:
             return self.longest
 
 
-def status_cause(status: int) -> Cause:
+def status_cause(status: int) -> FaultCause:
     """What a status other than 200 means."""
     if status == 429:
-        return Cause.RATE_LIMITED
+        return FaultCause.RATE_LIMITED
     if status >= 500 or status in _RETRIED_STATUSES:
-        return Cause.SERVER_ERROR
-    return Cause.REFUSED
+        return FaultCause.SERVER_ERROR
+    return FaultCause.REFUSED
 
 
 def retry_after_seconds(header: str | None, now: datetime | None = None) -> float | None:

@@ -40,7 +40,7 @@ _decode_text = msgspec.json.Decoder(_TextBody).decode
 encode = msgspec.json.Encoder().encode
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     status: int
     body: bytes
     headers: bytes = b""
@@ -58,7 +58,7 @@ class Reply(NamedTuple):
 
 def completion(
     request: Request, number: int, text: str, share: float, weights: SimulatedWeights, raw_logprobs: bool
-) -> Reply:
+) -> HttpReply:
     """The answer to a good request, or the refusal of a bad one."""
     chat = request.path == CHAT
     try:
@@ -91,7 +91,7 @@ def completion(
             "total_tokens": prompt_tokens + tokens,
         },
     }
-    return Reply(200, encode(answer))
+    return HttpReply(200, encode(answer))
 
 
 def _text_choice(text: str, max_tokens: int | None) -> tuple[dict[str, Any], int]:
@@ -105,5 +105,5 @@ def _text_choice(text: str, max_tokens: int | None) -> tuple[dict[str, Any], int
     return {"index": 0, "finish_reason": finish, "text": text}, len(tokens)
 
 
-def error(status: int, message: str, headers: str = "") -> Reply:
-    return Reply(status, encode({"error": {"message": message, "code": status}}), headers.encode())
+def error(status: int, message: str, headers: str = "") -> HttpReply:
+    return HttpReply(status, encode({"error": {"message": message, "code": status}}), headers.encode())

@@ -25,10 +25,10 @@ import typer
 
 from rollwright.draws import uniform
 from rollwright.errors import ConfigError
-from rollwright.policies.http_requests import Refused, Request, RequestReader
+from rollwright.policies.http_requests import Request, RequestReader, RequestRefused
 from rollwright.policies.lengths import filler_text, lognormal
 from rollwright.policies.luck import luck
-from rollwright.policies.simulated_replies import CHAT, TEXT, Reply, completion, encode, error
+from rollwright.policies.simulated_replies import CHAT, TEXT, HttpReply, completion, encode, error
 from rollwright.policies.simulated_vllm import CONTROL, SimulatedWeights
 from rollwright.policies.slots import Slots
 
@@ -39,7 +39,7 @@ _BACKLOG = 4096
 """Connections that may wait to be accepted: a benchmark opens thousands at once."""
 
 
-class Fault(StrEnum):
+class InjectedFault(StrEnum):
     """What the server does instead of answering."""
 
     RATE_LIMIT = "rate_limit"
@@ -90,8 +90,8 @@ class ServerOptions:
             raise ConfigError("actions: none given; accepted: one or more, with commas between them")
 
     @property
-    def rates(self) -> dict[Fault, float]:
-        return {fault: getattr(self, f"{fault}_rate") for fault in Fault}
+    def rates(self) -> dict[InjectedFault, float]:
+        return {fault: getattr(self, f"{fault}_rate") for fault in InjectedFault}
 
 
 class SimulatedServer:
@@ -112,7 +112,7 @@ class SimulatedServer:
         self._requests += 1
         return self._requests
 
-    def fate(self, number: int) -> tuple[Fault | None, str]:
+    def fate(self, number: int) -> tuple[InjectedFault | None, str]:
         """What request `number` meets: a fault, or else this text."""
         share, pick = luck(self.options.seed, number, "server")
         for fault, rate in self._rates:
@@ -127,7 +127,7 @@ class SimulatedServer:
         draw = uniform(self.options.seed, number, "latency")
         return lognormal(self.options.latency, self.options.latency_sigma, draw)
 
-    def lookup(self, request: Request) -> Reply:
+    def lookup(self, request: Request) -> HttpReply:
         """Everything but completions."""
         known: dict[str, Any] = {
             "/health": {"status": "ok"},
@@ -141,10 +141,10 @@ class SimulatedServer:
             return error(404, f"there is no {request.path} here")
         if request.method != "GET" or request.path in posted:
             return error(405, f"{request.path} does not take {request.method}")
-        return Reply(200, encode(known[request.path]))
+        return HttpReply(200, encode(known[request.path]))
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """One client's connection; its requests are served one after the other."""
 
     _transport: asyncio.Transport
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
                 if request is None:
                     return
                 self._serve(request)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             self._send(error(refusal.status, str(refusal)), keep_alive=False)
 
     def _serve(self, request: Request) -> None:
@@ -187,8 +187,8 @@ class Connection(asyncio.Protocol):
             return
         number = self._server.count()
         fault, text = self._server.fate(number)
-        if fault is Fault.RATE_LIMIT or (
-            fault is not Fault.HANG
+        if fault is InjectedFault.RATE_LIMIT or (
+            fault is not InjectedFault.HANG
             and not self._server.options.latency
             and self._server.slots is None
             and not self._server.weights.paused
@@ -199,8 +199,10 @@ class Connection(asyncio.Protocol):
                 self._serve_slowly(request, number, fault, text)
             )
 
-    async def _serve_slowly(self, request: Request, number: int, fault: Fault | None, text: str) -> None:
-        if fault is Fault.HANG:
+    async def _serve_slowly(
+        self, request: Request, number: int, fault: InjectedFault | None, text: str
+    ) -> None:
+        if fault is InjectedFault.HANG:
             await self._hang()
         share = await self._server.weights.work(self._server.slots, self._server.seconds(number))
         self._task = None
@@ -213,7 +215,7 @@ class Connection(asyncio.Protocol):
         if slots is not None:
             await slots.acquire()
         try:
-            self._server.outcomes[Fault.HANG] += 1
+            self._server.outcomes[InjectedFault.HANG] += 1
             await asyncio.get_running_loop().create_future()
         finally:
             if slots is not None:
@@ -221,7 +223,7 @@ class Connection(asyncio.Protocol):
 
     async def _change(self, request: Request) -> None:
         try:
-            reply = Reply(200, encode(await self._server.weights.change(request.path, request.body)))
+            reply = HttpReply(200, encode(await self._server.weights.change(request.path, request.body)))
         except (ValueError, KeyError, TypeError, AttributeError) as mistake:
             reply = error(400, f"{request.path}: not understood: {mistake}")
         self._task = None
@@ -233,13 +235,13 @@ class Connection(asyncio.Protocol):
         self._serve_buffered()
 
     def _answer(
-        self, request: Request, number: int, fault: Fault | None, text: str, share: float = 1.0
+        self, request: Request, number: int, fault: InjectedFault | None, text: str, share: float = 1.0
     ) -> None:
         options, weights = self._server.options, self._server.weights
         reply = completion(request, number, text, share, weights, options.raw_logprobs)
         if reply.status == 200 and fault is not None:
             self._server.outcomes[fault] += 1
-            if fault is Fault.DROP:
+            if fault is InjectedFault.DROP:
                 self._transport.abort()
                 return
             reply = _faulty(fault, reply, self._server.options.retry_after)
@@ -247,20 +249,20 @@ class Connection(asyncio.Protocol):
             self._server.outcomes["answer" if reply.status == 200 else "refusal"] += 1
         self._send(reply, request.keep_alive)
 
-    def _send(self, reply: Reply, keep_alive: bool) -> None:
+    def _send(self, reply: HttpReply, keep_alive: bool) -> None:
         self._transport.write(reply.to_bytes(keep_alive))
         if not keep_alive:
             self._transport.close()
 
 
-def _faulty(fault: Fault, reply: Reply, retry_after: float) -> Reply:
-    if fault is Fault.WRONG_LOGPROBS:
+def _faulty(fault: InjectedFault, reply: HttpReply, retry_after: float) -> HttpReply:
+    if fault is InjectedFault.WRONG_LOGPROBS:
         answer = msgspec.json.decode(reply.body)
         answer["choices"][0].get("logprobs", {}).get("token_logprobs", [None]).pop()
         return reply._replace(body=encode(answer))
-    if fault is Fault.TRUNCATE:
+    if fault is InjectedFault.TRUNCATE:
         return reply._replace(body=reply.body[: len(reply.body) // 2])
-    if fault is Fault.RATE_LIMIT:
+    if fault is InjectedFault.RATE_LIMIT:
         return error(429, "too many requests, as rate_limit_rate says", f"Retry-After: {retry_after:g}\r\n")
     return error(500, "an internal error, as error_rate says")
 
@@ -270,7 +272,7 @@ async def serve(options: ServerOptions, until_stdin_closes: bool = False) -> Non
     loop = asyncio.get_running_loop()
     shared = SimulatedServer(options)
     listener = await loop.create_server(
-        lambda: Connection(shared), "127.0.0.1", options.port, backlog=_BACKLOG
+        lambda: ServerConnection(shared), "127.0.0.1", options.port, backlog=_BACKLOG
     )
     typer.echo(listener.sockets[0].getsockname()[1])
     ended = loop.create_future()

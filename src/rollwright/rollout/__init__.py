@@ -1,33 +1,35 @@
 """Playing rollouts: environment managers, the scheduler, strategies and filters."""
 
-from rollwright.rollout.activity import Activity
-from rollwright.rollout.env_manager import EnvManager, Playbook, Role, RolloutContext
-from rollwright.rollout.episode import Chain, Episode, EpisodeSettings, Limits
+from rollwright.rollout.accounting import Activity, Fate, Ledger
+from rollwright.rollout.concurrency import InflightLimit
+from rollwright.rollout.env_manager import Assignment, EnvManager, RolloutContext, SettingsSource
+from rollwright.rollout.episode import ChainStrategy, Episode, EpisodeSettings, Limits
 from rollwright.rollout.function import AgentFunction, ThreadSession
-from rollwright.rollout.gate import Gate
 from rollwright.rollout.groups import Group, GroupBook, GroupRules
-from rollwright.rollout.ledger import Ledger, Place
 from rollwright.rollout.scheduler import Batch, RolloutScheduler, TooManyRefills
+from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 
 __all__ = [
     "Activity",
     "AgentFunction",
+    "Assignment",
     "Batch",
-    "Chain",
+    "ChainStrategy",
     "EnvManager",
     "Episode",
     "EpisodeSettings",
-    "Gate",
+    "Fate",
     "Group",
     "GroupBook",
     "GroupRules",
+    "InflightLimit",
     "Ledger",
     "Limits",
-    "Place",
-    "Playbook",
-    "Role",
     "RolloutContext",
     "RolloutScheduler",
+    "RolloutWorker",
+    "SettingsSource",
     "ThreadSession",
     "TooManyRefills",
+    "WorkerSettings",
 ]

@@ -31,11 +31,11 @@ from rollwright.envs.base import Env
 from rollwright.errors import FormatError
 from rollwright.gateway import Gateway
 from rollwright.policies.base import Policy
-from rollwright.rollout.activity import Activity
+from rollwright.rollout.accounting import Activity
+from rollwright.rollout.concurrency import InflightLimit
 from rollwright.rollout.episode import EpisodeSettings, new_session, play, read_episode
 from rollwright.rollout.function import AgentFunction, function_session, play_function
-from rollwright.rollout.gate import Gate
-from rollwright.rollout.store_journal import StoreJournal
+from rollwright.rollout.recovery import StoreJournal
 from rollwright.store.contract import AttemptRefused, NotFound, Store
 from rollwright.store.records import AttemptedRollout, AttemptStatus
 from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory, check, check_rewards
@@ -51,7 +51,7 @@ STALE = "stale"
 
 
 @dataclass(frozen=True)
-class Role:
+class Assignment:
     """How to play one rollout, and with what."""
 
     settings: EpisodeSettings
@@ -61,7 +61,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Result:
+class PlayedAttempt:
     """What an attempt commits: checked and encoded, so that nothing unreadable can be."""
 
     trajectory: Trajectory
@@ -72,8 +72,8 @@ Claim = Callable[[], Awaitable[AttemptedRollout | None]]
 """Gives the next rollout to play, or `None` when there are to be no more."""
 
 
-class Playbook(Protocol):
-    async def __call__(self, claimed: AttemptedRollout) -> Role:
+class SettingsSource(Protocol):
+    async def __call__(self, claimed: AttemptedRollout) -> Assignment:
         """Raises what it likes for a rollout that cannot be played here; that rollout fails alone."""
         ...
 
@@ -83,9 +83,9 @@ class RolloutContext:
     """What all environment managers of a worker share."""
 
     store: Store
-    playbook: Playbook
+    playbook: SettingsSource
     make_env: Callable[[EpisodeSettings], Env]
-    gate: Gate
+    gate: InflightLimit
     """Limits the episodes in flight."""
     activity: Activity = field(default_factory=Activity)
     gateway: Gateway = field(default_factory=Gateway)
@@ -101,7 +101,7 @@ class EnvManager:
         self._env: Env | None = None
         self._env_of: EpisodeSettings | None = None
         """What `_env` was made for; it is kept while the next episode wants the same."""
-        self._attempt_task: asyncio.Task[Result | ErrorRecord] | None = None
+        self._attempt_task: asyncio.Task[PlayedAttempt | ErrorRecord] | None = None
         self._holds: tuple[str, str] | None = None
         self.left_behind: tuple[str, str] | None = None
         """Rollout and attempt whose end nobody reported, because the loop itself was cancelled meanwhile."""
@@ -158,7 +158,7 @@ class EnvManager:
             self._holds = None
             self._withdrawn = False
 
-    async def _played(self, claimed: AttemptedRollout) -> Result | ErrorRecord | None:
+    async def _played(self, claimed: AttemptedRollout) -> PlayedAttempt | ErrorRecord | None:
         """How the attempt ended; `None`: it was withdrawn, also when its code went on regardless."""
         task = self._attempt_task = asyncio.create_task(self._attempt(claimed), name=claimed.rollout_id)
         try:
@@ -177,7 +177,7 @@ class EnvManager:
         message = "its code cancelled the attempt; nobody else had"
         return ErrorRecord(Boundary.SYSTEM, asyncio.CancelledError.__name__, message, 0)
 
-    async def _attempt(self, claimed: AttemptedRollout) -> Result | ErrorRecord:
+    async def _attempt(self, claimed: AttemptedRollout) -> PlayedAttempt | ErrorRecord:
         """Plays from the journal, if there is one; anew, if the journal turns out to be of no use."""
         context = self._context
         stopwatch = Stopwatch(self._worker_id)
@@ -193,7 +193,7 @@ class EnvManager:
                 context.activity.replays_differed += 1
                 await journal.clear()
                 trajectory = await self._play(claimed, role, journal, stopwatch)
-            return Result(trajectory, check_rewards(check(trajectory)).to_bytes())
+            return PlayedAttempt(trajectory, check_rewards(check(trajectory)).to_bytes())
         except (AttemptRefused, NotFound, Superseded):
             raise
         except EpisodeFailure as failure:
@@ -215,7 +215,7 @@ class EnvManager:
             await journal.clear()
 
     async def _play(
-        self, claimed: AttemptedRollout, role: Role, journal: StoreJournal, stopwatch: Stopwatch
+        self, claimed: AttemptedRollout, role: Assignment, journal: StoreJournal, stopwatch: Stopwatch
     ) -> Trajectory:
         activity = self._context.activity
         session: Session
@@ -255,14 +255,14 @@ class EnvManager:
         finally:
             activity.replayed_turns += session.replayed_turns
 
-    async def _report(self, claimed: AttemptedRollout, end: Result | ErrorRecord) -> None:
+    async def _report(self, claimed: AttemptedRollout, end: PlayedAttempt | ErrorRecord) -> None:
         session: Session | None = self._context.activity.sessions.get(claimed.rollout_id)
         stopwatch = session.stopwatch if session is not None else Stopwatch()
         with stopwatch.waiting(Phase.STORE, "commit"):
             await self._tell(claimed, end)
         self._context.activity.commit_seconds += stopwatch.waits[-1].seconds
 
-    async def _tell(self, claimed: AttemptedRollout, end: Result | ErrorRecord) -> None:
+    async def _tell(self, claimed: AttemptedRollout, end: PlayedAttempt | ErrorRecord) -> None:
         activity = self._context.activity
         store = self._context.store
         held = claimed.rollout_id, claimed.attempt.attempt_id

@@ -31,7 +31,7 @@ from rollwright.agents import (
 from rollwright.cancellation import is_asked_for
 from rollwright.envs.base import Env, Reset
 from rollwright.errors import FormatError
-from rollwright.gateway.captured import CaptureRules
+from rollwright.gateway.recorder import CaptureRules
 from rollwright.policies.base import Playable, Policy, Sampling
 from rollwright.rollout.filters import Filter, stops
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
@@ -92,7 +92,7 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChainStrategy:
     """The plain strategy: generate, step, observe, and again, along one path."""
 
     async def play(
@@ -124,7 +124,7 @@ class Chain:
         return StopReason.MAX_STEPS
 
 
-CHAIN = Chain()
+CHAIN = ChainStrategy()
 
 
 def end_of(turn: Turn) -> StopReason | None:

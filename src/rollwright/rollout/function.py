@@ -27,9 +27,8 @@ from rollwright.cancellation import is_asked_for
 from rollwright.draws import digest
 from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import FormatError, RollwrightError
-from rollwright.gateway import Access, CapturedRollout, CaptureRules, Gateway
-from rollwright.gateway.no_board import NO_BOARD
-from rollwright.policies.base import Parsed, Policy, Sampling, ToolSpec
+from rollwright.gateway import Access, CaptureRules, Gateway, RolloutRecorder
+from rollwright.policies.base import NO_ACTIONS, Parsed, Policy, Sampling, ToolSpec
 from rollwright.rollout.episode import EpisodeSettings
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Boundary, Message, StopReason, Trajectory, Turn, reward_of
@@ -46,7 +45,7 @@ class FunctionSession(Session):
     gateway: Gateway | None = None
     rules: CaptureRules = CaptureRules()
     """What an agent that is reached so may do."""
-    captured: CapturedRollout | None = None
+    captured: RolloutRecorder | None = None
     """What came in through the gateway; `None`: nobody has asked for an address."""
     _access: Access | None = None
 
@@ -63,7 +62,7 @@ class FunctionSession(Session):
         if self._access is None:
             if self.gateway is None:
                 raise RollwrightError("session.base_url: this run has no gateway")
-            self.captured = CapturedRollout(self, self._sampling, rules=self.rules)
+            self.captured = RolloutRecorder(self, self._sampling, rules=self.rules)
             self._access = self.gateway.open(self.captured)
         return self._access
 
@@ -158,7 +157,7 @@ def function_session(
         sequence_length=settings.sequence_length,
         generate_timeout=settings.limits.generate,
         attempt=claimed.attempt.sequence_id,
-        env=NO_BOARD,
+        env=NO_ACTIONS,
         journal=journal,
         on_turn=on_turn,
     )
@@ -215,7 +214,7 @@ def _failure(error: BaseException, expired: bool, settings: EpisodeSettings, tur
     return failed(Boundary.AGENT, error, turns)
 
 
-def _judge(trajectory: Trajectory, reward: float | None, captured: CapturedRollout | None) -> None:
+def _judge(trajectory: Trajectory, reward: float | None, captured: RolloutRecorder | None) -> None:
     """The reward that the function returned counts; else the one that its agent gave by HTTP; else 0."""
     given = captured.given if captured is not None else None
     if given is not None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollwright.errors import ConfigError
+from rollwright.rollout.accounting import Fate, FateReason, Ledger
 from rollwright.rollout.episode import Episode, level_seed
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
-from rollwright.rollout.ledger import Fate, Ledger, Place
 from rollwright.trajectory import Trajectory
 
 
@@ -193,9 +193,9 @@ class GroupBook:
         trajectory, dropped = judge(self._rules.filters, trajectory, catches)
         self._caught(group, catches)
         if dropped is not None:
-            self._move(group, Place.RUNNING, Place.FILTERED, dropped)
+            self._move(group, Fate.RUNNING, Fate.FILTERED, dropped)
             return self._replace(group, f"filter {dropped}")
-        self._move(group, Place.RUNNING, Place.WAITING)
+        self._move(group, Fate.RUNNING, Fate.WAITING)
         group.finished[member] = trajectory
         if len(group.finished) == self._rules.group_size:
             return self._settle(group)
@@ -206,7 +206,7 @@ class GroupBook:
         if rollout_id not in self._home:
             return NOTHING
         group, _ = self._leave(rollout_id)
-        self._move(group, Place.RUNNING, Place.FAILED, reason)
+        self._move(group, Fate.RUNNING, Fate.FAILED, reason)
         return self._replace(group, reason)
 
     def _replace(self, group: Group, reason: str) -> Decision:
@@ -219,7 +219,7 @@ class GroupBook:
             return Decision(enqueue=[self._open_member(group)])
         if len(group.finished) + len(group.running) < rules.fewest:
             why = f"{len(group.failures)} members failed or were filtered, last: {reason}"
-            return self._drop(group, Place.FILTERED, f"{BELOW_MIN_GROUP_SIZE} ({why})")
+            return self._drop(group, Fate.FILTERED, f"{BELOW_MIN_GROUP_SIZE} ({why})")
         return self._settle(group) if not group.running else NOTHING
 
     def grow_stale(self, rollout_id: str) -> Decision:
@@ -227,8 +227,8 @@ class GroupBook:
         if rollout_id not in self._home:
             return NOTHING
         group, _ = self._leave(rollout_id)
-        self._move(group, Place.RUNNING, Place.STALE, _TOO_OLD)
-        return self._drop(group, Place.STALE, _TOO_OLD)
+        self._move(group, Fate.RUNNING, Fate.STALE, _TOO_OLD)
+        return self._drop(group, Fate.STALE, _TOO_OLD)
 
     def take(self, batch_size: int, version: int) -> list[Group] | None:
         """Complete groups with at least `batch_size` trajectories; `None` while there are not enough.
@@ -247,13 +247,13 @@ class GroupBook:
             group = self._complete.popleft()
             count += len(group.finished)
             taken.append(group)
-            self._move(group, Place.WAITING, Place.DELIVERED, count=len(group.finished))
+            self._move(group, Fate.WAITING, Fate.DELIVERED, count=len(group.finished))
             self._close(group)
         self._ready -= count
         return taken
 
     def settle_as_delivered(
-        self, group_id: str, fates: Sequence[Fate] = (), caught: Catches | None = None
+        self, group_id: str, fates: Sequence[FateReason] = (), caught: Catches | None = None
     ) -> None:
         """After a restart: this group was handed out before it. `fates`: what became of its members, as far as it is
         still known; of the others, the first are taken for those that were handed out. `caught`: by filters, in it."""
@@ -264,11 +264,11 @@ class GroupBook:
         for number, rollout_id in enumerate(sorted(group.running)):
             self._leave(rollout_id)
             if number < len(fates):
-                self._move(group, Place.RUNNING, *fates[number])
+                self._move(group, Fate.RUNNING, *fates[number])
             elif number < missing:
-                self._move(group, Place.RUNNING, Place.DELIVERED)
+                self._move(group, Fate.RUNNING, Fate.DELIVERED)
             else:
-                self._move(group, Place.RUNNING, Place.CANCELLED, "settled before the restart")
+                self._move(group, Fate.RUNNING, Fate.CANCELLED, "settled before the restart")
         if caught is not None:
             self._caught(group, caught)
         self._close(group)
@@ -313,12 +313,12 @@ class GroupBook:
     def _settle(self, group: Group) -> Decision:
         """The group has all it will get: it is complete, unless the filter leaves it out."""
         if self._too_old(group, self._swept):
-            return self._drop(group, Place.STALE, _TOO_OLD)
+            return self._drop(group, Fate.STALE, _TOO_OLD)
         catches = Catches()
         members, dropped = judge_group(self._rules.filters, group.trajectories, catches)
         self._caught(group, catches)
         if dropped is not None:
-            return self._drop(group, Place.FILTERED, dropped)
+            return self._drop(group, Fate.FILTERED, dropped)
         group.finished = dict(zip(sorted(group.finished), members, strict=True))
         cancel = self._cancel_running(group, NOT_NEEDED)
         del self._open[group.group_id]
@@ -338,7 +338,7 @@ class GroupBook:
                 continue
             count = len(group.finished)
             self._ready -= count
-            self._move(group, Place.WAITING, Place.STALE, _TOO_OLD, count=count)
+            self._move(group, Fate.WAITING, Fate.STALE, _TOO_OLD, count=count)
             self._close(group)
         self._complete = fresh
 
@@ -349,8 +349,8 @@ class GroupBook:
         ages = (version - v for t in group.trajectories if (v := t.oldest_version) is not None)
         return max(ages, default=0) > bound
 
-    def _drop(self, group: Group, place: Place, reason: str) -> Decision:
-        self._move(group, Place.WAITING, place, reason, count=len(group.finished))
+    def _drop(self, group: Group, place: Fate, reason: str) -> Decision:
+        self._move(group, Fate.WAITING, place, reason, count=len(group.finished))
         why = f"its group was dropped: {reason}"
         cancel = self._cancel_running(group, why)
         del self._open[group.group_id]
@@ -362,10 +362,10 @@ class GroupBook:
         cancel = sorted(group.running)
         for rollout_id in cancel:
             self._leave(rollout_id)
-            self._move(group, Place.RUNNING, Place.CANCELLED, reason)
+            self._move(group, Fate.RUNNING, Fate.CANCELLED, reason)
         return cancel
 
-    def _move(self, group: Group, old: Place, new: Place, reason: str | None = None, count: int = 1) -> None:
+    def _move(self, group: Group, old: Fate, new: Fate, reason: str | None = None, count: int = 1) -> None:
         self.ledger.move(old, new, reason, count)
         group.account.move(old, new, reason, count)
 

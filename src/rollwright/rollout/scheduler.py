@@ -20,7 +20,7 @@ import msgspec
 from rollwright.agents import EpisodeFailure, failed
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import FormatError, RollwrightError, RunClosed
-from rollwright.rollout.causes import FailureCauses
+from rollwright.rollout.accounting import FailureCauses, Fate, Ledger
 from rollwright.rollout.env_manager import STALE
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
@@ -32,8 +32,7 @@ from rollwright.rollout.groups import (
     Version,
     check_batch_size,
 )
-from rollwright.rollout.ledger import Ledger, Place
-from rollwright.rollout.retelling import NO_REASON, Retelling
+from rollwright.rollout.recovery import NO_REASON, CompletionReplay
 from rollwright.store.contract import Store
 from rollwright.store.records import (
     AttemptStatus,
@@ -259,7 +258,7 @@ class RolloutScheduler:
         reasons = {
             reason: count
             for reason, count in self.ledger.reasons.items()
-            if not reason.startswith((f"{Place.FAILED}:", f"{Place.CANCELLED}:"))
+            if not reason.startswith((f"{Fate.FAILED}:", f"{Fate.CANCELLED}:"))
             and BELOW_MIN_GROUP_SIZE not in reason
         }
         most = max(reasons, key=reasons.__getitem__, default=None)
@@ -329,9 +328,9 @@ class RolloutScheduler:
         """Those of this stream that the store has."""
         return set(await rollout_ids(self._store, self._book.prefix, self._mode))
 
-    async def _retold(self, log: Sequence[Completion], delivered: Collection[str]) -> Retelling:
+    async def _retold(self, log: Sequence[Completion], delivered: Collection[str]) -> CompletionReplay:
         """What became of the members of groups that were handed out, and what the filters caught among them."""
-        retelling = Retelling(delivered, self._group_size, self._book.filters)
+        retelling = CompletionReplay(delivered, self._group_size, self._book.filters)
         for first in range(0, len(log), RESTORED_AT_ONCE):
             part = log[first : first + RESTORED_AT_ONCE]
             wanted = [each.rollout_id for each in part if retelling.asks_for(each)]

@@ -1,23 +1,158 @@
-"""The tree strategy: several answers to a question, each played on with an environment of its own.
+"""The tree strategy: several answers to a question, each continued with an environment of its own.
 
 Always true: a tree grows level by level; before a level is sampled, every question's number of answers is fixed, in
-the order of the tree, so the same seed gives the same tree. The answers to one question are asked for together. A tree
+the order of the tree, so the same seed gives the same tree. The answers to one question are sampled together. A tree
 of width 1 is the chain, turn for turn. No other rollout ever waits for it.
+
+A `Budget` limits how many branches are *started*; a started branch is played to its end, so every leaf has a real
+reward. A question always gets one answer, and more only while the budget has room. A copy of an environment is in the
+same state as the original and shares nothing with it; a replayed copy is compared with the original at every step, and
+one that differs is discarded and counted.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from rollwright.agents import OutOfRoom, Phase, Session, bounded, together
-from rollwright.envs.base import Env
+from rollwright.envs.base import Env, Forkable, Step, can_fork
 from rollwright.policies.base import Policy
 from rollwright.rollout.branching import TRUNK, Branching, Node
-from rollwright.rollout.budget import Budget, BudgetUnit
 from rollwright.rollout.episode import EpisodeSettings, end_of, too_old
 from rollwright.rollout.filters import stops
-from rollwright.rollout.forking import EnvCopies, ForkMode, fork_mode
-from rollwright.trajectory import Boundary, StopReason, Turn, leaves, path
+from rollwright.trajectory import Boundary, Outcome, StopReason, Trajectory, Turn, leaves, path
+
+
+class BudgetUnit(StrEnum):
+    TOKENS = "tokens"
+    """Sampled tokens. What another answer costs is estimated by the mean answer so far."""
+    TURNS = "turns"
+    """Generations."""
+    TOOL_CALLS = "tool_calls"
+    """Steps of environments, replayed ones included."""
+    LEAVES = "leaves"
+    """Branches, ended or not."""
+
+
+@dataclass
+class Budget:
+    """One tree's account."""
+
+    limit: int | None = None
+    """`None`: the branch policy alone decides."""
+    unit: BudgetUnit = BudgetUnit.LEAVES
+    tokens: int = 0
+    turns: int = 0
+    tool_calls: int = 0
+    refused: int = 0
+    """Answers that a branch policy asked for and that were not in the budget."""
+
+    def spend(self, *, tokens: int = 0, turns: int = 0, tool_calls: int = 0) -> None:
+        self.tokens += tokens
+        self.turns += turns
+        self.tool_calls += tool_calls
+
+    def grant(self, wanted: int, *, leaves: int, unserved: int) -> int:
+        """How many of the answers wanted for one question may be sampled, at least one.
+
+        `leaves`: branches so far, with what was granted already. `unserved`: questions that wait for their answers, this one
+        included, and answers granted already that are not sampled yet.
+        """
+        if self.limit is None:
+            return wanted
+        granted = min(wanted, 1 + max(0, self._room(leaves, unserved)))
+        self.refused += wanted - granted
+        return granted
+
+    def _room(self, leaves: int, unserved: int) -> int:
+        """Answers beyond one for each question."""
+        assert self.limit is not None
+        match self.unit:
+            case BudgetUnit.LEAVES:
+                return self.limit - leaves
+            case BudgetUnit.TURNS:
+                return self.limit - self.turns - unserved
+            case BudgetUnit.TOOL_CALLS:
+                return self.limit - self.tool_calls - unserved
+            case BudgetUnit.TOKENS:
+                mean = self.tokens / self.turns if self.turns else 1.0
+                return int((self.limit - self.tokens) / max(mean, 1.0)) - unserved
+
+
+class ForkMode(StrEnum):
+    """How a tree gets another environment for another answer."""
+
+    FORK = "fork"
+    """The environment copies itself."""
+    REPLAY = "replay"
+    """A new one is reset to the same level and given the same actions; every observation is compared."""
+    ROOT = "root"
+    """Not at all: only the first question gets several answers, each with an environment of its own."""
+
+
+def fork_mode(env: Env, wanted: ForkMode | None) -> ForkMode:
+    """The mode asked for; `None`: the best that the environment offers."""
+    if wanted is not None:
+        return wanted
+    return ForkMode.FORK if can_fork(env) else ForkMode.REPLAY
+
+
+class EnvCopies:
+    """One tree's environments beside its first one."""
+
+    def __init__(self, mode: ForkMode, make_env: Callable[[], Env], step_timeout: float) -> None:
+        self.mode = mode
+        self.replayed_steps = 0
+        self.mismatches = 0
+        self._make_env = make_env
+        self._timeout = step_timeout
+        self._made: list[Env] = []
+
+    async def copies(self, env: Env, trajectory: Trajectory, played: Sequence[Turn], count: int) -> list[Env]:
+        """`env` itself and up to `count - 1` copies of it; `played` are the turns that brought it where it is."""
+        found = [env]
+        while len(found) < count and (copy := await self._copy(env, trajectory, played)) is not None:
+            found.append(copy)
+        return found
+
+    async def _copy(self, env: Env, trajectory: Trajectory, played: Sequence[Turn]) -> Env | None:
+        if self.mode is ForkMode.FORK:
+            if not isinstance(env, Forkable) or not can_fork(env):
+                raise TypeError(f"{type(env).__name__} cannot be copied; use strategy.fork replay or root")
+            copy = env.fork()
+            self._made.append(copy)
+            return copy
+        if self.mode is ForkMode.ROOT and played:
+            return None
+        return await self._replay(trajectory, played)
+
+    async def _replay(self, trajectory: Trajectory, played: Sequence[Turn]) -> Env | None:
+        env = self._make_env()
+        self._made.append(env)
+        first = await bounded(env.reset(trajectory.seed), self._timeout, Boundary.ENVIRONMENT, 0)
+        same = first.observation == trajectory.observation
+        for turn in played:
+            if not same:
+                break
+            step = await bounded(env.step(turn.text), self._timeout, Boundary.ENVIRONMENT, turn.id)
+            self.replayed_steps += 1
+            same = turn.outcome is not None and _shows(step) == _shows(turn.outcome)
+        if same:
+            return env
+        self.mismatches += 1
+        return None
+
+    async def close(self) -> None:
+        for env in self._made:
+            await bounded(env.close(), self._timeout, Boundary.ENVIRONMENT, 0)
+        self._made.clear()
+
+
+def _shows(answer: Step | Outcome) -> tuple[str, float, bool, bool]:
+    """What a copy must have in common with the original."""
+    return (answer.observation, float(answer.reward), bool(answer.terminated), bool(answer.truncated))
+
 
 COPIED_BY = "tree_by_"
 """Metric of a tree with several leaves: 1 for the `ForkMode` that its environments were copied by."""
@@ -35,7 +170,7 @@ class Branch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tree:
+class TreeStrategy:
     branching: Branching
     budget: int | None = None
     unit: BudgetUnit = BudgetUnit.LEAVES
@@ -73,7 +208,7 @@ class Tree:
 class _Growth:
     """One tree while it grows."""
 
-    tree: Tree
+    tree: TreeStrategy
     session: Session
     settings: EpisodeSettings
     copies: EnvCopies

@@ -11,12 +11,12 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 
 from rollwright.errors import RollwrightError
 from rollwright.rollout import Activity
 from rollwright.store.contract import Store
 from rollwright.store.records import RolloutStatus
-from rollwright.workers.autoscale import Autoscaler, ScaleRules
 
 LOOK_SECONDS = 0.5
 """How often the workers and the queue are looked at."""
@@ -28,6 +28,38 @@ MOST_SHORT_LIVES = 3
 MOST_LOSSES = 10
 """Rounds of starts in a row of which every worker was lost without a word. Each round takes some seconds, so this is
 well beyond the time in which a cluster still places workers on a node that is dead."""
+
+
+@dataclass(frozen=True)
+class ScaleRules:
+    envs_per_worker: int
+    """Rollouts that one worker plays at the same time."""
+    maximum: int
+    minimum: int = 1
+    cool_down: float = 30.0
+    """Seconds for which fewer must have been enough before the number goes down."""
+
+
+class Autoscaler:
+    def __init__(self, rules: ScaleRules) -> None:
+        self._rules = rules
+        self._enough_since: float | None = None
+        """Since when fewer would have been enough."""
+
+    def wanted(self, waiting: int, claimed: int, workers: int, now: float) -> int:
+        """The number of workers to have, given the rollouts that wait, those being played, and the workers there are."""
+        rules = self._rules
+        needed = -(-(waiting + claimed) // rules.envs_per_worker)
+        needed = min(rules.maximum, max(rules.minimum, needed))
+        if needed >= workers:
+            self._enough_since = None
+            return needed
+        if self._enough_since is None:
+            self._enough_since = now
+        if now - self._enough_since < rules.cool_down:
+            return workers
+        self._enough_since = None
+        return needed
 
 
 class Fleet(ABC):

@@ -21,15 +21,24 @@ from rollwright.config.resuming import SettingChange
 from rollwright.errors import ConfigError, RollwrightError, RunClosed
 from rollwright.orchestra import TeamPolicies
 from rollwright.policies.base import Capabilities, Policy
-from rollwright.rollout import Activity, Batch, Gate, Ledger, Role, RolloutContext, RolloutScheduler
-from rollwright.rollout.capacity import START
-from rollwright.rollout.capacity_watch import CapacityWatch
+from rollwright.rollout import (
+    Activity,
+    Assignment,
+    Batch,
+    InflightLimit,
+    Ledger,
+    RolloutContext,
+    RolloutScheduler,
+)
+from rollwright.rollout.concurrency import START, ConcurrencyTuner
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import build_filters
+from rollwright.rollout.resources import ResourceLimits, ResourceWatch
 from rollwright.rollout.scheduler import FOREIGN_CANCELLATION, rollout_ids
+from rollwright.rollout.worker import RolloutWorker, WorkerSettings, first_cause
 from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
 from rollwright.run.engine_check import ask_engine
-from rollwright.run.fleet import Fleet
+from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.folder import RunFolder
 from rollwright.run.garbage import rare_collections
 from rollwright.run.orchestras import build_run_policy
@@ -44,10 +53,6 @@ from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import TOKEN_VARIABLE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.store.transitions import FINAL_ROLLOUT
-from rollwright.workers import Worker, WorkerSettings
-from rollwright.workers.autoscale import ScaleRules
-from rollwright.workers.resources import ResourceLimits, ResourceWatch
-from rollwright.workers.worker import first_cause
 
 if TYPE_CHECKING:
     from rollwright.run.ray_cluster import RayCluster
@@ -95,7 +100,7 @@ class LocalRun:
             build_filters(manager)  # a wrong one shows here, before anything is written
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.activity = Activity()
-        self.gate = Gate(config.max_inflight or START)
+        self.gate = InflightLimit(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
         """What the engine says it can do; `None` before the start, and for a policy that has no engine to ask."""
         self.schedulers: list[RolloutScheduler] = []
@@ -124,7 +129,7 @@ class LocalRun:
         self._forgotten = forgotten
         self._stack = AsyncExitStack()
         self._validations = max(self._validated, default=-1) + 1
-        self._workers: list[Worker] = []
+        self._workers: list[RolloutWorker] = []
         self._work: asyncio.Task[None] | None = None
         self._training: RolloutScheduler | None = None
         self._closed = False
@@ -383,8 +388,8 @@ class LocalRun:
         with suppress(OSError, RollwrightError):
             await self._releasing.release_all()
 
-    async def _role(self, claimed: AttemptedRollout) -> Role:
-        return Role(self.settings(read_episode(claimed.input)), self.policy)
+    async def _role(self, claimed: AttemptedRollout) -> Assignment:
+        return Assignment(self.settings(read_episode(claimed.input)), self.policy)
 
     async def _unless_broken(self, call: Coroutine[Any, Any, Result]) -> Result:
         """The call's result, or the error that ended the workers."""
@@ -417,13 +422,13 @@ class LocalRun:
         resources = ResourceWatch(ResourceLimits(least=1))
         for name, envs in shares:
             settings = WorkerSettings(envs, heartbeat_interval=self.config.limits.heartbeat_interval)
-            self._workers.append(Worker(context, name, settings, resources=resources))
+            self._workers.append(RolloutWorker(context, name, settings, resources=resources))
         async with asyncio.TaskGroup() as tasks:
             for worker in self._workers:
                 tasks.create_task(worker.run())
             if self.config.max_inflight is None:
                 most = sum(envs for _, envs in shares)
-                watch = CapacityWatch(self.gate, self.activity, most, lambda: self.policy.pressure)
+                watch = ConcurrencyTuner(self.gate, self.activity, most, lambda: self.policy.pressure)
                 tasks.create_task(watch.run())
 
     def _managers(self) -> list[EnvManagerConfig]:

@@ -6,7 +6,7 @@ from typing import Any
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Generation, Policy, Prompt, Renderer, Sampling
-from rollwright.rollout import AgentFunction, Role
+from rollwright.rollout import AgentFunction, Assignment
 from rollwright.rollout.episode import read_episode
 from rollwright.run.assembly import SettingsTable, function_settings
 from rollwright.run.engine_check import ask_engine
@@ -40,7 +40,7 @@ class NoPolicy:
         pass
 
 
-class StorePlaybook:
+class StoreSettingsSource:
     """Looks a run's settings up once, and keeps one policy for each run."""
 
     def __init__(self, store: Store, function: AgentFunction | None = None) -> None:
@@ -53,14 +53,14 @@ class StorePlaybook:
         """How often the engines have refused load so far."""
         return sum(policy.pressure for _, _, policy in self._runs.values())
 
-    async def __call__(self, claimed: AttemptedRollout) -> Role:
+    async def __call__(self, claimed: AttemptedRollout) -> Assignment:
         function = self._function
         if function is not None and claimed.resources_id is None:
-            return Role(function_settings(RunConfig(), function), NoPolicy(), function)
+            return Assignment(function_settings(RunConfig(), function), NoPolicy(), function)
         config, table, policy = await self._run(claimed.resources_id)
         if function is not None:
-            return Role(function_settings(config, function), policy, function)
-        return Role(table(read_episode(claimed.input)), policy)
+            return Assignment(function_settings(config, function), policy, function)
+        return Assignment(table(read_episode(claimed.input)), policy)
 
     async def ask_engines(self) -> None:
         """Asks the engines of the runs whose rollouts wait now, before one of them is claimed; see `ask_engine`."""

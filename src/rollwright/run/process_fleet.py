@@ -9,10 +9,9 @@ from contextlib import suppress
 
 from rollwright.hardware.threads import WORKERS_VARIABLE
 from rollwright.rollout import Activity
-from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet
+from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet, ScaleRules
 from rollwright.store.contract import Store
 from rollwright.store.opening import ADDRESS_VARIABLE
-from rollwright.workers.autoscale import ScaleRules
 
 DRAIN_SECONDS = 5.0
 """Episodes that take longer are handed back when the run is interrupted; resuming goes on with them from the journal."""

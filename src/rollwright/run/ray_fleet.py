@@ -18,11 +18,10 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rollwright.rollout import Activity
-from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet
+from rollwright.rollout.worker import WorkerSettings
+from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet, ScaleRules
 from rollwright.run.worker_process import run_worker
 from rollwright.store.contract import Store
-from rollwright.workers import WorkerSettings
-from rollwright.workers.autoscale import ScaleRules
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Place:
+class ActorLocation:
     """Where an actor lives."""
 
     node_id: str
@@ -47,8 +46,8 @@ class WorkerActor:
     def __init__(self) -> None:
         self._stop = asyncio.Event()
 
-    async def place(self) -> Place:
-        return Place(ray.get_runtime_context().get_node_id(), os.getpid())
+    async def place(self) -> ActorLocation:
+        return ActorLocation(ray.get_runtime_context().get_node_id(), os.getpid())
 
     async def work(
         self, address: str, worker_id: str, settings: WorkerSettings, environment: Mapping[str, str]
@@ -67,7 +66,7 @@ class _Life:
     """Ray's handle."""
     work: asyncio.Task[None] = field(init=False)
     """Ends when the actor does."""
-    place: Place | None = None
+    place: ActorLocation | None = None
     """`None`: Ray has not started it yet."""
     began: float | None = None
     """When it was placed."""
@@ -107,7 +106,7 @@ class RayFleet(Fleet):
         self._paused_until = 0.0
 
     @property
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, ActorLocation]:
         """Where the actors live that Ray has started, by the name of their worker."""
         return {name: life.place for name, life in self._lives.items() if life.place is not None}
 

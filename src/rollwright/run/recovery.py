@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rollwright.config import RunConfig, build, dump
 from rollwright.errors import FormatError, RollwrightError
+from rollwright.rollout.accounting import Fate
 from rollwright.rollout.filters import build_filters
-from rollwright.rollout.ledger import Place
-from rollwright.rollout.retelling import NO_REASON, Retelling
+from rollwright.rollout.recovery import NO_REASON, CompletionReplay
 from rollwright.run.folder import CONFIG, STORE, RunFolder, RunReader
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.retention import replace_durably
@@ -181,12 +181,12 @@ def _taken(
     manager = config.train_env_manager if _mode(config, group_id) == "train" else config.val_env_manager
     if manager is None:
         return []
-    retelling = Retelling([group_id], manager.group_size, build_filters(manager))
+    retelling = CompletionReplay([group_id], manager.group_size, build_filters(manager))
     taken = []
     for completion in log:
         retelling.tell(completion, known.get(completion.rollout_id))
         place, _ = retelling.fates[group_id][-1]
-        if completion.status is RolloutStatus.SUCCEEDED and place is not Place.CANCELLED:
+        if completion.status is RolloutStatus.SUCCEEDED and place is not Fate.CANCELLED:
             taken.append(completion.rollout_id)
     return taken
 

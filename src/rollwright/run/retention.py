@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.errors import FormatError, naming
-from rollwright.rollout.ledger import Ledger
+from rollwright.rollout.accounting import Ledger
 from rollwright.run.sealed_rows import read_sealed, seal
 from rollwright.run.trajectory_log import flush_through, flush_to_disk
 from rollwright.training.pipeline import LengthBias

@@ -15,16 +15,14 @@ from rollwright.envs.base import Env, can_fork
 from rollwright.envs.inspection import inspected_env
 from rollwright.errors import ConfigError
 from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
-from rollwright.rollout.budget import BudgetUnit
 from rollwright.rollout.episode import CHAIN, Strategy
-from rollwright.rollout.forking import ForkMode
-from rollwright.rollout.tree import Tree
+from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
 
 
 def build_strategy(config: StrategyConfig) -> Strategy:
     if not isinstance(config, TreeStrategyConfig):
         return CHAIN
-    return Tree(
+    return TreeStrategy(
         _branching(config.branch, config.width, config.depth),
         config.budget,
         BudgetUnit(config.unit),

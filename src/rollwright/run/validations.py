@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from rollwright.rollout.ledger import Ledger, Place
+from rollwright.rollout.accounting import Fate, Ledger
 
 VALIDATION = "val"
 """`mode` of its rollouts and of its line in the record."""
@@ -29,9 +29,9 @@ def _ledger(row: Mapping[str, Any]) -> Ledger:
     ledger = Ledger()
     told = row.get("ledger")
     if told is None:
-        ledger.counts[Place.DELIVERED] = int(row["trajectories"])
+        ledger.counts[Fate.DELIVERED] = int(row["trajectories"])
         return ledger
-    ledger.counts.update({place: int(told.get(place, 0)) for place in Place})
+    ledger.counts.update({place: int(told.get(place, 0)) for place in Fate})
     ledger.reasons.update({str(reason): int(count) for reason, count in row.get("reasons", {}).items()})
     return ledger
 

@@ -9,15 +9,15 @@ import signal
 import threading
 from collections.abc import Callable
 
-from rollwright.rollout import Activity, AgentFunction, Gate, RolloutContext
-from rollwright.rollout.capacity import START
+from rollwright.rollout import Activity, AgentFunction, InflightLimit, RolloutContext
+from rollwright.rollout.concurrency import START
+from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.run.assembly import make_env
 from rollwright.run.garbage import rare_collections
-from rollwright.run.playbook import StorePlaybook
+from rollwright.run.playbook import StoreSettingsSource
 from rollwright.store.opening import USUAL_PATIENCE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import ErrorRecord
-from rollwright.workers import Worker, WorkerSettings
 
 
 async def run_worker(
@@ -41,10 +41,12 @@ async def run_worker(
     """
     store = await open_store(address, must_exist=True, patience=patience, on_outage=on_outage)
     activity = Activity()
-    playbook = StorePlaybook(store, function)
+    playbook = StoreSettingsSource(store, function)
     limit = START if settings.find_capacity else settings.max_env_num_per_worker
-    context = RolloutContext(store, playbook, make_env, Gate(limit), activity, on_failed=on_failed)
-    worker = Worker(context, worker_id, settings, pressure=lambda: playbook.pressure, on_claim=on_claim)
+    context = RolloutContext(store, playbook, make_env, InflightLimit(limit), activity, on_failed=on_failed)
+    worker = RolloutWorker(
+        context, worker_id, settings, pressure=lambda: playbook.pressure, on_claim=on_claim
+    )
     told = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     if stop is None:

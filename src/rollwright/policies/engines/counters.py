@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from rollwright.policies.http_calls import Counters
+from rollwright.policies.http_calls import CallCounters
 
 
 @dataclass
-class EngineCounters(Counters):
+class EngineCounters(CallCounters):
     """What happened so far."""
 
     updates: int = 0

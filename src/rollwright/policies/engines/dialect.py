@@ -28,7 +28,7 @@ UPDATE_SECONDS = 900.0
 """For reading new weights: hundreds of gigabytes from a network disk take minutes."""
 
 
-class Dialect(Protocol):
+class EngineDialect(Protocol):
     @property
     def path(self) -> str:
         """Of the generation endpoint, below the address."""

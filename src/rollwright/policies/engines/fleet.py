@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from rollwright.errors import ConfigError
 from rollwright.policies.base import EngineError, UpdateMode, Weights
 from rollwright.policies.engines.counters import EngineCounters
-from rollwright.policies.engines.dialect import Control, Dialect
+from rollwright.policies.engines.dialect import Control, EngineDialect
 from rollwright.policies.engines.router import Router
 from rollwright.policies.http_calls import Fault, HttpCalls
-from rollwright.policies.retry import Cause
+from rollwright.policies.retry import FaultCause
 
 FIRST_PAUSE = 0.2
 """Seconds between two looks at an engine that is out of service; doubled each time."""
@@ -29,11 +29,11 @@ LONGEST_PAUSE = 5.0
 _NO_ANSWER = object()
 
 
-class Fleet:
+class EnginePool:
     def __init__(
         self,
         base_urls: Sequence[str],
-        dialect: Dialect,
+        dialect: EngineDialect,
         calls: HttpCalls,
         counters: EngineCounters,
         patience: float,
@@ -121,7 +121,7 @@ class Fleet:
                 await self._back.wait()
         except TimeoutError:
             reason = next(iter(self._unsure.values()), "none could be reached")
-            return Fault(Cause.CONNECTION, f"no engine in service for {self._patience:g} s: {reason}")
+            return Fault(FaultCause.CONNECTION, f"no engine in service for {self._patience:g} s: {reason}")
         return None
 
     async def close(self) -> None:

@@ -34,11 +34,11 @@ from rollwright.policies.base import (
     Weights,
 )
 from rollwright.policies.engines.counters import EngineCounters
-from rollwright.policies.engines.dialect import Dialect, folder_of
-from rollwright.policies.engines.fleet import Fleet
+from rollwright.policies.engines.dialect import EngineDialect, folder_of
+from rollwright.policies.engines.fleet import EnginePool
 from rollwright.policies.engines.pieces import Ask, Piece
 from rollwright.policies.http_calls import Fault, HttpCalls
-from rollwright.policies.retry import Cause, RetryPolicy
+from rollwright.policies.retry import FaultCause, RetryPolicy
 from rollwright.trajectory import (
     FinishReason,
     Floats,
@@ -111,7 +111,7 @@ class EnginePolicy:
     def __init__(
         self,
         base_urls: str | Sequence[str],
-        dialect: Dialect,
+        dialect: EngineDialect,
         renderer: Renderer,
         *,
         api_key: str | None = None,
@@ -142,7 +142,7 @@ class EnginePolicy:
         self._renderer = renderer
         urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
         addresses = [url.rstrip("/").removesuffix("/v1") for url in urls]
-        self._fleet = Fleet(addresses, dialect, self._calls, self.counters, outage_patience)
+        self._fleet = EnginePool(addresses, dialect, self._calls, self.counters, outage_patience)
         self._vocabulary_size = vocabulary_size
         self._seeded = seeded
         self._version = version
@@ -291,14 +291,14 @@ class EnginePolicy:
         try:
             piece = self._dialect.response(answer, ask)
         except FormatError as error:
-            return Fault(Cause.BROKEN_BODY, f"not a completion: {error}")
+            return Fault(FaultCause.BROKEN_BODY, f"not a completion: {error}")
         if piece.finish is FinishReason.ABORT and flight.cut is None and not piece.ids:
-            return Fault(Cause.SERVER_ERROR, "the engine aborted the call")
+            return Fault(FaultCause.SERVER_ERROR, "the engine aborted the call")
         known = piece.label is not None and self._fleet.weights is not None
         if known and flight.version == self._version and piece.label != str(self._version):
             self._fleet.suspect(flight.place)
             return Fault(
-                Cause.SERVER_ERROR, f"made by weights {piece.label!r}, not by version {self._version}"
+                FaultCause.SERVER_ERROR, f"made by weights {piece.label!r}, not by version {self._version}"
             )
         return piece
 
@@ -318,7 +318,7 @@ class EnginePolicy:
         try:
             return _Processed(await self._dialect.processed(self._fleet.controls[place]))
         except EngineError as error:
-            return Fault(Cause.SERVER_ERROR, str(error))
+            return Fault(FaultCause.SERVER_ERROR, str(error))
 
     def _generation(self, prompt: Prompt, progress: _Progress, piece: Piece, faithful: bool) -> Generation:
         counters = self.counters

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from rollwright.errors import ConfigError
-from rollwright.policies.retry import Cause
+from rollwright.policies.retry import FaultCause
 
 FAILURES_IN_A_ROW = 3
 """One or two bad answers happen to a healthy engine under load; three in a row are worth asking after."""
@@ -19,7 +19,7 @@ FAILURES_IN_A_ROW = 3
 REMEMBERED_EPISODES = 1 << 16
 """Far more than run at a time; a forgotten episode only loses its prefix cache."""
 
-_TELLING = frozenset({Cause.TIMEOUT, Cause.SERVER_ERROR, Cause.BROKEN_BODY})
+_TELLING = frozenset({FaultCause.TIMEOUT, FaultCause.SERVER_ERROR, FaultCause.BROKEN_BODY})
 """Failures that say something about the engine. A refusal is about the request, a 429 about load."""
 
 
@@ -78,10 +78,10 @@ class Router:
     def succeeded(self, place: int) -> None:
         self._addresses[place].failures = 0
 
-    def failed(self, place: int, cause: Cause) -> bool:
+    def failed(self, place: int, cause: FaultCause) -> bool:
         """Counts a failure; true when it takes the address out of service now."""
         address = self._addresses[place]
-        if cause is Cause.CONNECTION:
+        if cause is FaultCause.CONNECTION:
             address.failures = FAILURES_IN_A_ROW
         elif cause in _TELLING:
             address.failures += 1

@@ -17,12 +17,12 @@ _ROOT = 0
 """Name of what stands above the roots."""
 
 
-class Place:
+class CallNode:
     """One call's."""
 
     __slots__ = ("_waiters", "before", "children", "depth", "name", "number", "rank", "settled", "turn_id")
 
-    def __init__(self, before: "Place | None", rank: int, number: int) -> None:
+    def __init__(self, before: "CallNode | None", rank: int, number: int) -> None:
         self.before = before
         self.rank = rank
         """Among those behind the same place."""
@@ -59,21 +59,21 @@ class Place:
         self._waiters.clear()
 
 
-class PlaceTree:
+class CallTree:
     """All places of one attempt."""
 
     def __init__(self) -> None:
         self._roots = 0
         self._reserved = 0
-        self._tail: Place | None = None
+        self._tail: CallNode | None = None
         """Behind which a call stands that names no other."""
-        self._by_turn: list[Place] = []
+        self._by_turn: list[CallNode] = []
         self._branched = False
 
-    def of(self, turn: Turn) -> Place:
+    def of(self, turn: Turn) -> CallNode:
         return self._by_turn[turn.id]
 
-    def reserve(self, after: Turn | msgspec.UnsetType | None) -> Place:
+    def reserve(self, after: Turn | msgspec.UnsetType | None) -> CallNode:
         """A new place behind `after`; left out: behind the call that was asked for last."""
         before = self._tail
         if after is not msgspec.UNSET:
@@ -84,22 +84,22 @@ class PlaceTree:
         else:
             rank = before.children
             before.children += 1
-        place = Place(before, rank, self._reserved)
+        place = CallNode(before, rank, self._reserved)
         self._reserved += 1
         self._branched |= rank > 0
         self._tail = place
         return place
 
-    def commit(self, place: Place, turn: Turn) -> None:
+    def commit(self, place: CallNode, turn: Turn) -> None:
         place.turn_id = turn.id
         self._by_turn.append(place)
 
-    def settle(self, place: Place) -> None:
+    def settle(self, place: CallNode) -> None:
         place.settle()
         if place.turn_id is None:
             self._forget(place)
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, place: CallNode) -> None:
         """A call that failed gives its place back, so that the same call made again stands where it stood."""
         if self._tail is place:
             self._tail = place.before

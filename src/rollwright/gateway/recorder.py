@@ -17,9 +17,9 @@ import msgspec
 
 from rollwright.agents import EpisodeFailure, Interrupted, OutOfRoom, ReplayDiffers, Session
 from rollwright.errors import RollwrightError
-from rollwright.gateway.asked import Api, Asked, Reply
 from rollwright.gateway.conversations import Conversations, answered
-from rollwright.gateway.retries import Call, Calls
+from rollwright.gateway.retries import CallLog, ModelCall
+from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest
 from rollwright.policies.base import RateLimited, Sampling
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.http.refusals import HttpRefusal
@@ -64,7 +64,7 @@ class CaptureRules:
     """Whether a rollout without a single answered call may end as a result; else it is a failure."""
 
 
-class CapturedRollout:
+class RolloutRecorder:
     def __init__(
         self,
         session: Session,
@@ -91,7 +91,7 @@ class CapturedRollout:
         self._conversations = Conversations()
         self._instructed: dict[int, bool] = {}
         """For each turn, whether its conversation begins with instructions that stand apart from it."""
-        self._calls = Calls()
+        self._calls = CallLog()
         self._failures: dict[bytes, EpisodeFailure] = {}
         """By the name of the request that failed; made good by another try of it."""
         self.out_of_room = False
@@ -103,10 +103,12 @@ class CapturedRollout:
         """How long its agent has neither asked nor waited for an answer."""
         return 0.0 if self._calls.under_way else time.monotonic() - self._last_seen
 
-    def call(self, api: Api, asked: Asked, name: bytes, *, marked: bool, agent: str) -> Call:
+    def call(
+        self, api: ApiFormat, asked: ModelRequest, name: bytes, *, marked: bool, agent: str
+    ) -> ModelCall:
         """The call that this request makes, or the earlier one that it repeats.
 
-        Whoever asks says when it leaves, by `Call.clients`.
+        Whoever asks says when it leaves, by `ModelCall.clients`.
         """
         self._last_seen = time.monotonic()
         if self._sealed or self.interrupted is not None:
@@ -149,7 +151,7 @@ class CapturedRollout:
 
     # -- one call ---------------------------------------------------------------------------------------
 
-    async def _reply(self, api: Api, asked: Asked, agent: str) -> Reply:
+    async def _reply(self, api: ApiFormat, asked: ModelRequest, agent: str) -> ModelReply:
         messages = self._whole(asked)
         honoured = self._rules.client_sampling == "honoured"
         sampling = asked.wishes.within(self._sampling, honoured=honoured)
@@ -173,7 +175,7 @@ class CapturedRollout:
         said = api.present(said)
         self._conversations.add(messages, asked.tools, said, turn.id)
         self._instructed[turn.id] = bool(asked.instructions)
-        return Reply(
+        return ModelReply(
             name=f"{self.session.trajectory.attempt_id}-{turn.id}",
             created=int(time.time()),
             message=said,
@@ -185,7 +187,7 @@ class CapturedRollout:
             turn_id=turn.id,
         )
 
-    def _whole(self, asked: Asked) -> tuple[Message, ...]:
+    def _whole(self, asked: ModelRequest) -> tuple[Message, ...]:
         """The conversation from its beginning."""
         said = asked.messages
         if asked.previous is not None:
@@ -199,7 +201,9 @@ class CapturedRollout:
             said = (Message("system", asked.instructions), *said)
         return said
 
-    def _place(self, messages: tuple[Message, ...], asked: Asked) -> tuple[Turn | None, tuple[Message, ...]]:
+    def _place(
+        self, messages: tuple[Message, ...], asked: ModelRequest
+    ) -> tuple[Turn | None, tuple[Message, ...]]:
         """The turn that the conversation goes on from, and what is new behind it."""
         found = self._conversations.find(messages, asked.tools)
         if found is None:
@@ -232,7 +236,7 @@ class CapturedRollout:
         renderer = self.session.policy_of(turn.agent).renderer
         return None if renderer is None or not stops else _until(renderer.decode(turn.sampled_ids), stops)[1]
 
-    def _ended(self, name: bytes, task: "asyncio.Task[Reply]") -> None:
+    def _ended(self, name: bytes, task: "asyncio.Task[ModelReply]") -> None:
         """Keeps what came of a call: an answer to be told again, or what went wrong."""
         self._last_seen = time.monotonic()
         error = error_of(task)
@@ -267,7 +271,7 @@ def _until(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     return text[:place], found
 
 
-def error_of(task: "asyncio.Task[Reply]") -> BaseException | None:
+def error_of(task: "asyncio.Task[ModelReply]") -> BaseException | None:
     """What a call that has ended came to grief with."""
     return asyncio.CancelledError() if task.cancelled() else task.exception()
 

@@ -67,7 +67,7 @@ USUAL_LIMITS = ResourceLimits()
 
 
 @dataclass(frozen=True)
-class Resources:
+class MachineResources:
     """What the machine has at one moment."""
 
     free_memory: int
@@ -85,7 +85,7 @@ class EpisodeCost:
     memory: float = LEAST_EPISODE_MEMORY
     files: float = 1.0
 
-    def seen(self, now: Resources, before: Resources, episodes: int) -> "EpisodeCost":
+    def seen(self, now: MachineResources, before: MachineResources, episodes: int) -> "EpisodeCost":
         """With one look more; `before`: without any episode."""
         if not episodes:
             return self
@@ -95,14 +95,14 @@ class EpisodeCost:
             max(LEAST_EPISODE_MEMORY, memory, FADING * self.memory), max(1.0, files, FADING * self.files)
         )
 
-    def yet_to_take(self, now: Resources, before: Resources, episodes: int) -> "EpisodeCost":
+    def yet_to_take(self, now: MachineResources, before: MachineResources, episodes: int) -> "EpisodeCost":
         """What the episodes that are there will take beyond what they have taken, all together."""
         memory = max(0, now.used_memory - before.used_memory)
         files = max(0, now.open_files - before.open_files)
         return EpisodeCost(max(0.0, episodes * self.memory - memory), max(0.0, episodes * self.files - files))
 
 
-def shortage(now: Resources, limits: ResourceLimits) -> str | None:
+def shortage(now: MachineResources, limits: ResourceLimits) -> str | None:
     """What is short, with the figures; `None` when there is enough of everything."""
     if now.free_memory < limits.memory_share * now.memory:
         free, whole = now.free_memory >> 20, now.memory >> 20
@@ -113,7 +113,7 @@ def shortage(now: Resources, limits: ResourceLimits) -> str | None:
 
 
 def ceiling(
-    now: Resources, before: Resources, limits: ResourceLimits, cost: EpisodeCost, episodes: int
+    now: MachineResources, before: MachineResources, limits: ResourceLimits, cost: EpisodeCost, episodes: int
 ) -> tuple[int, str]:
     """How many episodes there may be until the next look, with `episodes` there now, and what is short; empty: nothing.
     `before`: without any episode, so that those which have just come count for what they are yet to take.
@@ -136,7 +136,7 @@ def ceiling(
     return max(episodes + min(more, by_files, by_memory), limits.least), why
 
 
-def look() -> Resources:
+def look() -> MachineResources:
     """What this process can have now; memory is the tightest of the machine's, the control group's and the process's."""
     free, memory = _machine_memory()
     used = _process_memory()
@@ -152,7 +152,7 @@ def look() -> Resources:
     except OSError:
         open_files = 0
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return Resources(free, memory, open_files, most_files, used.resident)
+    return MachineResources(free, memory, open_files, most_files, used.resident)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class ResourceWatch:
         self._inside: set[Hashable] = set()
         self._waiting: deque[tuple[Hashable, asyncio.Future[None]]] = deque()
         self._cost = EpisodeCost()
-        self._before: Resources | None = None
+        self._before: MachineResources | None = None
         """Without any episode."""
         self._looked = -math.inf
         self._told: int | None = None
@@ -245,7 +245,7 @@ class ResourceWatch:
                     await self._wanted.wait()
                     await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
-    def see(self, now: Resources) -> None:
+    def see(self, now: MachineResources) -> None:
         self._looked = time.monotonic()
         if self._before is None or not self._inside:
             self._before = now

@@ -1,6 +1,6 @@
 """What a client asks for and what it is told, in words that belong to no API.
 
-Each API is a way to read a request into an `Asked` and to write a `Reply` down, whole or as server-sent events. How a
+Each API is a way to read a request into an `ModelRequest` and to write a `ModelReply` down, whole or as server-sent events. How a
 client wants tokens drawn is its wish: whether it counts is for the rollout to say. Any other option that would change
 the answer, and that cannot be honoured, is refused; one that changes nothing is ignored.
 """
@@ -52,7 +52,7 @@ class Wishes(msgspec.Struct, frozen=True):
 _NO_WISHES = Wishes()
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ModelRequest(msgspec.Struct, frozen=True):
     """One call."""
 
     messages: tuple[Message, ...]
@@ -70,7 +70,7 @@ class Asked(msgspec.Struct, frozen=True):
     """Name of the reply that `messages` follow."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class ModelReply(msgspec.Struct, frozen=True):
     """What the client is told of a turn."""
 
     name: str
@@ -89,10 +89,10 @@ class Reply(msgspec.Struct, frozen=True):
     """Which of the client's stop texts ended it; `None`: none did."""
 
 
-class Api(Protocol):
+class ApiFormat(Protocol):
     """One API's way to write things."""
 
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes) -> ModelRequest:
         """Raises `HttpRefusal` for what is not a request or asks for something that is not there."""
         ...
 
@@ -100,9 +100,9 @@ class Api(Protocol):
         """The message as this API can carry it."""
         ...
 
-    def answer(self, asked: Asked, reply: Reply) -> Mapping[str, Any]: ...
+    def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]: ...
 
-    def events(self, asked: Asked, reply: Reply) -> Iterable[bytes]:
+    def events(self, asked: ModelRequest, reply: ModelReply) -> Iterable[bytes]:
         """The answer as server-sent events."""
         ...
 

@@ -1,24 +1,27 @@
-"""What became of groups that were handed out before a restart, out of the store's completion log. Pure.
+"""What a restart reads back: the turn journal of an attempt, and the completion log of a stream of groups.
 
-Always true: told the completions in the order of the log, it comes to the same places, reasons and catches as the book
-came to when they happened: a member counts until its group is complete, one that a filter dropped was replaced, and what
-came later was not needed.
+`StoreJournal` keeps one attempt's turns in the store, for the next attempt at the same rollout. `CompletionReplay` is
+pure: it takes the store's completion log in order and recovers the fates, reasons and filter catches of groups that
+were handed out before the restart. Always true: it comes to the same accounts as the group book came to when the
+completions happened, because it applies the same rules: a member counts until its group is complete, one that a filter
+dropped was replaced, and later ones were not needed.
 """
 
 from collections.abc import Collection, Sequence
 
-from rollwright.agents import EpisodeFailure
+from rollwright.agents import EpisodeFailure, JournalEntry, Superseded
+from rollwright.rollout.accounting import Fate, FateReason
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
 from rollwright.rollout.groups import NOT_NEEDED
-from rollwright.rollout.ledger import Fate, Place
+from rollwright.store.contract import AttemptRefused, NotFound, Store
 from rollwright.store.records import Completion, RolloutStatus
 from rollwright.trajectory import Trajectory
 
 NO_REASON = "no reason given"
-HANDED_OUT: Fate = (Place.DELIVERED, None)
+HANDED_OUT: FateReason = (Fate.DELIVERED, None)
 
 
-class Retelling:
+class CompletionReplay:
     """Takes the log of one stream, completion by completion."""
 
     def __init__(self, delivered: Collection[str], group_size: int, filters: Sequence[Filter]) -> None:
@@ -27,7 +30,7 @@ class Retelling:
         self._filters = filters
         self._members: dict[str, dict[int, Trajectory]] = {}
         """Of groups that are not complete yet."""
-        self.fates: dict[str, list[Fate]] = {}
+        self.fates: dict[str, list[FateReason]] = {}
         """By group, in the order of the log."""
         self.caught: dict[str, Catches] = {}
         """By group: what the filters caught in it."""
@@ -46,9 +49,9 @@ class Retelling:
         if group_id not in self._delivered:
             return
         so_far = self.fates.setdefault(group_id, [])
-        fate: Fate = Place.CANCELLED, completion.reason or NOT_NEEDED
+        fate: FateReason = Fate.CANCELLED, completion.reason or NOT_NEEDED
         if completion.status is RolloutStatus.FAILED:
-            fate = Place.FAILED, EpisodeFailure.cause(completion.reason or NO_REASON)
+            fate = Fate.FAILED, EpisodeFailure.cause(completion.reason or NO_REASON)
         elif completion.status is RolloutStatus.SUCCEEDED and so_far.count(HANDED_OUT) < self._group_size:
             fate = HANDED_OUT if trajectory is None else self._judged(group_id, completion, trajectory)
         so_far.append(fate)
@@ -60,10 +63,10 @@ class Retelling:
         for group_id in tuple(self._members):
             self._complete(group_id)
 
-    def _judged(self, group_id: str, completion: Completion, trajectory: Trajectory) -> Fate:
+    def _judged(self, group_id: str, completion: Completion, trajectory: Trajectory) -> FateReason:
         judged = judge(self._filters, trajectory, self._catches(group_id))
         if judged.dropped is not None:
-            return Place.FILTERED, judged.dropped
+            return Fate.FILTERED, judged.dropped
         member = int(completion.rollout_id.rpartition("-m")[2])
         self._members.setdefault(group_id, {})[member] = judged.trajectory
         return HANDED_OUT
@@ -80,3 +83,21 @@ class Retelling:
 
 def _group_of(completion: Completion) -> str:
     return completion.rollout_id.rpartition("-m")[0]
+
+
+class StoreJournal:
+    def __init__(self, store: Store, rollout_id: str, attempt_id: str) -> None:
+        self.recorded: dict[int, JournalEntry] = {}
+        self._store = store
+        self._held = (rollout_id, attempt_id)
+
+    async def append(self, entry: JournalEntry) -> None:
+        try:
+            await self._store.append_journal(*self._held, [entry.to_bytes()])
+        except (AttemptRefused, NotFound) as error:
+            raise Superseded(str(error)) from error
+
+    async def clear(self) -> None:
+        """Forgets what was recorded: it is of no use."""
+        self.recorded.clear()
+        await self._store.clear_journal(*self._held)

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 from rollwright.errors import ConfigError
-from rollwright.rollout.capacity_watch import CapacityWatch
+from rollwright.rollout.concurrency import ConcurrencyTuner
 from rollwright.rollout.env_manager import EnvManager, RolloutContext
+from rollwright.rollout.resources import USUAL_LIMITS, ResourceLimits, ResourceWatch
 from rollwright.store.contract import AttemptRefused, NotFound, Store
 from rollwright.store.records import AttemptedRollout, AttemptStatus
-from rollwright.workers.resources import USUAL_LIMITS, ResourceLimits, ResourceWatch
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class WatchedManager(EnvManager):
                 self._resources.leave(self)
 
 
-class Worker:
+class RolloutWorker:
     def __init__(
         self,
         context: RolloutContext,
@@ -143,7 +143,7 @@ class Worker:
         duties = {"heartbeat": self._heartbeat, "cancellations": self._listen}
         if self._settings.find_capacity:
             gate, activity = self._context.gate, self._context.activity
-            duties["capacity"] = CapacityWatch(gate, activity, len(self._managers), self._pressure).run
+            duties["capacity"] = ConcurrencyTuner(gate, activity, len(self._managers), self._pressure).run
         if self._resources is not None:
             duties["resources"] = self._resources.run
         return duties

@@ -1,0 +1,301 @@
+"""Counters of a run: the ledger of its rollouts, the causes of its failures, the activity of its processes.
+
+Always true: an opened rollout has exactly one `Fate` in its stream's `Ledger` at a time, and two ledgers can be added
+up. Totals of an `Activity` only grow. Two failure messages have the same cause when they differ only in names of one
+case: rollout and request ids, ports, counts, temporary folders; the status of an HTTP answer is part of the cause.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from rollwright.agents import TIMEOUT, EpisodeFailure, Phase, Session
+from rollwright.rollout.filters import Catches
+from rollwright.trajectory import Boundary, ErrorRecord, Trajectory, Turn
+
+
+class Fate(StrEnum):
+    """Where an opened rollout is."""
+
+    RUNNING = "running"
+    """Queued, being played, or between two attempts."""
+    WAITING = "waiting"
+    """Finished; its group is not complete, or complete and not handed out yet."""
+    DELIVERED = "delivered"
+    FILTERED = "filtered"
+    """Finished, but its group was left out by a filter or fell below `min_group_size`."""
+    STALE = "stale"
+    """Finished or given up, but too old to be handed out."""
+    CANCELLED = "cancelled"
+    """Not needed any more: its group was complete without it, or gone."""
+    FAILED = "failed"
+    """Its retry rules allowed no further attempt."""
+
+
+MAX_REASONS = 1000
+"""Different ones that are counted: a filter of one's own may give another for each group, and a run may last for months."""
+
+OTHER_REASONS = "other reasons"
+"""Where the rest is counted."""
+
+FateReason = tuple[Fate, str | None]
+"""Where a rollout came to, and why if it was left out."""
+
+
+@dataclass
+class Ledger:
+    """How many rollouts are in which place, and why those left out were."""
+
+    counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Rollouts that were filtered, stale, cancelled or failed, by `place: reason`."""
+    catches: Catches = field(default_factory=Catches)
+    """What the filters caught, whatever followed from it."""
+
+    @property
+    def opened(self) -> int:
+        return sum(self.counts.values())
+
+    def open(self) -> None:
+        self.counts[Fate.RUNNING] += 1
+
+    def move(self, old: Fate, new: Fate, reason: str | None = None, count: int = 1) -> None:
+        self.counts[old] -= count
+        self.counts[new] += count
+        if reason is not None and count:
+            self._add_reason(f"{new}: {reason}", count)
+
+    def add(self, other: "Ledger") -> None:
+        """What stands in another one, on top."""
+        for place, count in other.counts.items():
+            self.counts[place] += count
+        for reason, count in other.reasons.items():
+            self._add_reason(reason, count)
+        self.catches.add_all(other.catches)
+
+    def _add_reason(self, key: str, count: int) -> None:
+        if key not in self.reasons and len(self.reasons) >= MAX_REASONS:
+            key = f"{key.partition(':')[0]}: {OTHER_REASONS}"
+        self.reasons[key] = self.reasons.get(key, 0) + count
+
+    def row(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "counts": {str(place): count for place, count in self.counts.items()},
+            "reasons": dict(self.reasons),
+            "catches": {name: [each.count, each.example] for name, each in self.catches.by_filter.items()},
+        }
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Ledger":
+        """What `row` gave."""
+        ledger = cls(reasons={str(reason): int(count) for reason, count in row["reasons"].items()})
+        ledger.counts.update({Fate(place): int(count) for place, count in row["counts"].items()})
+        for name, (count, example) in row["catches"].items():
+            ledger.catches.add(name, example, count)
+        return ledger
+
+
+MAX_CAUSES = 200
+"""Different ones that are kept apart: an exception whose text holds something random must not fill the memory."""
+
+OTHER_CAUSES = "other causes"
+
+TOLD_CAUSES = 20
+"""Those that a worker tells with its heartbeat, the most frequent ones: a heartbeat stays small."""
+
+SHOWN = 240
+"""Characters of a message that are shown: a sentence or two."""
+
+_TRIES = re.compile(r"\s*\(after \d+ tr(?:y|ies)\)")
+_OF_ONE_CASE = re.compile(
+    r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"  # a UUID
+    r"|\b0x[0-9a-f]+\b"  # an address in memory
+    r"|\btmp[0-9a-z_]{6,}\b"  # a temporary folder
+    r"|\b(?=[a-z_-]*\d)[0-9a-f]{12,}\b"  # a digest
+    r"|(?<!HTTP )(?<!\d)\d+",
+    re.IGNORECASE,
+)
+
+
+def root_cause(message: str) -> str:
+    """The message in one line, without how often it was tried."""
+    line = " ".join(_TRIES.sub("", message).split())
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"
+
+
+def same_cause(message: str) -> str:
+    """Equal for messages of the same cause."""
+    return _OF_ONE_CASE.sub("#", root_cause(message))
+
+
+@dataclass
+class FailureCause:
+    """One cause, told by the first message that had it."""
+
+    text: str
+    count: int = 0
+    example: str = ""
+    """Id of a rollout that failed so; empty: not known."""
+
+    def __str__(self) -> str:
+        return f"{self.text} (for example {self.example})" if self.example else self.text
+
+
+@dataclass
+class FailureCauses:
+    """Failures by cause."""
+
+    _by_cause: dict[str, FailureCause] = field(default_factory=dict)
+
+    def add(self, message: str, rollout_id: str = "", count: int = 1) -> None:
+        key = same_cause(message)
+        if key not in self._by_cause and len(self._by_cause) >= MAX_CAUSES:
+            key, message = OTHER_CAUSES, OTHER_CAUSES
+        found = self._by_cause.setdefault(key, FailureCause(root_cause(message), example=rollout_id))
+        found.count += count
+
+    def update(self, other: "FailureCauses") -> None:
+        for each in other.most_common():
+            self.add(each.text, each.example, each.count)
+
+    @property
+    def total(self) -> int:
+        return sum(each.count for each in self._by_cause.values())
+
+    def most_common(self, number: int | None = None) -> list[FailureCause]:
+        """The most frequent first; equally frequent ones as they came."""
+        return sorted(self._by_cause.values(), key=lambda each: -each.count)[:number]
+
+    def rows(self, number: int | None = None) -> list[dict[str, Any]]:
+        """As plain data."""
+        return [
+            {"cause": each.text, "count": each.count, "example": each.example}
+            for each in self.most_common(number)
+        ]
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> "FailureCauses":
+        """What `rows` gave."""
+        found = cls()
+        for row in rows:
+            found.add(str(row["cause"]), str(row["example"]), int(row["count"]))
+        return found
+
+
+@dataclass
+class Activity:
+    """One for each process. Totals only grow; `sessions` holds this process's episodes in flight."""
+
+    turns: int = 0
+    tokens: int = 0
+    """Sampled tokens."""
+    prompt_tokens: int = 0
+    claimed: int = 0
+    """Attempts taken from the store."""
+    replayed_turns: int = 0
+    """Turns that came from the journal of an earlier attempt instead of the engine."""
+    replays_differed: int = 0
+    """Journals that were of no use, because the environment did not come the same way again."""
+    finished: int = 0
+    """Episodes played to their end."""
+    reward: float = 0.0
+    """Task reward, summed over the finished episodes."""
+    successes: float = 0
+    stale: int = 0
+    """Episodes given up because they became too old."""
+    withdrawn: int = 0
+    """Episodes stopped because nobody needed them any more."""
+    refused: int = 0
+    """Results that came too late: the attempt did not hold its rollout any more."""
+    commit_seconds: float = 0.0
+    """Spent on telling the store how attempts ended, summed over them; a trajectory cannot tell it of itself."""
+    slots_restarted: int = 0
+    """Times that a task of a worker was cancelled by code that it plays, and went on."""
+    overdue: int = 0
+    """Generations that were not answered in time."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed attempts, by `boundary: kind`."""
+    causes: FailureCauses = field(default_factory=FailureCauses)
+    """Failed attempts, by what went wrong."""
+    abandoned_envs: int = 0
+    """Environments that could not be closed."""
+    sessions: dict[str, Session] = field(default_factory=dict)
+    """Episodes in flight, by rollout id."""
+
+    elsewhere: dict[str, "Activity"] = field(default_factory=dict)
+    """What workers in other processes have told with their heartbeats, by their id."""
+    told_inflight: int = 0
+    """Of a worker elsewhere: episodes in flight, when it told."""
+    told_waiting: Counter[Phase] = field(default_factory=Counter)
+    """Of a worker elsewhere: what its episodes waited for, when it told."""
+    dead_workers: int = 0
+    """Worker processes that died and were replaced."""
+
+    @property
+    def inflight(self) -> int:
+        return (
+            self.told_inflight + len(self.sessions) + sum(each.inflight for each in self.elsewhere.values())
+        )
+
+    def waiting_on(self) -> Counter[Phase]:
+        """How many episodes wait for what."""
+        waiting = Counter(session.phase for session in self.sessions.values())
+        for each in (self, *self.elsewhere.values()):
+            waiting.update(each.told_waiting)
+        return +waiting
+
+    def total(self) -> "Activity":
+        """The counters of this process and of those that told, added up."""
+        added = Activity()
+        for each in (self, *self.elsewhere.values()):
+            for name in COUNTERS:
+                setattr(added, name, getattr(added, name) + getattr(each, name))
+            added.failures.update(each.failures)
+            added.causes.update(each.causes)
+        return added
+
+    def heartbeat_stats(self) -> dict[str, Any]:
+        """What a worker tells the store about itself."""
+        waiting = {str(phase): count for phase, count in self.waiting_on().items()}
+        counters = {name: getattr(self, name) for name in COUNTERS}
+        failed = {"failures": dict(self.failures), "causes": self.causes.rows(TOLD_CAUSES)}
+        return {**counters, **failed, "inflight": self.inflight, **waiting}
+
+    @classmethod
+    def told(cls, stats: Mapping[str, Any], *, alive: bool) -> "Activity":
+        """Out of a heartbeat; a worker that is gone has nothing in flight."""
+        activity = cls()
+        for name in COUNTERS:
+            setattr(activity, name, stats.get(name, 0))
+        activity.failures.update(stats.get("failures", {}))
+        activity.causes.update(FailureCauses.of(stats.get("causes", ())))
+        if alive:
+            activity.told_inflight = int(stats.get("inflight", 0))
+            activity.told_waiting = Counter({phase: int(stats.get(phase, 0)) for phase in Phase})
+        return activity
+
+    def count(self, turn: Turn) -> None:
+        self.turns += 1
+        self.tokens += turn.completion_tokens
+        self.prompt_tokens += turn.prompt_tokens
+
+    def finish(self, trajectory: Trajectory) -> None:
+        self.finished += 1
+        self.reward += trajectory.reward
+        self.successes += trajectory.success_share or 0.0
+
+    def fail(self, record: ErrorRecord, rollout_id: str = "") -> None:
+        self.failures[f"{record.boundary}: {record.kind}"] += 1
+        self.causes.add(str(EpisodeFailure(record)), rollout_id)
+        if record.boundary is Boundary.ENGINE and record.kind == TIMEOUT:
+            self.overdue += 1
+
+
+COUNTERS = tuple(
+    each.name for each in fields(Activity) if each.type in (int, float) and each.name != "told_inflight"
+)
+"""The figures that can be added up over workers."""
