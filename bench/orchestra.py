@@ -40,7 +40,7 @@ from rollwright.policies.lengths import FixedLength, Lengths, LogNormalLength, l
 from rollwright.policies.rendering import Tokenizer, make_renderer
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout.episode import Episode, EpisodeSettings, Limits, new_session, play
+from rollwright.rollout.episode import Episode, EpisodeSettings, Limits, new_session, play_episode
 from rollwright.trajectory import Message, Trajectory
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -200,7 +200,7 @@ async def batch(kind: str, size: int, approval: float, seed: int, *, barrier: bo
         episode = Episode(kind, number, "train", f"g{number}", number, 0, seed)
         how = settings(team, env)
         session = new_session(episode, policy, how, env, rollout_id=f"{number}", attempt_id="1")
-        trajectory = await play(session, env, how, policy, make_env)
+        trajectory = await play_episode(session, env, how, policy, make_env)
         if isinstance(policy, Barrier):
             policy.done()
         return trajectory, loop.time()

@@ -25,7 +25,7 @@ from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.models.tiny import tiny_llama
 from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.bytes_renderer import ASSISTANT, END, SYSTEM, USER, VOCABULARY_SIZE, BytesRenderer
-from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play
+from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
 from rollwright.swarm.content import SharedGroup
 from rollwright.swarm.exchange import Exchange, ExchangeLimits, Verifier
 from rollwright.swarm.identity import Identity
@@ -252,7 +252,7 @@ class Node:
         env, name = Digits(), f"g{index}-m{member}"
         episode = Episode(TAG, task_level(self.seed, index), "train", f"g{index}", index, member, self.seed)
         session = new_session(episode, self.sampler, SETTINGS, env, rollout_id=name, attempt_id=name)
-        return await play(session, env, SETTINGS, self.sampler, Digits)
+        return await play_episode(session, env, SETTINGS, self.sampler, Digits)
 
     async def share(self, round: int, groups: Sequence[tuple[int, list[Trajectory]]]) -> None:
         for index, group in groups:

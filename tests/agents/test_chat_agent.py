@@ -9,7 +9,7 @@ from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.errors import ConfigError
 from rollwright.policies.base import EngineError, Generation, Prompt, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.rollout.episode import EpisodeSettings, Limits, play
+from rollwright.rollout.episode import EpisodeSettings, Limits, play_episode
 from rollwright.trajectory import (
     Boundary,
     FinishReason,
@@ -117,7 +117,7 @@ async def played(
         generate_timeout=1.0,
         env=env,
     )
-    return await play(session, env, settings, policy, Corridor)
+    return await play_episode(session, env, settings, policy, Corridor)
 
 
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])

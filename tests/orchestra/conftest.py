@@ -14,7 +14,7 @@ from rollwright.orchestra import Team
 from rollwright.policies.base import Generation, Policy, Prompt, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout.episode import Episode, EpisodeSettings, Limits, new_session, play
+from rollwright.rollout.episode import Episode, EpisodeSettings, Limits, new_session, play_episode
 from rollwright.trajectory import FinishReason, Trajectory, VersionRun, floats, samples, turn_samples
 
 EPISODE = Episode("Stage", seed=7, mode="train", group_id="g0", group=0, member=0, run_seed=1)
@@ -143,7 +143,7 @@ class Stage:
         session = new_session(
             episode, policy, settings, env, rollout_id=f"r{member}", attempt_id="1", journal=journal
         )
-        return await play(session, env, settings, policy, lambda: env)
+        return await play_episode(session, env, settings, policy, lambda: env)
 
     def play(self, *args: Any, **options: Any) -> Trajectory:
         return run_virtual(self.perform(*args, **options))

@@ -239,14 +239,14 @@ def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> Non
             return trajectory.seed % 2 == 0
 
     filters = (Filter(Even(), Action.DROP),)
-    retelling = CompletionReplay(["a-g0"], 2, filters)
+    replay = CompletionReplay(["a-g0"], 2, filters)
     log = [completion(each, "succeeded") for each in (0, 1, 3)] + [completion(2, "failed", "engine: gone")]
     log.append(completion(4, "succeeded"))
     for each in log:
-        assert retelling.asks_for(each) == (each.status is RolloutStatus.SUCCEEDED)
+        assert replay.needs_trajectory(each) == (each.status is RolloutStatus.SUCCEEDED)
         seed = int(each.rollout_id[-1])
-        retelling.tell(each, Trajectory(each.rollout_id, "1", "a-g0", "Lab", seed=seed))
-    retelling.end()
-    places = [place for place, _ in retelling.fates["a-g0"]]
+        replay.apply(each, Trajectory(each.rollout_id, "1", "a-g0", "Lab", seed=seed))
+    replay.finish()
+    places = [place for place, _ in replay.fates["a-g0"]]
     assert places == [Fate.FILTERED, Fate.DELIVERED, Fate.DELIVERED, Fate.FAILED, Fate.CANCELLED]
-    assert retelling.caught["a-g0"].by_filter["even"].count == 1, "the last one came too late to be looked at"
+    assert replay.caught["a-g0"].by_filter["even"].count == 1, "the last one came too late to be looked at"

@@ -20,7 +20,7 @@ from rollwright.policies.simulated import SimulatedEngine
 from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Activity, Assignment, EnvManager, InflightLimit, RolloutContext
 from rollwright.rollout.branching import FixedFanOut, RandomExpansion, Uncertainty
-from rollwright.rollout.episode import CHAIN, Episode, Strategy, new_session, play, read_episode
+from rollwright.rollout.episode import CHAIN, Episode, Strategy, new_session, play_episode, read_episode
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
 from rollwright.run.assembly import SettingsTable, make_env
 from rollwright.run.local import LocalRun
@@ -53,7 +53,7 @@ def grown(
     async def run() -> Trajectory:
         env = wrap(make_env(settings))
         session = new_session(episode, player, settings, env, rollout_id="r", attempt_id="a")
-        return await play(session, env, settings, player, lambda: wrap(make_env(settings)))
+        return await play_episode(session, env, settings, player, lambda: wrap(make_env(settings)))
 
     return check(run_virtual(run()))
 

@@ -14,7 +14,7 @@ from rollwright.config import build
 from rollwright.policies.base import Policy
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.players import SkilledPlayer
-from rollwright.rollout.episode import Episode, new_session, play
+from rollwright.rollout.episode import Episode, new_session, play_episode
 from rollwright.run.assembly import SettingsTable
 from rollwright.swarm import content, envelope
 from rollwright.swarm.exchange import Exchange, ForeignGroup
@@ -64,7 +64,7 @@ async def play_group(
         episode = Episode(tag, task_level(seed, index), "train", f"g{index}", index, member, seed)
         name = f"g{index}-m{member}"
         session = new_session(episode, policy, settings, env, rollout_id=name, attempt_id=name)
-        group.append(await play(session, env, settings, policy, lambda: env))
+        group.append(await play_episode(session, env, settings, policy, lambda: env))
     await env.close()
     return group
 

@@ -12,7 +12,7 @@ from rollwright.config import RunConfig, build
 from rollwright.draws import generator
 from rollwright.errors import ConfigError
 from rollwright.policies.bytes_renderer import END, BytesRenderer
-from rollwright.rollout.episode import Episode, new_session, play
+from rollwright.rollout.episode import Episode, new_session, play_episode
 from rollwright.run.assembly import SettingsTable, make_env
 from rollwright.training.bridges import completion_of
 from rollwright.training.bridges.verl import VerlPolicy, agent_loop_output
@@ -59,7 +59,7 @@ async def played(server: Server, config: RunConfig, params: dict[str, Any] | Non
     policy = VerlPolicy(server, BytesRenderer(), params or {"temperature": 0.7, "top_k": -1})
     env = make_env(settings)
     session = new_session(episode, policy, settings, env, rollout_id="r", attempt_id="a")
-    return await play(session, env, settings, policy, lambda: make_env(settings))
+    return await play_episode(session, env, settings, policy, lambda: make_env(settings))
 
 
 async def test_what_verl_gets_is_exactly_what_its_server_saw_and_said() -> None:

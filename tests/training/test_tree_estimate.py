@@ -23,7 +23,7 @@ from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.rollout.branching import Branching, FixedFanOut, Uncertainty
-from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play
+from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
 from rollwright.rollout.tree import TreeStrategy
 from rollwright.training.advantages import (
     GRPO,
@@ -378,7 +378,7 @@ def sampled_trees(branching: Branching) -> list[Trajectory]:
             episode = Episode("T", seed=1, mode="train", group_id="g", group=0, member=0, run_seed=number)
             env = TwoTurns()
             session = new_session(episode, Chooser(), episode_settings, env, rollout_id="r", attempt_id="a")
-            found.append(await play(session, env, episode_settings, Chooser(), TwoTurns))
+            found.append(await play_episode(session, env, episode_settings, Chooser(), TwoTurns))
         return found
 
     return asyncio.run(run())

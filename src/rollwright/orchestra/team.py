@@ -111,7 +111,7 @@ class Team:
         text = NOTHING if author is None or reply is None else reply.text
         return Action(text, author, tuple(call.turn for call in s.calls if call.turn is not None))
 
-    async def play(
+    async def play_turns(
         self,
         session: Session,
         env: Env,
@@ -121,9 +121,9 @@ class Team:
     ) -> StopReason:
         """Plays an episode from the first question to the end."""
         async with ToolContext(session.trajectory.rollout_id) as tools:
-            return await self._play(session, env, settings, policy, Memory(tools=tools))
+            return await self._play_steps(session, env, settings, policy, Memory(tools=tools))
 
-    async def _play(
+    async def _play_steps(
         self, session: Session, env: Env, settings: EpisodeSettings, policy: Policy, memory: Memory
     ) -> StopReason:
         trajectory = session.trajectory

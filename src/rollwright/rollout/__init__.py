@@ -1,8 +1,9 @@
 """Playing rollouts: environment managers, the scheduler, strategies and filters."""
 
 from rollwright.rollout.accounting import Activity, Fate, Ledger
+from rollwright.rollout.attempt import Assignment, RolloutContext, SettingsSource
 from rollwright.rollout.concurrency import InflightLimit
-from rollwright.rollout.env_manager import Assignment, EnvManager, RolloutContext, SettingsSource
+from rollwright.rollout.env_manager import EnvManager
 from rollwright.rollout.episode import ChainStrategy, Episode, EpisodeSettings, Limits
 from rollwright.rollout.function import AgentFunction, ThreadSession
 from rollwright.rollout.groups import Group, GroupBook, GroupRules

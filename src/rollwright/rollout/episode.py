@@ -78,7 +78,7 @@ class Limits:
 class Strategy(Protocol):
     """How an episode is played: along one path, or along several."""
 
-    async def play(
+    async def play_turns(
         self,
         session: Session,
         env: Env,
@@ -95,7 +95,7 @@ class Strategy(Protocol):
 class ChainStrategy:
     """The plain strategy: generate, step, observe, and again, along one path."""
 
-    async def play(
+    async def play_turns(
         self,
         session: Session,
         env: Env,
@@ -155,7 +155,7 @@ class EpisodeSettings:
     """What a function's agent may do that is recorded by the gateway."""
 
 
-async def play(
+async def play_episode(
     session: Session, env: Env, settings: EpisodeSettings, policy: Policy, make_env: Callable[[], Env]
 ) -> Trajectory:
     """Plays the session's episode to its end and returns its trajectory."""
@@ -171,7 +171,7 @@ async def play(
                 )
             trajectory.observation = _opening_observation(first, trajectory.tag)
             trajectory.opening = settings.agent.opening(env, first.observation)
-            trajectory.stop = await settings.strategy.play(session, env, settings, policy, make_env)
+            trajectory.stop = await settings.strategy.play_turns(session, env, settings, policy, make_env)
     except (EpisodeFailure, Interrupted):
         raise
     except BaseException as error:

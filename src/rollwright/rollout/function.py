@@ -1,8 +1,8 @@
 """A user's own function as an agent: `async def agent(task, session) -> reward`.
 
-The function plays the whole episode: it asks the session for generations and returns the reward. A plain function is
-run in a thread; its session blocks that thread while the engine works. What it sampled is recorded and journalled like
-any other episode's turns.
+The function plays the whole episode: it asks the session for generations and returns the reward. A plain function runs
+in a thread; its session blocks that thread while the engine works. Its generations are recorded and journalled like the
+turns of any other episode.
 
 A function whose agent speaks a model API points it at `session.base_url` with `session.api_key`: the worker's gateway
 then records its calls in the same trajectory. Both are of this episode alone, and end with it.
@@ -19,6 +19,7 @@ from rollwright.agents import (
     Journal,
     OutOfRoom,
     Session,
+    Stopwatch,
     TimeLimit,
     failed,
     timed_out,
@@ -45,8 +46,8 @@ class FunctionSession(Session):
     gateway: Gateway | None = None
     rules: CaptureRules = CaptureRules()
     """What an agent that is reached so may do."""
-    captured: RolloutRecorder | None = None
-    """What came in through the gateway; `None`: nobody has asked for an address."""
+    recorder: RolloutRecorder | None = None
+    """Records the calls that come in through the gateway; `None`: nobody has asked for an address."""
     _access: Access | None = None
 
     @property
@@ -62,14 +63,14 @@ class FunctionSession(Session):
         if self._access is None:
             if self.gateway is None:
                 raise RollwrightError("session.base_url: this run has no gateway")
-            self.captured = RolloutRecorder(self, self._sampling, rules=self.rules)
-            self._access = self.gateway.open(self.captured)
+            self.recorder = RolloutRecorder(self, self._sampling, rules=self.rules)
+            self._access = self.gateway.open(self.recorder)
         return self._access
 
     async def leave_gateway(self) -> None:
         """Late calls are refused from now on."""
-        if self.gateway is not None and self.captured is not None:
-            await self.gateway.close_rollout(self.captured)
+        if self.gateway is not None and self.recorder is not None:
+            await self.gateway.close_rollout(self.recorder)
 
 
 class ThreadSession:
@@ -123,7 +124,7 @@ def _is_async(function: AgentFunction) -> bool:
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
-async def _in_a_thread(function: AgentFunction, task: Any, session: ThreadSession) -> float | None:
+async def _run_in_thread(function: AgentFunction, task: Any, session: ThreadSession) -> float | None:
     """In a thread of its own, so that a hung one takes no place from others and does not hold up the process's end."""
     runner = BlockingRunner("agent")
     try:
@@ -137,8 +138,10 @@ def function_session(
     claimed: AttemptedRollout,
     policy: Policy,
     settings: EpisodeSettings,
+    *,
     journal: Journal,
     on_turn: Callable[[Turn], None],
+    stopwatch: Stopwatch | None = None,
     gateway: Gateway | None = None,
 ) -> FunctionSession:
     """A session for a rollout that names no environment."""
@@ -160,6 +163,7 @@ def function_session(
         env=NO_ACTIONS,
         journal=journal,
         on_turn=on_turn,
+        stopwatch=stopwatch,
     )
     session.gateway = gateway
     session.rules = settings.capture
@@ -183,7 +187,7 @@ async def play_function(
             if _is_async(function):
                 reward = await function(task, session)  # type: ignore[misc]
             else:
-                reward = await _in_a_thread(function, task, ThreadSession(session, loop))
+                reward = await _run_in_thread(function, task, ThreadSession(session, loop))
     except (EpisodeFailure, Interrupted):
         raise
     except BaseException as raised:
@@ -192,16 +196,16 @@ async def play_function(
         error = raised  # put down to its boundary below
     finally:
         await session.leave_gateway()
-    captured = session.captured
-    if captured is not None:
-        captured.raise_failure()
-    no_room = isinstance(error, OutOfRoom) or (captured is not None and captured.out_of_room)
+    recorder = session.recorder
+    if recorder is not None:
+        recorder.raise_failure()
+    no_room = isinstance(error, OutOfRoom) or (recorder is not None and recorder.out_of_room)
     if error is not None and (limit.expired or not no_room):
         raise _failure(error, limit.expired, settings, len(session.trajectory.turns)) from error
-    if captured is not None and error is None:
-        captured.raise_unused()
+    if recorder is not None and error is None:
+        recorder.raise_unused()
     trajectory = session.seal()
-    _judge(trajectory, reward, captured)
+    _apply_reward(trajectory, reward, recorder)
     trajectory.stop = StopReason.TERMINATED if error is None else StopReason.MAX_LENGTH
     trajectory.duration = loop.time() - started
     return trajectory
@@ -214,9 +218,9 @@ def _failure(error: BaseException, expired: bool, settings: EpisodeSettings, tur
     return failed(Boundary.AGENT, error, turns)
 
 
-def _judge(trajectory: Trajectory, reward: float | None, captured: RolloutRecorder | None) -> None:
+def _apply_reward(trajectory: Trajectory, reward: float | None, recorder: RolloutRecorder | None) -> None:
     """The reward that the function returned counts; else the one that its agent gave by HTTP; else 0."""
-    given = captured.given if captured is not None else None
+    given = recorder.given if recorder is not None else None
     if given is not None:
         trajectory.episode_reward, trajectory.success = given.reward, given.success
     if reward is not None:

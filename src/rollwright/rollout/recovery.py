@@ -9,7 +9,8 @@ dropped was replaced, and later ones were not needed.
 
 from collections.abc import Collection, Sequence
 
-from rollwright.agents import EpisodeFailure, JournalEntry, Superseded
+from rollwright.agents import EpisodeFailure, JournalEntry, Superseded, entries
+from rollwright.errors import FormatError
 from rollwright.rollout.accounting import Fate, FateReason
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
 from rollwright.rollout.groups import NOT_NEEDED
@@ -22,7 +23,7 @@ HANDED_OUT: FateReason = (Fate.DELIVERED, None)
 
 
 class CompletionReplay:
-    """Takes the log of one stream, completion by completion."""
+    """Replays the completion log of one stream, completion by completion."""
 
     def __init__(self, delivered: Collection[str], group_size: int, filters: Sequence[Filter]) -> None:
         self._delivered = frozenset(delivered)
@@ -35,16 +36,16 @@ class CompletionReplay:
         self.caught: dict[str, Catches] = {}
         """By group: what the filters caught in it."""
 
-    def asks_for(self, completion: Completion) -> bool:
-        """Whether the trajectory is needed: filters look at it again."""
+    def needs_trajectory(self, completion: Completion) -> bool:
+        """Whether the completion's trajectory must be given too: filters judge it again."""
         return (
             bool(self._filters)
             and completion.status is RolloutStatus.SUCCEEDED
             and _group_of(completion) in self._delivered
         )
 
-    def tell(self, completion: Completion, trajectory: Trajectory | None = None) -> None:
-        """`None`: the store does not have it, or nobody asked for it."""
+    def apply(self, completion: Completion, trajectory: Trajectory | None = None) -> None:
+        """Applies the next completion. `trajectory`: `None` if the store does not have it, or it is not needed."""
         group_id = _group_of(completion)
         if group_id not in self._delivered:
             return
@@ -53,17 +54,17 @@ class CompletionReplay:
         if completion.status is RolloutStatus.FAILED:
             fate = Fate.FAILED, EpisodeFailure.cause(completion.reason or NO_REASON)
         elif completion.status is RolloutStatus.SUCCEEDED and so_far.count(HANDED_OUT) < self._group_size:
-            fate = HANDED_OUT if trajectory is None else self._judged(group_id, completion, trajectory)
+            fate = HANDED_OUT if trajectory is None else self._judge(group_id, completion, trajectory)
         so_far.append(fate)
         if so_far.count(HANDED_OUT) == self._group_size:
             self._complete(group_id)
 
-    def end(self) -> None:
-        """The log is told: what is left was handed out with fewer members."""
+    def finish(self) -> None:
+        """The log has ended: the groups that are left were handed out with fewer members."""
         for group_id in tuple(self._members):
             self._complete(group_id)
 
-    def _judged(self, group_id: str, completion: Completion, trajectory: Trajectory) -> FateReason:
+    def _judge(self, group_id: str, completion: Completion, trajectory: Trajectory) -> FateReason:
         judged = judge(self._filters, trajectory, self._catches(group_id))
         if judged.dropped is not None:
             return Fate.FILTERED, judged.dropped
@@ -86,18 +87,30 @@ def _group_of(completion: Completion) -> str:
 
 
 class StoreJournal:
+    """The turn journal of one attempt, kept in the store."""
+
     def __init__(self, store: Store, rollout_id: str, attempt_id: str) -> None:
         self.recorded: dict[int, JournalEntry] = {}
         self._store = store
         self._held = (rollout_id, attempt_id)
 
+    async def load(self) -> bool:
+        """Reads the turns that earlier attempts recorded; `False`: they are damaged."""
+        encoded = await self._store.read_journal(self._held[0])
+        try:
+            self.recorded = entries(encoded)
+        except FormatError:
+            return False
+        return True
+
     async def append(self, entry: JournalEntry) -> None:
+        """Makes a turn durable; raises `Superseded` when the attempt does not hold its rollout any more."""
         try:
             await self._store.append_journal(*self._held, [entry.to_bytes()])
         except (AttemptRefused, NotFound) as error:
             raise Superseded(str(error)) from error
 
     async def clear(self) -> None:
-        """Forgets what was recorded: it is of no use."""
+        """Deletes the recorded turns, here and in the store."""
         self.recorded.clear()
         await self._store.clear_journal(*self._held)

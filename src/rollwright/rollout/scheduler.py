@@ -213,7 +213,7 @@ class RolloutScheduler:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         if kind is None:  # otherwise what is under way may be gone on with
-            await self._carry_out(self._book.abandon("the run ended"))
+            await self._apply(self._book.abandon("the run ended"))
 
     async def get_batch(self, batch_size: int) -> Batch:
         """Waits until so many trajectories stand in complete groups, and hands those groups over.
@@ -250,9 +250,9 @@ class RolloutScheduler:
                     task.result()
                 raise RollwrightError(f"{task.get_name()}: was ended by {FOREIGN_CANCELLATION}")
         if self._book.dropped_in_a_row > self._max_refills:
-            raise TooManyRefills(self._why_dropped())
+            raise TooManyRefills(self._explain_drops())
 
-    def _why_dropped(self) -> str:
+    def _explain_drops(self) -> str:
         """Why groups were dropped. Failed members are told by what failed, not by what became of their groups."""
         dropped = f"{self._book.dropped_in_a_row} groups in a row were dropped"
         reasons = {
@@ -274,19 +274,19 @@ class RolloutScheduler:
                 await self._demand.wait()
                 self._demand.clear()
                 enqueue: list[EnqueueRequest] = []
-                while self._asked_for():
-                    enqueue += self._requests(self._book.open_group())
+                while self._wants_group():
+                    enqueue += self._enqueue_requests(self._book.open_group())
                 if enqueue:
-                    await self._whole(self._store.enqueue_many_rollouts(enqueue))
+                    await self._shielded(self._store.enqueue_many_rollouts(enqueue))
         finally:
             self._news.set()
 
-    def _asked_for(self) -> bool:
+    def _wants_group(self) -> bool:
         supply = self._book.supply
         wanted = supply < self._wanted or supply + self._group_size <= self._wanted + self._ahead
         return wanted and self._book.open_groups < self._max_open and not self._book.all_opened
 
-    async def _whole(self, call: Awaitable[object]) -> None:
+    async def _shielded(self, call: Awaitable[object]) -> None:
         """Awaits what must not be left half done, also when this task is cancelled meanwhile."""
         inner = asyncio.ensure_future(call)
         try:
@@ -300,19 +300,23 @@ class RolloutScheduler:
 
         Enqueueing and cancelling again changes nothing, so it does not matter what was carried out before.
         """
-        known = await self._known_rollouts()
+        known = await self._query_rollout_ids()
         indices = [self._book.group_index(each) for each in (*known, *delivered)]
         opened = max((index for index in indices if index is not None), default=-1) + 1
         requests = [
-            each for _ in range(self._first, opened) for each in self._requests(self._book.open_group())
+            each
+            for _ in range(self._first, opened)
+            for each in self._enqueue_requests(self._book.open_group())
         ]
         log: list[Completion] = []
         while completions := await self._store.read_completions(self._cursor):
             self._cursor = completions[-1].cursor
             log += completions
-        told = await self._retold(log, delivered)
+        replayed = await self._replay_completions(log, delivered)
         for group_id in delivered:
-            self._book.settle_as_delivered(group_id, told.fates.get(group_id, ()), told.caught.get(group_id))
+            self._book.settle_as_delivered(
+                group_id, replayed.fates.get(group_id, ()), replayed.caught.get(group_id)
+            )
         lost = [
             each
             for each in requests
@@ -324,28 +328,30 @@ class RolloutScheduler:
             await self._settle(log[first : first + RESTORED_AT_ONCE])
         self._book.dropped_in_a_row = 0  # between those that were dropped, others were handed out
 
-    async def _known_rollouts(self) -> set[str]:
+    async def _query_rollout_ids(self) -> set[str]:
         """Those of this stream that the store has."""
         return set(await rollout_ids(self._store, self._book.prefix, self._mode))
 
-    async def _retold(self, log: Sequence[Completion], delivered: Collection[str]) -> CompletionReplay:
+    async def _replay_completions(
+        self, log: Sequence[Completion], delivered: Collection[str]
+    ) -> CompletionReplay:
         """What became of the members of groups that were handed out, and what the filters caught among them."""
-        retelling = CompletionReplay(delivered, self._group_size, self._book.filters)
+        replay = CompletionReplay(delivered, self._group_size, self._book.filters)
         for first in range(0, len(log), RESTORED_AT_ONCE):
             part = log[first : first + RESTORED_AT_ONCE]
-            wanted = [each.rollout_id for each in part if retelling.asks_for(each)]
-            encoded = await self._encoded(wanted)
+            wanted = [each.rollout_id for each in part if replay.needs_trajectory(each)]
+            encoded = await self._load_encoded(wanted)
             for each in part:
                 data = encoded.get(each.rollout_id)
                 try:
-                    retelling.tell(each, None if data is None else Trajectory.from_bytes(data))
+                    replay.apply(each, None if data is None else Trajectory.from_bytes(data))
                 except FormatError as error:  # as when it was taken over, see `_take_over`
                     reason = str(failed(Boundary.SYSTEM, error, 0))
-                    retelling.tell(msgspec.structs.replace(each, status=RolloutStatus.FAILED, reason=reason))
-        retelling.end()
-        return retelling
+                    replay.apply(msgspec.structs.replace(each, status=RolloutStatus.FAILED, reason=reason))
+        replay.finish()
+        return replay
 
-    async def _encoded(self, wanted: Sequence[str]) -> dict[str, bytes]:
+    async def _load_encoded(self, wanted: Sequence[str]) -> dict[str, bytes]:
         """Trajectories that are kept elsewhere, and the others from the store; without what neither has."""
         if not wanted:
             return {}
@@ -360,7 +366,7 @@ class RolloutScheduler:
                 completions = await self._store.read_completions(self._cursor, timeout=COMPLETIONS_SECONDS)
                 if completions:
                     self._cursor = completions[-1].cursor
-                    await self._whole(self._settle(completions))
+                    await self._shielded(self._settle(completions))
         finally:
             self._news.set()
 
@@ -368,7 +374,7 @@ class RolloutScheduler:
         """One after the other: what one decides (a replacement, say) may be what the next one is about."""
         mine = [each for each in completions if self._book.concerns(each.rollout_id)]
         done = [each.rollout_id for each in mine if each.status is RolloutStatus.SUCCEEDED]
-        encoded = await self._encoded(done)
+        encoded = await self._load_encoded(done)
         for each in mine:
             if not self._book.awaits(each.rollout_id):
                 continue
@@ -380,7 +386,7 @@ class RolloutScheduler:
                 decision = self._book.grow_stale(each.rollout_id)
             else:
                 decision = self._book.fail(each.rollout_id, "cancelled from outside")
-            await self._carry_out(decision)
+            await self._apply(decision)
         if self._forget:
             await self._store.delete_rollouts([each.rollout_id for each in mine])
         if done and self._on_settled is not None:
@@ -409,15 +415,15 @@ class RolloutScheduler:
             self._on_failed(rollout_id, reason)
         return decision
 
-    async def _carry_out(self, decision: Decision) -> None:
+    async def _apply(self, decision: Decision) -> None:
         if decision.enqueue:
-            await self._store.enqueue_many_rollouts(self._requests(decision))
+            await self._store.enqueue_many_rollouts(self._enqueue_requests(decision))
         if decision.cancel:
             await self._store.cancel_rollouts(decision.cancel, decision.why)
             if self._forget:
                 await self._store.delete_rollouts(decision.cancel)
 
-    def _requests(self, decision: Decision) -> list[EnqueueRequest]:
+    def _enqueue_requests(self, decision: Decision) -> list[EnqueueRequest]:
         return [
             EnqueueRequest(
                 input=msgspec.to_builtins(episode),

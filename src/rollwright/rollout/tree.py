@@ -177,7 +177,7 @@ class TreeStrategy:
     fork: ForkMode | None = None
     """`None`: `fork()` where the environment has it, else replay."""
 
-    async def play(
+    async def play_turns(
         self,
         session: Session,
         env: Env,

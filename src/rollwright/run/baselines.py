@@ -12,7 +12,7 @@ from rollwright.config import RunConfig
 from rollwright.envs.base import EnvironmentFailure
 from rollwright.policies.base import Playable, Policy
 from rollwright.policies.players import OraclePlayer, RandomPlayer
-from rollwright.rollout.episode import CHAIN, Episode, level_seed, new_session, play
+from rollwright.rollout.episode import CHAIN, Episode, level_seed, new_session, play_episode
 from rollwright.run.assembly import SettingsTable, make_env
 from rollwright.trajectory import Boundary
 
@@ -85,7 +85,7 @@ async def _is_solved(episode: Episode, table: SettingsTable, player: Policy) -> 
             if not isinstance(env, Playable):
                 return None
             session = new_session(episode, player, settings, env, rollout_id=name, attempt_id="baseline")
-            trajectory = await play(session, env, settings, player, partial(make_env, settings))
+            trajectory = await play_episode(session, env, settings, player, partial(make_env, settings))
             return trajectory.success
         finally:
             await bounded(env.close(), settings.limits.step, Boundary.ENVIRONMENT, 0)

@@ -100,7 +100,7 @@ class LocalRun:
             build_filters(manager)  # a wrong one shows here, before anything is written
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.activity = Activity()
-        self.gate = InflightLimit(config.max_inflight or START)
+        self.inflight = InflightLimit(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
         """What the engine says it can do; `None` before the start, and for a policy that has no engine to ask."""
         self.schedulers: list[RolloutScheduler] = []
@@ -259,7 +259,7 @@ class LocalRun:
     def most_inflight(self) -> int:
         """Episodes that may run at the same time now; worker processes find their own limits."""
         if self._processes is None and self._ray is None:
-            return self.gate.limit
+            return self.inflight.limit
         return self.config.max_inflight or sum(share for _, share in self._shares())
 
     async def get_batch(self, batch_size: int | None = None) -> Batch:
@@ -388,7 +388,7 @@ class LocalRun:
         with suppress(OSError, RollwrightError):
             await self._releasing.release_all()
 
-    async def _role(self, claimed: AttemptedRollout) -> Assignment:
+    async def _assign(self, claimed: AttemptedRollout) -> Assignment:
         return Assignment(self.settings(read_episode(claimed.input)), self.policy)
 
     async def _unless_broken(self, call: Coroutine[Any, Any, Result]) -> Result:
@@ -416,7 +416,7 @@ class LocalRun:
             raise RollwrightError("the run has not begun; use `async with` around it")
 
     async def _run_coroutines(self) -> None:
-        context = RolloutContext(self.store, self._role, make_env, self.gate, self.activity)
+        context = RolloutContext(self.store, self._assign, make_env, self.inflight, self.activity)
         shares = self._shares()
         # one episode is always played: nobody else would make room, and the run would wait for ever
         resources = ResourceWatch(ResourceLimits(least=1))
@@ -428,7 +428,7 @@ class LocalRun:
                 tasks.create_task(worker.run())
             if self.config.max_inflight is None:
                 most = sum(envs for _, envs in shares)
-                watch = ConcurrencyTuner(self.gate, self.activity, most, lambda: self.policy.pressure)
+                watch = ConcurrencyTuner(self.inflight, self.activity, most, lambda: self.policy.pressure)
                 tasks.create_task(watch.run())
 
     def _managers(self) -> list[EnvManagerConfig]:

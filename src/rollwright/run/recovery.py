@@ -181,12 +181,12 @@ def _taken(
     manager = config.train_env_manager if _mode(config, group_id) == "train" else config.val_env_manager
     if manager is None:
         return []
-    retelling = CompletionReplay([group_id], manager.group_size, build_filters(manager))
+    replay = CompletionReplay([group_id], manager.group_size, build_filters(manager))
     taken = []
     for completion in log:
-        retelling.tell(completion, known.get(completion.rollout_id))
-        place, _ = retelling.fates[group_id][-1]
-        if completion.status is RolloutStatus.SUCCEEDED and place is not Fate.CANCELLED:
+        replay.apply(completion, known.get(completion.rollout_id))
+        fate, _ = replay.fates[group_id][-1]
+        if completion.status is RolloutStatus.SUCCEEDED and fate is not Fate.CANCELLED:
             taken.append(completion.rollout_id)
     return taken
 

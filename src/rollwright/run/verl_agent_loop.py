@@ -24,7 +24,7 @@ from verl.experimental.agent_loop.agent_loop import (  # type: ignore[import-not
 from rollwright.config import RunConfig, load
 from rollwright.errors import ConfigError
 from rollwright.policies.rendering import make_renderer
-from rollwright.rollout.episode import Episode, new_session, play
+from rollwright.rollout.episode import Episode, new_session, play_episode
 from rollwright.run.assembly import SettingsTable, make_env
 from rollwright.training.bridges.completions import completion_of
 from rollwright.training.bridges.verl import VerlPolicy, agent_loop_output
@@ -66,7 +66,7 @@ class RollwrightAgentLoop(AgentLoopBase):  # type: ignore[misc,unused-ignore]
             session = new_session(
                 episode, policy, settings, env, rollout_id=f"verl-{uuid4().hex}", attempt_id="verl"
             )
-            trajectory = await play(session, env, settings, policy, lambda: make_env(settings))
+            trajectory = await play_episode(session, env, settings, policy, lambda: make_env(settings))
         finally:
             await env.close()
         fields = agent_loop_output(

@@ -41,11 +41,13 @@ async def run_worker(
     """
     store = await open_store(address, must_exist=True, patience=patience, on_outage=on_outage)
     activity = Activity()
-    playbook = StoreSettingsSource(store, function)
+    settings_source = StoreSettingsSource(store, function)
     limit = START if settings.find_capacity else settings.max_env_num_per_worker
-    context = RolloutContext(store, playbook, make_env, InflightLimit(limit), activity, on_failed=on_failed)
+    context = RolloutContext(
+        store, settings_source, make_env, InflightLimit(limit), activity, on_failed=on_failed
+    )
     worker = RolloutWorker(
-        context, worker_id, settings, pressure=lambda: playbook.pressure, on_claim=on_claim
+        context, worker_id, settings, pressure=lambda: settings_source.pressure, on_claim=on_claim
     )
     told = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -54,7 +56,7 @@ async def run_worker(
             loop.add_signal_handler(number, told.set)
     try:
         if ask_engines:
-            await playbook.ask_engines()
+            await settings_source.ask_engines()
         with rare_collections():
             working = asyncio.create_task(worker.run())
             stopping = asyncio.create_task(told.wait())
@@ -64,7 +66,7 @@ async def run_worker(
             stopping.cancel()
             await working
     finally:
-        await playbook.close()
+        await settings_source.close()
         await store.close()
     return activity
 

@@ -22,7 +22,7 @@ from rollwright.agents import EpisodeFailure, OutOfRoom, Session, bounded
 from rollwright.envs.base import Env
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Generation, Policy, Prompt, Renderer, Sampling
-from rollwright.rollout.episode import Episode, EpisodeSettings, end_of, new_session, play
+from rollwright.rollout.episode import Episode, EpisodeSettings, end_of, new_session, play_episode
 from rollwright.swarm.content import Action, Member, SharedGroup
 from rollwright.swarm.envelope import Manifest
 from rollwright.swarm.recipes import TaskBook, task_digest, task_level, task_seed
@@ -213,7 +213,7 @@ async def _replayed(
     episode = Episode(recipe.env, level, "train", group_id, recipe.index, place, recipe.seed)
     name = f"{group_id}-m{place}"
     session = new_session(episode, policy, own, env, rollout_id=name, attempt_id=f"{name}-a1")
-    return await play(session, env, own, policy, lambda: env)
+    return await play_episode(session, env, own, policy, lambda: env)
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class _Replay:
 
     actions: int
 
-    async def play(
+    async def play_turns(
         self,
         session: Session,
         env: Env,

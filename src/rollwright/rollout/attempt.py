@@ -1,0 +1,214 @@
+"""One attempt at a rollout: from its settings and its journal to a trajectory that can be committed.
+
+Always true: whatever goes wrong in the episode is the result of the attempt, as an `ErrorRecord`, and raises nothing;
+only a cancellation by the attempt's owner, or a store that took the rollout away, gets out. A trajectory is checked and
+encoded before it is returned, so nothing unreadable can be committed. Turns that an earlier attempt recorded come from
+the journal; where the replay differs, the journal is cleared and the episode is played anew, once.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from rollwright.agents import (
+    EpisodeFailure,
+    Phase,
+    ReplayDiffers,
+    Session,
+    Stopwatch,
+    Superseded,
+    bounded,
+    failed,
+)
+from rollwright.cancellation import is_asked_for
+from rollwright.envs.base import Env
+from rollwright.gateway import Gateway
+from rollwright.policies.base import Policy
+from rollwright.rollout.accounting import Activity
+from rollwright.rollout.concurrency import InflightLimit
+from rollwright.rollout.episode import EpisodeSettings, new_session, play_episode, read_episode
+from rollwright.rollout.function import AgentFunction, function_session, play_function
+from rollwright.rollout.recovery import StoreJournal
+from rollwright.store.contract import AttemptRefused, NotFound, Store
+from rollwright.store.records import AttemptedRollout
+from rollwright.trajectory import Boundary, ErrorRecord, Trajectory, check, check_rewards
+
+CLOSE_SECONDS = 5.0
+"""A hung environment gets this long to close before it is abandoned."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The settings and the policy that one rollout is played with."""
+
+    settings: EpisodeSettings
+    policy: Policy
+    function: AgentFunction | None = None
+    """The user's own code, in place of an environment and a chat agent."""
+
+
+class SettingsSource(Protocol):
+    """Looks up the assignment of a claimed rollout."""
+
+    async def __call__(self, claimed: AttemptedRollout) -> Assignment:
+        """May raise anything for a rollout that cannot be played here; only that rollout fails."""
+        ...
+
+
+@dataclass(frozen=True)
+class RolloutContext:
+    """What all environment managers of a worker share."""
+
+    store: Store
+    assign: SettingsSource
+    make_env: Callable[[EpisodeSettings], Env]
+    inflight: InflightLimit
+    """Limits the episodes in flight."""
+    activity: Activity = field(default_factory=Activity)
+    gateway: Gateway = field(default_factory=Gateway)
+    """Records agents that speak a model API; it listens once one of them asks for its address."""
+    on_failed: Callable[[AttemptedRollout, ErrorRecord], None] | None = None
+    """Observer of failed attempts, for example a command's output."""
+
+
+@dataclass(frozen=True)
+class PlayedAttempt:
+    """The result of an attempt: its trajectory, checked and encoded."""
+
+    trajectory: Trajectory
+    encoded: bytes
+
+
+class EnvSlot:
+    """Holds the environment of one manager, and keeps it while the next episode wants the same settings."""
+
+    def __init__(self, context: RolloutContext) -> None:
+        self._context = context
+        self._env: Env | None = None
+        self._made_for: EpisodeSettings | None = None
+
+    async def take(self, settings: EpisodeSettings, stopwatch: Stopwatch) -> Env:
+        """Returns an environment for these settings: the one that is held, or a new one."""
+        if self._env is None or self._made_for is not settings:
+            with stopwatch.waiting(Phase.ENVIRONMENT, "make"):
+                await self.discard()
+                try:
+                    self._env = self._context.make_env(settings)
+                except BaseException as error:
+                    raise failed(Boundary.ENVIRONMENT, error, 0) from error
+            self._made_for = settings
+        return self._env
+
+    async def discard(self) -> None:
+        """Closes the environment: after a failure its state is unknown."""
+        env, self._env, self._made_for = self._env, None, None
+        if env is None:
+            return
+        try:
+            await bounded(env.close(), CLOSE_SECONDS, Boundary.ENVIRONMENT, 0)
+        except EpisodeFailure:
+            self._context.activity.abandoned_envs += 1
+
+
+class Attempt:
+    """One attempt by one worker, from the claim on."""
+
+    def __init__(
+        self, context: RolloutContext, claimed: AttemptedRollout, slot: EnvSlot, worker_id: str
+    ) -> None:
+        self.claimed = claimed
+        self.stopwatch = Stopwatch(worker_id)
+        self._context = context
+        self._slot = slot
+        self._journal = StoreJournal(context.store, claimed.rollout_id, claimed.attempt.attempt_id)
+
+    async def play(self) -> PlayedAttempt | ErrorRecord:
+        """Plays the rollout to its end, or to its failure."""
+        try:
+            with self.stopwatch.waiting(Phase.STORE, "settings"):
+                assignment = await self._context.assign(self.claimed)
+                if self.claimed.attempt.sequence_id > 1:
+                    await self._recover_journal()
+            try:
+                trajectory = await self._play_once(assignment)
+            except ReplayDiffers:
+                await self._discard_journal()
+                trajectory = await self._play_once(assignment)
+            return PlayedAttempt(trajectory, check_rewards(check(trajectory)).to_bytes())
+        except (AttemptRefused, NotFound, Superseded):
+            raise
+        except EpisodeFailure as failure:
+            await self._slot.discard()
+            return failure.record
+        except BaseException as error:
+            if is_asked_for(error):
+                raise
+            await self._slot.discard()
+            # Also a rollout whose input or settings cannot be read: it fails alone.
+            return failed(Boundary.SYSTEM, error, 0).record
+
+    async def _play_once(self, assignment: Assignment) -> Trajectory:
+        """Plays the episode once; raises `ReplayDiffers` if it did not follow the journal to the journal's end."""
+        if assignment.function is None:
+            trajectory = await self._play_env(assignment)
+        else:
+            trajectory = await self._play_function(assignment, assignment.function)
+        if left := len(self._journal.recorded):
+            raise ReplayDiffers(f"the episode ended without {left} turns that were recorded")
+        return trajectory
+
+    async def _play_env(self, assignment: Assignment) -> Trajectory:
+        """Plays an environment with a chat agent, or with the strategy that the settings name."""
+        claimed, settings = self.claimed, assignment.settings
+        episode = read_episode(claimed.input)
+        env = await self._slot.take(settings, self.stopwatch)
+        session = new_session(
+            episode,
+            assignment.policy,
+            settings,
+            env,
+            rollout_id=claimed.rollout_id,
+            attempt_id=claimed.attempt.attempt_id,
+            attempt=claimed.attempt.sequence_id,
+            journal=self._journal,
+            on_turn=self._context.activity.count,
+            stopwatch=self.stopwatch,
+        )
+        with self._shown_in_flight(session):
+            make_env = partial(self._context.make_env, settings)
+            return await play_episode(session, env, settings, assignment.policy, make_env)
+
+    async def _play_function(self, assignment: Assignment, function: AgentFunction) -> Trajectory:
+        """Runs the user's own function as the agent."""
+        session = function_session(
+            self.claimed,
+            assignment.policy,
+            assignment.settings,
+            journal=self._journal,
+            on_turn=self._context.activity.count,
+            stopwatch=self.stopwatch,
+            gateway=self._context.gateway,
+        )
+        with self._shown_in_flight(session):
+            return await play_function(session, function, self.claimed.input, assignment.settings)
+
+    @contextmanager
+    def _shown_in_flight(self, session: Session) -> Iterator[None]:
+        """Lists the session in the activity; the manager takes it off the list after the commit."""
+        activity = self._context.activity
+        activity.sessions[self.claimed.rollout_id] = session
+        try:
+            yield
+        finally:
+            activity.replayed_turns += session.replayed_turns
+
+    async def _recover_journal(self) -> None:
+        """Reads the turns of earlier attempts. A damaged journal is useless, and counted like one that differs."""
+        if not await self._journal.load():
+            await self._discard_journal()
+
+    async def _discard_journal(self) -> None:
+        self._context.activity.replays_differed += 1
+        await self._journal.clear()
