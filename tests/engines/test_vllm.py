@@ -12,8 +12,8 @@ import pytest
 from rollwright.agents import Session
 from rollwright.config import build
 from rollwright.policies.base import Generation, Prompt, Renderer, Sampling, UpdateMode, Weights
-from rollwright.policies.engines import EnginePolicy
-from rollwright.policies.engines.pieces import Ask, Piece
+from rollwright.policies.engines import HttpEnginePolicy
+from rollwright.policies.engines.partial import PartialCompletion, Piece
 from rollwright.policies.engines.vllm import VllmDialect
 from rollwright.run.local import LocalRun
 from rollwright.trajectory import Message, Trajectory, expand_versions, full_prompt, samples
@@ -33,9 +33,9 @@ Scorer = Callable[[Sequence[int], Sequence[int], float], list[float]]
 class Listening(VllmDialect):
     """Remembers which prompts the engine says it saw."""
 
-    def response(self, body: bytes, ask: Ask) -> Piece:
+    def response(self, body: bytes, partial: PartialCompletion) -> Piece:
         SEEN.append(msgspec.json.decode(body)["choices"][0]["prompt_token_ids"])
-        return super().response(body, ask)
+        return super().response(body, partial)
 
 
 SEEN: list[list[int]] = []
@@ -76,9 +76,9 @@ def scorers(model_folder: Path, perturbed_folder: Path) -> list[Scorer]:
 @asynccontextmanager
 async def opened(
     server: "VllmServer", renderer: Renderer, extra_body: dict[str, Any] | None = None
-) -> AsyncIterator[EnginePolicy]:
+) -> AsyncIterator[HttpEnginePolicy]:
     dialect = Listening("smollm2", extra_body or {})
-    policy = EnginePolicy(server.url, dialect, renderer, vocabulary_size=VOCABULARY)
+    policy = HttpEnginePolicy(server.url, dialect, renderer, vocabulary_size=VOCABULARY)
     SEEN.clear()
     try:
         yield policy

@@ -19,7 +19,7 @@ from rollwright.observe.exclusive import exclusive
 from rollwright.observe.profile import Profile
 from rollwright.observe.verdict import Cause, Figures, Verdict, judge
 from rollwright.policies.base import NO_ACTIONS, Generation, Prompt, Sampling
-from rollwright.policies.engines.pieces import Ask
+from rollwright.policies.engines.partial import PartialCompletion
 from rollwright.policies.engines.sglang import SglangDialect
 from rollwright.policies.players import SkilledPlayer
 from rollwright.policies.simulated import SimulatedEngine
@@ -139,8 +139,8 @@ def test_sglang_says_what_it_took_itself() -> None:
             "e2e_latency": 0.25,
         },
     }
-    ask = Ask(token_ids([1]), Sampling(), 8, (), None, None)
-    assert SglangDialect().response(json.dumps(answer).encode(), ask).served == 0.25
+    asked = PartialCompletion(token_ids([1]), Sampling(max_tokens=8))
+    assert SglangDialect().response(json.dumps(answer).encode(), asked).served == 0.25
 
 
 def test_what_episodes_wait_for_now_and_what_their_commits_took_can_be_read_from_a_run() -> None:

@@ -9,7 +9,7 @@ from rollwright.agents import EpisodeFailure, Session
 from rollwright.errors import FormatError
 from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.policies.engines.pieces import Ask, checked
+from rollwright.policies.engines.partial import PartialCompletion, check_piece
 from rollwright.trajectory import (
     Boundary,
     FinishReason,
@@ -20,18 +20,18 @@ from rollwright.trajectory import (
     token_ids,
 )
 
-ASK = Ask(token_ids([1]), Sampling(), 8, (), None, 1000)
+ASKED = PartialCompletion(token_ids([1]), Sampling(max_tokens=8), vocabulary_size=1000)
 
 
 @pytest.mark.parametrize("value", [-1e39, -1e308, -math.inf, math.inf, math.nan, 0.01, 1e39, None])
 def test_an_engines_answer_with_a_number_that_is_no_logprob_is_broken(value: float | None) -> None:
     with pytest.raises(FormatError, match="is not the log-probability of token 1"):
-        checked(ASK, [5, 6], [-0.5, value], FinishReason.STOP)
+        check_piece(ASKED, [5, 6], [-0.5, value], FinishReason.STOP)
 
 
 @pytest.mark.parametrize("value", [-3.4028234663852886e38, -9999.0, 0.0, 1e-4])
 def test_what_is_kept_is_finite_and_not_above_zero(value: float) -> None:
-    piece = checked(ASK, [5], [value], FinishReason.STOP)
+    piece = check_piece(ASKED, [5], [value], FinishReason.STOP)
     assert math.isfinite(piece.logprobs[0])
     assert piece.logprobs[0] <= 0
 
@@ -39,7 +39,7 @@ def test_what_is_kept_is_finite_and_not_above_zero(value: float) -> None:
 @pytest.mark.parametrize("id", [-1, 1000, 2**31, 2**63, 10**30])
 def test_an_id_outside_the_vocabulary_is_broken(id: int) -> None:
     with pytest.raises(FormatError, match="not in the vocabulary"):
-        checked(ASK, [id], [-0.5], FinishReason.STOP)
+        check_piece(ASKED, [id], [-0.5], FinishReason.STOP)
 
 
 class Broken:

@@ -11,12 +11,13 @@ from rollwright.errors import FormatError
 from rollwright.policies.base import Sampling
 from rollwright.policies.engines.dialect import EngineDialect
 from rollwright.policies.engines.llama_cpp import LlamaCppDialect
-from rollwright.policies.engines.pieces import Ask
+from rollwright.policies.engines.partial import PartialCompletion
 from rollwright.policies.engines.sglang import SglangDialect
 from rollwright.policies.engines.vllm import VllmDialect
 from rollwright.trajectory import FinishReason, token_ids
 
-ASK = Ask(token_ids([5, 6, 7]), Sampling(temperature=0.7, top_p=0.9, stop=("END",)), 4, (2,), 11, 100)
+SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_tokens=4, stop=("END",))
+ASKED = PartialCompletion(token_ids([5, 6, 7]), SAMPLING, (2,), 11, 100)
 
 VLLM = {
     "choices": [
@@ -56,7 +57,7 @@ ENGINES: list[tuple[EngineDialect, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("dialect", "answer"), ENGINES)
 def test_a_whole_answer_gives_its_ids_and_logprobs(dialect: EngineDialect, answer: dict[str, Any]) -> None:
-    piece = dialect.response(json.dumps(answer).encode(), ASK)
+    piece = dialect.response(json.dumps(answer).encode(), ASKED)
     assert piece.ids.tolist() == [8, 9, 2]
     assert piece.logprobs.tolist() == pytest.approx([-0.5, -1.0, 0.0], abs=0.03)
     assert (piece.finish, piece.text) == (FinishReason.STOP, None)
@@ -105,7 +106,7 @@ def changed(answer: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 def test_a_broken_answer_is_told_in_one_line(place: int, path: str, value: Any, why: str) -> None:
     dialect, answer = ENGINES[place]
     with pytest.raises(FormatError) as error:
-        dialect.response(json.dumps(changed(answer, path, value)).encode(), ASK)
+        dialect.response(json.dumps(changed(answer, path, value)).encode(), ASKED)
     assert why in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
@@ -115,12 +116,12 @@ def test_more_tokens_than_asked_for_and_cut_bodies_are_refused(
     dialect: EngineDialect, answer: dict[str, Any]
 ) -> None:
     body = json.dumps(answer).encode()
-    short = Ask(ASK.ids, ASK.sampling, 2, ASK.stop_ids, None, None)
+    short = PartialCompletion(ASKED.prompt_ids, Sampling(max_tokens=2), ASKED.stop_ids)
     with pytest.raises(FormatError, match="at most 2 were asked for"):
         dialect.response(body, short)
     for end in range(len(body)):
         with pytest.raises(FormatError):
-            dialect.response(body[:end], ASK)
+            dialect.response(body[:end], ASKED)
 
 
 @given(
@@ -138,11 +139,11 @@ def test_more_tokens_than_asked_for_and_cut_bodies_are_refused(
 def test_no_bytes_at_all_make_a_reader_fail_in_another_way(body: bytes) -> None:
     for dialect, _ in ENGINES:
         with pytest.raises(FormatError):
-            dialect.response(body, ASK)
+            dialect.response(body, ASKED)
 
 
 def test_requests_carry_the_ids_the_settings_and_nothing_that_changes_the_distribution() -> None:
-    vllm, sglang, llama = (json.loads(dialect.request(ASK)) for dialect, _ in ENGINES)
+    vllm, sglang, llama = (json.loads(dialect.request(ASKED)) for dialect, _ in ENGINES)
     assert vllm["prompt"] == sglang["input_ids"] == llama["prompt"] == [5, 6, 7]
     assert vllm["stop_token_ids"] == sglang["sampling_params"]["stop_token_ids"] == [2]
     assert (vllm["max_tokens"], sglang["sampling_params"]["max_new_tokens"], llama["n_predict"]) == (4, 4, 4)
@@ -159,16 +160,16 @@ def test_requests_carry_the_ids_the_settings_and_nothing_that_changes_the_distri
 def test_an_abort_may_have_no_token_yet_but_a_finished_completion_has_one() -> None:
     empty = changed(changed(VLLM, "choices.0.token_ids", []), "choices.0.logprobs", None)
     aborted = changed(empty, "choices.0.finish_reason", "abort")
-    assert VllmDialect("m").response(json.dumps(aborted).encode(), ASK).finish is FinishReason.ABORT
+    assert VllmDialect("m").response(json.dumps(aborted).encode(), ASKED).finish is FinishReason.ABORT
     with pytest.raises(FormatError, match="not a single token"):
-        VllmDialect("m").response(json.dumps(empty).encode(), ASK)
+        VllmDialect("m").response(json.dumps(empty).encode(), ASKED)
 
 
 @pytest.mark.parametrize(
     "answer", [{**LLAMA, "tokens": []}, {**LLAMA, "stop_type": "word"}], ids=["no ids", "stop string"]
 )
 def test_llama_cpp_without_ids_gives_text_that_is_not_exact(answer: dict[str, Any]) -> None:
-    piece = LlamaCppDialect().response(json.dumps(answer).encode(), ASK)
+    piece = LlamaCppDialect().response(json.dumps(answer).encode(), ASKED)
     assert (piece.text, len(piece.ids)) == ("x", 0)
 
 

@@ -23,7 +23,7 @@ from rollwright.policies.base import (
 )
 from rollwright.policies.bytes_renderer import END, VOCABULARY_SIZE, BytesRenderer
 from rollwright.policies.engines import VllmPolicy
-from rollwright.policies.engines.fleet import SILENCE_SECONDS
+from rollwright.policies.engines.pool import SILENCE_SECONDS
 from rollwright.policies.retry import FaultCause, RetryPolicy
 from rollwright.policies.server_process import RunningServer, simulated_server
 from rollwright.policies.simulated_vllm import logprob_of
@@ -245,7 +245,7 @@ async def test_episodes_stay_with_their_engine_and_survive_the_loss_of_one() -> 
     ):
         for _ in range(3):
             await generate_many(policy, 20)
-        router = policy._fleet.router
+        router = policy._pool.router
         assert router.moved == 0
         os.kill(one.pid, signal.SIGKILL)
         for made in await generate_many(policy, 20):

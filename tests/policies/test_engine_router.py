@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
-from rollwright.policies.engines.router import FAILURES_IN_A_ROW, Router
+from rollwright.policies.engines.pool import FAILURES_IN_A_ROW, Router
 from rollwright.policies.retry import FaultCause
 
 

@@ -1,18 +1,17 @@
-"""Requests to an inference engine over HTTP: one pool of connections, one way to retry, one set of counters.
+"""Requests to an inference engine over HTTP: one pool of connections, one back-off, one set of counters.
 
-What is true: a call ends with what the engine answered or with one `EngineError` that says where, after how
-many tries and why. In between, what may pass by itself (429, 5xx, time limits, broken bodies, broken
-connections) is retried as the `RetryPolicy` says, on asyncio's clock, and counted by cause. Every request says
-how long its answer may be; what is longer is broken. A cancelled call leaves no connection behind. Each event loop has a client of its own; waiting for a free connection is not
-counted against a request's time limit.
+Always true: a request brings the body of a 200 answer or raises a `CallFault` that says why not. A policy owns its
+retry loop: it catches the fault and calls `back_off`, which counts the fault by cause and waits as the `RetryPolicy`
+says, on asyncio's clock, or gives up with one `EngineError` that says where, after how many tries and why. Every request
+says how long its answer may be; a longer one is broken. A cancelled call leaves no connection behind. Each event loop
+has a client of its own; waiting for a free connection is not counted against a request's time limit.
 """
 
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from rollwright.addresses import has_password, redacted
 from rollwright.draws import KeyPart, uniform
@@ -26,16 +25,13 @@ KEEP_ALIVE_SECONDS = 4.0
 """vLLM and SGLang (uvicorn) close idle connections after 5 s; letting go first avoids posting into a closing
 one."""
 
-Made = TypeVar("Made")
-
-
 MAX_CONTROL_ANSWER = 16 * 1024 * 1024
 """Bytes of an answer that holds no generation: a list of models, an engine's settings."""
 
 
 @dataclass
 class CallCounters:
-    """What happened so far."""
+    """Counters of one client so far."""
 
     requests: int = 0
     """Calls of `generate`, not tries."""
@@ -53,17 +49,19 @@ class CallCounters:
         return sum(self.retries[cause] + self.failures[cause] for cause in causes)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Why one try brought nothing."""
+class CallFault(Exception):
+    """One request brought no usable answer; another try may."""
 
-    cause: FaultCause
-    detail: str
-    retry_after: float | None = None
+    def __init__(self, cause: FaultCause, detail: str, retry_after: float | None = None) -> None:
+        super().__init__(detail)
+        self.cause = cause
+        self.detail = detail
+        self.retry_after = retry_after
+        """Seconds that the server asked to wait; `None`: it did not say."""
 
 
 class Requests(Protocol):
-    """What sends a request and brings its answer, or raises an `HttpFault`."""
+    """An HTTP client: sends a request and returns its answer, or raises an `HttpFault`."""
 
     async def request(
         self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int | None = None
@@ -108,32 +106,32 @@ class HttpCalls:
         self._proxy = proxy
         self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
 
-    async def repeat(
-        self, attempt: Callable[[], Awaitable[Made | Fault]], key: tuple[KeyPart, ...], where: Url | str
-    ) -> Made:
-        """What the first successful `attempt` made; raises when the retry policy gives up."""
-        tries = 1
-        while isinstance(made := await attempt(), Fault):
-            delay = self._retry.delay(tries, made.cause, made.retry_after, uniform(*key, "retry", tries))
-            if delay is None:
-                self.counters.failures[made.cause] += 1
-                raise engine_error(made, tries, where)
-            self.counters.retries[made.cause] += 1
-            await asyncio.sleep(delay)
-            tries += 1
-        return made
-
-    async def once(self, url: Url, body: bytes, max_answer: int) -> bytes | Fault:
-        """The body of a 200 answer to one POST, when a connection is free for it. `max_answer`: its bytes at most."""
+    async def post(self, url: Url, body: bytes, max_answer: int) -> bytes:
+        """Sends one POST as soon as a connection is free for it; returns the body of a 200 answer, of at most `max_answer`
+        bytes."""
         link = await self._link()
         async with link.free:
             return await self._send(link, "POST", url, body, self._request_timeout, max_answer)
 
-    async def control(
+    async def send_control(
         self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int
-    ) -> bytes | Fault:
-        """One request that does not wait for a free connection: it may be what makes the others end."""
+    ) -> bytes:
+        """Sends one request without waiting for a free connection: it may be what makes the others end."""
         return await self._send(await self._link(), method, url, body, seconds, max_answer)
+
+    async def back_off(self, fault: CallFault, tries: int, key: tuple[KeyPart, ...], where: Url | str) -> int:
+        """Waits before the next try and returns its number; raises when the retry policy gives up.
+
+        `tries`: how many there were so far. The random part of the wait is drawn by `key`, so equal calls wait equally
+        long.
+        """
+        delay = self._retry.delay(tries, fault.cause, fault.retry_after, uniform(*key, "retry", tries))
+        if delay is None:
+            self.counters.failures[fault.cause] += 1
+            raise engine_error(fault, tries, where)
+        self.counters.retries[fault.cause] += 1
+        await asyncio.sleep(delay)
+        return tries + 1
 
     async def close(self) -> None:
         """Closes this event loop's connections, when no call is under way. A later call opens new ones."""
@@ -144,19 +142,19 @@ class HttpCalls:
 
     async def _send(
         self, link: _Link, method: str, url: Url, body: bytes | None, seconds: float, max_answer: int
-    ) -> bytes | Fault:
+    ) -> bytes:
         try:
             answer = await link.client.request(method, url, body, seconds, max_answer=max_answer)
         except TimedOut as fault:
-            return Fault(FaultCause.TIMEOUT, str(fault))
+            raise CallFault(FaultCause.TIMEOUT, str(fault)) from fault
         except BrokenAnswer as fault:
-            return Fault(FaultCause.BROKEN_BODY, one_line(f"broken HTTP response: {fault}"))
+            raise CallFault(FaultCause.BROKEN_BODY, one_line(f"broken HTTP response: {fault}")) from fault
         except Unreachable as fault:
-            return Fault(FaultCause.CONNECTION, one_line(str(fault)))
+            raise CallFault(FaultCause.CONNECTION, one_line(str(fault))) from fault
         if answer.status != 200:
             wait = retry_after_seconds(answer.header("Retry-After"))
             detail = f"HTTP {answer.status}: {server_message(answer.body) or answer.reason}"
-            return Fault(status_cause(answer.status), detail, wait)
+            raise CallFault(status_cause(answer.status), detail, wait)
         return answer.body
 
     async def _link(self) -> _Link:
@@ -180,7 +178,7 @@ class HttpCalls:
             await self._links.pop(loop).client.close()
 
 
-def engine_error(fault: Fault, tries: int, where: Url | str) -> EngineError:
+def engine_error(fault: CallFault, tries: int, where: Url | str) -> EngineError:
     message = f"{where}: {fault.detail} (after {tries} {'try' if tries == 1 else 'tries'})"
     if fault.cause is FaultCause.RATE_LIMITED:
         return RateLimited(message, fault.retry_after)

@@ -14,7 +14,7 @@ import msgspec
 from rollwright.errors import ConfigError, FormatError
 from rollwright.http_client.proxies import proxy_for
 from rollwright.policies.base import Capabilities, Generation, Prompt, Renderer, Sampling
-from rollwright.policies.http_calls import CallCounters, Fault, HttpCalls, endpoint
+from rollwright.policies.http_calls import CallCounters, CallFault, HttpCalls, endpoint
 from rollwright.policies.openai_api import ChatApi, CompletionsApi, TextApi
 from rollwright.policies.openai_probe import probe_openai
 from rollwright.policies.retry import FaultCause, RetryPolicy
@@ -97,7 +97,13 @@ class OpenAIPolicy:
         counters.requests += 1
         body = self._api.request(prompt, sampling)
         longest = _ANSWER_BYTES + _TOKEN_BYTES * sampling.max_tokens
-        made = await self._calls.repeat(lambda: self._try(body, longest), prompt.key, self._url)
+        tries = 1
+        while True:
+            try:
+                made = await self._send(body, longest)
+                break
+            except CallFault as fault:
+                tries = await self._calls.back_off(fault, tries, prompt.key, self._url)
         if (drawn := self._api.sent(sampling)) is not None:
             made = msgspec.structs.replace(made, sampling=drawn)
         counters.prompt_tokens += made.prompt_tokens
@@ -108,14 +114,13 @@ class OpenAIPolicy:
         """Closes this event loop's connections, when no call is under way. A later call opens new ones."""
         await self._calls.close()
 
-    async def _try(self, body: bytes, longest: int) -> Generation | Fault:
-        answer = await self._calls.once(self._url, body, longest)
-        if isinstance(answer, Fault):
-            return answer
+    async def _send(self, body: bytes, longest: int) -> Generation:
+        """Sends the request once; raises `CallFault`."""
+        answer = await self._calls.post(self._url, body, longest)
         try:
             return self._api.response(answer)
         except FormatError as error:
-            return Fault(FaultCause.BROKEN_BODY, f"not a completion: {error}")
+            raise CallFault(FaultCause.BROKEN_BODY, f"not a completion: {error}") from error
 
 
 def _api(kind: str, model: str, extra_body: Mapping[str, Any]) -> TextApi:

@@ -16,7 +16,7 @@ import msgspec
 from rollwright.errors import FormatError
 from rollwright.http_client import Url
 from rollwright.policies.base import Capabilities, EngineError, Prompt, Sampling
-from rollwright.policies.http_calls import MAX_CONTROL_ANSWER, Fault, HttpCalls, engine_error
+from rollwright.policies.http_calls import MAX_CONTROL_ANSWER, CallFault, HttpCalls, engine_error
 from rollwright.policies.openai_api import TextApi
 from rollwright.policies.retry import FaultCause
 from rollwright.trajectory import Message
@@ -44,12 +44,15 @@ async def probe_openai(
 ) -> Capabilities:
     """Raises an `EngineError` that says what the server said."""
     can = Capabilities("OpenAI-compatible API", model, missing=TEXT_ONLY)
-    listed = await calls.control("GET", models, None, ANSWER_SECONDS, max_answer=MAX_CONTROL_ANSWER)
-    if isinstance(listed, Fault) and not _spoke(listed):
-        raise engine_error(listed, 1, models)
-    names = [] if isinstance(listed, Fault) else served_models(_decoded(listed))
+    names: list[str] = []
+    try:
+        listed = await calls.send_control("GET", models, None, ANSWER_SECONDS, max_answer=MAX_CONTROL_ANSWER)
+        names = served_models(_decoded(listed))
+    except CallFault as fault:
+        if not _spoke(fault):
+            raise engine_error(fault, 1, models) from fault
     if model not in names:
-        await _one_token(calls, completions, api, _unknown(model, names))
+        await _sample_one_token(calls, completions, api, _unknown(model, names))
     return can
 
 
@@ -68,18 +71,19 @@ def name_some(names: Sequence[str], wanted: str = "") -> str:
     return ", ".join(ordered[:NAMED]) + more
 
 
-async def _one_token(calls: HttpCalls, url: Url, api: TextApi, unknown: str) -> None:
+async def _sample_one_token(calls: HttpCalls, url: Url, api: TextApi, unknown: str) -> None:
     body = api.request(Prompt("probe", ("probe",), (Message("user", "Hello"),)), Sampling(max_tokens=1))
     tries = 1
     while True:
-        answer = await calls.control("POST", url, body, TOKEN_SECONDS, max_answer=MAX_CONTROL_ANSWER)
-        if not isinstance(answer, Fault):
+        try:
+            answer = await calls.send_control("POST", url, body, TOKEN_SECONDS, max_answer=MAX_CONTROL_ANSWER)
             break
-        if answer.cause in (FaultCause.RATE_LIMITED, FaultCause.TIMEOUT):
-            return
-        if answer.cause is not FaultCause.SERVER_ERROR or tries == SERVER_TRIES:
-            refused = answer.cause is FaultCause.REFUSED
-            raise EngineError(f"{engine_error(answer, tries, url)}{unknown if refused else ''}")
+        except CallFault as fault:
+            if fault.cause in (FaultCause.RATE_LIMITED, FaultCause.TIMEOUT):
+                return
+            if fault.cause is not FaultCause.SERVER_ERROR or tries == SERVER_TRIES:
+                told = unknown if fault.cause is FaultCause.REFUSED else ""
+                raise EngineError(f"{engine_error(fault, tries, url)}{told}") from fault
         await asyncio.sleep(PAUSE)
         tries += 1
     try:
@@ -92,7 +96,7 @@ def _unknown(model: str, names: Sequence[str]) -> str:
     return f"; model {model!r} is not in its list, which has: {name_some(names, model)}" if names else ""
 
 
-def _spoke(fault: Fault) -> bool:
+def _spoke(fault: CallFault) -> bool:
     """Whether a server answered in HTTP, whatever it said."""
     return fault.cause in (FaultCause.REFUSED, FaultCause.SERVER_ERROR, FaultCause.RATE_LIMITED)
 

@@ -11,8 +11,8 @@ import msgspec
 from rollwright.errors import ConfigError
 from rollwright.http_client import Url
 from rollwright.policies.base import Capabilities, EngineError, Sampling, UpdateMode, Weights
-from rollwright.policies.engines.pieces import Ask, Piece
-from rollwright.policies.http_calls import MAX_CONTROL_ANSWER, Fault, HttpCalls, endpoint, engine_error
+from rollwright.policies.engines.partial import PartialCompletion, Piece
+from rollwright.policies.http_calls import MAX_CONTROL_ANSWER, CallFault, HttpCalls, endpoint, engine_error
 from rollwright.trajectory import FinishReason, SamplingParams
 
 FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
@@ -39,9 +39,9 @@ class EngineDialect(Protocol):
         """What this kind of engine can do at best; `probe` says what one of them does."""
         ...
 
-    def request(self, ask: Ask) -> bytes: ...
+    def request(self, partial: PartialCompletion) -> bytes: ...
 
-    def response(self, body: bytes, ask: Ask) -> Piece:
+    def response(self, body: bytes, partial: PartialCompletion) -> Piece:
         """Raises `FormatError` for anything but a whole answer."""
         ...
 
@@ -102,16 +102,20 @@ class Control:
 
     async def serves(self, path: str) -> bool:
         """Whether a POST endpoint exists, without using it."""
-        answer = await self._calls.control(
-            "GET", self.url(path), None, ANSWER_SECONDS, max_answer=MAX_CONTROL_ANSWER
-        )
-        return isinstance(answer, Fault) and answer.detail.startswith("HTTP 405")
+        try:
+            await self._calls.send_control(
+                "GET", self.url(path), None, ANSWER_SECONDS, max_answer=MAX_CONTROL_ANSWER
+            )
+        except CallFault as fault:
+            return fault.detail.startswith("HTTP 405")
+        return False
 
     async def _ask(self, method: str, path: str, body: bytes | None, seconds: float) -> Any:
         url = self.url(path)
-        answer = await self._calls.control(method, url, body, seconds, max_answer=MAX_CONTROL_ANSWER)
-        if isinstance(answer, Fault):
-            raise engine_error(answer, 1, url)
+        try:
+            answer = await self._calls.send_control(method, url, body, seconds, max_answer=MAX_CONTROL_ANSWER)
+        except CallFault as fault:
+            raise engine_error(fault, 1, url) from fault
         try:
             return msgspec.json.decode(answer) if answer.strip() else None
         except UNREADABLE:

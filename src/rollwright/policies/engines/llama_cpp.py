@@ -16,8 +16,8 @@ import msgspec
 from rollwright.errors import FormatError
 from rollwright.policies.base import Capabilities, EngineError, Renderer, Sampling, UpdateMode, Weights
 from rollwright.policies.engines.dialect import UNREADABLE, UPDATE_SECONDS, Control
-from rollwright.policies.engines.pieces import Ask, Piece, checked
-from rollwright.policies.engines.policy import EnginePolicy
+from rollwright.policies.engines.http_policy import HttpEnginePolicy
+from rollwright.policies.engines.partial import PartialCompletion, Piece, check_piece
 from rollwright.policies.openai_api import one_line
 from rollwright.trajectory import FinishReason, SamplingParams, floats, token_ids
 
@@ -54,27 +54,27 @@ class LlamaCppDialect:
     path = "/completion"
     update_modes: ClassVar[tuple[UpdateMode, ...]] = ()
 
-    def request(self, ask: Ask) -> bytes:
+    def request(self, partial: PartialCompletion) -> bytes:
         fields: dict[str, Any] = {
-            "prompt": ask.ids.tolist(),
-            "temperature": ask.sampling.temperature,
-            "top_p": ask.sampling.top_p,
+            "prompt": partial.input_ids.tolist(),
+            "temperature": partial.sampling.temperature,
+            "top_p": partial.sampling.top_p,
             "samplers": _SAMPLERS,
             "repeat_penalty": 1.0,
-            "n_predict": ask.max_tokens,
+            "n_predict": partial.max_tokens,
             "return_tokens": True,
             "n_probs": 1,
             "post_sampling_probs": True,
             "cache_prompt": True,
             "stream": False,
         }
-        if ask.sampling.stop:
-            fields["stop"] = ask.sampling.stop
-        if ask.seed is not None:
-            fields["seed"] = ask.seed
+        if partial.sampling.stop:
+            fields["stop"] = partial.sampling.stop
+        if partial.seed is not None:
+            fields["seed"] = partial.seed
         return msgspec.json.encode(fields)
 
-    def response(self, body: bytes, ask: Ask) -> Piece:
+    def response(self, body: bytes, partial: PartialCompletion) -> Piece:
         try:
             answer = _decode(body)
         except UNREADABLE as error:
@@ -92,7 +92,7 @@ class LlamaCppDialect:
                 f"{len(answer.tokens)} tokens, but the probabilities of {len(probabilities)} others"
             )
         logprobs = [log(each.prob) if each.prob > 0 else None for each in probabilities]
-        return checked(ask, answer.tokens, logprobs, finish)
+        return check_piece(partial, answer.tokens, logprobs, finish)
 
     def sent(self, sampling: Sampling) -> SamplingParams | None:
         return None
@@ -107,10 +107,10 @@ class LlamaCppDialect:
         props = await control.get("/props")
         if not isinstance(props, dict):
             raise EngineError(f"{control.url('/props')}: not llama-server's answer: {one_line(str(props))}")
-        ask = Ask(token_ids([1]), Sampling(temperature=1.0), 1, (), 0, None)
-        answer = await control.post(self.path, msgspec.json.decode(self.request(ask)), UPDATE_SECONDS)
+        partial = PartialCompletion(token_ids([1]), Sampling(temperature=1.0, max_tokens=1), seed=0)
+        answer = await control.post(self.path, msgspec.json.decode(self.request(partial)), UPDATE_SECONDS)
         try:
-            exact = self.response(msgspec.json.encode(answer), ask).text is None
+            exact = self.response(msgspec.json.encode(answer), partial).text is None
         except FormatError as error:
             raise EngineError(f"{control.url(self.path)}: not a completion: {error}") from error
         build = props.get("build_info")
@@ -135,8 +135,8 @@ class LlamaCppDialect:
         raise NotImplementedError("`pause` has refused already")
 
 
-class LlamaCppPolicy(EnginePolicy):
-    """llama.cpp servers with one model. See `EnginePolicy` for what always holds, and for the other settings."""
+class LlamaCppPolicy(HttpEnginePolicy):
+    """llama.cpp servers with one model. See `HttpEnginePolicy` for what always holds, and for the other settings."""
 
     def __init__(self, base_urls: str | Sequence[str], renderer: Renderer, **settings: Any) -> None:
         """`base_urls`: like `http://127.0.0.1:8080`."""

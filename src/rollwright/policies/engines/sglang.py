@@ -16,8 +16,8 @@ import msgspec
 from rollwright.errors import FormatError
 from rollwright.policies.base import Capabilities, EngineError, Renderer, Sampling, UpdateMode, Weights
 from rollwright.policies.engines.dialect import FINISHES, UNREADABLE, UPDATE_SECONDS, Control, folder_of
-from rollwright.policies.engines.pieces import Ask, Piece, checked
-from rollwright.policies.engines.policy import EnginePolicy
+from rollwright.policies.engines.http_policy import HttpEnginePolicy
+from rollwright.policies.engines.partial import PartialCompletion, Piece, check_piece
 from rollwright.policies.openai_api import one_line
 from rollwright.trajectory import SamplingParams, token_ids
 
@@ -62,32 +62,32 @@ class SglangDialect:
     path = "/generate"
     update_modes = tuple(UpdateMode)
 
-    def request(self, ask: Ask) -> bytes:
+    def request(self, partial: PartialCompletion) -> bytes:
         sampling: dict[str, Any] = {
-            "temperature": ask.sampling.temperature,
-            "top_p": ask.sampling.top_p,
+            "temperature": partial.sampling.temperature,
+            "top_p": partial.sampling.top_p,
             "top_k": -1,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
-            "max_new_tokens": ask.max_tokens,
-            "stop_token_ids": ask.stop_ids,
+            "max_new_tokens": partial.max_tokens,
+            "stop_token_ids": partial.stop_ids,
             "skip_special_tokens": False,
             "no_stop_trim": True,
         }
-        if ask.sampling.stop:
-            sampling["stop"] = ask.sampling.stop
-        if ask.seed is not None:
-            sampling["sampling_seed"] = ask.seed
+        if partial.sampling.stop:
+            sampling["stop"] = partial.sampling.stop
+        if partial.seed is not None:
+            sampling["sampling_seed"] = partial.seed
         return msgspec.json.encode(
             {
-                "input_ids": ask.ids.tolist(),
+                "input_ids": partial.input_ids.tolist(),
                 "sampling_params": sampling,
                 "return_logprob": True,
                 "stream": False,
             }
         )
 
-    def response(self, body: bytes, ask: Ask) -> Piece:
+    def response(self, body: bytes, partial: PartialCompletion) -> Piece:
         try:
             answer = _decode(body)
         except UNREADABLE as error:
@@ -96,14 +96,16 @@ class SglangDialect:
         finish = FINISHES.get(meta.finish_reason.type)
         if finish is None:
             raise FormatError(f"finish_reason {meta.finish_reason.type!r}; accepted: {', '.join(FINISHES)}")
-        if meta.prompt_tokens is not None and meta.prompt_tokens != len(ask.ids):
-            raise FormatError(f"the engine saw {meta.prompt_tokens} prompt tokens instead of {len(ask.ids)}")
+        if meta.prompt_tokens is not None and meta.prompt_tokens != len(partial.input_ids):
+            raise FormatError(
+                f"the engine saw {meta.prompt_tokens} prompt tokens instead of {len(partial.input_ids)}"
+            )
         made = meta.output_token_logprobs
         ids = None if made is None else [each[1] for each in made]
         if answer.output_ids is not None and ids is not None and answer.output_ids != ids:
             raise FormatError("output_ids and output_token_logprobs name different tokens")
         logprobs = None if made is None else [each[0] for each in made]
-        piece = checked(ask, ids, logprobs, finish, label=meta.weight_version)
+        piece = check_piece(partial, ids, logprobs, finish, label=meta.weight_version)
         return msgspec.structs.replace(piece, served=meta.e2e_latency)
 
     def sent(self, sampling: Sampling) -> SamplingParams | None:
@@ -121,8 +123,8 @@ class SglangDialect:
     async def _likeliest(self, control: Control, temperature: float) -> float | None:
         """The log-probability of the likeliest first token, as the server tells it at a temperature; `None`: it does
         not tell."""
-        ask = Ask(token_ids([1]), Sampling(temperature=temperature), 1, (), 0, None)
-        fields = {**msgspec.json.decode(self.request(ask)), "top_logprobs_num": 1}
+        partial = PartialCompletion(token_ids([1]), Sampling(temperature=temperature, max_tokens=1), seed=0)
+        fields = {**msgspec.json.decode(self.request(partial)), "top_logprobs_num": 1}
         answer = await control.post(self.path, fields, UPDATE_SECONDS)
         try:
             tops = msgspec.convert(answer, _Answer).meta_info.output_top_logprobs
@@ -174,8 +176,8 @@ class SglangDialect:
         await control.post("/continue_generation")
 
 
-class SglangPolicy(EnginePolicy):
-    """SGLang servers with one model. See `EnginePolicy` for what always holds, and for the other settings."""
+class SglangPolicy(HttpEnginePolicy):
+    """SGLang servers with one model. See `HttpEnginePolicy` for what always holds, and for the other settings."""
 
     def __init__(self, base_urls: str | Sequence[str], renderer: Renderer, **settings: Any) -> None:
         """`base_urls`: like `http://127.0.0.1:30000`."""

@@ -21,8 +21,8 @@ from rollwright.policies.engines.dialect import (
     Control,
     folder_of,
 )
-from rollwright.policies.engines.pieces import Ask, Piece, checked
-from rollwright.policies.engines.policy import EnginePolicy
+from rollwright.policies.engines.http_policy import HttpEnginePolicy
+from rollwright.policies.engines.partial import PartialCompletion, Piece, check_piece
 from rollwright.policies.extra_body import sent, shaping
 from rollwright.policies.openai_api import one_line
 from rollwright.policies.openai_probe import name_some, served_models
@@ -94,26 +94,26 @@ class VllmDialect:
     def _shaped(self) -> Mapping[str, Any]:
         return shaping(self.extra_body)
 
-    def request(self, ask: Ask) -> bytes:
-        sampling = ask.sampling
+    def request(self, partial: PartialCompletion) -> bytes:
+        sampling = partial.sampling
         fields: dict[str, Any] = {
             "model": self.model,
-            "prompt": ask.ids.tolist(),
+            "prompt": partial.input_ids.tolist(),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "max_tokens": ask.max_tokens,
-            "stop_token_ids": ask.stop_ids,
+            "max_tokens": partial.max_tokens,
+            "stop_token_ids": partial.stop_ids,
             "logprobs": 0,
             "return_token_ids": True,
             **_NEUTRAL,
         }
         if sampling.stop:
             fields["stop"] = sampling.stop
-        if ask.seed is not None:
-            fields["seed"] = ask.seed
+        if partial.seed is not None:
+            fields["seed"] = partial.seed
         return _encode({**fields, **self.extra_body})
 
-    def response(self, body: bytes, ask: Ask) -> Piece:
+    def response(self, body: bytes, partial: PartialCompletion) -> Piece:
         choice = _choice(body)
         finish = FINISHES.get(choice.finish_reason or "")
         if finish is None:
@@ -123,7 +123,7 @@ class VllmDialect:
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
         if choice.token_ids == [] and logprobs is None:
             logprobs = []  # aborted before its first token
-        return checked(ask, choice.token_ids, logprobs, finish, seen=choice.prompt_token_ids)
+        return check_piece(partial, choice.token_ids, logprobs, finish, seen=choice.prompt_token_ids)
 
     def sent(self, sampling: Sampling) -> SamplingParams | None:
         return sent(sampling, self._shaped)
@@ -186,13 +186,13 @@ class VllmDialect:
 
     async def _likeliest(self, control: Control, temperature: float) -> float:
         """The log-probability of the likeliest first token, as the server tells it at a temperature."""
-        ask = Ask(token_ids([1]), Sampling(temperature=temperature), 1, (), 0, None)
-        fields = msgspec.json.decode(self.request(ask))
+        partial = PartialCompletion(token_ids([1]), Sampling(temperature=temperature, max_tokens=1), seed=0)
+        fields = msgspec.json.decode(self.request(partial))
         fields["logprobs"] = 1
         answer = await control.post(self.path, fields, UPDATE_SECONDS)
         body = _encode(answer)
         try:
-            self.response(body, ask)
+            self.response(body, partial)
         except FormatError as error:
             raise EngineError(f"{control.url(self.path)}: not a completion: {error}") from error
         told = _choice(body).logprobs
@@ -209,8 +209,8 @@ def _choice(body: bytes) -> _Choice:
         raise FormatError(one_line(str(error))) from error
 
 
-class VllmPolicy(EnginePolicy):
-    """vLLM servers with one model. See `EnginePolicy` for what always holds, and for the other settings."""
+class VllmPolicy(HttpEnginePolicy):
+    """vLLM servers with one model. See `HttpEnginePolicy` for what always holds, and for the other settings."""
 
     def __init__(
         self,
