@@ -55,12 +55,12 @@ class Played:
             (rollout_id,),
             **{"sequence_length": 100_000, "generate_timeout": 30.0, "env": Talker(), **options},
         )
-        self.captured = RolloutRecorder(self.session, self.sampling, rules=rules)
+        self.recorder = RolloutRecorder(self.session, self.sampling, rules=rules)
         self.gateway = gateway
-        self.access: Access = gateway.open(self.captured)
+        self.access: Access = gateway.open(self.recorder)
 
     async def close(self) -> Trajectory:
-        await self.gateway.close_rollout(self.captured)
+        await self.gateway.close_rollout(self.recorder)
         return self.trajectory
 
 

@@ -170,9 +170,9 @@ async def test_a_prompt_without_room_is_told_as_such_and_does_not_end_the_rollou
     long = {"messages": [{"role": "user", "content": "x" * 30}]}
     status, answer = await post(url, key, long)
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-    assert played.captured.out_of_room
+    assert played.recorder.out_of_room
     assert (await post(url, key, CHAT))[0] == 200
-    assert not played.captured.out_of_room
+    assert not played.recorder.out_of_room
 
 
 async def test_an_engine_that_fails_is_an_engines_failure_until_another_try_succeeds(
@@ -184,10 +184,10 @@ async def test_an_engine_that_fails_is_an_engines_failure_until_another_try_succ
     status, answer = await post(url, key, CHAT)
     assert (status, answer["error"]["code"]) == (503, "engine_failed")
     with pytest.raises(EpisodeFailure, match="engine: EngineError"):
-        played.captured.raise_failure()
+        played.recorder.raise_failure()
     engine._failure_rate = 0.0
     assert (await post(url, key, CHAT))[0] == 200
-    played.captured.raise_failure()
+    played.recorder.raise_failure()
     assert len(played.trajectory.turns) == 1
 
 
@@ -199,9 +199,9 @@ async def test_a_defect_behind_the_gateway_is_no_result_either(
     async def broken(*_: Any) -> Any:
         raise StoreUnavailable("no answer from the store")
 
-    monkeypatch.setattr(played.session, "_answer", broken)
+    monkeypatch.setattr(played.session, "_replay_or_sample", broken)
     url, key = f"{played.access.base_url}/messages", played.access.api_key
     status, answer = await post(url, key, {**CHAT, "max_tokens": 5})
     assert (status, answer["error"]["type"]) == (503, "overloaded_error")
     with pytest.raises(EpisodeFailure, match="system: StoreUnavailable"):
-        played.captured.raise_failure()
+        played.recorder.raise_failure()

@@ -125,7 +125,7 @@ async def test_a_stream_that_broke_off_is_told_again(clients: Any, gateway: Gate
     headers = {"Authorization": f"Bearer {played.access.api_key}"}
     body = json.dumps({**CHAT, "stream": True}).encode()
     await begin_to_read(url, headers, body)
-    while not any(call.abandoned for call in played.captured._calls._all()):
+    while not any(call.abandoned for call in played.recorder._calls._all()):
         await asyncio.sleep(0.01)  # until the gateway has noticed: before that it would be a call of its own
     async with aiohttp.ClientSession() as client, client.post(url, data=body, headers=headers) as answer:
         assert (await answer.read()).rstrip().endswith(b"data: [DONE]")
@@ -142,7 +142,7 @@ async def test_a_stream_that_broke_off_and_was_not_asked_for_again_is_not_traine
     body = json.dumps({**CHAT, "stream": True}).encode()
     key = {"Authorization": f"Bearer {played.access.api_key}"}
     await begin_to_read(f"{played.access.base_url}/chat/completions", key, body)
-    while not any(call.abandoned for call in played.captured._calls._all()):
+    while not any(call.abandoned for call in played.recorder._calls._all()):
         await asyncio.sleep(0.01)
     assert (await played.close()).turns[0].filtered == "undelivered"
 

@@ -126,12 +126,12 @@ async def test_a_rollout_without_an_answered_call_is_a_failure(
 ) -> None:
     played = clients.rollout(gateway, engine, "ro-1")
     await played.close()
-    played.captured.raise_failure()
+    played.recorder.raise_failure()
     with pytest.raises(EpisodeFailure, match="agent: no_call: no call of the agent was answered"):
-        played.captured.raise_unused()
+        played.recorder.raise_unused()
     allowed = clients.rollout(gateway, engine, "ro-2", rules=CaptureRules(allow_no_calls=True))
     await allowed.close()
-    allowed.captured.raise_unused()
+    allowed.recorder.raise_unused()
 
 
 class Stopping:
@@ -213,5 +213,5 @@ async def test_an_engines_failure_is_reported_with_the_turns_that_there_are(
     assert isinstance(outcomes[1], openai.APIStatusError)
     await played.close()
     with pytest.raises(EpisodeFailure) as caught:
-        played.captured.raise_failure()
+        played.recorder.raise_failure()
     assert caught.value.record.turn == len(played.trajectory.turns) == 1

@@ -1,7 +1,8 @@
-"""The boundaries of an episode: whatever fails behind one ends that attempt alone, and is recorded once.
+"""Failures of an episode: an error or a hang of foreign code ends that attempt alone, and is recorded once.
 
-What crosses is an `EpisodeFailure` that names the boundary. A cancellation that the attempt's owner asked for passes
-through untouched; one that foreign code raises by itself, like anything else it raises (`SystemExit` too), is a failure.
+Always true: foreign code (environment, agent, tool, engine) is awaited through `bounded`, and whatever it raises becomes
+an `EpisodeFailure` that names the boundary it came from, `SystemExit` and a `CancelledError` of its own included. Only a
+cancellation that the attempt's owner asked for passes through untouched.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from rollwright.trajectory import Boundary, ErrorRecord
 Answer = TypeVar("Answer")
 
 TIMEOUT = "timeout"
-"""`ErrorRecord.kind` of whatever took too long."""
+"""`ErrorRecord.kind` of a call or an episode that exceeded its time limit."""
 
 
 class EpisodeFailure(RollwrightError):
@@ -36,7 +37,7 @@ class EpisodeFailure(RollwrightError):
 class TimeLimit:
     """`with TimeLimit(seconds) as limit:` raises `TimeoutError` in whatever the task waits for once time is up.
 
-    What `asyncio.timeout` does, at a quarter of its cost; each turn of each episode pays it at least twice.
+    The same as `asyncio.timeout`, at a quarter of its cost; each turn of each episode pays it at least twice.
     """
 
     __slots__ = ("_alarms", "_cancelling", "_seconds", "_task", "expired")
@@ -68,7 +69,7 @@ class TimeLimit:
 
 
 async def bounded(call: Awaitable[Answer], seconds: float, boundary: Boundary, turn: int) -> Answer:
-    """Awaits a call across a boundary; its exception or its hang becomes an `EpisodeFailure`."""
+    """Awaits a call of foreign code; its exception or its hang becomes an `EpisodeFailure`."""
     limit = TimeLimit(seconds)
     try:
         with limit:
@@ -84,8 +85,8 @@ async def bounded(call: Awaitable[Answer], seconds: float, boundary: Boundary, t
 
 
 async def together(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
-    """Awaits calls side by side, their answers in the order of the calls. If one fails, the others are cancelled, and
-    it returns when they have ended."""
+    """Awaits calls concurrently; returns their answers in the order of the calls. If one fails, the others are cancelled
+    and awaited first."""
     waiting = list(calls)
     if len(waiting) == 1:
         return [await waiting[0]]
@@ -100,7 +101,7 @@ async def together(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]
 
 
 def failed(boundary: Boundary, error: BaseException, turn: int) -> EpisodeFailure:
-    """Of a group of exceptions, the first says what happened."""
+    """The failure that an exception means; of a group of exceptions, the first one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     message = " ".join(str(error).split())

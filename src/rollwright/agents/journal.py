@@ -1,7 +1,7 @@
-"""The turn journal: what an attempt leaves behind so that the next one need not pay again.
+"""The turn journal: the turns of an attempt, durable, so that the next attempt need not sample them again.
 
-Always true: a turn is in the journal before anybody acts on it. So at most the one generation in flight is lost with
-a worker. A later attempt asks the same questions again, because the environment is reset with the same seed and gets
+Always true: a turn is in the journal before its action reaches the environment. So at most the one generation in flight
+is lost with a worker. A later attempt asks the same questions again, because the environment is reset with the same seed and gets
 the same actions; each question that the journal knows is answered from it, without the engine. A question that differs
 from the recorded one, or an environment that answered a turn differently, is `ReplayDiffers`: the journal is of no use.
 """
@@ -17,10 +17,10 @@ from rollwright.trajectory.codec import Codec
 
 
 class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """One generation, and what led to it."""
+    """One generation, with the question and the environment's last answer before it."""
 
     place: int
-    """Name of the call's place in the tree."""
+    """Name of the call's node in the call tree."""
     turn: Turn
     """Without its outcome, which nobody knew yet."""
     question: int
@@ -55,10 +55,10 @@ class Superseded(Interrupted):
 
 
 class Journal(Protocol):
-    """Where a session leaves its turns, and where it finds those of earlier attempts."""
+    """Where a session records its turns, and finds those of earlier attempts."""
 
     recorded: dict[int, JournalEntry]
-    """What earlier attempts have left and this one has not come to yet, by place."""
+    """Entries of earlier attempts that this one has not come to yet, by the name of their node."""
 
     async def append(self, entry: JournalEntry) -> None:
         """Returns when the entry is durable; raises `Superseded` when the attempt may not go on."""
@@ -66,7 +66,7 @@ class Journal(Protocol):
 
 
 def name_of(messages: Sequence[Message]) -> int:
-    """Names what a prompt added, so that a replay can tell whether it asks the same."""
+    """Digest of the messages that a prompt added, so that a replay can tell whether it asks the same."""
     text = "\x1f".join([f"{message.role}\x1e{message.content}{_more(message)}" for message in messages])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
@@ -79,11 +79,11 @@ def _more(message: Message) -> str:
 
 
 def replay(
-    journal: Journal, place: int, asked: int, before: Outcome | None, own: SamplingParams
+    journal: Journal, node: int, asked: int, before: Outcome | None, own: SamplingParams
 ) -> Turn | None:
-    """The recorded answer to the question asked at this place; `None` when nobody came to it. `own`: how the attempt
-    that asks draws tokens, which turns leave unsaid."""
-    entry = journal.recorded.pop(place, None)
+    """Returns the recorded turn at this node, or `None`; raises `ReplayDiffers` if the question or the environment's
+    last answer differs. `own`: the sampling settings of the asking attempt, which turns that share them do not repeat."""
+    entry = journal.recorded.pop(node, None)
     if entry is None:
         return None
     if entry.before != before:
@@ -97,6 +97,7 @@ def replay(
 
 
 def entries(encoded: Iterable[bytes]) -> dict[int, JournalEntry]:
-    """By place. Of two at one place (an attempt that cleared its journal started anew) the later one counts."""
+    """Decodes entries, by the name of their node. Of two at one node (an attempt that cleared its journal started anew) the
+    later one counts."""
     read = (JournalEntry.from_bytes(each) for each in encoded)
     return {entry.place: entry for entry in read}

@@ -1,10 +1,14 @@
 """A session: one attempt's access to the policy, and the only writer of its trajectory.
 
-Always true: a generation is in the journal before its text is handed to anybody; a prompt that continues a turn
-consists of exactly that turn's full token sequence and what is new, and where the model's format does not allow that,
-a new sequence starts and is counted; a turn's draws are keyed by run, group, member, agent and its place in the tree,
-never by time or by attempt; a turn whose tokens were drawn otherwise than the rollout's says so. A place is fixed when a generation is asked for, so calls may run at the same time: those
-that name no turn to come after stand in the order in which they were asked for, however they finish.
+Always true: a generation is in the journal before its text is returned to anybody. A prompt that continues a turn
+consists of exactly that turn's full token sequence and the new ids; where the model's format does not allow that, a new
+sequence starts and is counted. A turn's draws are keyed by run, group, member, agent and its node in the call tree, never
+by time or by attempt. A turn whose tokens were drawn with other settings than the rollout's says so. The node of a
+generation is fixed when it is asked for, so calls may run at the same time: those that name no turn to come after stand
+in the order in which they were asked for, in whatever order they finish.
+
+One generation: `generate` reserves a node, `_replay_or_sample` finds its turn in the journal or samples and journals a
+new one, `_record` appends it to the trajectory.
 """
 
 import asyncio
@@ -16,6 +20,7 @@ import msgspec
 from rollwright.agents.call_tree import CallNode, CallTree
 from rollwright.agents.failures import bounded, failed, together
 from rollwright.agents.journal import Journal, JournalEntry, name_of, replay
+from rollwright.agents.outcomes import outcome_of
 from rollwright.agents.timing import Stopwatch, Waiting
 from rollwright.draws import KeyPart
 from rollwright.envs.base import Step
@@ -32,7 +37,6 @@ from rollwright.policies.base import (
     longest_token,
 )
 from rollwright.trajectory import (
-    LARGEST_REWARD,
     Boundary,
     Message,
     Outcome,
@@ -43,9 +47,7 @@ from rollwright.trajectory import (
     full_prompt,
     leaves,
     renumbered,
-    reward_of,
     token_ids,
-    truth_of,
 )
 
 RESTARTED = "sequences_restarted"
@@ -64,7 +66,7 @@ class OutOfRoom(Exception):
 
 
 class Question(NamedTuple):
-    """What a call asks the policy."""
+    """The input of one generation call, before it is rendered."""
 
     messages: Sequence[Message]
     continues: Turn | None
@@ -75,7 +77,7 @@ class Question(NamedTuple):
 
 
 class Session:
-    """What an agent sees of the machinery: it asks for generations and gets turns."""
+    """An agent asks it for generations and gets turns; it renders, samples, journals and records them."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class Session:
         self._sampling = sampling
         trajectory.sampling = self._params = sampling.params()
         self.key = key
-        """What every draw of this rollout is keyed by."""
+        """Key of every random draw of this rollout."""
         self._sequence_length = sequence_length
         self._generate_timeout = generate_timeout
         self._attempt = attempt
@@ -111,7 +113,7 @@ class Session:
         """Turns that came from the journal instead of the engine."""
         self._on_turn = on_turn
         self._asked: list[Question] = []
-        """For each turn, what it answers."""
+        """For each turn, the question it answers."""
         self._tree = CallTree()
 
     @property
@@ -126,8 +128,8 @@ class Session:
     def waiting(self, phase: Phase, name: str = "", *, agent: str = "") -> Waiting:
         """`with session.waiting(Phase.TOOL, "search", agent="solver"):` puts the time in it down to that phase.
 
-        Waits may overlap, also with generations, which are noted already. `with waiting.in_line():` inside it takes a part
-        out, for what others hold: a place in a pool, a limit.
+        Waits may overlap, also with generations, which are noted already. `with waiting.in_line():` inside it counts a part
+        as waiting for a lock: for a resource of a pool, or a limit.
         """
         return self.stopwatch.waiting(phase, name, agent)
 
@@ -138,15 +140,15 @@ class Session:
 
     @property
     def sequence_length(self) -> int:
-        """Most tokens of a prompt and its completion."""
+        """Limit of the tokens of a prompt and its completion."""
         return self._sequence_length
 
     def policy_of(self, agent: str) -> Policy:
-        """Who answers this agent's calls."""
+        """The policy that answers this agent's calls."""
         return self._policy if self._of_agent is None else self._of_agent(agent)
 
     def most_characters(self, agent: str) -> int:
-        """Of a text that could fit into a prompt for this agent: one that is longer need not be taken apart."""
+        """Length of the longest text that could fit into a prompt for this agent; a longer one need not be tokenized."""
         return self._sequence_length * longest_token(self.policy_of(agent))
 
     def depth(self, turn: Turn) -> int:
@@ -170,14 +172,16 @@ class Session:
         the tree; left out, it is the call before this one.
         """
         question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
-        place = self._tree.reserve(after)
+        node = self._tree.reserve(after)
         try:
-            turn = await self._answer(place, question)
-            if (earlier := place.before) is not None and not earlier.settled:
+            turn = await self._replay_or_sample(node, question)
+            # Turns are numbered in the order of the tree: a call that was asked for behind another one, and answered
+            # first, waits until that one has its turn, or has failed and has none.
+            if (earlier := node.before) is not None and not earlier.settled:
                 await earlier.wait()
-            return self._commit(place, turn, question)
+            return self._record(node, turn, question)
         finally:
-            self._tree.settle(place)
+            self._tree.settle(node)
 
     async def generate_aside(
         self,
@@ -192,7 +196,8 @@ class Session:
         """Samples a completion that is no part of the episode, the `number`-th of its kind: it is neither recorded
         nor journalled, and no draw of the episode depends on it."""
         question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
-        return await self._sampled(CallNode(None, -1 - number, number), question, _is_long(question))
+        # A negative rank is no rank of the tree, so the call has a key of its own and takes none from the episode.
+        return await self._sample(CallNode(None, -1 - number, number), question, _is_long(question))
 
     async def generate_siblings(
         self,
@@ -211,45 +216,49 @@ class Session:
         """
         board = env if isinstance(env, Playable) else None
         question = Question(messages, continues, agent, (), self._sampling, board)
-        places = [self._tree.reserve(after) for _ in range(count)]
+        nodes = [self._tree.reserve(after) for _ in range(count)]
         try:
-            made = await together(self._answer(place, question) for place in places)
+            made = await together(self._replay_or_sample(node, question) for node in nodes)
+            # Equal answers lead to equal environments: playing one of them, and counting it for all, saves the rest.
             kept: dict[object, tuple[CallNode, Turn]] = {}
-            for place, turn in zip(places, made, strict=True):
+            for node, turn in zip(nodes, made, strict=True):
                 same = turn.sampled_ids.tobytes() if turn.exact else turn.text
-                first = kept.get(same, (place, msgspec.structs.replace(turn, count=0)))
+                first = kept.get(same, (node, msgspec.structs.replace(turn, count=0)))
                 kept[same] = (first[0], msgspec.structs.replace(first[1], count=first[1].count + 1))
-            return [self._commit(place, turn, question) for place, turn in kept.values()]
+            return [self._record(node, turn, question) for node, turn in kept.values()]
         finally:
-            for place in places:
-                self._tree.settle(place)
+            for node in nodes:
+                self._tree.settle(node)
 
-    async def _answer(self, place: CallNode, question: Question) -> Turn:
-        """The turn as an earlier attempt recorded it, if one did; else a new one. It has no number of its own yet."""
+    async def _replay_or_sample(self, node: CallNode, question: Question) -> Turn:
+        """Returns the turn that an earlier attempt recorded at this node, or samples and journals a new one. Its number and
+        links are preliminary until `_record`."""
         journal, long = self._journal, _is_long(question)
         if journal is None:
-            turn = await self._sampled(place, question, long)
+            turn = await self._sample(node, question, long)
         else:
-            before = self._answered_before(place)
+            # The environment's last answer goes into the entry, and is compared in a replay: the prompt alone does not
+            # show everything that an environment answered, a reward for example.
+            before = self._last_outcome_before(node)
             if long:
                 asked = await asyncio.to_thread(name_of, question.messages)
             else:
                 asked = name_of(question.messages)
-            if (recorded := replay(journal, place.name, asked, before, self._params)) is not None:
+            if (recorded := replay(journal, node.name, asked, before, self._params)) is not None:
                 self.replayed_turns += 1
                 return recorded
-            turn = await self._sampled(place, question, long)
+            turn = await self._sample(node, question, long)
             with self.stopwatch.waiting(Phase.STORE, "journal", question.agent):
                 drawn = self._params if turn.sampling is None else turn.sampling
-                await journal.append(JournalEntry(place.name, turn, asked, before, drawn))
+                await journal.append(JournalEntry(node.name, turn, asked, before, drawn))
         if self._on_turn is not None:
             self._on_turn(turn)
         return turn
 
-    def _answered_before(self, place: CallNode) -> Outcome | None:
-        """What the environment last answered before this call. A call that runs beside this one has no answer yet,
-        so it does not matter which of them is recorded first."""
-        turn_id = place.parent
+    def _last_outcome_before(self, node: CallNode) -> Outcome | None:
+        """The environment's last answer on the path to this call. A call that runs beside this one has no answer yet, so
+        it does not matter which of them is recorded first."""
+        turn_id = node.parent
         while turn_id is not None:
             turn = self.trajectory.turns[turn_id]
             if turn.outcome is not None:
@@ -257,35 +266,37 @@ class Session:
             turn_id = turn.after
         return None
 
-    def _commit(self, place: CallNode, turn: Turn, question: Question) -> Turn:
-        """Gives the turn its number and its links."""
+    def _record(self, node: CallNode, turn: Turn, question: Question) -> Turn:
+        """Appends the turn to the trajectory, with its number and its links."""
         turns = self.trajectory.turns
-        after = place.parent
+        after = node.parent
+        # `extends` of a journalled turn is a number of the earlier attempt, whose turns may have come in another order.
         extends = question.continues.id if question.continues and turn.extends is not None else None
+        # A copy only where a number changed: nearly every turn is recorded with the numbers it was made with.
         if (turn.id, turn.after, turn.extends) != (len(turns), after, extends):
             turn = msgspec.structs.replace(turn, id=len(turns), after=after, extends=extends)
         turns.append(turn)
         self._asked.append(question)
-        self._tree.commit(place, turn)
+        self._tree.commit(node, turn)
         return turn
 
-    async def _sampled(self, place: CallNode, question: Question, long: bool) -> Turn:
-        """A new turn from the engine, with the number that it has if no other call is under way."""
+    async def _sample(self, node: CallNode, question: Question, long: bool) -> Turn:
+        """Samples a new turn, numbered as if no other call were under way."""
         turn_id = len(self.trajectory.turns)
-        if long:  # others of this event loop would wait while it is taken apart
+        if long:  # in a thread: other episodes of this event loop would wait while it is tokenized
             added, prompt_ids, extends = await asyncio.to_thread(self._render, question)
         else:
             added, prompt_ids, extends = self._render(question)
         prompt = Prompt(
             episode=self.trajectory.rollout_id,
-            key=(*self.key, question.agent, place.name),
+            key=(*self.key, question.agent, node.name),
             messages=self._conversation(question) if prompt_ids is None else (),
             ids=prompt_ids,
             env=question.env,
             tools=tuple(question.tools) if prompt_ids is None else (),
             attempt=self._attempt,
         )
-        fitted = self._fit(question, prompt_ids)
+        fitted = self._fit_max_tokens(question, prompt_ids)
         policy = self.policy_of(question.agent)
         with self.stopwatch.waiting(Phase.ENGINE, "", question.agent) as waiting:
             made = await bounded(
@@ -297,12 +308,13 @@ class Session:
             waiting.tokens, waiting.served = made.completion_tokens, made.served
         if not made.checked and (wrong := broken(made)) is not None:
             raise failed(Boundary.ENGINE, EngineError(f"{type(policy).__name__}: {wrong}"), turn_id)
+        # How tokens were drawn is recorded only where it differs from the rollout's: most turns then store nothing.
         drawn = made.sampling
         if drawn is None and question.sampling is not self._sampling:
             drawn = question.sampling.params()
         return Turn(
             id=turn_id,
-            after=place.parent,
+            after=node.parent,
             extends=extends,
             prompt_ids=token_ids() if added is None else added,
             sampled_ids=made.sampled_ids,
@@ -319,7 +331,7 @@ class Session:
         )
 
     def parse(self, turn: Turn) -> Parsed:
-        """Takes a turn's completion apart, by the model's own format."""
+        """Parses a turn's completion into content, reasoning and tool calls, by the model's own format."""
         renderer = self.policy_of(turn.agent).renderer
         if renderer is None:
             return Parsed(turn.text, tool_calls=turn.tool_calls)
@@ -327,15 +339,16 @@ class Session:
         return renderer.parse(prompt, turn.sampled_ids, self._asked[turn.id].tools)
 
     def recorded_outcome(self, turn: Turn) -> Outcome | None:
-        """What followed a turn in an earlier attempt, by the journal; `None`: no attempt came to the call behind it."""
+        """The outcome of a turn in an earlier attempt, by the journal; `None`: no attempt came to the call behind it."""
         if self._journal is None:
             return None
-        place = self._tree.of(turn)
-        behind = self._journal.recorded.get(CallNode(place, place.children, 0).name)
+        # The entry of the next call holds the outcome of this turn; its node's name follows from this one's.
+        node = self._tree.of(turn)
+        behind = self._journal.recorded.get(CallNode(node, node.children, 0).name)
         return None if behind is None else behind.before
 
     def observe(self, turn: Turn, step: Step) -> Turn:
-        """Records what the environment answered to a turn; what is no answer is the environment's failure."""
+        """Records the environment's answer to a turn; an answer of a wrong kind is the environment's failure."""
         outcome = self.read_step(turn, step)
         metrics = self.trajectory.metrics
         for name, value in step.info.get("metrics", {}).items():
@@ -347,7 +360,7 @@ class Session:
         return observed
 
     def read_step(self, turn: Turn, step: Step) -> Outcome:
-        """An environment's answer to a turn as plain data; what is no answer is the environment's failure."""
+        """Reads an environment's answer as plain data; an answer of a wrong kind is the environment's failure."""
         try:
             outcome = outcome_of(step)
             if metrics := step.info.get("metrics"):
@@ -359,7 +372,7 @@ class Session:
             raise failed(Boundary.ENVIRONMENT, told, turn.id + 1) from error
 
     def seal(self) -> Trajectory:
-        """The trajectory, with its turns in the order of the tree instead of the order in which they came."""
+        """Returns the trajectory, with its turns in the order of the tree instead of the order in which they came."""
         trajectory = self.trajectory
         order = self._tree.order()
         if order is not None:
@@ -370,7 +383,8 @@ class Session:
         return trajectory
 
     def _render(self, question: Question) -> tuple[TokenIds | None, TokenIds | None, int | None]:
-        """The ids that this prompt adds, the whole prompt, and what it extends; nothing for a policy that speaks text."""
+        """Renders the ids that this prompt adds, the whole prompt, and the turn it extends; `None`s for a policy that speaks
+        text."""
         renderer = self.policy_of(question.agent).renderer
         if renderer is None:
             return None, None, None
@@ -380,6 +394,8 @@ class Session:
             added = renderer.extend(earlier, continues.sampled_ids, continues.finish, messages, tools)
             if added is not None:
                 return added, earlier + continues.sampled_ids + added, continues.id
+            # The model's format cannot continue here (it drops earlier reasoning, say): the whole conversation is
+            # rendered again, as a sequence of its own, so the ids that were trained stay the ids that were sampled.
             messages = self._conversation(question)
             metrics = self.trajectory.metrics
             metrics[RESTARTED] = metrics.get(RESTARTED, 0.0) + 1
@@ -387,20 +403,20 @@ class Session:
         return whole, whole, None
 
     def _conversation(self, question: Question) -> list[Message]:
-        """All messages up to here."""
+        """All messages of the conversation, up to the new ones."""
         parts = [question.messages]
         while question.continues is not None:
             said = self.trajectory.turns[question.continues.id]
             question = self._asked[said.id]
-            parts.append((*question.messages, self._said(said)))
+            parts.append((*question.messages, self._assistant_message(said)))
         return [message for part in reversed(parts) for message in part]
 
-    def _said(self, turn: Turn) -> Message:
+    def _assistant_message(self, turn: Turn) -> Message:
         parsed = self.parse(turn)
         return Message("assistant", parsed.content, parsed.reasoning, parsed.tool_calls)
 
-    def _fit(self, question: Question, prompt_ids: TokenIds | None) -> Sampling:
-        """The sampling settings, with `max_tokens` cut to the room that is left."""
+    def _fit_max_tokens(self, question: Question, prompt_ids: TokenIds | None) -> Sampling:
+        """Cuts `max_tokens` to the room that is left in the sequence; raises `OutOfRoom` if there is none."""
         sampling, continues = question.sampling, question.continues
         if prompt_ids is not None:
             used = len(prompt_ids)
@@ -422,43 +438,6 @@ def _is_long(question: Question) -> bool:
     for each in messages:  # written out: every turn looks at every message
         length += each.length if each.reasoning or each.tool_calls else len(each.content)
     return length > LONG_TEXT or (bool(tools) and length + len(_encode(tools)) > LONG_TEXT)
-
-
-def outcome_of(step: Step) -> Outcome:
-    """An environment's answer as plain data; a `FormatError` says what of it is none."""
-    if not isinstance(step, Step):
-        raise FormatError(f"step() gave a {type(step).__name__}; a Step is accepted")
-    info = step.info
-    if (
-        type(step.observation) is str
-        and type(step.reward) is float
-        and -LARGEST_REWARD <= step.reward <= LARGEST_REWARD
-        and type(step.terminated) is bool
-        and type(step.truncated) is bool
-        and not info
-    ):  # as nearly every step is, of a user's own environment
-        return Outcome(
-            observation=step.observation,
-            reward=step.reward,
-            terminated=step.terminated,
-            truncated=step.truncated,
-        )
-    return Outcome(
-        observation=text_of(step.observation, "the observation"),
-        reward=reward_of(step.reward, "the reward"),
-        penalty=reward_of(info.get("penalty", 0.0), "the penalty"),
-        terminated=truth_of(step.terminated, "terminated"),
-        truncated=truth_of(step.truncated, "truncated"),
-        action=None if (action := info.get("action")) is None else text_of(action, "the action"),
-        valid=truth_of(info.get("valid", True), "valid"),
-        success=None if (success := info.get("success")) is None else truth_of(success, "success"),
-    )
-
-
-def text_of(given: object, what: str) -> str:
-    if isinstance(given, str):
-        return given
-    raise FormatError(f"{what} is a {type(given).__name__}; a text is accepted")
 
 
 def _solved(turn: Turn) -> bool | None:

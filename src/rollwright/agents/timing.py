@@ -1,6 +1,6 @@
-"""The stopwatch of one attempt: notes what it waits for.
+"""The stopwatch of one attempt: records the phases that it waits for.
 
-Always true: a wait is noted whichever way it ends; several may be under way at once. Each costs about a microsecond,
+Always true: a wait is recorded whichever way it ends; several may be under way at once. Each costs about a microsecond,
 because each turn of each episode pays for three.
 """
 
@@ -28,11 +28,11 @@ class Waiting(msgspec.Struct, gc=False, eq=False):
     name: str
     agent: str
     tokens: int = 0
-    """Sampled in it; for whoever knows to say."""
+    """Sampled in it; set by the code inside the wait."""
     served: float | None = None
     """Of a generation: seconds that the engine says it took. `None`: it does not say."""
     lined: float = 0.0
-    """Seconds of it in line for what others hold."""
+    """Seconds of it spent waiting for a lock."""
     in_line_since: float | None = None
     """By the stopwatch's clock; `None`: it is not."""
     start: float = 0.0
@@ -85,7 +85,7 @@ class Stopwatch:
     def __init__(self, worker: str = "") -> None:
         self._worker = worker
         self.open: set[Waiting] = set()
-        """Under way."""
+        """Waits under way."""
         self.waits: list[Wait] = []
         """In the order in which they ended."""
         self.clock = _clock()
@@ -94,7 +94,7 @@ class Stopwatch:
 
     @property
     def phase(self) -> Phase:
-        """What is waited for now."""
+        """The phase of the wait under way; of several, the first in the order of `Phase`."""
         phases = [waiting.phase_now for waiting in tuple(self.open)]
         if len(phases) == 1:  # nearly always, and everybody who is in flight is asked with every heartbeat
             return phases[0]
@@ -104,8 +104,8 @@ class Stopwatch:
         return Waiting(self, phase, name, agent)
 
     def note_before(self, waiting: Waiting, phase: Phase, seconds: float) -> float:
-        """A part of a wait was for something else: the way to the engine, or what others hold. It is put before the
-        wait, as one piece; gives where the wait's own part starts."""
+        """Records a part of a wait under another phase (transport, or a lock), as one span before it; returns where the
+        wait's own part starts."""
         start = waiting.start
         if seconds <= 0:
             return start
@@ -113,7 +113,7 @@ class Stopwatch:
         return start + seconds
 
     def read(self) -> Timing:
-        """All that was noted so far; what is still under way, such as a call that was given up, ends now."""
+        """Returns the waits so far; one that is still under way, such as a call that was given up, ends now."""
         for waiting in tuple(self.open):
             waiting.__exit__(None, None, None)
         wall = self.clock() - self.started

@@ -1,4 +1,4 @@
-"""Which recorded turn an incoming conversation goes on from.
+"""Finds the recorded turn that an incoming conversation continues.
 
 Always true: a conversation goes on from a turn only if everything up to its last assistant message is what that turn
 was asked, with the same tools, followed by the answer as the client was told it. Then only what is new counts, and
@@ -15,13 +15,13 @@ from rollwright.policies.base import ToolSpec
 from rollwright.trajectory import Message
 
 Key = tuple[Any, ...]
-"""What makes two messages the same."""
+"""Two messages with equal keys are the same."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class ConversationNode:
-    """A conversation up to some message."""
+    """A conversation up to one of its messages."""
 
     __slots__ = ("message", "next", "parent", "turns")
 

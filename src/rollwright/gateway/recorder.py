@@ -1,9 +1,9 @@
-"""One rollout as the gateway sees it: calls come in, turns are recorded, until it is sealed.
+"""The recorder of one rollout: answers the model calls of an unmodified agent and records them as turns.
 
-Always true: an answer is recorded by the session before a client hears of it; after `seal` nothing is recorded any
-more, and calls are refused; an engine's failure that no later try made good ends the rollout as that failure,
-whatever the agent made of it, because it must not pass as a result; a client's own sampling changes nothing unless that
-was allowed; a turn whose answer reached nobody is out of the loss.
+Always true: the session records an answer before it is sent to a client; after `seal` nothing is recorded any more, and
+calls are refused; an engine's failure that no later try of the same request made good ends the rollout as that failure,
+whatever the agent did about it, because it must not pass as a result; a client's own sampling changes nothing unless
+that was allowed; a turn whose answer reached no client is out of the loss.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from rollwright.store.http.refusals import HttpRefusal
 from rollwright.trajectory import UNDELIVERED, Boundary, ErrorRecord, FinishReason, Message, Turn
 
 REPLAYED, REWRITTEN, UNHEARD = "gateway_replayed", "gateway_rewritten", "gateway_undelivered"
-"""Metrics of a trajectory: requests that got an answer again; conversations that the client had changed, so that they
-began anew; turns whose answer reached nobody."""
+"""Metrics of a trajectory: repeated requests that got the recorded answer; conversations that the client had changed, so
+that a new sequence began; turns whose answer reached no client."""
 
 PINNED, HONOURED = "gateway_sampling_ignored", "gateway_sampling_honoured"
 """Metrics of a trajectory: calls that wanted tokens drawn otherwise than the rollout does, in vain or not."""
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class Given(NamedTuple):
-    """How the agent says that it fared."""
+    """The reward that the agent reported over HTTP."""
 
     reward: float
     success: bool | None = None
@@ -65,6 +65,8 @@ class CaptureRules:
 
 
 class RolloutRecorder:
+    """Open until `seal`. Requests of one rollout may come at the same time, and may be repeated."""
+
     def __init__(
         self,
         session: Session,
@@ -80,7 +82,7 @@ class RolloutRecorder:
         """
         self.session = session
         self.given: Given | None = None
-        """What an agent said by HTTP, the last time it did."""
+        """The reward that the agent reported last."""
         self.interrupted: Interrupted | None = None
         """Why the attempt may not go on."""
         self._last_seen = time.monotonic()
@@ -108,7 +110,7 @@ class RolloutRecorder:
     ) -> ModelCall:
         """The call that this request makes, or the earlier one that it repeats.
 
-        Whoever asks says when it leaves, by `ModelCall.clients`.
+        The request counts as one of `ModelCall.clients` until its handler takes it off.
         """
         self._last_seen = time.monotonic()
         if self._sealed or self.interrupted is not None:
@@ -117,13 +119,15 @@ class RolloutRecorder:
         if repeated is not None:
             self._count(REPLAYED)
             return repeated
-        task = asyncio.create_task(self._reply(api, asked, agent))
+        # In a task of its own: a client that gives up and repeats its request then finds the answer of the first one,
+        # and no turn is sampled twice or recorded without an answer.
+        task = asyncio.create_task(self._answer(api, asked, agent))
         call = self._calls.add(name, task)
-        task.add_done_callback(lambda done: self._ended(name, done))
+        task.add_done_callback(lambda done: self._note_end(name, done))
         return call
 
     async def seal(self) -> None:
-        """From now on nothing is recorded; calls under way are given up."""
+        """Ends the recording; calls under way are cancelled."""
         if self._sealed:
             return
         self._sealed = True
@@ -131,6 +135,7 @@ class RolloutRecorder:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
+        # The agent never saw these answers, so no reward is for them: they stay in the record, out of the loss.
         turns = self.session.trajectory.turns
         for reply in self._calls.undelivered():
             self._count(UNHEARD)
@@ -149,13 +154,12 @@ class RolloutRecorder:
             why = "no call of the agent was answered, so there is nothing that its reward could be for"
             raise EpisodeFailure(ErrorRecord(Boundary.AGENT, NO_CALL, why, 0))
 
-    # -- one call ---------------------------------------------------------------------------------------
-
-    async def _reply(self, api: ApiFormat, asked: ModelRequest, agent: str) -> ModelReply:
-        messages = self._whole(asked)
+    async def _answer(self, api: ApiFormat, asked: ModelRequest, agent: str) -> ModelReply:
+        """Samples the answer to one call, and records the turn and the conversation that it ends."""
+        messages = self._full_conversation(asked)
         honoured = self._rules.client_sampling == "honoured"
         sampling = asked.wishes.within(self._sampling, honoured=honoured)
-        continues, new = self._place(messages, asked)
+        continues, new = self._find_turn(messages, asked)
         if asked.wishes.apart_from(self._sampling):
             self._count(HONOURED if honoured else PINNED)
 
@@ -167,11 +171,12 @@ class RolloutRecorder:
         try:
             turn = await generate()
         except ReplayDiffers:
+            # An agent outside of this process cannot be started again; it is answered with new samples from here on.
             if self._on_replay_differs is None:
                 raise
             await self._on_replay_differs()
             turn = await generate()
-        said, stop = self._said(turn, asked.wishes.stop)
+        said, stop = self._message_of(turn, asked.wishes.stop)
         said = api.present(said)
         self._conversations.add(messages, asked.tools, said, turn.id)
         self._instructed[turn.id] = bool(asked.instructions)
@@ -187,8 +192,8 @@ class RolloutRecorder:
             turn_id=turn.id,
         )
 
-    def _whole(self, asked: ModelRequest) -> tuple[Message, ...]:
-        """The conversation from its beginning."""
+    def _full_conversation(self, asked: ModelRequest) -> tuple[Message, ...]:
+        """The conversation from its beginning, where the client sent only what follows an earlier reply."""
         said = asked.messages
         if asked.previous is not None:
             _, _, number = asked.previous.rpartition("-")
@@ -201,28 +206,29 @@ class RolloutRecorder:
             said = (Message("system", asked.instructions), *said)
         return said
 
-    def _place(
+    def _find_turn(
         self, messages: tuple[Message, ...], asked: ModelRequest
     ) -> tuple[Turn | None, tuple[Message, ...]]:
-        """The turn that the conversation goes on from, and what is new behind it."""
+        """Finds the turn that the conversation continues, and the messages that are new behind it."""
         found = self._conversations.find(messages, asked.tools)
         if found is None:
             if len(self._conversations) and answered(messages):
                 self._count(REWRITTEN)
             return None, messages
         turn_id, covered = found
+        # The client quotes the answer, so it has it, whatever became of the connection that carried it.
         self._calls.heard(turn_id)
         return self.session.trajectory.turns[turn_id], messages[covered:]
 
-    def _said(self, turn: Turn, stops: Sequence[str]) -> tuple[Message, str | None]:
-        """The answer as a message, and which of the client's stop texts ended it. What looks like a call and cannot be
-        read is told as text, not left out; a stop text is not part of an answer, though the sampled ids have it."""
+    def _message_of(self, turn: Turn, stops: Sequence[str]) -> tuple[Message, str | None]:
+        """The turn as an assistant message, and the client's stop text that ended it. A tool call that cannot be parsed
+        stays in as text; a stop text is not part of the message, though the sampled ids have it."""
         parsed = self.session.parse(turn)
         content = "\n".join(part for part in (parsed.content, *parsed.malformed) if part)
         stop = None
         if turn.finish is FinishReason.STOP:
-            content, stop = _until(content, stops)
-            stop = stop or self._stop_behind(turn, stops)
+            content, stop = _cut_at_stop(content, stops)
+            stop = stop or self._find_stop_text(turn, stops)
         calls = parsed.tool_calls
         if not turn.tool_calls:  # an API's own ids stand in the conversation that it is sent
             calls = tuple(
@@ -231,13 +237,17 @@ class RolloutRecorder:
             )
         return Message("assistant", content, parsed.reasoning, calls), stop
 
-    def _stop_behind(self, turn: Turn, stops: Sequence[str]) -> str | None:
-        """The stop text that the ids have and the message does not, because the engine or the parser cut it off."""
+    def _find_stop_text(self, turn: Turn, stops: Sequence[str]) -> str | None:
+        """Finds the stop text that the ids have and the message does not, because the engine or the parser cut it off."""
         renderer = self.session.policy_of(turn.agent).renderer
-        return None if renderer is None or not stops else _until(renderer.decode(turn.sampled_ids), stops)[1]
+        return (
+            None
+            if renderer is None or not stops
+            else _cut_at_stop(renderer.decode(turn.sampled_ids), stops)[1]
+        )
 
-    def _ended(self, name: bytes, task: "asyncio.Task[ModelReply]") -> None:
-        """Keeps what came of a call: an answer to be told again, or what went wrong."""
+    def _note_end(self, name: bytes, task: "asyncio.Task[ModelReply]") -> None:
+        """Keeps the result of a call: an answer to be sent again, or the failure."""
         self._last_seen = time.monotonic()
         error = error_of(task)
         if error is None:
@@ -245,6 +255,7 @@ class RolloutRecorder:
             self._failures.pop(name, None)
             self.out_of_room = False
             return
+        # A failed call is forgotten, so that the SDK's own retry of it is a new try, which makes the failure good.
         self._calls.forget(name, task)
         if isinstance(error, Interrupted):
             self.interrupted = error
@@ -262,8 +273,8 @@ class RolloutRecorder:
         metrics[metric] = metrics.get(metric, 0.0) + 1.0
 
 
-def _until(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The text up to where the first stop text begins, and which that is."""
+def _cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """The text up to the first stop text, and that stop text."""
     places = [(place, each) for each in stops if each and (place := text.find(each)) >= 0]
     if not places:
         return text, None
@@ -272,12 +283,12 @@ def _until(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 
 
 def error_of(task: "asyncio.Task[ModelReply]") -> BaseException | None:
-    """What a call that has ended came to grief with."""
+    """The error of a call that has ended; `None`: it was answered."""
     return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
 def refusal_of(error: BaseException) -> HttpRefusal:
-    """What a client is told when its call came to nothing."""
+    """The HTTP refusal that a failed call is answered with."""
     if isinstance(error, HttpRefusal):
         return error
     if isinstance(error, asyncio.CancelledError | Interrupted):

@@ -12,7 +12,7 @@ from rollwright.gateway.types import ModelReply
 
 
 class ModelCall:
-    """One call and who waits for it."""
+    """One call, and how many clients wait for it."""
 
     __slots__ = ("clients", "delivered", "task")
 

@@ -123,7 +123,7 @@ class _Held:
     """An open rollout."""
 
     claimed: AttemptedRollout
-    captured: RolloutRecorder
+    recorder: RolloutRecorder
     access: Access
     opened: float
     ending: bool = False
@@ -225,7 +225,7 @@ class GatewayService:
             raise HttpRefusal(409, "ending", f"rollout {rollout_id[:80]!r} is being ended by another call")
         held.ending = True
         try:
-            await self._gateway.close_rollout(held.captured)
+            await self._gateway.close_rollout(held.recorder)
             answer = await self._commit(held, request)
         except StoreUnavailable as error:
             raise _refused(error) from None  # it stays held, so that it can be ended a little later
@@ -304,8 +304,8 @@ class GatewayService:
         async def go_another_way() -> None:
             await journal.forget_rest(trajectory)
 
-        captured = RolloutRecorder(session, settings.sampling, rules=rules, on_replay_differs=go_another_way)
-        held = _Held(claimed, captured, self._gateway.open(captured), time.monotonic())
+        recorder = RolloutRecorder(session, settings.sampling, rules=rules, on_replay_differs=go_another_way)
+        held = _Held(claimed, recorder, self._gateway.open(recorder), time.monotonic())
         self._held[claimed.rollout_id] = held
         return held
 
@@ -313,18 +313,18 @@ class GatewayService:
 
     async def _let_go(self, held: _Held) -> None:
         self._held.pop(held.claimed.rollout_id, None)
-        await self._gateway.close_rollout(held.captured)
+        await self._gateway.close_rollout(held.recorder)
 
     async def _commit(self, held: _Held, request: EndRequest) -> Mapping[str, Any]:
-        captured = held.captured
-        trajectory = captured.session.seal()
+        recorder = held.recorder
+        trajectory = recorder.session.seal()
         turns = len(trajectory.turns)
         try:
-            captured.raise_failure()
+            recorder.raise_failure()
             if request.error is not None:
                 line = " ".join(request.error.split())
                 raise EpisodeFailure(ErrorRecord(Boundary.AGENT, "reported", line, turns))
-            captured.raise_unused()
+            recorder.raise_unused()
         except EpisodeFailure as failure:
             return await self._report_failure(held, failure.record)
         except Interrupted as error:
@@ -350,7 +350,7 @@ class GatewayService:
         reason = str(EpisodeFailure(record))
         status = AttemptStatus.TIMEOUT if record.kind == TIMEOUT else AttemptStatus.FAILED
         await self._report(held, status, reason)
-        trajectory = held.captured.session.trajectory
+        trajectory = held.recorder.session.trajectory
         return {
             "status": "failed",
             "reason": reason,
@@ -391,14 +391,14 @@ class GatewayService:
     async def _give_up_silent(self) -> None:
         now = time.monotonic()
         for held in list(self._held.values()):
-            if held.captured.silent_seconds > self._settings.idle_seconds:
+            if held.recorder.silent_seconds > self._settings.idle_seconds:
                 why = f"the agent made no call for {self._settings.idle_seconds:g} s"
             elif now - held.opened > self._settings.episode_seconds:
                 why = f"the episode took longer than {self._settings.episode_seconds:g} s"
             else:
                 continue
             await self._let_go(held)
-            turns = len(held.captured.session.trajectory.turns)
+            turns = len(held.recorder.session.trajectory.turns)
             await self._report_failure(held, ErrorRecord(Boundary.SYSTEM, TIMEOUT, why, turns))
 
 

@@ -1,7 +1,7 @@
-"""What a client asks for and what it is told, in words that belong to no API.
+"""Provider-neutral request and response types.
 
-Each API is a way to read a request into an `ModelRequest` and to write a `ModelReply` down, whole or as server-sent events. How a
-client wants tokens drawn is its wish: whether it counts is for the rollout to say. Any other option that would change
+Each API format reads a body into a `ModelRequest` and writes a `ModelReply`, whole or as server-sent events. The
+sampling that a client asks for is a wish: the rollout's rules say whether it counts. Any other option that would change
 the answer, and that cannot be honoured, is refused; one that changes nothing is ignored.
 """
 
@@ -53,7 +53,7 @@ _NO_WISHES = Wishes()
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
-    """One call."""
+    """One call of a client."""
 
     messages: tuple[Message, ...]
     """The whole conversation, or what follows `previous`."""
@@ -71,7 +71,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
 
 
 class ModelReply(msgspec.Struct, frozen=True):
-    """What the client is told of a turn."""
+    """The answer to a client: one recorded turn."""
 
     name: str
     """Unique, and the same whenever this turn is told."""
@@ -90,7 +90,7 @@ class ModelReply(msgspec.Struct, frozen=True):
 
 
 class ApiFormat(Protocol):
-    """One API's way to write things."""
+    """One provider's API: how requests are read and replies written."""
 
     def read(self, body: bytes) -> ModelRequest:
         """Raises `HttpRefusal` for what is not a request or asks for something that is not there."""

@@ -1,11 +1,13 @@
-"""The scheduler: opens groups, collects what comes of them, and answers `get_batch()`.
+"""The scheduler: opens groups, collects their completed rollouts, and answers `get_batch()`.
 
-Always true: a batch is handed out as soon as enough complete groups exist anywhere, and never waits for one
-particular group. Groups are opened only as far as they are asked for: what the callers wait for, and
-`async_generation_ratio` batches ahead. So a synchronous run opens exactly what a batch needs, and an asynchronous
-one is paced by its trainer instead of throwing work away.
+Always true: a batch is handed out as soon as enough complete groups exist anywhere, and never waits for one particular
+group. Groups are opened only as far as there is demand: the batch that a caller waits for, and `async_generation_ratio`
+batches ahead. So a synchronous run opens exactly what a batch needs, and an asynchronous one is paced by its trainer
+instead of throwing work away.
 
-All decisions are the `GroupBook`'s; this shell carries them to the store and back.
+All decisions are the `GroupBook`'s, which is pure; this shell applies them to the store. It has two tasks: `_open_on_demand`
+enqueues the rollouts of new groups, `_collect` reads the store's completion log and settles what it says. Both tell a
+waiting `get_batch` by an event.
 """
 
 import asyncio
@@ -216,7 +218,7 @@ class RolloutScheduler:
             await self._apply(self._book.abandon("the run ended"))
 
     async def get_batch(self, batch_size: int) -> Batch:
-        """Waits until so many trajectories stand in complete groups, and hands those groups over.
+        """Waits until complete groups have so many trajectories, and hands those groups over.
 
         The groups come in the order in which they became complete; in a synchronous run, in the order of the
         stream, so that the same seed gives the same batch.
@@ -227,6 +229,7 @@ class RolloutScheduler:
             try:
                 while True:
                     version = self._version()
+                    # Cleared before the book is asked: news that come in between then end the wait at once.
                     self._news.clear()
                     if (groups := self._book.take(batch_size, version)) is not None:
                         break
@@ -235,7 +238,7 @@ class RolloutScheduler:
                     await self._news.wait()
             finally:
                 self._wanted = 0
-        # nothing is awaited from here on: what the book has handed out must reach the caller
+        # Nothing is awaited from here on: a cancellation would lose groups that the book has counted as delivered.
         if self._synchronous:
             groups.sort(key=lambda group: group.index)
         self._demand.set()
@@ -253,7 +256,7 @@ class RolloutScheduler:
             raise TooManyRefills(self._explain_drops())
 
     def _explain_drops(self) -> str:
-        """Why groups were dropped. Failed members are told by what failed, not by what became of their groups."""
+        """Why groups were dropped. Failed members are named by the cause of their failure, not by the fate of their groups."""
         dropped = f"{self._book.dropped_in_a_row} groups in a row were dropped"
         reasons = {
             reason: count
@@ -268,7 +271,7 @@ class RolloutScheduler:
         return f"{dropped}, most often `{most}`; see filters, group_filter and limits.max_refills"
 
     async def _open_on_demand(self) -> None:
-        """Opens what is asked for and not there yet; never in a caller's task, which may be cancelled in between."""
+        """Opens groups while there is demand; never in a caller's task, which may be cancelled in between."""
         try:
             while True:
                 await self._demand.wait()
@@ -279,15 +282,18 @@ class RolloutScheduler:
                 if enqueue:
                     await self._shielded(self._store.enqueue_many_rollouts(enqueue))
         finally:
+            # Also when this task fails: a waiting `get_batch` then finds that out in `_check_progress`.
             self._news.set()
 
     def _wants_group(self) -> bool:
+        # The first condition fills what a caller waits for, even if a group is larger than the rest that is missing; the
+        # second opens ahead only whole groups, so that a ratio below one group opens nothing.
         supply = self._book.supply
         wanted = supply < self._wanted or supply + self._group_size <= self._wanted + self._ahead
         return wanted and self._book.open_groups < self._max_open and not self._book.all_opened
 
     async def _shielded(self, call: Awaitable[object]) -> None:
-        """Awaits what must not be left half done, also when this task is cancelled meanwhile."""
+        """Awaits a call to its end, also when this task is cancelled meanwhile: book and store would differ."""
         inner = asyncio.ensure_future(call)
         try:
             await asyncio.shield(inner)
@@ -296,11 +302,12 @@ class RolloutScheduler:
             raise
 
     async def _restore(self, delivered: Collection[str]) -> None:
-        """Brings the book to where the store is: the same decisions, taken again from the completion log.
+        """Brings the book to the state of the store: takes the same decisions again, from the completion log.
 
-        Enqueueing and cancelling again changes nothing, so it does not matter what was carried out before.
+        Enqueueing and cancelling are idempotent, so it does not matter how many of them were applied before the restart.
         """
         known = await self._query_rollout_ids()
+        # Groups are opened in the order of their indices, so the highest one in the store says how many there were.
         indices = [self._book.group_index(each) for each in (*known, *delivered)]
         opened = max((index for index in indices if index is not None), default=-1) + 1
         requests = [
@@ -317,6 +324,7 @@ class RolloutScheduler:
             self._book.settle_as_delivered(
                 group_id, replayed.fates.get(group_id, ()), replayed.caught.get(group_id)
             )
+        # A process can end between opening a group in its book and enqueueing it: those rollouts are enqueued now.
         lost = [
             each
             for each in requests
@@ -329,13 +337,13 @@ class RolloutScheduler:
         self._book.dropped_in_a_row = 0  # between those that were dropped, others were handed out
 
     async def _query_rollout_ids(self) -> set[str]:
-        """Those of this stream that the store has."""
+        """Ids of the rollouts of this stream that the store has."""
         return set(await rollout_ids(self._store, self._book.prefix, self._mode))
 
     async def _replay_completions(
         self, log: Sequence[Completion], delivered: Collection[str]
     ) -> CompletionReplay:
-        """What became of the members of groups that were handed out, and what the filters caught among them."""
+        """Recovers the fates of the members of delivered groups, and what the filters caught among them."""
         replay = CompletionReplay(delivered, self._group_size, self._book.filters)
         for first in range(0, len(log), RESTORED_AT_ONCE):
             part = log[first : first + RESTORED_AT_ONCE]
@@ -352,7 +360,7 @@ class RolloutScheduler:
         return replay
 
     async def _load_encoded(self, wanted: Sequence[str]) -> dict[str, bytes]:
-        """Trajectories that are kept elsewhere, and the others from the store; without what neither has."""
+        """Loads encoded trajectories, from the run's own log or else from the store; without those that neither has."""
         if not wanted:
             return {}
         encoded = dict(self._read_kept(wanted))
@@ -361,6 +369,7 @@ class RolloutScheduler:
         return encoded
 
     async def _collect(self) -> None:
+        """Follows the store's completion log from the cursor on."""
         try:
             while True:
                 completions = await self._store.read_completions(self._cursor, timeout=COMPLETIONS_SECONDS)
@@ -371,7 +380,7 @@ class RolloutScheduler:
             self._news.set()
 
     async def _settle(self, completions: Iterable[Completion]) -> None:
-        """One after the other: what one decides (a replacement, say) may be what the next one is about."""
+        """Applies completions one after the other: the decision on one (a replacement, say) may concern the next."""
         mine = [each for each in completions if self._book.concerns(each.rollout_id)]
         done = [each.rollout_id for each in mine if each.status is RolloutStatus.SUCCEEDED]
         encoded = await self._load_encoded(done)
@@ -395,8 +404,8 @@ class RolloutScheduler:
         self._news.set()
 
     def _take_over(self, rollout_id: str, data: bytes | None) -> Decision:
-        """What a worker has committed. One that others run may commit anything: what is no trajectory with real
-        rewards has failed."""
+        """Takes a committed trajectory into the book. A worker of others may commit anything: bytes that are no trajectory
+        with finite rewards are a failure."""
         try:
             if data is None:
                 raise FormatError("the store does not have its trajectory")
