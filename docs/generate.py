@@ -1,9 +1,9 @@
 """Writes the pages that follow from something else: `configuration.md` from the settings models, `benchmarks.md` from
-the figures in `bench/results`.
+the figures in `bench/results`, the line numbers of `architecture.md` from the functions that its walks name.
 
     python docs/generate.py
 
-Both are pure functions of their sources, so a test can tell whether a page is up to date.
+All are pure functions of their sources, so a test can tell whether a page is up to date.
 """
 
 import inspect
@@ -24,6 +24,7 @@ from rollwright.config import RunConfig
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import benchmark_reports
 import training_reports
+import walk_lines
 from markdown_tables import table
 
 DOCS = Path(__file__).resolve().parent
@@ -176,7 +177,16 @@ def _machine(figures: Figures) -> str:
     return f"Measured: {', '.join(each for each in known if each)}."
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"configuration.md": configuration, "benchmarks.md": benchmarks}
+def architecture() -> str:
+    """The page as it is, with its walks' line numbers as they are now."""
+    return walk_lines.refresh((DOCS / "architecture.md").read_text(encoding="utf-8"))
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "benchmarks.md": benchmarks,
+    "architecture.md": architecture,
+}
 """Every generated page, and what it says now."""
 
 

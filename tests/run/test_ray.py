@@ -137,7 +137,7 @@ async def actors_of(run: LocalRun) -> dict[str, Any]:
 
     async def all_busy() -> dict[str, Any] | None:
         busy = {each.worker_id for each in await all_attempts(run.store)}
-        places: dict[str, Any] = fleet.places
+        places: dict[str, Any] = fleet.locations
         return places if len(places) == ACTORS and places.keys() <= busy else None
 
     found: dict[str, Any] = await until(all_busy)
@@ -218,7 +218,7 @@ async def test_a_node_that_is_killed_takes_no_rollout_with_it_and_its_actors_sta
 
             new = await until(new_ones)
             await until(lambda: attempts_of(run, new, AttemptStatus.SUCCEEDED))
-            now = run.fleet.places  # type: ignore[union-attr]
+            now = run.fleet.locations  # type: ignore[union-attr]
             assert {now[name].node_id for name in new} == {cluster.head_node.node_id}
             await until(lambda: has_batches(batches, 2))
         attempts = await all_attempts(run.store)

@@ -1,5 +1,9 @@
 """The workers of a run: as many as there is work for, replaced when they die.
 
+`Autoscaler` is pure: it takes the rollouts that wait (queuing and requeuing; claimed ones have their worker already) and
+returns a number of workers, up to a maximum. It grows at once, because waiting costs; it shrinks only after a while
+without need, because starting does.
+
 Always true: a worker that dies takes nothing with it but its generations in flight, because the store gives its
 rollouts to another when their lease ends. Every life of a worker has an id of its own, which no other run in the same
 store has. Workers that keep dying or being lost right after their start end the run with what is known of the last one,
@@ -19,7 +23,7 @@ from rollwright.store.contract import Store
 from rollwright.store.records import RolloutStatus
 
 LOOK_SECONDS = 0.5
-"""How often the workers and the queue are looked at."""
+"""Seconds between two checks of the workers and the queue."""
 STOP_SECONDS = 45.0
 """What a worker gets to drain before it is killed; its own limit for that is shorter."""
 SHORT_LIFE = 5.0
@@ -69,7 +73,7 @@ class Fleet(ABC):
     """What its workers are, in a word."""
 
     def __init__(self, store: Store, rules: ScaleRules, activity: Activity) -> None:
-        """`activity` is told what the workers report with their heartbeats."""
+        """`activity` gets the figures that the workers report with their heartbeats."""
         self._store = store
         self._rules = rules
         self._activity = activity
@@ -85,7 +89,7 @@ class Fleet(ABC):
         clock = asyncio.get_running_loop().time
         try:
             while True:
-                await self._bury_the_dead(clock())
+                await self._reap(clock())
                 counts = await self._store.statistics()
                 waiting = counts[RolloutStatus.QUEUING] + counts[RolloutStatus.REQUEUING]
                 claimed = counts[RolloutStatus.PREPARING] + counts[RolloutStatus.RUNNING]
@@ -94,13 +98,13 @@ class Fleet(ABC):
                     await self._start(f"{self._prefix}{self._started}", clock())
                     self._started += 1
                 for name in list(self._alive())[wanted:]:
-                    self._let_go(name)
-                await self._listen()
+                    self._start_stopping(name)
+                await self._read_heartbeats()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             for name in list(self._alive()):
-                self._let_go(name)
-            await asyncio.shield(self._end())
+                self._start_stopping(name)
+            await asyncio.shield(self._wait_for_stops())
 
     @abstractmethod
     def _alive(self) -> Collection[str]:
@@ -114,8 +118,8 @@ class Fleet(ABC):
         """Takes the worker off the list at once, drains it as long as it may take, then ends it."""
 
     @abstractmethod
-    async def _bury_the_dead(self, now: float) -> None:
-        """Takes those that ended off the list, and tells each death with `_count_death`."""
+    async def _reap(self, now: float) -> None:
+        """Takes workers that ended off the list, and counts each death with `_count_death`."""
 
     def _may_start(self, now: float) -> bool:
         return True
@@ -129,7 +133,7 @@ class Fleet(ABC):
             )
 
     def _count_loss(self, what_happened: str, *, short: bool, new_round: bool) -> None:
-        """A worker ended without a word of its own, as it does with its machine; those of one round count once."""
+        """Counts a worker that ended without an error of its own, as it does with its machine; those of one round count once."""
         self._activity.dead_workers += 1
         self._losses = self._losses + new_round if short else 0
         if self._losses >= MOST_LOSSES:
@@ -138,20 +142,20 @@ class Fleet(ABC):
                 f"the last time: {what_happened}"
             )
 
-    def _let_go(self, name: str) -> None:
+    def _start_stopping(self, name: str) -> None:
         task = asyncio.ensure_future(self._stop(name))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
-    async def _listen(self) -> None:
-        """What the workers told the store with their heartbeats."""
+    async def _read_heartbeats(self) -> None:
+        """Adds the figures of the workers' heartbeats to the activity."""
         alive = self._alive()
         for worker in await self._store.query_workers():
             if worker.worker_id.startswith(self._prefix):
                 told = Activity.told(worker.heartbeat_stats, alive=worker.worker_id in alive)
                 self._activity.elsewhere[worker.worker_id] = told
 
-    async def _end(self) -> None:
+    async def _wait_for_stops(self) -> None:
         await asyncio.gather(*self._stopping, return_exceptions=True)
         with suppress(RollwrightError):  # figures only; a store that is gone has been noticed already
-            await self._listen()  # what the workers told last
+            await self._read_heartbeats()  # the workers' last figures

@@ -180,7 +180,7 @@ class LocalRun:
         elif self._processes is not None:
             self.fleet = await self._make_fleet(self._processes)
         if self.fleet is None:
-            self._work = asyncio.create_task(self._run_coroutines(), name="workers")
+            self._work = asyncio.create_task(self._run_workers(), name="workers")
         else:
             self._work = asyncio.create_task(self.fleet.run(), name="workers")
         self._stack.push_async_callback(self._stop_workers)
@@ -268,7 +268,7 @@ class LocalRun:
             raise ConfigError("train_env_manager: is not set, so there are no training batches")
         self._check_open()
         assert self._training is not None
-        batch = await self._unless_broken(self._training.get_batch(batch_size or self.config.batch_size))
+        batch = await self._unless_workers_end(self._training.get_batch(batch_size or self.config.batch_size))
         if self.curriculum is not None:
             for group in batch.groups:
                 rewards = [each.reward for each in group.trajectories]
@@ -292,7 +292,7 @@ class LocalRun:
         scheduler = self._scheduler(manager, VALIDATION, stream_of(number), known)
         try:
             async with scheduler:
-                return await self._unless_broken(scheduler.get_batch(manager.num_env_groups))
+                return await self._unless_workers_end(scheduler.get_batch(manager.num_env_groups))
         finally:
             if self._forget and number in self._validated:  # played anew, because nothing of it was kept
                 self._earlier.add(self._validated[number])
@@ -317,9 +317,8 @@ class LocalRun:
         return gone
 
     def settle(self, needed: int | None) -> tuple[int, Ledger]:
-        """Takes training groups for settled once and for all: those before the first that is not, and before the index
-        `needed`. Gives where that is, and what became of them since this was last asked. Only of a run that may
-        forget."""
+        """Finalizes all training groups before the oldest unsettled one, and before the index `needed`; returns the cutoff
+        and their ledger since the last call. Only of a run that may forget."""
         if self._training is None:
             return 0, Ledger()
         first = self._training.first_unsettled
@@ -368,7 +367,7 @@ class LocalRun:
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,
-            on_finished=self._finished,
+            on_finished=self._note_finished,
             on_failed=self.on_failed,
             read_kept=self._folder.log.read if self._folder is not None else lambda rollout_ids: {},
             on_settled=None if self._releasing is None else self._releasing.release_some,
@@ -376,7 +375,7 @@ class LocalRun:
         self.schedulers.append(scheduler)
         return scheduler
 
-    def _finished(self, rollout_id: str, encoded: bytes) -> None:
+    def _note_finished(self, rollout_id: str, encoded: bytes) -> None:
         if self.on_finished is not None:
             self.on_finished(rollout_id, encoded)
         if self._releasing is not None:
@@ -389,10 +388,11 @@ class LocalRun:
             await self._releasing.release_all()
 
     async def _assign(self, claimed: AttemptedRollout) -> Assignment:
+        """Looks up the settings and the policy of a claimed rollout."""
         return Assignment(self.settings(read_episode(claimed.input)), self.policy)
 
-    async def _unless_broken(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """The call's result, or the error that ended the workers."""
+    async def _unless_workers_end(self, call: Coroutine[Any, Any, Result]) -> Result:
+        """Awaits the call; raises the error that ended the workers if that comes first."""
         assert self._work is not None
         task = asyncio.create_task(call)
         try:
@@ -415,7 +415,8 @@ class LocalRun:
         if self._work is None:
             raise RollwrightError("the run has not begun; use `async with` around it")
 
-    async def _run_coroutines(self) -> None:
+    async def _run_workers(self) -> None:
+        """Runs the workers of this process, as coroutines, until they fail or are cancelled."""
         context = RolloutContext(self.store, self._assign, make_env, self.inflight, self.activity)
         shares = self._shares()
         # one episode is always played: nobody else would make room, and the run would wait for ever
@@ -447,7 +448,7 @@ class LocalRun:
         return shares
 
     async def _stop_workers(self) -> None:
-        """Hands back what they hold, so that whoever goes on with the run need not wait for leases to end."""
+        """Stops the workers and hands back their rollouts, so that a resumed run need not wait for leases to end."""
         assert self._work is not None
         if not self._forget and not self._work.done():
             await asyncio.gather(*(worker.drain(0.0) for worker in self._workers), return_exceptions=True)

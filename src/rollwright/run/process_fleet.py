@@ -28,9 +28,9 @@ class _Life:
         self.began = began
         self.last_words = ""
         """The last line it wrote to its standard error."""
-        self.listening = asyncio.create_task(self._listen())
+        self.reading = asyncio.create_task(self._read_errors())
 
-    async def _listen(self) -> None:
+    async def _read_errors(self) -> None:
         """Keeps its standard error empty: a process whose pipe is full would stop."""
         assert self.process.stderr is not None
         while block := await self.process.stderr.read(_BLOCK):
@@ -83,12 +83,12 @@ class ProcessFleet(Fleet):
         )
         self._lives[name] = _Life(process, now)
 
-    async def _bury_the_dead(self, now: float) -> None:
+    async def _reap(self, now: float) -> None:
         for name, life in list(self._lives.items()):
             if life.process.returncode is None:
                 continue
             del self._lives[name]
-            await asyncio.wait({life.listening}, timeout=1.0)
+            await asyncio.wait({life.reading}, timeout=1.0)
             words = life.last_words or f"exit code {life.process.returncode}"
             self._count_death(words, short=now - life.began < SHORT_LIFE)
 

@@ -46,7 +46,7 @@ class WorkerActor:
     def __init__(self) -> None:
         self._stop = asyncio.Event()
 
-    async def place(self) -> ActorLocation:
+    async def locate(self) -> ActorLocation:
         return ActorLocation(ray.get_runtime_context().get_node_id(), os.getpid())
 
     async def work(
@@ -66,7 +66,7 @@ class _Life:
     """Ray's handle."""
     work: asyncio.Task[None] = field(init=False)
     """Ends when the actor does."""
-    place: ActorLocation | None = None
+    location: ActorLocation | None = None
     """`None`: Ray has not started it yet."""
     began: float | None = None
     """When it was placed."""
@@ -106,9 +106,9 @@ class RayFleet(Fleet):
         self._paused_until = 0.0
 
     @property
-    def places(self) -> dict[str, ActorLocation]:
+    def locations(self) -> dict[str, ActorLocation]:
         """Where the actors live that Ray has started, by the name of their worker."""
-        return {name: life.place for name, life in self._lives.items() if life.place is not None}
+        return {name: life.location for name, life in self._lives.items() if life.location is not None}
 
     def _alive(self) -> Collection[str]:
         return self._lives.keys()
@@ -118,14 +118,14 @@ class RayFleet(Fleet):
 
     async def _start(self, name: str, now: float) -> None:
         life = self._lives[name] = _Life(self._class.remote())
-        life.work = asyncio.create_task(self._live(name, life), name=name)
+        life.work = asyncio.create_task(self._follow(name, life), name=name)
 
-    async def _live(self, name: str, life: _Life) -> None:
-        life.place = await life.actor.place.remote()
+    async def _follow(self, name: str, life: _Life) -> None:
+        life.location = await life.actor.locate.remote()
         life.began = asyncio.get_running_loop().time()
         await life.actor.work.remote(self._address, name, self._settings, self._environment)
 
-    async def _bury_the_dead(self, now: float) -> None:
+    async def _reap(self, now: float) -> None:
         for name, life in list(self._lives.items()):
             if not life.work.done():
                 if life.began is not None and now - life.began >= SHORT_LIFE:
@@ -149,7 +149,7 @@ class RayFleet(Fleet):
         """One that was not started yet holds nothing."""
         life = self._lives.pop(name)
         try:
-            if life.place is not None:
+            if life.location is not None:
                 async with asyncio.timeout(STOP_SECONDS):
                     await life.actor.drain.remote()
                     await asyncio.wait({life.work})
