@@ -112,7 +112,7 @@ class EnvSlot:
             self._context.activity.abandoned_envs += 1
 
 
-class Attempt:
+class RolloutAttempt:
     """One attempt by one worker, from the claim on."""
 
     def __init__(

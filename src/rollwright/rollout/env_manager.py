@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from rollwright.agents import TIMEOUT, EpisodeFailure, Phase, Superseded
 from rollwright.errors import ConfigError
-from rollwright.rollout.attempt import Attempt, EnvSlot, PlayedAttempt, RolloutContext
+from rollwright.rollout.attempt import EnvSlot, PlayedAttempt, RolloutAttempt, RolloutContext
 from rollwright.rollout.resources import ResourceWatch
 from rollwright.store.contract import AttemptRefused, NotFound, Store
 from rollwright.store.records import AttemptedRollout, AttemptStatus
@@ -128,7 +128,7 @@ class EnvManager:
     async def run_rollout(self, claimed: AttemptedRollout) -> None:
         """Plays one attempt and commits its result."""
         activity = self._context.activity
-        attempt = Attempt(self._context, claimed, self._slot, self._worker_id)
+        attempt = RolloutAttempt(self._context, claimed, self._slot, self._worker_id)
         self._holds = (claimed.rollout_id, claimed.attempt.attempt_id)
         activity.claimed += 1
         try:
@@ -150,7 +150,7 @@ class EnvManager:
             self._holds = None
             self._withdrawn = False
 
-    async def _play_attempt(self, attempt: Attempt) -> PlayedAttempt | ErrorRecord | None:
+    async def _play_attempt(self, attempt: RolloutAttempt) -> PlayedAttempt | ErrorRecord | None:
         """Plays the attempt in a task of its own. `None`: it was withdrawn, even if its code ignored that."""
         task = self._playing = asyncio.create_task(attempt.play(), name=attempt.claimed.rollout_id)
         try:
