@@ -47,7 +47,7 @@ async def copied(part: str | None, value: Any) -> tuple[int, int]:
         return make_env(settings) if part is None else Other(make_env(settings), part, value)
 
     copies = EnvCopies(ForkMode.REPLAY, another, step_timeout=60.0)
-    found = await copies.copies(env, played, played.turns, 2)
+    found = await copies.make(env, played, played.turns, 2)
     await copies.close()
     assert copies.replayed_steps == 1
     return len(found), copies.mismatches

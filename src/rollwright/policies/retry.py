@@ -1,6 +1,6 @@
 """When a failed request is sent again, and after how long: decided here, in pure code.
 
-What is true: a request is sent at most `max_retries` + 1 times; a refusal is final at once; a wait is never
+Always true: a request is sent at most `max_retries` + 1 times; a refusal is final at once; a wait is never
 shorter than what the server asked for, except that no server can make us wait longer than `longest`; the
 random part is drawn by the caller, so that equal calls wait equally long.
 """

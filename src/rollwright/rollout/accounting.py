@@ -18,7 +18,7 @@ from rollwright.trajectory import Boundary, ErrorRecord, Trajectory, Turn
 
 
 class Fate(StrEnum):
-    """Where an opened rollout is."""
+    """The state of an opened rollout in its stream."""
 
     RUNNING = "running"
     """Queued, being played, or between two attempts."""
@@ -42,18 +42,18 @@ OTHER_REASONS = "other reasons"
 """Where the rest is counted."""
 
 FateReason = tuple[Fate, str | None]
-"""Where a rollout came to, and why if it was left out."""
+"""A rollout's fate, and the reason if it was left out."""
 
 
 @dataclass
 class Ledger:
-    """How many rollouts are in which place, and why those left out were."""
+    """How many rollouts have which fate, and why those left out were."""
 
     counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
     reasons: dict[str, int] = field(default_factory=dict)
-    """Rollouts that were filtered, stale, cancelled or failed, by `place: reason`."""
+    """Rollouts that were filtered, stale, cancelled or failed, by `fate: reason`."""
     catches: Catches = field(default_factory=Catches)
-    """What the filters caught, whatever followed from it."""
+    """Catches of the filters, whatever followed from them."""
 
     @property
     def opened(self) -> int:
@@ -69,9 +69,9 @@ class Ledger:
             self._add_reason(f"{new}: {reason}", count)
 
     def add(self, other: "Ledger") -> None:
-        """What stands in another one, on top."""
-        for place, count in other.counts.items():
-            self.counts[place] += count
+        """Adds another ledger's counts to this one."""
+        for fate, count in other.counts.items():
+            self.counts[fate] += count
         for reason, count in other.reasons.items():
             self._add_reason(reason, count)
         self.catches.add_all(other.catches)
@@ -84,16 +84,16 @@ class Ledger:
     def row(self) -> dict[str, Any]:
         """As plain data."""
         return {
-            "counts": {str(place): count for place, count in self.counts.items()},
+            "counts": {str(fate): count for fate, count in self.counts.items()},
             "reasons": dict(self.reasons),
             "catches": {name: [each.count, each.example] for name, each in self.catches.by_filter.items()},
         }
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "Ledger":
-        """What `row` gave."""
+        """Reads a ledger from its `row`."""
         ledger = cls(reasons={str(reason): int(count) for reason, count in row["reasons"].items()})
-        ledger.counts.update({Fate(place): int(count) for place, count in row["counts"].items()})
+        ledger.counts.update({Fate(fate): int(count) for fate, count in row["counts"].items()})
         for name, (count, example) in row["catches"].items():
             ledger.catches.add(name, example, count)
         return ledger
@@ -134,7 +134,7 @@ def same_cause(message: str) -> str:
 
 @dataclass
 class FailureCause:
-    """One cause, told by the first message that had it."""
+    """One cause of failures, in the words of the first message that had it."""
 
     text: str
     count: int = 0
@@ -179,7 +179,7 @@ class FailureCauses:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> "FailureCauses":
-        """What `rows` gave."""
+        """Reads causes from their `rows`."""
         found = cls()
         for row in rows:
             found.add(str(row["cause"]), str(row["example"]), int(row["count"]))
@@ -208,11 +208,11 @@ class Activity:
     stale: int = 0
     """Episodes given up because they became too old."""
     withdrawn: int = 0
-    """Episodes stopped because nobody needed them any more."""
+    """Episodes stopped because they were not needed any more."""
     refused: int = 0
     """Results that came too late: the attempt did not hold its rollout any more."""
     commit_seconds: float = 0.0
-    """Spent on telling the store how attempts ended, summed over them; a trajectory cannot tell it of itself."""
+    """Seconds spent on commits, summed over attempts; a trajectory cannot hold the time of its own commit."""
     slots_restarted: int = 0
     """Times that a task of a worker was cancelled by code that it plays, and went on."""
     overdue: int = 0
@@ -227,11 +227,11 @@ class Activity:
     """Episodes in flight, by rollout id."""
 
     elsewhere: dict[str, "Activity"] = field(default_factory=dict)
-    """What workers in other processes have told with their heartbeats, by their id."""
+    """Activity of workers in other processes, from their heartbeats, by worker id."""
     told_inflight: int = 0
-    """Of a worker elsewhere: episodes in flight, when it told."""
+    """Of a worker elsewhere: episodes in flight at its last heartbeat."""
     told_waiting: Counter[Phase] = field(default_factory=Counter)
-    """Of a worker elsewhere: what its episodes waited for, when it told."""
+    """Of a worker elsewhere: the phases its episodes were in at its last heartbeat."""
     dead_workers: int = 0
     """Worker processes that died and were replaced."""
 
@@ -242,14 +242,14 @@ class Activity:
         )
 
     def waiting_on(self) -> Counter[Phase]:
-        """How many episodes wait for what."""
+        """How many episodes are in which phase."""
         waiting = Counter(session.phase for session in self.sessions.values())
         for each in (self, *self.elsewhere.values()):
             waiting.update(each.told_waiting)
         return +waiting
 
     def total(self) -> "Activity":
-        """The counters of this process and of those that told, added up."""
+        """The counters of this process and of the workers elsewhere, added up."""
         added = Activity()
         for each in (self, *self.elsewhere.values()):
             for name in COUNTERS:
@@ -259,7 +259,7 @@ class Activity:
         return added
 
     def heartbeat_stats(self) -> dict[str, Any]:
-        """What a worker tells the store about itself."""
+        """The figures of a worker's heartbeat."""
         waiting = {str(phase): count for phase, count in self.waiting_on().items()}
         counters = {name: getattr(self, name) for name in COUNTERS}
         failed = {"failures": dict(self.failures), "causes": self.causes.rows(TOLD_CAUSES)}
@@ -267,7 +267,7 @@ class Activity:
 
     @classmethod
     def told(cls, stats: Mapping[str, Any], *, alive: bool) -> "Activity":
-        """Out of a heartbeat; a worker that is gone has nothing in flight."""
+        """Reads the figures of a heartbeat; a worker that is gone has nothing in flight."""
         activity = cls()
         for name in COUNTERS:
             setattr(activity, name, stats.get(name, 0))

@@ -1,7 +1,7 @@
 """One episode, from `reset` to its end. Knows no store and no scheduler.
 
-Always true: an exception or a hang ends this episode alone, put down to the boundary it came from; what is
-raised is `EpisodeFailure`, or `Interrupted` when the attempt may not go on; a cancellation that was asked for passes
+Always true: an exception or a hang ends this episode alone, and is recorded with the boundary it came from; the episode
+raises `EpisodeFailure`, or `Interrupted` when the attempt may not go on; a cancellation by the attempt's owner passes
 through.
 """
 
@@ -38,7 +38,7 @@ from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
 
 
 class Episode(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """What to play: the input of a rollout, as plain data."""
+    """The input of a rollout: which level of which environment to play, as plain data."""
 
     tag: str
     seed: int
@@ -54,7 +54,7 @@ class Episode(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
 
 
 def read_episode(data: Any) -> Episode:
-    """Out of a rollout's input, which may come from anywhere."""
+    """Reads a rollout's input, which may come from anywhere."""
     try:
         return msgspec.convert(data, Episode)
     except msgspec.ValidationError as error:
@@ -76,7 +76,7 @@ class Limits:
 
 
 class Strategy(Protocol):
-    """How an episode is played: along one path, or along several."""
+    """How the turns of an episode are played: along one path, or along several."""
 
     async def play_turns(
         self,
@@ -86,8 +86,8 @@ class Strategy(Protocol):
         policy: Policy,
         make_env: Callable[[], Env],
     ) -> StopReason:
-        """Plays from the first question to the end. `make_env` gives further environments of the same kind; who asks
-        for one closes it."""
+        """Plays from the first question to the end. `make_env` makes further environments of the same kind; the strategy
+        closes those it makes."""
         ...
 
 
@@ -128,7 +128,7 @@ CHAIN = ChainStrategy()
 
 
 def end_of(turn: Turn) -> StopReason | None:
-    """How the environment ended the episode with its answer to this turn; `None`: it goes on."""
+    """The stop reason, if the environment ended the episode with its answer to this turn."""
     outcome = turn.outcome
     if outcome is None or not (outcome.terminated or outcome.truncated):
         return None
@@ -147,12 +147,12 @@ class EpisodeSettings:
     sequence_length: int
     limits: Limits = Limits()
     max_staleness: int | None = None
-    """Age in policy versions at which an episode is given up: nobody could train on it. `None`: never."""
+    """Age in policy versions above which an episode is given up, because it cannot be trained on. `None`: never."""
     strategy: Strategy = CHAIN
     filters: tuple[Filter, ...] = ()
     """Those that may end an episode."""
     capture: CaptureRules = field(default_factory=CaptureRules)
-    """What a function's agent may do that is recorded by the gateway."""
+    """Rules for a function's agent that is recorded by the gateway."""
 
 
 async def play_episode(
@@ -169,7 +169,7 @@ async def play_episode(
                 first = await bounded(
                     env.reset(trajectory.seed), settings.limits.step, Boundary.ENVIRONMENT, 0
                 )
-            trajectory.observation = _opening_observation(first, trajectory.tag)
+            trajectory.observation = _read_reset(first, trajectory.tag)
             trajectory.opening = settings.agent.opening(env, first.observation)
             trajectory.stop = await settings.strategy.play_turns(session, env, settings, policy, make_env)
     except (EpisodeFailure, Interrupted):
@@ -186,8 +186,8 @@ async def play_episode(
     return session.seal()
 
 
-def _opening_observation(first: Any, tag: str) -> str:
-    """What `reset` showed; what is no text is the environment's failure."""
+def _read_reset(first: Any, tag: str) -> str:
+    """Reads the observation of `reset`; anything but a text is the environment's failure."""
     shown = first.observation if isinstance(first, Reset) else None
     if isinstance(shown, str):
         return shown
@@ -234,11 +234,11 @@ def new_session(
 
 @cache
 def playable(kind: type) -> bool:
-    """Whether environments of this class are `Playable`; asked once for each class, because asking is slow."""
+    """Whether environments of this class are `Playable`; cached, because checking a protocol is slow."""
     return issubclass(kind, Playable)
 
 
 def too_old(trajectory: Trajectory, version: int, max_staleness: int | None) -> bool:
-    """Whether nobody could train on the episode any more."""
+    """Whether the episode has become too stale to be trained on."""
     oldest = trajectory.oldest_version if max_staleness is not None else None
     return max_staleness is not None and oldest is not None and version - oldest > max_staleness

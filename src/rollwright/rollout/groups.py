@@ -1,6 +1,6 @@
 """The book of groups: plain state in, decision out. No clock, no task, no store.
 
-Always true, after every call: each rollout that was ever opened is in exactly one place, so
+Always true, after every call: each rollout that was ever opened has exactly one fate, so
 `opened == delivered + waiting + filtered + stale + cancelled + failed + running`. A group is handed out whole,
 at most once, in the order in which groups became complete. A failed rollout never stands in a group.
 """
@@ -18,7 +18,7 @@ from rollwright.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class GroupRules:
-    """How groups are made and when they stand."""
+    """How many members a group has, and when it is complete or too old."""
 
     group_size: int
     redundancy: int = 0
@@ -50,10 +50,10 @@ class Group:
     """Rollouts opened in it so far."""
     running: set[str] = field(default_factory=set)
     finished: dict[int, Trajectory] = field(default_factory=dict)
-    """By member, so that the order does not depend on who was faster."""
+    """By member, so that the order does not depend on which rollout was faster."""
     failures: list[str] = field(default_factory=list)
     account: Ledger = field(default_factory=Ledger, repr=False)
-    """Of its rollouts alone."""
+    """Ledger of its rollouts alone."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -62,13 +62,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the shell has to do after a change."""
+    """What the scheduler has to do in the store after a change."""
 
     enqueue: Sequence[tuple[str, Episode]] = ()
     cancel: Sequence[str] = ()
-    """Rollouts nobody needs any more."""
+    """Rollouts that are not needed any more."""
     why: str = ""
-    """Why not."""
+    """The reason of the cancellation."""
 
 
 NOTHING = Decision()
@@ -119,7 +119,7 @@ class GroupBook:
 
     @property
     def prefix(self) -> str:
-        """What the ids of its rollouts begin with."""
+        """Prefix of the ids of its rollouts."""
         return f"{self._prefix}-g"
 
     @property
@@ -142,7 +142,7 @@ class GroupBook:
 
     @property
     def all_opened(self) -> bool:
-        """Whether the stream has an end, and has come to it."""
+        """Whether the stream has an end, and all its groups were opened."""
         return self._levels is not None and self._next_index >= self._levels
 
     @property
@@ -151,8 +151,7 @@ class GroupBook:
         return min((each.index for each in (*self._open.values(), *self._complete)), default=self._next_index)
 
     def forget(self, index: int) -> Ledger:
-        """Forgets the groups before `index`, which must be settled; gives what became of them. What was counted stays
-        counted."""
+        """Forgets the groups before `index`, which must be settled; returns their ledger. The totals keep counting them."""
         assert self._accounts is not None, "accounts are kept if groups are to be forgotten"
         assert index <= self.first_unsettled, "what is not settled must not be forgotten"
         gone = Ledger()
@@ -185,7 +184,7 @@ class GroupBook:
         return Decision(enqueue=[self._open_member(group) for _ in range(wanted)])
 
     def finish(self, rollout_id: str, trajectory: Trajectory) -> Decision:
-        """A rollout has a result."""
+        """Takes the result of a rollout."""
         if rollout_id not in self._home:
             return NOTHING
         group, member = self._leave(rollout_id)
@@ -202,7 +201,7 @@ class GroupBook:
         return NOTHING
 
     def fail(self, rollout_id: str, reason: str) -> Decision:
-        """A rollout failed for good: it gets a replacement while the group may still have one."""
+        """Takes the final failure of a rollout, and replaces it while the group may still have a replacement."""
         if rollout_id not in self._home:
             return NOTHING
         group, _ = self._leave(rollout_id)
@@ -210,7 +209,7 @@ class GroupBook:
         return self._replace(group, reason)
 
     def _replace(self, group: Group, reason: str) -> Decision:
-        """A member is gone for good."""
+        """Replaces a member that is gone for good, or settles or drops its group."""
         group.failures.append(reason)
         rules = self._rules
         missing = rules.group_size - len(group.finished) - len(group.running)
@@ -223,7 +222,7 @@ class GroupBook:
         return self._settle(group) if not group.running else NOTHING
 
     def grow_stale(self, rollout_id: str) -> Decision:
-        """A rollout gave up because it became too old; its group cannot be handed out any more."""
+        """Takes a rollout that was given up because it became too old; its group is dropped."""
         if rollout_id not in self._home:
             return NOTHING
         group, _ = self._leave(rollout_id)
@@ -255,8 +254,8 @@ class GroupBook:
     def settle_as_delivered(
         self, group_id: str, fates: Sequence[FateReason] = (), caught: Catches | None = None
     ) -> None:
-        """After a restart: this group was handed out before it. `fates`: what became of its members, as far as it is
-        still known; of the others, the first are taken for those that were handed out. `caught`: by filters, in it."""
+        """Counts a group as delivered that was handed out before a restart. `fates`: of its members, as far as they are known;
+        without any, the first `group_size` members count as delivered. `caught`: by filters, in it."""
         group = self._open.pop(group_id)
         while len(group.running) < len(fates):  # some had taken the places of members that failed
             self._open_member(group)
@@ -274,13 +273,13 @@ class GroupBook:
         self._close(group)
 
     def group_index(self, rollout_id: str) -> int | None:
-        """The place in the stream that a rollout's id names; `None` for a rollout of another stream."""
+        """The index of the group that a rollout's id names; `None` for a rollout of another stream."""
         start = self.prefix
         number = rollout_id.removeprefix(start).partition("-m")[0]
         return int(number) if rollout_id.startswith(start) and number.isdigit() else None
 
     def abandon(self, reason: str) -> Decision:
-        """The run ends: whatever is still running is not needed."""
+        """Cancels every running rollout: the run ends."""
         cancel: list[str] = []
         for group in list(self._open.values()):
             cancel += self._cancel_running(group, reason)
@@ -311,7 +310,7 @@ class GroupBook:
         return group, member
 
     def _settle(self, group: Group) -> Decision:
-        """The group has all it will get: it is complete, unless the filter leaves it out."""
+        """Completes a group that has all members it will get, unless a filter drops it."""
         if self._too_old(group, self._swept):
             return self._drop(group, Fate.STALE, _TOO_OLD)
         catches = Catches()
@@ -349,8 +348,8 @@ class GroupBook:
         ages = (version - v for t in group.trajectories if (v := t.oldest_version) is not None)
         return max(ages, default=0) > bound
 
-    def _drop(self, group: Group, place: Fate, reason: str) -> Decision:
-        self._move(group, Fate.WAITING, place, reason, count=len(group.finished))
+    def _drop(self, group: Group, fate: Fate, reason: str) -> Decision:
+        self._move(group, Fate.WAITING, fate, reason, count=len(group.finished))
         why = f"its group was dropped: {reason}"
         cancel = self._cancel_running(group, why)
         del self._open[group.group_id]
@@ -374,7 +373,7 @@ class GroupBook:
         group.account.catches.add_all(catches)
 
     def _close(self, group: Group) -> None:
-        """The group is settled: nothing becomes of its rollouts any more."""
+        """Closes the account of a settled group: the fates of its rollouts are final."""
         if self._accounts is not None:
             self._accounts[group.index] = group.account
 

@@ -1,4 +1,4 @@
-"""A watch on memory and file handles: fewer episodes are opened before the process or the machine runs out, and it says so.
+"""A watch on memory and file handles: limits the episodes before the process or the machine runs out, and logs why.
 
 `shortage` and `ceiling` are the pure decisions; `ResourceWatch` looks at the machine now and then and lets episodes in or
 not. Episodes that run already are left alone: they end by themselves and give back what they hold.
@@ -68,7 +68,7 @@ USUAL_LIMITS = ResourceLimits()
 
 @dataclass(frozen=True)
 class MachineResources:
-    """What the machine has at one moment."""
+    """Memory and file handles at one moment."""
 
     free_memory: int
     memory: int
@@ -186,7 +186,7 @@ def _machine_memory() -> tuple[int, int]:
 
 
 class ResourceWatch:
-    """One for all workers of a process. Whoever plays enters before each episode and leaves after it."""
+    """One for all workers of a process. A manager enters before each episode and leaves after it."""
 
     def __init__(self, limits: ResourceLimits) -> None:
         self._limits = limits
@@ -203,7 +203,7 @@ class ResourceWatch:
         self._why = ""
         """What is too short for more of them; empty: only that it is not known yet what they take."""
         self._wanted = asyncio.Event()
-        """Set while somebody waits."""
+        """Set while a manager waits."""
         self.shortage: str | None = None
         """What is short now."""
 
@@ -237,7 +237,7 @@ class ResourceWatch:
         self.leave(who)
 
     async def run(self) -> None:
-        """Looks now and then, and soon when somebody waits."""
+        """Measures every second, and sooner while a manager waits."""
         while True:
             self.see(look())
             with contextlib.suppress(TimeoutError):

@@ -37,7 +37,7 @@ class BudgetUnit(StrEnum):
 
 @dataclass
 class Budget:
-    """One tree's account."""
+    """The budget of one tree, and what was spent."""
 
     limit: int | None = None
     """`None`: the branch policy alone decides."""
@@ -54,7 +54,7 @@ class Budget:
         self.tool_calls += tool_calls
 
     def grant(self, wanted: int, *, leaves: int, unserved: int) -> int:
-        """How many of the answers wanted for one question may be sampled, at least one.
+        """Grants answers for one question out of those wanted, at least one.
 
         `leaves`: branches so far, with what was granted already. `unserved`: questions that wait for their answers, this one
         included, and answers granted already that are not sampled yet.
@@ -81,7 +81,7 @@ class Budget:
 
 
 class ForkMode(StrEnum):
-    """How a tree gets another environment for another answer."""
+    """How a tree copies its environment for another answer."""
 
     FORK = "fork"
     """The environment copies itself."""
@@ -99,7 +99,7 @@ def fork_mode(env: Env, wanted: ForkMode | None) -> ForkMode:
 
 
 class EnvCopies:
-    """One tree's environments beside its first one."""
+    """The copies of one tree's environment."""
 
     def __init__(self, mode: ForkMode, make_env: Callable[[], Env], step_timeout: float) -> None:
         self.mode = mode
@@ -109,7 +109,7 @@ class EnvCopies:
         self._timeout = step_timeout
         self._made: list[Env] = []
 
-    async def copies(self, env: Env, trajectory: Trajectory, played: Sequence[Turn], count: int) -> list[Env]:
+    async def make(self, env: Env, trajectory: Trajectory, played: Sequence[Turn], count: int) -> list[Env]:
         """`env` itself and up to `count - 1` copies of it; `played` are the turns that brought it where it is."""
         found = [env]
         while len(found) < count and (copy := await self._copy(env, trajectory, played)) is not None:
@@ -150,7 +150,7 @@ class EnvCopies:
 
 
 def _shows(answer: Step | Outcome) -> tuple[str, float, bool, bool]:
-    """What a copy must have in common with the original."""
+    """The fields in which a copy must equal the original."""
     return (answer.observation, float(answer.reward), bool(answer.terminated), bool(answer.truncated))
 
 
@@ -159,7 +159,7 @@ COPIED_BY = "tree_by_"
 
 
 class Branch(NamedTuple):
-    """One path of the tree, up to where it has come."""
+    """One path of the tree, up to its last turn."""
 
     env: Env
     label: int
@@ -193,7 +193,7 @@ class TreeStrategy:
             for depth in range(settings.max_steps):
                 if too_old(session.trajectory, policy.version, settings.max_staleness):
                     return StopReason.STALE
-                grown = await growth.level(live, depth, len(ends))
+                grown = await growth.grow_level(live, depth, len(ends))
                 ends += [branch.end for branch in grown if branch.end is not None]
                 live = [branch for branch in grown if branch.end is None]
                 if not live:
@@ -216,8 +216,8 @@ class _Growth:
     merged: int = 0
     """Answers that came out the same as a sibling."""
 
-    async def level(self, live: Sequence[Branch], depth: int, ended: int) -> list[Branch]:
-        """The branches that come of the live ones by one more turn each, in the order of the tree."""
+    async def grow_level(self, live: Sequence[Branch], depth: int, ended: int) -> list[Branch]:
+        """Grows each live branch by one turn; returns the branches, in the order of the tree."""
         asked = [self._labels(branch, depth) for branch in live]
         granted: list[Sequence[int]] = []
         for place, labels in enumerate(asked):
@@ -244,7 +244,7 @@ class _Growth:
         trajectory, last = session.trajectory, branch.turn
         played = [] if last is None else path(trajectory.turns, last.id)
         with session.waiting(Phase.ENVIRONMENT, "copy"):
-            envs = await self.copies.copies(branch.env, trajectory, played, len(labels))
+            envs = await self.copies.make(branch.env, trajectory, played, len(labels))
         try:
             messages, continues = settings.agent.ask(session, branch.env, last)
             turns = await session.generate_siblings(
@@ -273,7 +273,7 @@ class _Growth:
         return Branch(env, label, seen, end)
 
     def report(self) -> None:
-        """Leaves the tree's figures in the trajectory."""
+        """Writes the tree's figures into the trajectory's metrics."""
         turns = self.session.trajectory.turns
         tokens = [turn.completion_tokens for turn in turns]
         paths = [sum(tokens[each.id] for each in path(turns, leaf)) for leaf in leaves(turns)]
@@ -291,6 +291,6 @@ class _Growth:
 
 
 def _stop(ends: Sequence[StopReason]) -> StopReason:
-    """What the tree as a whole ended by: the environment, if every branch did; else the first other reason."""
+    """The stop reason of the whole tree: the environment, if it ended every branch; else the first other reason."""
     others = [end for end in ends if end is not StopReason.TERMINATED]
     return others[0] if others else StopReason.TERMINATED

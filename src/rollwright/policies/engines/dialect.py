@@ -1,6 +1,7 @@
-"""What differs between engines: how a request is written, how an answer is read, how weights are exchanged.
+"""Engine dialects: how a request is written, how an answer is read, how weights are exchanged.
 
-A dialect is a small frozen object without state; the policy around it does the rest for all of them.
+A dialect is a small frozen object without state, one for each kind of engine; `HttpEnginePolicy` does the rest for all of
+them.
 """
 
 from collections.abc import Mapping
@@ -16,10 +17,10 @@ from rollwright.policies.http_calls import MAX_CONTROL_ANSWER, CallFault, HttpCa
 from rollwright.trajectory import FinishReason, SamplingParams
 
 FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
-"""An engine that ends a completion in any other way is not understood, and its answer is not used."""
+"""An answer with any other finish reason is not used."""
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises on bytes of any kind."""
+"""Exceptions that decoding raises on arbitrary bytes."""
 
 ANSWER_SECONDS = 10.0
 """For a question that needs no generation; an engine that is alive answers in milliseconds."""
@@ -29,6 +30,8 @@ UPDATE_SECONDS = 900.0
 
 
 class EngineDialect(Protocol):
+    """One kind of engine."""
+
     @property
     def path(self) -> str:
         """Of the generation endpoint, below the address."""
@@ -39,14 +42,16 @@ class EngineDialect(Protocol):
         """What this kind of engine can do at best; `probe` says what one of them does."""
         ...
 
-    def request(self, partial: PartialCompletion) -> bytes: ...
+    def request(self, partial: PartialCompletion) -> bytes:
+        """The body of the next request: continues behind the tokens at hand."""
+        ...
 
     def response(self, body: bytes, partial: PartialCompletion) -> Piece:
-        """Raises `FormatError` for anything but a whole answer."""
+        """Reads an answer; raises `FormatError` for anything but a whole one."""
         ...
 
     def sent(self, sampling: Sampling) -> SamplingParams | None:
-        """What the engine is told, where that is not what was asked for; `None`: it is."""
+        """The sampling settings that the engine gets, where they differ from these; `None`: they do not."""
         ...
 
     def faithful(self, drawn: SamplingParams, processed: bool) -> bool:
@@ -54,7 +59,7 @@ class EngineDialect(Protocol):
         ...
 
     async def processed(self, control: "Control") -> bool:
-        """Whether log-probabilities are taken after temperature and top-p, found out by asking."""
+        """Asks the engine whether its log-probabilities are taken after temperature and top-p."""
         ...
 
     async def probe(self, control: "Control") -> Capabilities: ...
