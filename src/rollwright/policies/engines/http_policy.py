@@ -18,7 +18,6 @@ A stop string that begins before an abort and ends after it is not seen by the e
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -36,48 +35,13 @@ from rollwright.policies.base import (
 )
 from rollwright.policies.engines.dialect import EngineDialect, folder_of
 from rollwright.policies.engines.partial import PartialCompletion, Piece
-from rollwright.policies.engines.pool import EngineCounters, EnginePool
+from rollwright.policies.engines.pool import EngineCounters, EnginePool, Flight
 from rollwright.policies.http_calls import CallFault, HttpCalls
 from rollwright.policies.retry import FaultCause, RetryPolicy
 from rollwright.trajectory import (
     FinishReason,
     SamplingParams,
 )
-
-GRACE_SECONDS = 5.0
-"""An aborted call is answered within one step of the engine. One that is not was still on its way when the
-engine paused: it made no token, and is sent again afterwards."""
-
-
-@dataclass(eq=False)
-class _Flight:
-    """One request to one server, from its sending to its answer."""
-
-    server: int
-    version: int
-    """Of the weights in force when it was sent."""
-    task: asyncio.Task[bytes]
-    update: UpdateMode | None = None
-    """The update that began while it was under way, unless that lets it finish."""
-    piece: Piece | None = None
-    """The answer; `None`: the update cut the request off before it was answered."""
-
-    @property
-    def cut_by(self) -> UpdateMode | None:
-        """The update that cut the answer short; `None`: it ended by itself."""
-        ended = self.piece is not None and self.piece.finish is not FinishReason.ABORT
-        return None if ended else self.update
-
-    async def wait(self) -> bytes | None:
-        """Returns the answer, or `None` where an update cut the request off; raises `CallFault`."""
-        try:
-            return await self.task
-        except asyncio.CancelledError:
-            # Either the update cancelled the request alone, or the caller is being cancelled, which must pass.
-            caller = asyncio.current_task()
-            if self.update is None or (caller is not None and caller.cancelling()):
-                raise
-            return None
 
 
 class HttpEnginePolicy:
@@ -130,7 +94,6 @@ class HttpEnginePolicy:
         self._updating = asyncio.Lock()
         self._open = asyncio.Event()
         self._open.set()
-        self._flights: set[_Flight] = set()
 
     @property
     def renderer(self) -> Renderer:
@@ -210,11 +173,7 @@ class HttpEnginePolicy:
         async with self._updating:
             self._open.clear()
             try:
-                if mode is UpdateMode.DRAIN:
-                    await _wait_for(self._flights)
-                for flight in self._flights:
-                    flight.update = mode
-                await self._pool.update(weights, mode, self._settle)
+                await self._pool.update(weights, mode)
                 self._version = weights.version
                 self.counters.updates += 1
             finally:
@@ -226,15 +185,13 @@ class HttpEnginePolicy:
             return None
         return seed(*prompt.key) if not answers else seed(*prompt.key, "piece", answers)
 
-    async def _send(self, episode: str, partial: PartialCompletion) -> _Flight:
+    async def _send(self, episode: str, partial: PartialCompletion) -> Flight:
         """Sends one request to a server in service and reads its answer; raises `CallFault`."""
         body = self._dialect.request(partial)
         server = await self._pick_server(episode)
-        self._pool.router.begin(server)
         # In a task of its own, so that an update can cut the request off and leave the call alone.
         task = asyncio.create_task(self._calls.post(self._pool.urls[server], body, partial.max_answer))
-        flight = _Flight(server, self._version, task)
-        self._flights.add(flight)
+        flight = self._pool.begin_flight(server, self._version, task)
         try:
             answer = await flight.wait()
             if answer is not None:
@@ -244,8 +201,7 @@ class HttpEnginePolicy:
             self._pool.report_failure(server, fault)
             raise
         finally:
-            self._flights.discard(flight)
-            self._pool.router.end(server)
+            self._pool.end_flight(flight)
         return flight
 
     async def _pick_server(self, episode: str) -> int:
@@ -256,7 +212,7 @@ class HttpEnginePolicy:
             if self._open.is_set():
                 return server
 
-    def _read(self, flight: _Flight, answer: bytes, partial: PartialCompletion) -> Piece:
+    def _read(self, flight: Flight, answer: bytes, partial: PartialCompletion) -> Piece:
         """Reads and checks an answer; raises `CallFault` for one that cannot be used."""
         try:
             piece = self._dialect.response(answer, partial)
@@ -315,14 +271,6 @@ class HttpEnginePolicy:
             checked=True,
         )
 
-    async def _settle(self, server: int) -> None:
-        """After a server has paused: waits for its aborted calls, and cuts off those that it did not know of yet."""
-        flights = {flight for flight in self._flights if flight.server == server}
-        await _wait_for(flights, GRACE_SECONDS)
-        for flight in flights:
-            flight.task.cancel()
-        await _wait_for(flights)
-
 
 def _check_folder(weights: Weights) -> None:
     """Where the engine's folder is on this machine too, it must be whole before it is announced."""
@@ -333,8 +281,3 @@ def _check_folder(weights: Weights) -> None:
         return
     if (found := weights_checksum(folder)) != weights.checksum:
         raise EngineError(f"{folder}: has checksum {found[:12]}…, not the announced {weights.checksum[:12]}…")
-
-
-async def _wait_for(flights: set[_Flight], seconds: float | None = None) -> None:
-    if tasks := {flight.task for flight in flights}:
-        await asyncio.wait(tasks, timeout=seconds)

@@ -13,14 +13,16 @@ gets a call. No two exchanges of weights overlap.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollwright.errors import ConfigError
 from rollwright.policies.base import EngineError, UpdateMode, Weights
 from rollwright.policies.engines.dialect import Control, EngineDialect
+from rollwright.policies.engines.partial import Piece
 from rollwright.policies.http_calls import CallCounters, CallFault, HttpCalls
 from rollwright.policies.retry import FaultCause
+from rollwright.trajectory import FinishReason
 
 FAILURES_IN_A_ROW = 3
 """One or two bad answers happen to a healthy engine under load; three in a row are worth asking after."""
@@ -40,6 +42,10 @@ SILENCE_SECONDS = 1.0
 LONGEST_PAUSE = 5.0
 """A model takes half a minute and more to load: looking more often gains nothing."""
 
+GRACE_SECONDS = 5.0
+"""An aborted call is answered within one step of the engine. One that is not was still on its way when the
+engine paused: it made no token, and is sent again afterwards."""
+
 _NO_ANSWER = object()
 
 
@@ -58,6 +64,37 @@ class EngineCounters(CallCounters):
     """Completions without ids, or with log-probabilities of another distribution."""
     outages: int = 0
     """Times that an engine went out of service and did not answer, or had the wrong weights, when asked after."""
+
+
+@dataclass(eq=False)
+class Flight:
+    """One request to one server, from its sending to its answer."""
+
+    server: int
+    version: int
+    """Of the weights in force when it was sent."""
+    task: asyncio.Task[bytes]
+    update: UpdateMode | None = None
+    """The update that began while it was under way, unless that lets it finish."""
+    piece: Piece | None = None
+    """The answer; `None`: the update cut the request off before it was answered."""
+
+    @property
+    def cut_by(self) -> UpdateMode | None:
+        """The update that cut the answer short; `None`: it ended by itself."""
+        ended = self.piece is not None and self.piece.finish is not FinishReason.ABORT
+        return None if ended else self.update
+
+    async def wait(self) -> bytes | None:
+        """Returns the answer, or `None` where an update cut the request off; raises `CallFault`."""
+        try:
+            return await self.task
+        except asyncio.CancelledError:
+            # Either the update cancelled the request alone, or the caller is being cancelled, which must pass.
+            caller = asyncio.current_task()
+            if self.update is None or (caller is not None and caller.cancelling()):
+                raise
+            return None
 
 
 @dataclass
@@ -172,6 +209,7 @@ class EnginePool:
         """Engines whose exchange of weights failed, and why; they may hold anything until one succeeds."""
         self._reviving: dict[int, asyncio.Task[None]] = {}
         self._back = asyncio.Event()
+        self._flights: set[Flight] = set()
         self._heard = [0.0] * len(base_urls)
         """When each engine last gave a good answer, by the event loop's clock."""
 
@@ -183,6 +221,17 @@ class EnginePool:
             else:
                 await self._wait_for_service()
         return chosen
+
+    def begin_flight(self, server: int, version: int, task: "asyncio.Task[bytes]") -> Flight:
+        """Notes a request that was sent now, under weights of this version."""
+        flight = Flight(server, version, task)
+        self._flights.add(flight)
+        self.router.begin(server)
+        return flight
+
+    def end_flight(self, flight: Flight) -> None:
+        self._flights.discard(flight)
+        self.router.end(flight.server)
 
     def report_success(self, server: int) -> None:
         self.router.succeeded(server)
@@ -199,14 +248,16 @@ class EnginePool:
             self.router.take_out(server)
             self._start_reviving(server)
 
-    async def update(
-        self, weights: Weights, mode: UpdateMode, paused: Callable[[int], Awaitable[None]]
-    ) -> None:
-        """Gives the weights to every engine in service; raises when not one of them has them afterwards.
+    async def update(self, weights: Weights, mode: UpdateMode) -> None:
+        """Gives the weights to every server in service; raises when not one of them has them afterwards.
 
-        `paused` is called for each engine between its last old and its first new token. One whose last exchange
-        failed is tried again; one that fails, and one that is out of service, gets the weights before it comes back.
+        Nothing new may be sent meanwhile. A server whose last exchange failed is tried again; one that fails, and one that
+        is out of service, gets the weights before it comes back.
         """
+        if mode is UpdateMode.DRAIN:
+            await _wait_for(self._flights)
+        for flight in self._flights:
+            flight.update = mode
         if not self.router.serving and not self._unsure:
             try:
                 await self._wait_for_service()
@@ -215,7 +266,7 @@ class EnginePool:
         async with self._exchange:
             asked = sorted({*self.router.serving, *self._unsure})
             failures = await asyncio.gather(
-                *(self._give_weights(server, weights, mode, paused) for server in asked)
+                *(self._give_weights(server, weights, mode, settle=True) for server in asked)
             )
             for server, failure in zip(asked, failures, strict=True):
                 if failure is None:
@@ -256,19 +307,15 @@ class EnginePool:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _give_weights(
-        self,
-        server: int,
-        weights: Weights,
-        mode: UpdateMode,
-        paused: Callable[[int], Awaitable[None]] | None = None,
+        self, server: int, weights: Weights, mode: UpdateMode, *, settle: bool = False
     ) -> str | None:
         """Exchanges a server's weights; returns why that failed, or `None`."""
         control = self.controls[server]
         try:
             await self._dialect.pause(control, mode)
             try:
-                if paused is not None:
-                    await paused(server)
+                if settle:
+                    await self._settle_flights(server)
                 await self._dialect.load(control, weights)
             finally:
                 await self._dialect.resume(control)
@@ -278,6 +325,14 @@ class EnginePool:
         self._unsure.pop(server, None)
         self._hear(server)
         return None
+
+    async def _settle_flights(self, server: int) -> None:
+        """After a server has paused: waits for its aborted calls, and cuts off those that it did not know of yet."""
+        flights = {flight for flight in self._flights if flight.server == server}
+        await _wait_for(flights, GRACE_SECONDS)
+        for flight in flights:
+            flight.task.cancel()
+        await _wait_for(flights)
 
     def _start_reviving(self, server: int) -> None:
         task = self._reviving.get(server)
@@ -313,3 +368,8 @@ class EnginePool:
             return False
         async with self._exchange:
             return await self._give_weights(server, self.weights, UpdateMode.RESTART_TURN) is None
+
+
+async def _wait_for(flights: set[Flight], seconds: float | None = None) -> None:
+    if tasks := {flight.task for flight in flights}:
+        await asyncio.wait(tasks, timeout=seconds)
