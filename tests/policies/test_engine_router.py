@@ -40,8 +40,8 @@ def test_episodes_that_come_at_once_are_spread_evenly() -> None:
 def test_an_address_that_cannot_be_reached_goes_out_at_once_and_its_episodes_move() -> None:
     router = Router(2)
     homes = {f"e{number}": router.pick(f"e{number}") for number in range(10)}
-    assert router.failed(0, FaultCause.CONNECTION)
-    assert not router.failed(0, FaultCause.CONNECTION)  # out already
+    assert router.note_failure(0, FaultCause.CONNECTION)
+    assert not router.note_failure(0, FaultCause.CONNECTION)  # out already
     assert {router.pick(episode) for episode in homes} == {1}
     assert router.moved == sum(home == 0 for home in homes.values())
     router.bring_back(0)
@@ -54,9 +54,9 @@ def test_other_failures_take_it_out_only_in_a_row(cause: FaultCause) -> None:
     router = Router(1)
     for _ in range(5):
         for _ in range(FAILURES_IN_A_ROW - 1):
-            assert not router.failed(0, cause)
-        router.succeeded(0)
-    assert [router.failed(0, cause) for _ in range(FAILURES_IN_A_ROW)] == [False] * (
+            assert not router.note_failure(0, cause)
+        router.note_success(0)
+    assert [router.note_failure(0, cause) for _ in range(FAILURES_IN_A_ROW)] == [False] * (
         FAILURES_IN_A_ROW - 1
     ) + [True]
     assert router.pick("e") is None
@@ -65,7 +65,7 @@ def test_other_failures_take_it_out_only_in_a_row(cause: FaultCause) -> None:
 @pytest.mark.parametrize("cause", [FaultCause.RATE_LIMITED, FaultCause.REFUSED])
 def test_load_and_bad_requests_are_no_fault_of_the_engine(cause: FaultCause) -> None:
     router = Router(1)
-    assert not any(router.failed(0, cause) for _ in range(20))
+    assert not any(router.note_failure(0, cause) for _ in range(20))
 
 
 def test_no_address_at_all_is_refused() -> None:
@@ -87,7 +87,7 @@ def test_what_is_picked_is_in_service_and_an_episode_moves_only_when_it_must(
     recent: list[str] = []
     for what, number, place in steps:
         if what == "fail":
-            router.failed(place, FaultCause.CONNECTION)
+            router.note_failure(place, FaultCause.CONNECTION)
         elif what == "back":
             router.bring_back(place)
         else:

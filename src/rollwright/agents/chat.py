@@ -98,11 +98,11 @@ class ChatAgent:
             before = turns[first - 2]
             messages.append(self._question(env, before[1], before[0]))
         for depth, turn in kept:
-            messages.append(Message("assistant", self._remembered(env, turn)))
+            messages.append(Message("assistant", self._recall(env, turn)))
             messages.append(self._question(env, turn, depth))
-        return _merged(messages)
+        return _merge(messages)
 
-    def _remembered(self, env: Env, turn: Turn) -> str:
+    def _recall(self, env: Env, turn: Turn) -> str:
         if self.history.mode is not HistoryMode.ACTIONS or turn.outcome is None:
             return turn.text
         action = turn.outcome.action or ""
@@ -124,7 +124,7 @@ class ChatAgent:
         return template.format_map(values)
 
 
-def _merged(messages: list[Message]) -> list[Message]:
+def _merge(messages: list[Message]) -> list[Message]:
     """Neighbours of the same role as one message, because chat templates want roles to alternate."""
     merged: list[Message] = []
     for message in messages:

@@ -111,14 +111,14 @@ async def use_tools(
     """
     recorded = session.recorded_outcome(turn)
     try:
-        results = await _results(session, toolbox, turn.agent, parsed.tool_calls, recorded, context)
+        results = await _run_calls(session, toolbox, turn.agent, parsed.tool_calls, recorded, context)
     except ToolFailure as error:
         raise failed(Boundary.TOOL, error, turn.id + 1) from error
     # A call that cannot be read has no id, so what is said of it comes from the user.
     unread = [Message("user", toolbox.unreadable(each)) for each in parsed.malformed]
     problems = sum(each.problem is not None for each in results) + len(unread)
     step = Step(
-        observation=_joined([*(each.content for each in results), *(each.content for each in unread)]),
+        observation=_join([*(each.content for each in results), *(each.content for each in unread)]),
         reward=0.0,
         terminated=may_end and any(each.ends_episode for each in results),
         truncated=False,
@@ -135,7 +135,7 @@ async def use_tools(
     return session.observe(turn, step), results, [*(each.message() for each in results), *unread]
 
 
-async def _results(
+async def _run_calls(
     session: Session,
     toolbox: Toolbox,
     agent: str,
@@ -149,18 +149,18 @@ async def _results(
 
     if recorded is None:
         return await toolbox.run(calls, context, around)
-    told = _taken_apart(recorded.observation, at_least=len(calls))
+    told = _split(recorded.observation, at_least=len(calls))
     again = [call for call in calls if call.name in toolbox and toolbox[call.name].stateful]
     ran = {each.call.id: each for each in await toolbox.run(again, context, around)}
     return [ran.get(call.id, ToolResult(call, content)) for call, content in zip(calls, told, strict=False)]
 
 
-def _joined(contents: list[str]) -> str:
+def _join(contents: list[str]) -> str:
     """One text that can be taken apart again: a list in JSON."""
     return msgspec.json.encode(contents).decode()
 
 
-def _taken_apart(observation: str, at_least: int) -> list[str]:
+def _split(observation: str, at_least: int) -> list[str]:
     try:
         told = msgspec.json.decode(observation, type=list[str])
     except msgspec.MsgspecError as error:

@@ -9,7 +9,7 @@ from rollwright.gateway.types import (
     ModelReply,
     ModelRequest,
     Wishes,
-    checked,
+    check_messages,
     decode,
     event,
     offered,
@@ -85,7 +85,7 @@ class AnthropicMessages:
         for place, each in enumerate(request.messages):
             messages.extend(_messages(each, f"messages[{place}]"))
         return ModelRequest(
-            messages=checked(messages),
+            messages=check_messages(messages),
             model=request.model,
             tools=offered((_spec(tool) for tool in request.tools or ()), request.tool_choice),
             wishes=Wishes(

@@ -9,7 +9,7 @@ from rollwright.gateway.types import (
     ModelReply,
     ModelRequest,
     Wishes,
-    checked,
+    check_messages,
     decode,
     event,
     offered,
@@ -118,7 +118,7 @@ class ChatCompletions:
             raise refuse("response_format: only text is supported; ask for JSON in the prompt")
         stop = request.stop or ()
         return ModelRequest(
-            messages=checked(_message(place, each) for place, each in enumerate(request.messages)),
+            messages=check_messages(_message(place, each) for place, each in enumerate(request.messages)),
             model=request.model,
             tools=offered((_spec(tool.function) for tool in request.tools or ()), request.tool_choice),
             wishes=Wishes(

@@ -115,7 +115,7 @@ class RolloutRecorder:
         self._last_seen = time.monotonic()
         if self._sealed or self.interrupted is not None:
             raise HttpRefusal(410, "sealed", OVER)
-        repeated = self._calls.repeated(name, marked)
+        repeated = self._calls.find_repeated(name, marked)
         if repeated is not None:
             self._count(REPLAYED)
             return repeated
@@ -217,7 +217,7 @@ class RolloutRecorder:
             return None, messages
         turn_id, covered = found
         # The client quotes the answer, so it has it, whatever became of the connection that carried it.
-        self._calls.heard(turn_id)
+        self._calls.note_heard(turn_id)
         return self.session.trajectory.turns[turn_id], messages[covered:]
 
     def _message_of(self, turn: Turn, stops: Sequence[str]) -> tuple[Message, str | None]:
@@ -251,7 +251,7 @@ class RolloutRecorder:
         self._last_seen = time.monotonic()
         error = error_of(task)
         if error is None:
-            self._calls.answered(name, task)
+            self._calls.note_answer(name, task)
             self._failures.pop(name, None)
             self.out_of_room = False
             return

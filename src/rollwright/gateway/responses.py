@@ -13,7 +13,7 @@ from rollwright.gateway.types import (
     ModelReply,
     ModelRequest,
     Wishes,
-    checked,
+    check_messages,
     decode,
     event,
     offered,
@@ -99,7 +99,7 @@ class Responses:
         said = [Message("user", items)] if isinstance(items, str) else _messages(items)
         previous = request.previous_response_id
         return ModelRequest(
-            messages=checked(said),
+            messages=check_messages(said),
             model=request.model,
             tools=offered((_spec(tool) for tool in request.tools or ()), request.tool_choice),
             wishes=Wishes(

@@ -36,7 +36,7 @@ class CallLog:
         self._calls: dict[bytes, list[ModelCall]] = {}
         self._by_turn: dict[int, ModelCall] = {}
 
-    def repeated(self, name: bytes, marked: bool) -> ModelCall | None:
+    def find_repeated(self, name: bytes, marked: bool) -> ModelCall | None:
         """The earlier call that this request repeats; its caller waits for it from now on."""
         known = self._calls.get(name, ())
         found = next((call for call in known if call.abandoned), None)
@@ -51,7 +51,7 @@ class CallLog:
         self._calls.setdefault(name, []).append(call)
         return call
 
-    def answered(self, name: bytes, task: "asyncio.Task[ModelReply]") -> None:
+    def note_answer(self, name: bytes, task: "asyncio.Task[ModelReply]") -> None:
         """The call has made a turn."""
         for call in self._calls[name]:
             if call.task is task:
@@ -69,7 +69,7 @@ class CallLog:
         ended = [call.task for call in self._all() if call.task.done() and not call.delivered]
         return [task.result() for task in ended if not task.cancelled() and task.exception() is None]
 
-    def heard(self, turn_id: int) -> None:
+    def note_heard(self, turn_id: int) -> None:
         """A conversation goes on from this turn, so its answer has reached the client whatever was seen of it."""
         if (call := self._by_turn.get(turn_id)) is not None:
             call.delivered = True

@@ -166,7 +166,7 @@ def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
     return "\n".join(texts)
 
 
-def checked(messages: Iterable[Message]) -> tuple[Message, ...]:
+def check_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
     """A conversation that the model can answer, with each tool's name filled in from the call it answers."""
     names: dict[str, str] = {}
     found = []

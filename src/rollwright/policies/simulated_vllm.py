@@ -47,7 +47,7 @@ class SimulatedWeights:
         abort: asyncio.Future[None] = loop.create_future()
         self._present.add(abort)
         try:
-            if slots is not None and not await _acquired(slots, abort):
+            if slots is not None and not await _acquire(slots, abort):
                 return 0.0
             start = loop.time()
             try:
@@ -97,7 +97,7 @@ class SimulatedWeights:
             await self._idle.wait()
 
 
-async def _acquired(slots: Slots, abort: asyncio.Future[None]) -> bool:
+async def _acquire(slots: Slots, abort: asyncio.Future[None]) -> bool:
     """Whether a slot was free before the abort came."""
     turn = asyncio.ensure_future(slots.acquire())
     try:

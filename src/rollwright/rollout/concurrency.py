@@ -184,28 +184,30 @@ class InflightLimit:
 
 
 WATCH_SECONDS = 0.25
-"""How often the load on the engine is looked at."""
+"""Seconds between two samples of the load."""
 
 
 class ConcurrencyTuner:
+    """Feeds the controller one window of load after the other, and applies its limit."""
+
     def __init__(
-        self, gate: InflightLimit, activity: Activity, maximum: int, pressure: Callable[[], int]
+        self, limit: InflightLimit, activity: Activity, maximum: int, pressure: Callable[[], int]
     ) -> None:
-        self._gate = gate
+        self._inflight = limit
         self._activity = activity
-        self._finder = ConcurrencyController(maximum)
+        self._controller = ConcurrencyController(maximum)
         self._pressure = pressure
 
     async def run(self) -> None:
         while True:
-            self._gate.limit = self._finder.limit
-            self._finder.observe(await self._window())
+            self._inflight.limit = self._controller.limit
+            self._controller.observe(await self._observe_window())
 
-    async def _window(self) -> LoadWindow:
+    async def _observe_window(self) -> LoadWindow:
         clock, activity = asyncio.get_running_loop().time, self._activity
         started, turns, tokens, pressure = clock(), activity.turns, activity.tokens, self._refusals()
         seen, looks = 0, 0
-        while not self._finder.worth_judging(activity.turns - turns) and self._refusals() == pressure:
+        while not self._controller.worth_judging(activity.turns - turns) and self._refusals() == pressure:
             await asyncio.sleep(WATCH_SECONDS)
             seen += activity.inflight
             looks += 1
@@ -218,5 +220,5 @@ class ConcurrencyTuner:
         )
 
     def _refusals(self) -> int:
-        """How often the engine has said so far that it is too much."""
+        """How often the engine has refused load or answered too late so far."""
         return self._activity.overdue + self._pressure()

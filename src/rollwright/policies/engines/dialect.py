@@ -58,7 +58,7 @@ class EngineDialect(Protocol):
         """Whether the log-probabilities are those of the distribution that these settings give."""
         ...
 
-    async def processed(self, control: "Control") -> bool:
+    async def ask_processed(self, control: "Control") -> bool:
         """Asks the engine whether its log-probabilities are taken after temperature and top-p."""
         ...
 

@@ -240,7 +240,7 @@ class HttpEnginePolicy:
         while True:
             try:
                 server = await self._pool.pick_server("")
-                return await self._dialect.processed(self._pool.controls[server])
+                return await self._dialect.ask_processed(self._pool.controls[server])
             except CallFault as found:
                 fault = found
             except EngineError as error:

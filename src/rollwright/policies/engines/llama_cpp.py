@@ -100,7 +100,7 @@ class LlamaCppDialect:
     def faithful(self, drawn: SamplingParams, processed: bool) -> bool:
         return True
 
-    async def processed(self, control: Control) -> bool:
+    async def ask_processed(self, control: Control) -> bool:
         return True
 
     async def probe(self, control: Control) -> Capabilities:

@@ -149,10 +149,10 @@ class Router:
     def end(self, server: int) -> None:
         self._servers[server].load -= 1
 
-    def succeeded(self, server: int) -> None:
+    def note_success(self, server: int) -> None:
         self._servers[server].failures = 0
 
-    def failed(self, server: int, cause: FaultCause) -> bool:
+    def note_failure(self, server: int, cause: FaultCause) -> bool:
         """Counts a failure; true when it takes the server out of service now."""
         found = self._servers[server]
         if cause is FaultCause.CONNECTION:
@@ -234,12 +234,12 @@ class EnginePool:
         self.router.end(flight.server)
 
     def report_success(self, server: int) -> None:
-        self.router.succeeded(server)
+        self.router.note_success(server)
         self._hear(server)
 
     def report_failure(self, server: int, fault: CallFault) -> None:
         """Counts a failed call; a server that fails too often is revived before it gets another."""
-        if self.router.failed(server, fault.cause):
+        if self.router.note_failure(server, fault.cause):
             self._start_reviving(server)
 
     def suspect(self, server: int) -> None:

@@ -116,7 +116,7 @@ class SglangDialect:
             return True
         return drawn.top_p == 1 and (processed or drawn.temperature == 1)
 
-    async def processed(self, control: Control) -> bool:
+    async def ask_processed(self, control: Control) -> bool:
         plain, hot = [await self._likeliest(control, temperature) for temperature in (1.0, _HOT)]
         return plain is not None and hot is not None and abs(plain - hot) > _SAME
 
@@ -142,7 +142,7 @@ class SglangDialect:
         version = server.get("version") if isinstance(server, dict) else None
         paths = ("/pause_generation", "/update_weights_from_disk", "/continue_generation")
         can_update = [await control.serves(path) for path in paths]
-        scaled = "" if await self.processed(control) else _ORIGINAL
+        scaled = "" if await self.ask_processed(control) else _ORIGINAL
         return Capabilities(
             engine=f"SGLang {version}" if version else "SGLang",
             model=str(info["model_path"]),

@@ -131,7 +131,7 @@ class VllmDialect:
     def faithful(self, drawn: SamplingParams, processed: bool) -> bool:
         return processed or drawn.temperature == 0 or drawn == _OWN_DISTRIBUTION
 
-    async def processed(self, control: Control) -> bool:
+    async def ask_processed(self, control: Control) -> bool:
         plain, hot = [await self._likeliest(control, temperature) for temperature in (1.0, _HOT)]
         return abs(plain - hot) > _SAME
 
@@ -146,7 +146,7 @@ class VllmDialect:
         missing = ""
         exact = True
         try:
-            processed = await self.processed(control)
+            processed = await self.ask_processed(control)
         except EngineError as error:
             exact = processed = False
             missing = f"it does not return token ids with log-probabilities ({one_line(str(error))}); use vLLM 0.10.2 or newer"
