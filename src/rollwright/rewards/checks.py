@@ -200,7 +200,7 @@ class AnswerReader:
         self._pattern = (
             None
             if settings.extract is None
-            else compile_pattern(settings.extract, f"reward {name}: extract", regex.DOTALL)
+            else compile_pattern(settings.extract, f"reward {name}: extract")
         )
 
     async def read(self, attempt: ScoredAttempt) -> str:
