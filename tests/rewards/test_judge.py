@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from rollwright.policies.base import EngineError, Generation, Policy, Prompt, Sampling
-from rollwright.policies.simulated import SimulatedEngine
+from rollwright.policies.bytes_renderer import END, BytesRenderer
+from rollwright.policies.openai import OpenAIPolicy
+from rollwright.policies.server_process import simulated_server
 from rollwright.rewards import RewardFailure, Rewards
 from rollwright.rewards.judge import Unparsed, mark_of, parse_score, shorten
-from rollwright.trajectory import FinishReason, Message, Trajectory
+from rollwright.trajectory import FinishReason, Message, Trajectory, VersionRun, floats, token_ids
 
 Attempts = Callable[..., Trajectory]
 
@@ -188,11 +190,44 @@ async def test_a_task_that_is_not_plain_data_is_a_failure(scripted: Any, attempt
 
 
 async def test_a_judge_over_an_engine_with_token_ids(attempt_with: Attempts) -> None:
-    """The simulated engine writes filler text, which is no verdict: a failure, after exactly the tries allowed."""
-    engine = SimulatedEngine(tokens_per_second=1e6)
-    with pytest.raises(RewardFailure, match="the judge gave no verdict in 2 replies"):
-        await judged_by(engine, retries=1).evaluate(TASK, attempt_with())
-    assert engine.usage().requests == 2
+    policy = TokenPolicy("Fine.\nscore: 0.75")
+    assert (await judged_by(policy).evaluate(TASK, attempt_with("four"))).total == 0.75
+    assert "Is it right?" in policy.renderer.decode(policy.asked)
+    assert "four" in policy.renderer.decode(policy.asked)
+
+
+async def test_a_judge_over_http_that_writes_filler_is_a_failure_after_the_tries_allowed(
+    attempt_with: Attempts,
+) -> None:
+    async with simulated_server() as server:
+        policy = OpenAIPolicy(server.base_url, "m")
+        rewards = judged_by(policy, retries=1, max_tokens=100_000)
+        with pytest.raises(RewardFailure, match="the judge gave no verdict in 2 replies: its last line is"):
+            await rewards.evaluate(TASK, attempt_with())
+        (judge,) = rewards.rewards
+        assert judge.component.model.calls == 2  # type: ignore[union-attr]
+        await policy.close()
+
+
+class TokenPolicy:
+    """Takes and gives token ids."""
+
+    version = 0
+    pressure = 0
+
+    def __init__(self, reply: str) -> None:
+        self.renderer = BytesRenderer()
+        self.asked = token_ids()
+        self._reply = reply
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        assert prompt.ids is not None
+        self.asked = prompt.ids
+        sampled = token_ids([*self._reply.encode(), END])
+        return Generation("", sampled, floats([-0.5] * len(sampled)), (VersionRun(0, len(sampled)),))
+
+    async def close(self) -> None:
+        """Holds nothing."""
 
 
 class GatedPolicy:

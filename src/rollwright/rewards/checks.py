@@ -198,9 +198,7 @@ class AnswerReader:
 
     def __init__(self, name: str, settings: AnswerSettings) -> None:
         self._pattern = (
-            None
-            if settings.extract is None
-            else compile_pattern(settings.extract, f"reward {name}: extract")
+            None if settings.extract is None else compile_pattern(settings.extract, f"reward {name}: extract")
         )
 
     async def read(self, attempt: ScoredAttempt) -> str:

@@ -1,9 +1,9 @@
 """The program of the sandbox that compares an answer with the right one as mathematics, by the package math-verify.
 
 Always true: no part of an answer is evaluated as code. math-verify reads LaTeX with a grammar (ANTLR) and plain
-expressions with sympy's `parse_expr`, which is Python's `eval`; that name is bound here to the package's own reader of
-formulas, and sympy's own evaluation is taken out of the process, so that a text which reached it all the same would
-raise. A process compares one answer and ends.
+expressions with sympy's `parse_expr`, and sympy reads numbers with it too; it is Python's `eval`. That name is bound here
+to the package's own reader of formulas, and sympy's evaluation is taken out of the process, so that a text which reached
+it all the same would raise. A process compares one answer and ends.
 """
 
 import logging
@@ -47,7 +47,7 @@ def prepare() -> None:
     """In the process that sandboxes are forked from: binds the readers, and imports what is imported late."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    parser.parse_expr = _read_expression
+    parser.parse_expr = sympy_parser.parse_expr = _read_expression
     sympy_parser.eval_expr = _refuse_evaluation
     for right, answer in (("1/2", "$\\frac{1}{2}$"), ("x^2+1", "\\boxed{1+x^2}"), ("{1,2}", "$\\{2, 1\\}$")):
         compare(MathQuestion((right,), answer))
