@@ -161,7 +161,8 @@ class JsonSchema:
             value = msgspec.json.decode(fenced.group(1) if fenced else answer)
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             return 0.0
-        return float(validator.is_valid(value))
+        # In a thread, because a pattern in the schema may take as long as its limit.
+        return float(await asyncio.to_thread(validator.is_valid, value))
 
     async def close(self) -> None:
         """Holds nothing."""
@@ -266,7 +267,7 @@ def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> 
     if not validator.is_type(instance, "string"):
         return
     try:
-        found = regex.search(pattern, instance, timeout=_EXTRACT_SECONDS)
+        found = regex.search(pattern, instance, timeout=_EXTRACT_SECONDS, concurrent=True)
     except TimeoutError as error:
         raise NoReward(f"the schema's pattern {pattern!r} did not come to an end on the answer") from error
     except regex.error as error:
