@@ -185,3 +185,9 @@ async def test_a_task_without_the_field_is_a_failure_that_names_the_fields_it_ha
 ) -> None:
     with pytest.raises(RewardFailure, match="has no field 'answer'; its fields are: question, id"):
         await value_of(settings, {"question": "?", "id": 3}, attempt_with())
+
+
+@pytest.mark.parametrize("right", [[], {}, None, True, [["4"]]])
+async def test_a_right_answer_that_is_no_text_is_a_failure(right: Any, attempt_with: Attempts) -> None:
+    with pytest.raises(RewardFailure, match="reward exact_match: the task's 'answer'"):
+        await value_of("exact_match", {"answer": right}, attempt_with())

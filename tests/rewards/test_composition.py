@@ -6,9 +6,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -153,6 +155,43 @@ def test_two_rewards_of_one_name_are_refused() -> None:
         parse_rewards(["exact_match", "exact_match"])
     with pytest.raises(ConfigError, match="two have the name 'correct'"):
         Rewards.build([correct, {"kind": "exact_match", "name": "correct"}])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"name": "a.b"}, "reward 'a.b': a name has letters"),
+        ({"weight": math.nan}, "reward f: its weight is nan"),
+        ({"weight": "1"}, "reward f: its weight is a str"),
+        ({"time_limit": 0}, "reward f: its time_limit is 0; a number above 0 is accepted"),
+    ],
+)
+def test_wrong_options_of_the_decorator_are_one_line(options: dict[str, Any], says: str) -> None:
+    def f(answer: str) -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match=says):
+        Rewards.build(reward(**options)(f))
+
+
+def test_the_decorator_refuses_a_function_that_asks_for_something_unknown() -> None:
+    with pytest.raises(ConfigError, match="reward f: unknown parameter 'state'"):
+
+        @reward
+        def f(task: Any, state: Any) -> float:
+            return 1.0
+
+
+async def test_objects_and_partial_functions_are_functions(attempt_with: Attempts) -> None:
+    class Similar:
+        async def __call__(self, answer: str) -> float:
+            return 0.25
+
+    def near(answer: str, bonus: float) -> float:
+        return bonus
+
+    result = await Rewards.build([Similar(), partial(near, bonus=0.5)]).evaluate(TASK, attempt_with())
+    assert result.components == {"Similar": 0.25, "near": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -304,8 +343,6 @@ async def test_a_total_that_is_no_reward_is_a_failure(attempt_with: Attempts) ->
 
 
 async def test_a_branch_of_a_tree_is_scored_by_its_own_answer(attempt_of_two_turns: Trajectory) -> None:
-    import msgspec
-
     turns = attempt_of_two_turns.turns
     turns.append(msgspec.structs.replace(turns[1], id=2, text="walk"))
     rewards = Rewards.build(lambda answer: float(answer == "swim"))

@@ -38,6 +38,8 @@ ASK = "```py\nn = int(input())\nif __name__ == '__main__':\n    print(n + 1)\n``
         (ADD, [{"call": "add(1, 2)", "returns": 3}, {"call": "add(1, 2)", "returns": 4}], 0),
         (ADD, [{"call": "add((1,), (2,))", "returns": [1, 2]}], 1),
         (ADD, [{"call": "add(True, 0)", "returns": True}], 0),
+        (ADD, [{"call": "add(0.1, 0.2)", "returns": 0.3}], 1),
+        (ADD, [{"call": "add(0.1, 0.2)", "returns": "0.3"}], 0),
         (ADD, "assert add(1, 2) == 3\nassert add(0, 0) == 0", 1),
         (ADD, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"], 0),
         (ADD, ["from math import nan\nassert nan != nan"], 1),

@@ -239,6 +239,8 @@ async def search(find: Callable[..., Any], text: str, seconds: float) -> Any:
 def texts_of(value: Any, field: str) -> Sequence[str]:
     """A field of a task as texts: one, or a list of several."""
     many = value if isinstance(value, list | tuple) else [value]
+    if not many:
+        raise NoReward(f"the task's {field!r} is an empty list")
     for each in many:
         if isinstance(each, bool) or not isinstance(each, str | int | float):
             kind = type(each).__name__

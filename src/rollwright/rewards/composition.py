@@ -31,6 +31,7 @@ from rollwright.rewards.judge import RubricJudge
 from rollwright.rewards.math_answers import MathVerify
 from rollwright.rewards.scored import ScoredAttempt, TaskRow
 from rollwright.rewards.settings import (
+    NAME,
     FunctionReward,
     GroupJudgeReward,
     JudgeReward,
@@ -43,7 +44,7 @@ from rollwright.rewards.settings import (
 from rollwright.rewards.unit_tests import UnitTests
 from rollwright.trajectory import Trajectory, reward_of
 
-RewardGiven = "RewardSettings | Mapping[str, Any] | str | Callable[..., Any]"
+RewardGiven = RewardSettings | Mapping[str, Any] | str | Callable[..., Any]
 """What a list of rewards may hold: settings, a mapping of them, a kind or `module:name`, or a function itself."""
 
 PolicyChoice = Callable[[JudgeSettings], Policy]
@@ -105,20 +106,23 @@ class Rewards:
     def __init__(self, rewards: Sequence[WeightedReward]) -> None:
         names = [each.name for each in rewards]
         for name in names:
+            if not NAME.fullmatch(name):
+                raise ConfigError(f"reward {name!r}: a name has letters, digits, `_` and `-` only")
             if names.count(name) > 1:
                 raise ConfigError(f"rewards: two have the name {name!r}; give each a `name` of its own")
         self.rewards = tuple(rewards)
 
     @classmethod
-    def build(cls, given: "Iterable[Any] | Any", policy: PolicyChoice | None = None) -> "Rewards":
+    def build(
+        cls, given: Iterable[RewardGiven] | RewardGiven, policy: PolicyChoice | None = None
+    ) -> "Rewards":
         """Reads settings and functions, imports what they name and checks it; a `ConfigError` says what is wrong.
 
         `policy` gives each judge its policy.
         """
-        many = (
-            [given] if isinstance(given, str | Mapping | RewardSettings) or callable(given) else list(given)
-        )
-        return cls([_build_one(each, policy) for each in many])
+        if isinstance(given, str | Mapping | RewardSettings) or callable(given):
+            given = [given]
+        return cls([_build_one(each, policy) for each in given])
 
     async def evaluate(self, task: TaskRow, trajectory: Trajectory, leaf: int | None = None) -> RewardResult:
         """The rewards of one attempt, those of group judges left out; `leaf` chooses a branch of a tree."""
@@ -137,7 +141,7 @@ class Rewards:
             await each.component.close()
 
 
-def _build_one(given: Any, policy: PolicyChoice | None) -> WeightedReward:
+def _build_one(given: RewardGiven, policy: PolicyChoice | None) -> WeightedReward:
     if callable(given) and not isinstance(given, RewardSettings):
         return _build_function(given, options_of(given), function_name(given))
     settings = given if isinstance(given, RewardSettings) else parse_rewards([given])[0]
@@ -164,8 +168,14 @@ def _build_function(
     function: Callable[..., Any], options: RewardOptions, name: str, *, concurrency: int = 16
 ) -> WeightedReward:
     component = FunctionComponent(name, function, concurrency=concurrency)
-    weight = reward_of(options.weight, f"reward {name}: the weight")
-    return WeightedReward(name, weight, component, options.time_limit)
+    try:
+        weight = reward_of(options.weight, "its weight")
+        limit = reward_of(options.time_limit, "its time_limit")
+    except FormatError as error:
+        raise ConfigError(f"reward {name}: {error}") from error
+    if limit <= 0:
+        raise ConfigError(f"reward {name}: its time_limit is {limit:g}; a number above 0 is accepted")
+    return WeightedReward(name, weight, component, limit)
 
 
 def _build_judge(

@@ -9,7 +9,9 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar, overload
 
@@ -100,7 +102,8 @@ def parameters_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
 
 def function_name(function: Callable[..., Any]) -> str:
     """The decorator's name, else the function's own."""
-    named = options_of(function).name or getattr(function, "__name__", None) or type(function).__name__
+    inner = function.func if isinstance(function, partial) else function
+    named = options_of(function).name or getattr(inner, "__name__", None) or type(inner).__name__
     return "reward" if named == "<lambda>" else str(named)
 
 
@@ -138,10 +141,11 @@ async def _run_in_thread(call: Callable[[], Any], name: str, on_end: Callable[[]
     waits for its result any more."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
+    context = copy_context()
 
     def work() -> None:
         try:
-            result, error = call(), None
+            result, error = context.run(call), None
         except BaseException as raised:  # noqa: BLE001 - raised again where the call is awaited
             result, error = None, passable(raised)
         try:
@@ -158,5 +162,9 @@ async def _run_in_thread(call: Callable[[], Any], name: str, on_end: Callable[[]
         else:
             outcome.set_result(result)
 
-    threading.Thread(target=work, name=f"reward {name}", daemon=True).start()
+    try:
+        threading.Thread(target=work, name=f"reward {name}", daemon=True).start()
+    except RuntimeError:  # the machine has no thread left
+        on_end()
+        raise
     return await outcome

@@ -16,6 +16,7 @@ from rollwright.errors import ConfigError
 from rollwright.rewards.checks import texts_of
 from rollwright.rewards.failure import NoReward
 from rollwright.rewards.functions import Value
+from rollwright.rewards.math_messages import MathQuestion, MathVerdict
 from rollwright.rewards.scored import ScoredAttempt
 from rollwright.rewards.settings import MathVerifyReward
 from rollwright.sandbox.client import Sandbox, SandboxError
@@ -32,13 +33,6 @@ _BY_SIGNAL = "ended by signal"
 
 _PACKAGES = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy", "mpmath")
 """What the comparison imports."""
-
-
-class _Verdict(msgspec.Struct, frozen=True):
-    """As `math_program.MathVerdict`, which is not imported here, because it imports sympy."""
-
-    is_right: bool = False
-    problem: str = ""
 
 
 class MathVerify:
@@ -65,7 +59,7 @@ class MathVerify:
         right = texts_of(attempt.task_field(self._settings.field), self._settings.field)
         if len(attempt.answer) > MAX_ANSWER:
             return 0.0
-        question = msgspec.json.encode({"right": right, "answer": _sendable(attempt.answer)}).decode()
+        question = msgspec.json.encode(MathQuestion(tuple(right), _sendable(attempt.answer))).decode()
         async with self._places:
             sandbox = await self._open()
             try:
@@ -78,7 +72,7 @@ class MathVerify:
             return 0.0  # killed by its limits
         if ran.has_ended:
             raise NoReward(f"the process that compares answers ended: {ran.error}")
-        verdict = msgspec.json.decode(ran.output, type=_Verdict)
+        verdict = msgspec.json.decode(ran.output, type=MathVerdict)
         if verdict.problem:
             raise NoReward(f"the task's {self._settings.field!r}: {verdict.problem}")
         return float(verdict.is_right)

@@ -19,28 +19,13 @@ from math_verify import parser
 from sympy.parsing import sympy_parser
 
 from rollwright.envs.scoring.readers import algebra
+from rollwright.rewards.math_messages import MathQuestion, MathVerdict
 from rollwright.sandbox.frames import read_frame, write_frame
 from rollwright.sandbox.limits import SandboxLimits
 from rollwright.sandbox.messages import Ran, Run
 
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 """What tells that a text has LaTeX in it."""
-
-
-class MathQuestion(msgspec.Struct, frozen=True):
-    """What is compared."""
-
-    right: tuple[str, ...]
-    """Each is a right answer."""
-    answer: str
-
-
-class MathVerdict(msgspec.Struct, frozen=True):
-    """What came of it."""
-
-    is_right: bool = False
-    problem: str = ""
-    """Why nothing could be compared, for a reason that is the task's; empty: nothing was in the way."""
 
 
 def prepare() -> None:

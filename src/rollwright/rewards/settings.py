@@ -4,6 +4,7 @@ In a list of rewards a text alone is accepted too: `module:name` is the user's o
 with all its defaults. Names are unique in a list.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -23,7 +24,10 @@ from pydantic import (
 from rollwright.config.base import Settings
 from rollwright.errors import ConfigError
 
-RewardName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\-]+$", max_length=100)]
+NAME = re.compile(r"[A-Za-z0-9_\-]{1,100}")
+"""Of a reward."""
+
+RewardName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 """Without a dot, which separates a reward's name from the key of a mapping that it returned."""
 
 

@@ -7,6 +7,7 @@ outside, as data, so no code can write its own score. Tests that are Python text
 """
 
 import asyncio
+import math
 import re
 import secrets
 from typing import Any
@@ -158,11 +159,15 @@ def _plain(output: str) -> list[str]:
 
 
 def _same(value: Any, wanted: Any) -> bool:
-    """Equal as JSON: true is not 1."""
+    """Equal as JSON: true is not 1, and decimal numbers may differ by rounding."""
     if isinstance(value, bool) or isinstance(wanted, bool):
         return value is wanted
     if isinstance(value, list) and isinstance(wanted, list | tuple):
         return len(value) == len(wanted) and all(map(_same, value, wanted))
     if isinstance(value, dict) and isinstance(wanted, dict):
         return value.keys() == wanted.keys() and all(_same(value[key], wanted[key]) for key in value)
+    if isinstance(value, float) or isinstance(wanted, float):
+        return (
+            isinstance(value, int | float) and isinstance(wanted, int | float) and math.isclose(value, wanted)
+        )
     return bool(value == wanted)
