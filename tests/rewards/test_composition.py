@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
 from rollwright.rewards import RewardFailure, Rewards, parse_rewards, reward
-from rollwright.trajectory import Message, Trajectory
+from rollwright.trajectory import UNDELIVERED, Message, Trajectory
 
 Attempts = Callable[..., Trajectory]
 
@@ -99,6 +99,16 @@ async def test_a_stored_conversation_is_preferred_and_returned_text_is_the_answe
         return float(answer == "final" and messages == trajectory.conversation)
 
     assert await total(check, trajectory) == 1.0
+
+
+async def test_an_answer_that_reached_nobody_is_not_the_answer(attempt_of_two_turns: Trajectory) -> None:
+    turns = attempt_of_two_turns.turns
+    turns[1] = msgspec.structs.replace(turns[1], filtered=UNDELIVERED)
+    assert await total(lambda answer: answer == "look", attempt_of_two_turns) == 1.0
+
+
+async def test_an_attempt_without_a_turn_has_an_empty_answer() -> None:
+    assert await total(lambda answer: answer == "", Trajectory("r", "a", "g", "t", 0)) == 1.0
 
 
 async def test_a_task_that_one_function_changes_is_unchanged_for_the_next(attempt_with: Attempts) -> None:

@@ -48,6 +48,7 @@ ASK = "```py\nn = int(input())\nif __name__ == '__main__':\n    print(n + 1)\n``
         (ECHO, [{"input": "1\n2\n", "output": "2\n5"}], 0),
         (ASK, [{"input": "1", "output": "2"}], 1),
         ("```python\n'a value that is not printed'\n```", [{"output": ""}], 1),
+        ("import sys\ndef add(a, b): sys.exit(0)", ["assert add(1, 2) == 3"], 0),
         ("no code at all", ["assert True"], 0),
         ("", [{"output": "2"}], 0),
     ],
@@ -123,3 +124,12 @@ async def test_the_death_of_the_process_that_makes_sandboxes_costs_no_answer_its
 def test_the_last_block_of_python_is_the_code() -> None:
     answer = "```python\nfirst\n```\n```bash\nls\n```\n```Python\nsecond\n```\n```json\n{}\n```"
     assert extract_code(answer) == "second\n"
+
+
+@pytest.mark.parametrize("tests", [["assert True"], [{"output": ""}]])
+async def test_a_machine_without_a_sandbox_is_a_failure(
+    tests: Any, attempt_with: Attempts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(RewardFailure, match="reward unit_tests: the Python sandbox needs Linux"):
+        await Rewards.build("unit_tests").evaluate({"tests": tests}, attempt_with(ADD))

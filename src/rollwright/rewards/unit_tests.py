@@ -80,18 +80,25 @@ class UnitTests:
         mark = secrets.token_hex(16)
         program, check = _programs(code, test, mark)
         async with self._places:
-            ran = await self._run(program, check)
-            if ran.has_ended and not ran.is_late:
-                # The code may have ended its sandbox, or the process that makes sandboxes died; only the code does so
-                # again.
-                ran = await self._run(program, check)
+            ran = await self._run_twice(program, check)
         return not ran.error and not ran.has_ended and _is_right(ran, test, mark)
 
-    async def _run(self, program: str, check: str) -> Ran:
+    async def _run_twice(self, program: str, check: str) -> Ran:
+        """Runs a test again whose sandbox ended: the code may have ended it, or the process that makes sandboxes died. Only
+        the code does so again."""
         try:
-            sandbox = await self._sandboxes.open()
+            ran = await self._run(program, check)
+            if not ran.has_ended or ran.is_late:
+                return ran
+        except SandboxError:
+            pass
+        try:
+            return await self._run(program, check)
         except SandboxError as error:
             raise NoReward(str(error)) from error
+
+    async def _run(self, program: str, check: str) -> Ran:
+        sandbox = await self._sandboxes.open()
         try:
             ran = await sandbox.run(program)
             if check and not ran.error and not ran.has_ended:
