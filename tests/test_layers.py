@@ -44,6 +44,7 @@ MAY_KNOW = {
     "tools": {"trajectory", "policies", "sandbox"},
     "agents": {"trajectory", "envs", "policies", "tools"},
     "orchestra": {"trajectory", "envs", "policies", "tools", "agents", "rollout"},
+    "rewards": {"trajectory", "config", "envs", "policies", "sandbox"},
     "store": {"trajectory"},
     "rollout": {"trajectory", "config", "envs", "policies", "agents", "store", "gateway", "hardware"},
     "gateway": {"trajectory", "policies", "agents", "store"},

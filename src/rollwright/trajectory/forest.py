@@ -77,6 +77,14 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     """What the attempt waited for; `None` where nobody measured."""
     sampling: SamplingParams | None = None
     """How tokens were drawn in all turns that do not say otherwise; `None`: a release that did not record it."""
+    components: dict[str, float] = msgspec.field(default_factory=dict)
+    """The values of the named rewards that `episode_reward` was computed from, before their weights; empty where none
+    were."""
+    returned: str | None = None
+    """The value that the agent's own function returned, as JSON text; `None`: it returned nothing."""
+    conversation: tuple[Message, ...] = ()
+    """The messages of the last conversation, the final answer included, where `opening`, turns and observations do not
+    tell it (an agent that keeps its own history); empty: they do."""
 
     @property
     def reward(self) -> float:

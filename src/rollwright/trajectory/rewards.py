@@ -44,6 +44,9 @@ def check_rewards(trajectory: Trajectory) -> Trajectory:
     """The same trajectory, or a `FormatError` that names a number in it which is no reward."""
     if not abs(trajectory.episode_reward) <= LARGEST_REWARD:
         reward_of(trajectory.episode_reward, f"trajectory {trajectory.rollout_id}: the reward of the episode")
+    for name, value in trajectory.components.items():
+        if not abs(value) <= LARGEST_REWARD:
+            reward_of(value, f"trajectory {trajectory.rollout_id}: the reward component {name!r}")
     for turn in trajectory.turns:
         outcome = turn.outcome
         if outcome is None:

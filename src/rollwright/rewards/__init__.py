@@ -1,0 +1,21 @@
+"""Rewards: named, weighted functions and judges over a task and a trajectory, whose values are kept."""
+
+from rollwright.rewards.composition import RewardResult, Rewards, WeightedReward
+from rollwright.rewards.failure import RewardFailure
+from rollwright.rewards.functions import reward
+from rollwright.rewards.group_judge import GroupJudge
+from rollwright.rewards.judge import RubricJudge
+from rollwright.rewards.scored import ScoredAttempt
+from rollwright.rewards.settings import parse_rewards
+
+__all__ = [
+    "GroupJudge",
+    "RewardFailure",
+    "RewardResult",
+    "Rewards",
+    "RubricJudge",
+    "ScoredAttempt",
+    "WeightedReward",
+    "parse_rewards",
+    "reward",
+]

@@ -1,0 +1,279 @@
+"""Several rewards as one: the weighted sum of their values, with the values kept.
+
+Always true: all rewards of a list are evaluated at the same time, each within its time limit; components stand in the
+order of the list, those of a mapping in the order of its keys' names; the total is the sum of weight times value over all
+components; every value is a finite number. A reward that raises, hangs or gives something else is a `RewardFailure` of
+the first such reward in the list, whichever failed first; it never counts as 0. The others are waited for, so that a
+judge's verdicts are kept for the next try.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from rollwright.cancellation import is_asked_for
+from rollwright.errors import ConfigError, FormatError
+from rollwright.policies.base import Policy
+from rollwright.rewards.checks import Contains, ExactMatch, JsonSchema, LengthPenalty, RegexMatch, Returned
+from rollwright.rewards.failure import NoReward, RewardFailure, describe
+from rollwright.rewards.functions import (
+    FunctionComponent,
+    RewardOptions,
+    function_name,
+    load_function,
+    options_of,
+)
+from rollwright.rewards.group_judge import GroupJudge
+from rollwright.rewards.judge import RubricJudge
+from rollwright.rewards.math_answers import MathVerify
+from rollwright.rewards.scored import ScoredAttempt, TaskRow
+from rollwright.rewards.settings import (
+    NAME,
+    FunctionReward,
+    GroupJudgeReward,
+    JudgeReward,
+    JudgeSettings,
+    RewardSettings,
+    ShippedReward,
+    default_name,
+    parse_rewards,
+)
+from rollwright.rewards.unit_tests import UnitTests
+from rollwright.trajectory import Trajectory, reward_of
+
+RewardGiven = RewardSettings | Mapping[str, Any] | str | Callable[..., Any]
+"""What a list of rewards may hold: settings, a mapping of them, a kind or `module:name`, or a function itself."""
+
+PolicyChoice = Callable[[JudgeSettings], Policy]
+"""Gives a judge its policy."""
+
+
+class RewardComponent(Protocol):
+    """One kind of reward at work."""
+
+    async def evaluate(self, attempt: ScoredAttempt) -> Any:
+        """A number, or a mapping of named numbers; anything else is a failure."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+COMPONENTS: dict[str, Callable[[str, Any], RewardComponent]] = {
+    "exact_match": ExactMatch,
+    "regex": RegexMatch,
+    "contains": Contains,
+    "length": LengthPenalty,
+    "json_schema": JsonSchema,
+    "returned": Returned,
+    "unit_tests": UnitTests,
+    "math_verify": MathVerify,
+}
+"""Of the shipped kinds that need no policy, the class that computes them."""
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    """One reward of a list."""
+
+    name: str
+    weight: float
+    component: "RewardComponent | GroupJudge"
+    time_limit: float | None
+    """Seconds for one evaluation. `None`: it limits its own calls, and may wait in line."""
+
+
+@dataclass(frozen=True)
+class RewardResult:
+    """What a list of rewards gave for one attempt."""
+
+    total: float
+    components: dict[str, float] = field(default_factory=dict)
+    """Values before their weights, by name."""
+
+    def store_in(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory with this total as the reward of its episode, and these components."""
+        return msgspec.structs.replace(
+            trajectory, episode_reward=self.total, components=dict(self.components)
+        )
+
+
+class Rewards:
+    """Evaluates a list of rewards. Belongs to one event loop; `close` ends what it started."""
+
+    def __init__(self, rewards: Sequence[WeightedReward]) -> None:
+        names = [each.name for each in rewards]
+        for name in names:
+            if not NAME.fullmatch(name):
+                raise ConfigError(f"reward {name!r}: a name has letters, digits, `_` and `-` only")
+            if names.count(name) > 1:
+                raise ConfigError(f"rewards: two have the name {name!r}; give each a `name` of its own")
+        self.rewards = tuple(rewards)
+
+    @classmethod
+    def build(
+        cls, given: Iterable[RewardGiven] | RewardGiven, policy: PolicyChoice | None = None
+    ) -> "Rewards":
+        """Reads settings and functions, imports what they name and checks it; a `ConfigError` says what is wrong.
+
+        `policy` gives each judge its policy.
+        """
+        if isinstance(given, str | Mapping | RewardSettings) or callable(given):
+            given = [given]
+        return cls([_build_one(each, policy) for each in given])
+
+    async def evaluate(self, task: TaskRow, trajectory: Trajectory, leaf: int | None = None) -> RewardResult:
+        """The rewards of one attempt, those of group judges left out; `leaf` chooses a branch of a tree."""
+        alone = [each for each in self.rewards if not isinstance(each.component, GroupJudge)]
+        attempt = ScoredAttempt(task, trajectory, leaf)
+        return _combine(alone, await _settle([_evaluate_one(each, attempt) for each in alone]))
+
+    async def evaluate_group(self, task: TaskRow, trajectories: Sequence[Trajectory]) -> list[RewardResult]:
+        """The rewards of all members of a group, in the members' order, group judges included."""
+        members = [ScoredAttempt(task, each) for each in trajectories]
+        columns = await _settle([_evaluate_column(each, task, members) for each in self.rewards])
+        return [_combine(self.rewards, [column[at] for column in columns]) for at in range(len(members))]
+
+    async def close(self) -> None:
+        for each in self.rewards:
+            await each.component.close()
+
+
+def _build_one(given: RewardGiven, policy: PolicyChoice | None) -> WeightedReward:
+    if callable(given) and not isinstance(given, RewardSettings):
+        return _build_function(given, options_of(given), function_name(given))
+    settings = given if isinstance(given, RewardSettings) else parse_rewards([given])[0]
+    if isinstance(settings, FunctionReward):
+        function = load_function(settings.function)
+        options = options_of(function)
+        chosen = RewardOptions(
+            settings.name or options.name,
+            options.weight if settings.weight is None else settings.weight,
+            settings.time_limit or options.time_limit,
+        )
+        return _build_function(
+            function, chosen, chosen.name or default_name(settings), concurrency=settings.concurrency
+        )
+    assert isinstance(settings, ShippedReward)
+    name = default_name(settings)
+    if isinstance(settings, JudgeSettings):
+        return WeightedReward(name, settings.weight, _build_judge(name, settings, policy), None)
+    component = COMPONENTS[getattr(settings, "kind", "")](name, settings)
+    return WeightedReward(name, settings.weight, component, settings.time_limit)
+
+
+def _build_function(
+    function: Callable[..., Any], options: RewardOptions, name: str, *, concurrency: int = 16
+) -> WeightedReward:
+    component = FunctionComponent(name, function, concurrency=concurrency)
+    try:
+        weight = reward_of(options.weight, "its weight")
+        limit = reward_of(options.time_limit, "its time_limit")
+    except FormatError as error:
+        raise ConfigError(f"reward {name}: {error}") from error
+    if limit <= 0:
+        raise ConfigError(f"reward {name}: its time_limit is {limit:g}; a number above 0 is accepted")
+    return WeightedReward(name, weight, component, limit)
+
+
+def _build_judge(
+    name: str, settings: JudgeSettings, policy: PolicyChoice | None
+) -> "RubricJudge | GroupJudge":
+    if policy is None:
+        raise ConfigError(f"reward {name}: a judge needs a policy, and none is given")
+    chosen = policy(settings)
+    model = msgspec.json.encode(settings.policy, order="sorted").decode()
+    if isinstance(settings, GroupJudgeReward):
+        return GroupJudge(settings, chosen, model=model)
+    assert isinstance(settings, JudgeReward)
+    return RubricJudge(settings, chosen, model=model)
+
+
+async def _settle(evaluations: Iterable[Any]) -> list[Any]:
+    """All results, or the first failure in the order given, once all have come to an end."""
+    results = await asyncio.gather(*evaluations, return_exceptions=True)
+    for each in results:
+        if isinstance(each, BaseException):
+            raise each
+    return results
+
+
+async def _evaluate_column(
+    reward: WeightedReward, task: TaskRow, members: Sequence[ScoredAttempt]
+) -> list[dict[str, float]]:
+    """One reward's components for every member of a group."""
+    component = reward.component
+    if not isinstance(component, GroupJudge):
+        return await _settle([_evaluate_one(reward, each) for each in members])
+    trajectories = [each.trajectory for each in members]
+    values = await _limit(reward, lambda: component.rank(task, trajectories))
+    return [_read_value(reward.name, each) for each in values]
+
+
+async def _evaluate_one(reward: WeightedReward, attempt: ScoredAttempt) -> dict[str, float]:
+    """One reward's components for one attempt."""
+    component = reward.component
+    assert not isinstance(component, GroupJudge)
+    return _read_value(reward.name, await _limit(reward, lambda: component.evaluate(attempt)))
+
+
+async def _limit(reward: WeightedReward, start: Callable[[], Any]) -> Any:
+    """The result within the time limit; anything raised is the reward's failure. Code that does not stop when it is
+    cancelled is left behind."""
+    task = asyncio.ensure_future(_guard(reward.name, start))
+    try:
+        done, _ = await asyncio.wait({task}, timeout=reward.time_limit)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not done:
+        task.cancel()
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        raise RewardFailure(reward.name, f"gave no value within {reward.time_limit:g} s")
+    return task.result()
+
+
+async def _guard(name: str, start: Callable[[], Any]) -> Any:
+    try:
+        return await start()
+    except NoReward as error:
+        raise RewardFailure(name, str(error)) from error
+    except BaseException as error:
+        if is_asked_for(error):
+            raise
+        # Also `SystemExit` and a cancellation that nobody asked for: foreign code must end neither event loop nor run.
+        raise RewardFailure(name, f"raised {describe(error)}") from error
+
+
+def _read_value(name: str, value: Any) -> dict[str, float]:
+    """Components by name, of a number or a mapping of named numbers."""
+    try:
+        if not isinstance(value, Mapping):
+            return {name: reward_of(value, "its value")}
+        if not value:
+            raise RewardFailure(name, "gave an empty mapping; a number or named numbers are accepted")
+        wrong = [key for key in value if not isinstance(key, str) or not key]
+        if wrong:
+            raise RewardFailure(name, f"gave a mapping with the key {wrong[0]!r}; names are accepted")
+        return {f"{name}.{key}": reward_of(value[key], f"its value {key!r}") for key in sorted(value)}
+    except FormatError as error:
+        raise RewardFailure(name, str(error)) from error
+    except RewardFailure:
+        raise
+    except Exception as error:  # a number or mapping whose own methods raise
+        raise RewardFailure(name, f"gave a value that cannot be read: {describe(error)}") from error
+
+
+def _combine(rewards: Sequence[WeightedReward], parts: Sequence[Mapping[str, float]]) -> RewardResult:
+    components: dict[str, float] = {}
+    total = 0.0
+    for reward, part in zip(rewards, parts, strict=True):
+        for name, value in part.items():
+            components[name] = value
+            total += reward.weight * value
+    try:
+        return RewardResult(reward_of(total, "it"), components)
+    except FormatError as error:
+        raise RewardFailure("total", str(error)) from error

@@ -1,0 +1,170 @@
+"""Rewards that are functions of the user's own.
+
+Always true: a function gets the parameters that it declares, by name, and one that declares another is refused before
+anything runs; a plain function runs in a daemon thread, so it never stops the event loop or the end of the process; a
+call that hangs keeps one of a limited number of threads, and when all are kept, later calls fail instead of piling up.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeVar, overload
+
+from rollwright.cancellation import passable
+from rollwright.errors import ConfigError
+from rollwright.rewards.scored import ScoredAttempt
+
+PARAMETERS = ("task", "trajectory", "answer", "messages", "returned")
+"""What a function may ask for."""
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+Value = float | Mapping[str, float]
+"""What a reward gives: one number, or named numbers."""
+
+_MARK = "__rollwright_reward__"
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    """What the decorator says of a function."""
+
+    name: str | None = None
+    weight: float = 1.0
+    time_limit: float = 30.0
+
+
+@overload
+def reward(function: AnyFunction, /) -> AnyFunction: ...
+
+
+@overload
+def reward(
+    *, name: str | None = None, weight: float = 1.0, time_limit: float = 30.0
+) -> Callable[[AnyFunction], AnyFunction]: ...
+
+
+def reward(
+    function: Any = None, /, *, name: str | None = None, weight: float = 1.0, time_limit: float = 30.0
+) -> Any:
+    """Names and weighs a reward function, which stays as it is. Settings that name it may say otherwise."""
+
+    def mark(function: AnyFunction) -> AnyFunction:
+        parameters_of(function, getattr(function, "__name__", "reward"))
+        setattr(function, _MARK, RewardOptions(name, weight, time_limit))
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def options_of(function: Callable[..., Any]) -> RewardOptions:
+    """The decorator's options; the defaults where there is none."""
+    found = getattr(function, _MARK, None)
+    return found if isinstance(found, RewardOptions) else RewardOptions()
+
+
+def load_function(where: str) -> Callable[..., Any]:
+    """Imports `module:name`; a `ConfigError` says in one line what is missing."""
+    module, _, names = where.partition(":")
+    try:
+        found: Any = import_module(module)
+        for each in names.split("."):
+            found = getattr(found, each)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"reward {where}: cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"reward {where}: is a {type(found).__name__}; a function is accepted")
+    return found  # type: ignore[no-any-return]
+
+
+def parameters_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
+    """The parameters that a function declares; a `ConfigError` for one that cannot be given."""
+    try:
+        declared = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"reward {name}: its parameters cannot be read: {error}") from error
+    accepted = ", ".join(PARAMETERS)
+    wanted = []
+    for each in declared:
+        if each.kind is each.VAR_KEYWORD:
+            return PARAMETERS
+        if each.name in PARAMETERS and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+            wanted.append(each.name)
+        elif each.default is each.empty and each.kind is not each.VAR_POSITIONAL:
+            raise ConfigError(f"reward {name}: unknown parameter {each.name!r}; accepted: {accepted}")
+    return tuple(wanted)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """The decorator's name, else the function's own."""
+    inner = function.func if isinstance(function, partial) else function
+    named = options_of(function).name or getattr(inner, "__name__", None) or type(inner).__name__
+    return "reward" if named == "<lambda>" else str(named)
+
+
+class FunctionComponent:
+    """Calls one function."""
+
+    def __init__(self, name: str, function: Callable[..., Any], *, concurrency: int = 16) -> None:
+        self._name = name
+        self._function = function
+        self._wanted = parameters_of(function, name)
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - objects whose call is async
+        )
+        self._threads = asyncio.Semaphore(concurrency)
+
+    async def evaluate(self, attempt: ScoredAttempt) -> Any:
+        """What the function gives, whatever that is."""
+        given = {each: self._argument(attempt, each) for each in self._wanted}
+        if self._is_async:
+            return await self._function(**given)
+        await self._threads.acquire()
+        result = await _run_in_thread(lambda: self._function(**given), self._name, self._threads.release)
+        return await result if isinstance(result, Awaitable) else result
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+    def _argument(self, attempt: ScoredAttempt, name: str) -> Any:
+        # Its own copy of the row: what one function changes in it, another does not see.
+        return dict(attempt.task) if name == "task" else getattr(attempt, name)
+
+
+async def _run_in_thread(call: Callable[[], Any], name: str, on_end: Callable[[], None]) -> Any:
+    """Runs a call in a daemon thread of its own; `on_end` runs on the event loop when the thread ends, also when nobody
+    waits for its result any more."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Any] = loop.create_future()
+    context = copy_context()
+
+    def work() -> None:
+        try:
+            result, error = context.run(call), None
+        except BaseException as raised:  # noqa: BLE001 - raised again where the call is awaited
+            result, error = None, passable(raised)
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:  # the event loop has ended, and nobody waits
+            return
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        on_end()
+        if outcome.cancelled():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    try:
+        threading.Thread(target=work, name=f"reward {name}", daemon=True).start()
+    except RuntimeError:  # the machine has no thread left
+        on_end()
+        raise
+    return await outcome

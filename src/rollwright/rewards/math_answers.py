@@ -1,0 +1,109 @@
+"""Rewards for mathematics, compared by the package math-verify in a process that can be killed.
+
+Always true: each answer has a sandbox of its own, which ends with the comparison, so nothing that an answer causes
+reaches another one or this process; an answer that takes more processor time or memory than it may is not verified, which
+is worth 0; a process that cannot be had, a task that cannot be read and a time limit are failures.
+"""
+
+import asyncio
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from rollwright.errors import ConfigError
+from rollwright.rewards.checks import texts_of
+from rollwright.rewards.failure import NoReward
+from rollwright.rewards.functions import Value
+from rollwright.rewards.math_messages import MathQuestion, MathVerdict
+from rollwright.rewards.scored import ScoredAttempt
+from rollwright.rewards.settings import MathVerifyReward
+from rollwright.sandbox.client import Sandbox, SandboxError
+from rollwright.sandbox.limits import SandboxLimits
+from rollwright.sandbox.starting import SandboxStarter
+
+PROGRAM = "rollwright.rewards.math_program"
+
+MAX_ANSWER = 20_000
+"""Characters; a longer text is no answer, and worth 0."""
+
+_BY_SIGNAL = "ended by signal"
+"""In the error of a sandbox whose process the kernel killed, which is what its limits do."""
+
+_PACKAGES = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy", "mpmath")
+"""What the comparison imports."""
+
+
+class MathVerify:
+    """See `MathVerifyReward`."""
+
+    def __init__(self, name: str, settings: MathVerifyReward) -> None:
+        missing = [each for each in _PACKAGES if find_spec(each) is None]
+        if missing:
+            raise ConfigError(
+                f"reward {name}: math_verify needs the package `math-verify`: pip install rollwright[rewards]"
+            )
+        self._settings = settings
+        self._limits = SandboxLimits(
+            seconds=settings.time_limit,
+            cpu_seconds=settings.cpu_seconds,
+            memory=settings.memory_mb << 20,
+            threads=1,
+        )
+        self._starter = SandboxStarter(PROGRAM, _package_folders())
+        self._is_confined = True
+        self._places = asyncio.Semaphore(settings.concurrency)
+
+    async def evaluate(self, attempt: ScoredAttempt) -> Value:
+        right = texts_of(attempt.task_field(self._settings.field), self._settings.field)
+        if len(attempt.answer) > MAX_ANSWER:
+            return 0.0
+        question = msgspec.json.encode(MathQuestion(tuple(right), _sendable(attempt.answer))).decode()
+        async with self._places:
+            sandbox = await self._open()
+            try:
+                ran = await sandbox.run(question)
+            finally:
+                sandbox.close()
+        if ran.is_late:
+            raise NoReward(f"no verdict within {self._settings.time_limit:g} s")
+        if ran.has_ended and _BY_SIGNAL in ran.error:
+            return 0.0  # killed by its limits
+        if ran.has_ended:
+            raise NoReward(f"the process that compares answers ended: {ran.error}")
+        verdict = msgspec.json.decode(ran.output, type=MathVerdict)
+        if verdict.problem:
+            raise NoReward(f"the task's {self._settings.field!r}: {verdict.problem}")
+        return float(verdict.is_right)
+
+    async def close(self) -> None:
+        self._starter.close()
+
+    async def _open(self) -> Sandbox:
+        try:
+            sandbox = Sandbox(self._starter.start(self._limits, is_confined=self._is_confined), self._limits)
+            missing = await sandbox.wait_until_ready()
+            if missing and self._is_confined and self._settings.allow_unconfined:
+                self._is_confined = False
+                return await self._open()
+        except SandboxError as error:
+            raise NoReward(str(error)) from error
+        if missing:
+            raise NoReward(f"no sandbox for comparing answers on this machine; missing is {missing}")
+        return sandbox
+
+
+def _sendable(text: str) -> str:
+    """The same text, with what is no character replaced."""
+    return text.encode(errors="replace").decode()
+
+
+def _package_folders() -> list[Path]:
+    """Where math-verify and what it needs are installed."""
+    places = [Path(each) for each in sys.path if Path(each).name in ("site-packages", "dist-packages")]
+    for package in _PACKAGES:
+        spec = find_spec(package)
+        if spec is not None and spec.origin is not None:
+            places.append(Path(spec.origin).parent.parent)
+    return [each for each in dict.fromkeys(places) if each.is_dir()]

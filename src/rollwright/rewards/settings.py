@@ -1,0 +1,329 @@
+"""Settings of rewards, one model for each kind; `kind` chooses.
+
+In a list of rewards a text alone is accepted too: `module:name` is the user's own function, any other text is a kind
+with all its defaults. Names are unique in a list.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from rollwright.config.base import Settings
+from rollwright.errors import ConfigError
+
+NAME = re.compile(r"[A-Za-z0-9_\-]{1,100}")
+"""Of a reward."""
+
+RewardName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+"""Without a dot, which separates a reward's name from the key of a mapping that it returned."""
+
+
+class RewardSettings(Settings):
+    """What all kinds of rewards share."""
+
+    name: RewardName | None = None
+    """Under which its value is stored and shown. Unset: the kind, or the name of the function."""
+
+
+class ShippedReward(RewardSettings):
+    """What the kinds share that come with the package."""
+
+    weight: float = 1.0
+    """What its value is multiplied by in the total."""
+    time_limit: PositiveFloat = 30.0
+    """Seconds for one evaluation; one that takes longer is a failure, never a 0."""
+
+
+class FunctionReward(RewardSettings):
+    """A function of the user's own, plain or async."""
+
+    kind: Literal["function"]
+    """Chooses this kind."""
+    function: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+    """As `module:name`. It declares the parameters that it wants: `task`, `trajectory`, `answer`, `messages`,
+    `returned`."""
+    weight: float | None = None
+    """What its value is multiplied by in the total. Unset: the decorator's weight, or 1."""
+    time_limit: PositiveFloat | None = None
+    """Seconds for one evaluation. Unset: the decorator's limit, or 30."""
+    concurrency: PositiveInt = 16
+    """Calls of a plain function that run at the same time, each in a thread; a call that hangs keeps its thread."""
+
+
+class AnswerSettings(ShippedReward):
+    """What the kinds share that look at the answer's text."""
+
+    extract: str | None = None
+    """Regular expression that finds the answer in the text: the first group of its last match, or the whole match where
+    it has no group. No match: the answer is empty. Unset: the whole text, without white space around it."""
+
+
+class ExactMatchReward(AnswerSettings):
+    """1 where the answer is what a field of the task says, else 0."""
+
+    kind: Literal["exact_match"]
+    """Chooses this kind."""
+    field: str = "answer"
+    """Field of the task with the right answer, or a list of right answers."""
+    ignore_case: bool = False
+    """Whether upper and lower case are the same."""
+    ignore_punctuation: bool = False
+    """Whether punctuation counts as nothing."""
+    ignore_articles: bool = False
+    """Whether the words `a`, `an` and `the` count as nothing."""
+    numeric: bool = False
+    """Whether two texts that are numbers are compared as numbers: `1,000` is `1000.0`, and `$5` is `5`."""
+
+
+class RegexReward(AnswerSettings):
+    """1 where a regular expression is found in the answer, else 0."""
+
+    kind: Literal["regex"]
+    """Chooses this kind."""
+    pattern: str
+    """The expression, in the syntax of the `regex` package, which has that of `re`."""
+    whole: bool = False
+    """Whether it must match the whole answer."""
+    ignore_case: bool = False
+    """Whether upper and lower case are the same."""
+    seconds: PositiveFloat = 1.0
+    """For one search. An answer on which the search takes longer is a failure."""
+
+
+class ContainsReward(AnswerSettings):
+    """1 where the answer contains given texts, else 0."""
+
+    kind: Literal["contains"]
+    """Chooses this kind."""
+    texts: tuple[str, ...] = ()
+    """The texts; or `field`."""
+    field: str | None = None
+    """Field of the task with a text, or a list of texts."""
+    needs: Literal["all", "any", "none"] = "all"
+    """How many of the texts must be there for a 1."""
+    ignore_case: bool = False
+    """Whether upper and lower case are the same."""
+
+    @model_validator(mode="after")
+    def _name_texts_once(self) -> "ContainsReward":
+        if bool(self.texts) == (self.field is not None):
+            raise ValueError("texts: either this or field is needed, and not both")
+        return self
+
+
+class LengthReward(ShippedReward):
+    """A penalty for length: 0 up to a limit, then falling in a line to -1."""
+
+    kind: Literal["length"]
+    """Chooses this kind."""
+    limit: NonNegativeInt
+    """Up to which length nothing is taken off."""
+    ramp: PositiveInt = 1
+    """How far above the limit the whole penalty is reached."""
+    unit: Literal["characters", "tokens"] = "characters"
+    """`characters` of the answer, or sampled `tokens` of all turns that led to it."""
+
+
+class JsonSchemaReward(AnswerSettings):
+    """1 where the answer is JSON of a schema, else 0."""
+
+    kind: Literal["json_schema"]
+    """Chooses this kind."""
+    json_schema: dict[str, Any] | None = None
+    """The schema; or `field`."""
+    field: str | None = None
+    """Field of the task with the schema."""
+
+    @model_validator(mode="after")
+    def _name_schema_once(self) -> "JsonSchemaReward":
+        if (self.json_schema is None) == (self.field is None):
+            raise ValueError("json_schema: either this or field is needed, and not both")
+        return self
+
+
+class ReturnedReward(ShippedReward):
+    """The number, or the mapping of named numbers, that the agent's own function returned."""
+
+    kind: Literal["returned"]
+    """Chooses this kind."""
+    key: str | None = None
+    """Key of a returned mapping whose value counts. Unset: the whole value."""
+
+
+class UnitTestsReward(ShippedReward):
+    """Runs the code of the answer with the task's tests in the Python sandbox: 1 where all pass, else 0."""
+
+    kind: Literal["unit_tests"]
+    """Chooses this kind."""
+    field: str = "tests"
+    """Field of the task with the tests: a list of `{"input": …, "output": …}` (standard input and output), of
+    `{"call": "f(2)", "returns": 4}`, or Python text with assertions."""
+    partial: bool = False
+    """Whether the value is the share of tests that pass."""
+    seconds: PositiveFloat = 5.0
+    """For the code and one test. Code that takes longer has not passed."""
+    memory_mb: PositiveInt = 256
+    """Memory of one sandbox."""
+    concurrency: PositiveInt = 4
+    """Sandboxes at the same time."""
+    max_tests: PositiveInt = 100
+    """Tests of a task; more are a failure."""
+    time_limit: PositiveFloat = 600.0
+    """Seconds for all tests of one answer, the wait for a sandbox included; more are a failure, never a 0."""
+    allow_unconfined: bool = False
+    """True: where the machine cannot lock code in, limits alone have to do. False: that is a failure."""
+
+
+class MathVerifyReward(ShippedReward):
+    """1 where the answer is the same mathematics as a field of the task, by the package `math-verify`, else 0."""
+
+    kind: Literal["math_verify"]
+    """Chooses this kind."""
+    field: str = "answer"
+    """Field of the task with the right answer, as text or LaTeX, or a list of right answers."""
+    cpu_seconds: PositiveInt = 10
+    """Processor time for one answer. An answer that needs more is not verified, which is worth 0."""
+    memory_mb: PositiveInt = 512
+    """Memory for one answer, in the same sense."""
+    concurrency: PositiveInt = 4
+    """Answers at the same time."""
+    time_limit: PositiveFloat = 300.0
+    """Seconds for one answer, the wait for a process included; more are a failure, never a 0."""
+    allow_unconfined: bool = False
+    """True: where the machine cannot lock a process in, limits alone have to do. False: that is a failure."""
+
+
+class JudgeSettings(ShippedReward):
+    """What both judges share: how they ask their model."""
+
+    rubric: Annotated[str, Field(min_length=1)]
+    """What is judged, and what makes an answer good."""
+    policy: dict[str, Any] | None = None
+    """The policy that judges, as under `policy`. Unset: the run's own."""
+    fields: tuple[str, ...] | None = None
+    """Fields of the task that the judge is shown. Unset: all."""
+    temperature: NonNegativeFloat = 0.0
+    """Of the judge's tokens; 0 takes the likeliest."""
+    max_tokens: PositiveInt = 512
+    """Of one reply."""
+    retries: NonNegativeInt = 2
+    """How often a reply without a verdict is asked for again; then it is a failure."""
+    max_answer: PositiveInt = 20_000
+    """Characters of an answer that are shown; of a longer one the middle is left out, and the judge told so."""
+    concurrency: PositiveInt = 16
+    """Calls at the same time."""
+    time_limit: PositiveFloat = 120.0
+    """Seconds for one call, from when it may run; one that takes longer is a failure."""
+    cache_size: NonNegativeInt = 100_000
+    """Verdicts that are kept, so that the same question is asked once."""
+
+
+class JudgeReward(JudgeSettings):
+    """A number from 0 to 1 that a model gives to the answer by a rubric."""
+
+    kind: Literal["judge"]
+    """Chooses this kind."""
+
+
+class GroupJudgeReward(JudgeSettings):
+    """A model ranks the answers of a group: 1 for the best, 0 for the worst, evenly between."""
+
+    kind: Literal["group_judge"]
+    """Chooses this kind."""
+    rounds: PositiveInt = 2
+    """Rankings that are averaged; every second one shows the answers in the opposite order of the one before."""
+    seed: int = 0
+    """Of the order in which answers are shown."""
+
+
+KINDS: dict[str, type[RewardSettings]] = {
+    "function": FunctionReward,
+    "exact_match": ExactMatchReward,
+    "regex": RegexReward,
+    "contains": ContainsReward,
+    "length": LengthReward,
+    "json_schema": JsonSchemaReward,
+    "returned": ReturnedReward,
+    "unit_tests": UnitTestsReward,
+    "math_verify": MathVerifyReward,
+    "judge": JudgeReward,
+    "group_judge": GroupJudgeReward,
+}
+"""The settings of each kind."""
+
+AnyReward = Annotated[
+    FunctionReward
+    | ExactMatchReward
+    | RegexReward
+    | ContainsReward
+    | LengthReward
+    | JsonSchemaReward
+    | ReturnedReward
+    | UnitTestsReward
+    | MathVerifyReward
+    | JudgeReward
+    | GroupJudgeReward,
+    Field(discriminator="kind"),
+]
+
+
+def default_name(settings: RewardSettings) -> str:
+    """The name of a reward whose settings give none, as far as it is known before a function is imported."""
+    if settings.name is not None:
+        return settings.name
+    if isinstance(settings, FunctionReward):
+        return settings.function.rpartition(":")[2].rpartition(".")[2]
+    return str(getattr(settings, "kind", ""))
+
+
+def _expand_texts(value: Any) -> Any:
+    """A text in the list as the settings that it stands for."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, Sequence):
+        return value
+    return [_expand_text(each) if isinstance(each, str) else each for each in value]
+
+
+def _expand_text(text: str) -> dict[str, str]:
+    return {"kind": "function", "function": text} if ":" in text else {"kind": text}
+
+
+def _refuse_same_names(rewards: tuple[AnyReward, ...]) -> tuple[AnyReward, ...]:
+    names = [default_name(each) for each in rewards]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two rewards have the name {name!r}; give each a `name` of its own")
+    return rewards
+
+
+RewardList = Annotated[
+    tuple[AnyReward, ...], BeforeValidator(_expand_texts), AfterValidator(_refuse_same_names)
+]
+"""The type of a `rewards` key."""
+
+_LIST: TypeAdapter[tuple[AnyReward, ...]] = TypeAdapter(RewardList)
+
+
+def parse_rewards(value: Any) -> tuple[AnyReward, ...]:
+    """Reads a list of rewards; a `ConfigError` names the first wrong key in one line."""
+    try:
+        return _LIST.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"rewards{where}: {reason}") from error
