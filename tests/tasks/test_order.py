@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.tasks.order import HeldOut, epoch_row, is_held_out, permute
+from rollwright.tasks.order import draw_of, epoch_row, is_held_out, permute
 
 SIZES = st.integers(1, 3_000)
 
@@ -62,11 +62,13 @@ def test_another_process_with_another_hash_seed_draws_the_same() -> None:
     assert seen == {str([epoch_row(3, "T", draw, 9) for draw in range(20)]) + "\n"}
 
 
-def test_a_row_that_is_held_out_stays_so_when_others_are_added() -> None:
-    keys = [f"row {number}" for number in range(2_000)]
-    held_out = {key for key in keys if is_held_out(key, HeldOut(0.2))}
+def test_a_larger_share_holds_out_the_same_rows_and_more() -> None:
+    held_out = {key for key in range(2_000) if is_held_out(key, 0.2)}
     assert 320 < len(held_out) < 480
-    assert held_out == {key for key in reversed([*keys, "another"]) if is_held_out(key, HeldOut(0.2))} - {
-        "another"
-    }
-    assert held_out <= {key for key in keys if is_held_out(key, HeldOut(0.3))}
+    assert held_out < {key for key in range(2_000) if is_held_out(key, 0.3)}
+
+
+@given(st.lists(st.sampled_from("AB"), min_size=1, max_size=6), st.integers(0, 60))
+def test_groups_of_a_tag_draw_one_row_after_the_other(slots: list[str], index: int) -> None:
+    tags = [slots[each % len(slots)] for each in range(index + 1)]
+    assert draw_of(index, tags[-1], slots) == tags[:-1].count(tags[-1])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollwright.tasks import TaskError, TaskSource, open_tasks
+from rollwright.tasks import TaskError, TaskSource, open_tasks, split
 
 ROWS = [{"question": f"{a} + {b} = ?", "answer": str(a + b)} for a in range(5) for b in range(4)]
 
@@ -194,3 +194,30 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) -
     (tmp_path / "cache").write_text("a file where a folder should be")
     source = open_tasks("t.jsonl", folder=tmp_path, cache=tmp_path / "cache")
     assert source.row(3) == ROWS[3]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.csv", "t.parquet"])
+def test_a_split_parts_the_rows_and_is_the_same_when_others_are_added(
+    tmp_path: Path, opened: Callable[..., TaskSource], name: str
+) -> None:
+    rows = [{"n": str(number)} for number in range(200)]
+    write = {"t.jsonl": write_jsonl, "t.csv": write_csv, "t.parquet": write_parquet}[name]
+
+    def parts() -> list[set[str]]:
+        return [
+            {part.row(number)["n"] for number in range(len(part))} for part in split(opened(name), 0.25, name)
+        ]
+
+    write(tmp_path / name, rows)
+    train, held_out = parts()
+    assert not train & held_out
+    assert train | held_out == {row["n"] for row in rows}
+    write(tmp_path / name, [{"n": "another"}, *reversed(rows)])
+    assert [part - {"another"} for part in parts()] == [train, held_out]
+
+
+def test_rows_too_few_to_split_are_refused(opened: Callable[..., TaskSource]) -> None:
+    with pytest.raises(
+        TaskError, match=r"1 rows cannot be split with 0\.1 held out; give a file of its own instead"
+    ):
+        split(opened([{"a": 1}]), 0.1, "tasks")

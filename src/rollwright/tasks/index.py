@@ -2,7 +2,7 @@
 
 The file is read once: every row is checked, its offset written down and the whole hashed. The index lies in the cache
 folder under the name of the file's path and format, and is used again while the file's size, time of change and inode
-are the same. It is mapped into memory, so ten million rows take 80 MB of disk and next to none of memory, shared by all
+are the same. It is mapped into memory, so ten million rows take 240 MB of disk and next to none of memory, shared by all
 processes of the machine. A reader never sees half an index: it is written beside its place and renamed.
 """
 
@@ -19,6 +19,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
+from zlib import crc32
 
 import msgspec
 
@@ -26,7 +27,10 @@ from rollwright.errors import ConfigError
 
 Row = dict[str, Any]
 
-_MAGIC = b"rwtasks2"
+_COLUMNS = 3
+"""Numbers that are kept of each row: its offset, its line, a hash of its text."""
+
+_MAGIC = b"rwtasks1"
 """Names the layout; another one is built anew."""
 
 
@@ -54,7 +58,7 @@ class TextFile:
         self._kind = kind
         self._local = threading.local()
         try:
-            self._header, self._offsets = _load_or_build(path, cache, kind)
+            self._header, self._table = _load_or_build(path, cache, kind)
         except OSError as error:
             raise TaskError(f"{path}: cannot be read: {error.strerror}") from error
 
@@ -66,10 +70,14 @@ class TextFile:
         """Changes when the content changes."""
         return self._header.checksum
 
+    def key(self, number: int) -> int:
+        """A hash of the row's text."""
+        return self._table[number * _COLUMNS + 2]
+
     def row(self, number: int) -> Row:
-        begin = self._offsets[2 * number]
-        line_number = self._offsets[2 * number + 1]
-        end = self._offsets[2 * number + 2] if number + 1 < len(self) else self._header.size
+        place = number * _COLUMNS
+        begin, line_number = self._table[place], self._table[place + 1]
+        end = self._table[place + _COLUMNS] if number + 1 < len(self) else self._header.size
         # `pread` moves no shared position, so threads need no lock; the descriptor is per thread only because closing
         # it belongs to whoever opened it.
         descriptor = getattr(self._local, "descriptor", None)
@@ -95,19 +103,19 @@ def _load_or_build(path: Path, cache: Path, kind: str) -> tuple[_Header, memoryv
     name = blake2b(f"{kind}\0{path.resolve()}".encode(), digest_size=16).hexdigest()
     place = cache / "tasks" / f"{name}.index"
     with suppress(OSError, msgspec.DecodeError, ValueError, struct.error):
-        header, offsets = _map(place)
+        header, table = _map(place)
         if (header.size, header.changed_ns, header.inode) == (
             status.st_size,
             status.st_mtime_ns,
             status.st_ino,
         ):
-            return header, offsets
-    header, table = _build(path, kind)
+            return header, table
+    header, built = _build(path, kind)
     try:
-        _write(place, header, table)
+        _write(place, header, built)
         return _map(place)
     except OSError:  # a cache that cannot be written costs memory, and no more
-        return header, memoryview(table)
+        return header, memoryview(built)
 
 
 def _map(place: Path) -> tuple[_Header, memoryview]:
@@ -118,10 +126,10 @@ def _map(place: Path) -> tuple[_Header, memoryview]:
     (length,) = struct.unpack_from("<Q", mapped, len(_MAGIC))
     begin = len(_MAGIC) + 8 + length
     header = msgspec.json.decode(mapped[len(_MAGIC) + 8 : begin].rstrip(b" "), type=_Header)
-    offsets = memoryview(mapped)[begin:].cast("Q")
-    if len(offsets) != 2 * header.rows:
+    table = memoryview(mapped)[begin:].cast("Q")
+    if len(table) != _COLUMNS * header.rows:
         raise ValueError("cut off")
-    return header, offsets
+    return header, table
 
 
 def _write(place: Path, header: _Header, table: "array[int]") -> None:
@@ -141,7 +149,7 @@ def _write(place: Path, header: _Header, table: "array[int]") -> None:
 
 
 def _build(path: Path, kind: str) -> tuple[_Header, "array[int]"]:
-    """Reads the whole file: offsets and line numbers of its rows, in pairs."""
+    """Reads the whole file, and checks every row of it."""
     table, checksum = array("Q"), blake2b(digest_size=16)
     columns: list[str] = []
     with path.open("rb") as file:
@@ -153,7 +161,7 @@ def _build(path: Path, kind: str) -> tuple[_Header, "array[int]"]:
             if not data.strip():
                 continue
             _parse(kind, data, path, number, columns)
-            table.extend((begin, number))
+            table.extend((begin, number, crc32(data.strip())))
     if not table:
         raise TaskError(f"{path}: holds no rows")
     header = _Header(
@@ -161,7 +169,7 @@ def _build(path: Path, kind: str) -> tuple[_Header, "array[int]"]:
         changed_ns=status.st_mtime_ns,
         inode=status.st_ino,
         checksum=checksum.hexdigest(),
-        rows=len(table) // 2,
+        rows=len(table) // _COLUMNS,
         columns=columns,
     )
     return header, table

@@ -6,7 +6,7 @@ walking), so ten million rows cost no table, and every process finds the same ro
 is held out depends on its content alone: rows that are added to a file later change nothing for those that were there.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rollwright import draws
 
@@ -18,17 +18,15 @@ _SPLIT_STEPS = 1_000_000
 """Resolution of the held-out share: one in a million."""
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """A share of the rows that training never sees."""
-
-    share: float
-    """Between 0 and 1, both excluded."""
+def is_held_out(row_key: int, share: float) -> bool:
+    """Whether the row with this hash of its content belongs to the held-out `share` of all rows."""
+    return _mix(row_key, 0, 0) % _SPLIT_STEPS < share * _SPLIT_STEPS
 
 
-def is_held_out(row_key: str, held_out: HeldOut) -> bool:
-    """Whether the row with this content belongs to the held-out part."""
-    return draws.digest("held out", row_key) % _SPLIT_STEPS < held_out.share * _SPLIT_STEPS
+def draw_of(index: int, tag: str, slot_tags: Sequence[str]) -> int:
+    """How many groups of its tag come before the group at `index`, when slots take turns."""
+    rounds, slot = divmod(index, len(slot_tags))
+    return rounds * slot_tags.count(tag) + slot_tags[:slot].count(tag)
 
 
 def epoch_row(run_seed: int, tag: str, draw: int, rows: int) -> int:

@@ -6,14 +6,17 @@ line that names the file and the row.
 """
 
 import importlib
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
+from zlib import crc32
 
 import msgspec
 
 from rollwright.tasks.index import Row, TaskError, TextFile
+from rollwright.tasks.order import is_held_out
 
 _LARGEST_ITERABLE = 10_000_000
 """Rows of an iterable are held in memory; more than these are taken for one without an end."""
@@ -26,8 +29,42 @@ class TaskSource(Protocol):
 
     def row(self, number: int) -> Row: ...
 
+    def key(self, number: int) -> int:
+        """A hash of the row's content, which decides whether it is held out."""
+        ...
+
     @property
     def fingerprint(self) -> str: ...
+
+
+class Subset:
+    """Some rows of a source."""
+
+    def __init__(self, source: TaskSource, numbers: Sequence[int]) -> None:
+        self._source = source
+        self._numbers = numbers
+        self.fingerprint = f"{source.fingerprint}:{len(numbers)}"
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def key(self, number: int) -> int:
+        return self._source.key(self._numbers[number])
+
+    def row(self, number: int) -> Row:
+        return self._source.row(self._numbers[number])
+
+
+def split(source: TaskSource, share: float, name: str) -> tuple[TaskSource, TaskSource]:
+    """The rows to train on, and those that are held out: a `share` of all, chosen by their content."""
+    parts = array("Q"), array("Q")
+    for number in range(len(source)):
+        parts[is_held_out(source.key(number), share)].append(number)
+    if not all(parts):
+        raise TaskError(
+            f"{name}: {len(source)} rows cannot be split with {share:g} held out; give a file of its own instead"
+        )
+    return Subset(source, parts[0]), Subset(source, parts[1])
 
 
 class RowList:
@@ -35,6 +72,7 @@ class RowList:
 
     def __init__(self, rows: Iterable[Any], name: str) -> None:
         self._rows: list[Row] = []
+        self._keys = array("Q")
         checksum = blake2b(digest_size=16)
         for number, row in enumerate(rows):
             if number == _LARGEST_ITERABLE:
@@ -43,9 +81,11 @@ class RowList:
                 raise TaskError(f"{name}, row {number}: is a {type(row).__name__}; a mapping is accepted")
             plain = dict(row)
             try:
-                checksum.update(msgspec.json.encode(plain, order="deterministic"))
+                encoded = msgspec.json.encode(plain, order="deterministic")
             except (TypeError, ValueError) as error:
                 raise TaskError(f"{name}, row {number}: holds what JSON cannot: {error}") from error
+            checksum.update(encoded)
+            self._keys.append(crc32(encoded))
             self._rows.append(plain)
         if not self._rows:
             raise TaskError(f"{name}: gives no rows")
@@ -53,6 +93,9 @@ class RowList:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def key(self, number: int) -> int:
+        return self._keys[number]
 
     def row(self, number: int) -> Row:
         return self._rows[number]
@@ -81,6 +124,9 @@ class ParquetFile:
 
     def __len__(self) -> int:
         return self._length
+
+    def key(self, number: int) -> int:
+        return _key(self.row(number))
 
     def row(self, number: int) -> Row:
         group, place = 0, number
@@ -120,6 +166,9 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def key(self, number: int) -> int:
+        return _key(self.row(number))
 
     def row(self, number: int) -> Row:
         return dict(self._dataset[number])
@@ -169,6 +218,10 @@ def _iterable(made: Any, shown: str) -> Iterable[Any]:
     if isinstance(made, Iterable) and not isinstance(made, str | bytes | Mapping):
         return made
     raise TaskError(f"{shown}: gives a {type(made).__name__}; an iterable of mappings is accepted")
+
+
+def _key(row: Row) -> int:
+    return crc32(msgspec.json.encode(row, order="deterministic", enc_hook=str))
 
 
 def _first_line(error: BaseException) -> str:
