@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from rollwright.run.folder import RunReader
-from rollwright.store.history import complaints, unfinished
+from rollwright.store.invariants import complaints, unfinished
 from rollwright.store.opening import open_store
 from rollwright.store.records import Attempt, Completion, Event, RolloutStatus
 from rollwright.trajectory import Trajectory

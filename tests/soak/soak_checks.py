@@ -11,7 +11,7 @@ from typing import Any
 from soak_engine import STAMP, Paid
 
 from rollwright.run.folder import RunReader
-from rollwright.store.history import complaints, unfinished
+from rollwright.store.invariants import complaints, unfinished
 from rollwright.store.opening import open_store
 from rollwright.store.records import Attempt, Completion, Event, RolloutStatus
 from rollwright.trajectory import Trajectory

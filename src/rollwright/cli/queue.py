@@ -21,7 +21,7 @@ from rollwright.config import RunConfig, load
 from rollwright.errors import RollwrightError
 from rollwright.rollout.causes import FailureCauses
 from rollwright.run.playbook import CONFIG_KEY
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.opening import open_store
 from rollwright.store.records import (
     Attempt,

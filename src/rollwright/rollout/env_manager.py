@@ -36,7 +36,8 @@ from rollwright.rollout.episode import EpisodeSettings, new_session, play, read_
 from rollwright.rollout.function import AgentFunction, function_session, play_function
 from rollwright.rollout.gate import Gate
 from rollwright.rollout.store_journal import StoreJournal
-from rollwright.store.contract import AttemptRefused, NotFound, Store
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused, NotFound
 from rollwright.store.records import AttemptedRollout, AttemptStatus
 from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory, check, check_rewards
 

@@ -34,7 +34,7 @@ from rollwright.rollout.groups import (
 )
 from rollwright.rollout.ledger import Ledger, Place
 from rollwright.rollout.retelling import NO_REASON, Retelling
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.records import (
     AttemptStatus,
     Completion,

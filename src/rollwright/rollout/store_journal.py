@@ -1,7 +1,8 @@
 """The turn journal of one attempt, kept in the store."""
 
 from rollwright.agents import JournalEntry, Superseded
-from rollwright.store.contract import AttemptRefused, NotFound, Store
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused, NotFound
 
 
 class StoreJournal:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from rollwright.errors import RollwrightError
 from rollwright.rollout import Activity
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.records import RolloutStatus
 from rollwright.workers.autoscale import Autoscaler, ScaleRules
 

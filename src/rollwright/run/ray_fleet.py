@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from rollwright.rollout import Activity
 from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet
 from rollwright.run.worker_process import run_worker
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.workers import WorkerSettings
 from rollwright.workers.autoscale import ScaleRules
 

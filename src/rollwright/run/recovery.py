@@ -19,7 +19,7 @@ from rollwright.run.folder import CONFIG, STORE, RunFolder, RunReader
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.retention import replace_durably
 from rollwright.run.trajectory_log import TRAJECTORIES
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.opening import open_store, sqlite_path
 from rollwright.store.records import (
     AttemptStatus,

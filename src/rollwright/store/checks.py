@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollwright.store.contract import StoreError
-from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig, RolloutStatus
+from rollwright.store.errors import StoreError
+from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
 from rollwright.store.transitions import FINAL_ATTEMPT
 
 ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
@@ -27,9 +27,6 @@ LATEST = "latest"
 
 MAX_PRIORITY = 2**31 - 1
 """The range of a 32-bit column."""
-
-ROLLOUT_SORTS = ("start_time", "end_time", "rollout_id", "status", "mode", "priority")
-"""What `query_rollouts` can sort by."""
 
 _ID = re.compile(ID_PATTERN.replace("$", r"\Z"))
 _ID_BYTES = 8
@@ -87,30 +84,17 @@ def check_request(request: EnqueueRequest) -> NewRollout:
     )
 
 
-class RolloutChange(msgspec.Struct, frozen=True, gc=False):
-    """What `update_rollout` is to set; `None` leaves a field as it is."""
-
-    status: RolloutStatus | None
-    mode: str | None
-    resources_id: str | None
-    config: RolloutConfig | None
-    priority: int | None
-
-
 def check_change(
-    status: RolloutStatus | str | None,
-    mode: str | None,
-    resources_id: str | None,
-    config: RolloutConfig | None,
-    priority: int | None,
-) -> RolloutChange:
-    return RolloutChange(
-        None if status is None else parse_status(RolloutStatus, status),
-        None if mode is None else check_id(mode, "mode"),
-        None if resources_id is None else check_id(resources_id, "resources_id"),
-        None if config is None else config_from_bytes(config_to_bytes(config)),
-        None if priority is None else check_priority(priority),
-    )
+    mode: str | None, resources_id: str | None, config: RolloutConfig | None, priority: int | None
+) -> RolloutConfig | None:
+    """Returns the config with its fields in their own types: a caller may give a list for a tuple."""
+    if mode is not None:
+        check_id(mode, "mode")
+    if resources_id is not None:
+        check_id(resources_id, "resources_id")
+    if priority is not None:
+        check_priority(priority)
+    return None if config is None else config_from_bytes(config_to_bytes(config))
 
 
 def check_claim(limit: int, worker_id: str | None, claim_id: str | None) -> None:
@@ -122,22 +106,17 @@ def check_claim(limit: int, worker_id: str | None, claim_id: str | None) -> None
         check_id(claim_id, "claim_id")
 
 
-def check_report(
-    status: AttemptStatus | str | None, worker_id: str | None, trajectory: bytes | None
-) -> AttemptStatus | None:
+def check_report(status: AttemptStatus | None, worker_id: str | None, trajectory: bytes | None) -> None:
     if worker_id is not None:
         check_id(worker_id, "worker_id")
-    parsed = None if status is None else parse_status(AttemptStatus, status)
-    if trajectory is not None and parsed not in FINAL_ATTEMPT:
-        raise StoreError(f"a trajectory comes with a final status, not with {parsed}")
-    return parsed
+    if trajectory is not None and status not in FINAL_ATTEMPT:
+        raise StoreError(f"a trajectory comes with a final status, not with {status}")
 
 
-def check_part(part: str | None, what: str) -> str | None:
-    """A text to be found inside an id; one that no id can hold is refused."""
+def check_part(part: str | None, what: str) -> None:
+    """A text to be found inside an id; one that no id can hold is rejected."""
     if part and _ID.match(part) is None:
         raise StoreError(f"{what} {part[:80]!r} is in no id: ids have A-Z a-z 0-9 . _ : -")
-    return part or None
 
 
 def clean_reason(reason: str | None) -> str | None:

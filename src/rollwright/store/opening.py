@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rollwright.addresses import check_address, redacted
 from rollwright.errors import ConfigError
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
 
 ADDRESS_VARIABLE = "ROLLWRIGHT_STORE"

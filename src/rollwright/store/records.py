@@ -1,6 +1,6 @@
 """Plain data: what a store keeps. Records are frozen; a change is a new record from the store."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, overload
 
@@ -192,20 +192,22 @@ class EnqueueRequest(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
 Item = TypeVar("Item")
 
 
-class Page(Sequence[Item], Generic[Item]):
-    """One page of a query: a sequence, with the number of all matches beside it."""
+class Page(msgspec.Struct, Generic[Item], frozen=True):
+    """One page of a query: a sequence, with the number of all matches beside it.
 
-    def __init__(self, items: Sequence[Item], total: int, limit: int = -1, offset: int = 0) -> None:
-        self.items = items
-        self.total = total
-        self.limit = limit
-        self.offset = offset
+    Over HTTP it may hold fewer items than there are and than were asked for; the next page begins behind its last item.
+    """
+
+    items: list[Item]
+    total: int
+    limit: int = -1
+    offset: int = 0
 
     @overload
     def __getitem__(self, index: int) -> Item: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
         return self.items[index]
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ Every backend asks here before it changes a status, so all of them decide alike:
 
 from collections.abc import Mapping
 
-from rollwright.store.contract import ImpossibleChange
+from rollwright.store.errors import ImpossibleChange
 from rollwright.store.records import AttemptStatus, RolloutConfig, RolloutStatus, WorkerStatus
 
 _R = RolloutStatus

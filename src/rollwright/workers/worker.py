@@ -16,7 +16,8 @@ from typing import Any
 from rollwright.errors import ConfigError
 from rollwright.rollout.capacity_watch import CapacityWatch
 from rollwright.rollout.env_manager import EnvManager, RolloutContext
-from rollwright.store.contract import AttemptRefused, NotFound, Store
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused, NotFound
 from rollwright.store.records import AttemptedRollout, AttemptStatus
 from rollwright.workers.resources import USUAL_LIMITS, ResourceLimits, ResourceWatch
 

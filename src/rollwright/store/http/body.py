@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from rollwright.store.http.refusals import HttpRefusal
+from rollwright.store.http.errors import HttpRefusal
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

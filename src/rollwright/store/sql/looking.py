@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, bindparam, exists, func, select
 
 from rollwright.store.checks import unpack
-from rollwright.store.contract import NotFound
+from rollwright.store.errors import NotFound
 from rollwright.store.records import (
     Attempt,
     Completion,

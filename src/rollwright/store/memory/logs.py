@@ -1,28 +1,28 @@
-"""The two logs of the memory store: finished rollouts, and events. Both grow at the end and shrink at the front.
+"""The two logs of the memory store: completions and events. Both grow at the end and shrink at the front.
 
-Deleting a rollout takes its completion out; the cursors of the others stay as they are.
+Deleting a rollout removes its completion; the cursors of the others stay.
 """
 
 from collections import deque
 from itertools import islice
 
-from rollwright.store.memory.rows import RolloutRow
+from rollwright.store.memory.rows import StoredRollout
 from rollwright.store.records import Completion, Event, EventKind
 
 
 class CompletionLog:
     def __init__(self) -> None:
         self._first = 1
-        """Cursor of the first entry that is kept."""
-        self._entries: list[tuple[RolloutRow, Completion] | None] = []
+        """Cursor of the first kept entry."""
+        self._entries: list[tuple[StoredRollout, Completion] | None] = []
         self._gone = 0
-        """Deleted entries at the front, not yet thrown out."""
+        """Deleted entries at the front that still take a place in the list."""
 
     @property
     def last(self) -> int:
         return self._first + len(self._entries) - 1
 
-    def add(self, row: RolloutRow, attempt_id: str | None, reason: str | None) -> int:
+    def add(self, row: StoredRollout, attempt_id: str | None, reason: str | None) -> int:
         cursor = self.last + 1
         self._entries.append((row, Completion(cursor, row.rollout_id, attempt_id, row.status, reason)))
         return cursor
@@ -47,9 +47,9 @@ class CompletionLog:
                 found.append(entry[1])
         return found
 
-    def ended_before(self, time: float, limit: int) -> list[RolloutRow]:
+    def ended_before(self, time: float, limit: int) -> list[StoredRollout]:
         """The oldest rollouts in the log, up to the first that ended at `time` or later."""
-        rows: list[RolloutRow] = []
+        rows: list[StoredRollout] = []
         for entry in self._entries[self._gone :] if limit else ():
             if entry is None:
                 continue

@@ -1,26 +1,29 @@
-"""Every change to a memory store's state, without an event loop: time comes in as an argument.
+"""The memory store's whole state and every change to it, without an event loop: time comes in as an argument.
 
-A call that is refused changes nothing. Callers run `expire(now)` first, so a lease that is over is never
-honoured.
+Between two calls this holds: a rollout is in `ready` exactly when its status is a waiting one, has a `current` attempt
+exactly when its status is a held one, and is in the completion log exactly when its status is final; it is in `leases`
+exactly when its current attempt has a lease that can expire.
+
+A call that is rejected changes nothing. Callers run `expire(now)` first, so an expired lease is never honoured.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from rollwright.store.checks import RolloutChange, merged, new_id, pack_mapping
-from rollwright.store.contract import AttemptRefused, ImpossibleChange
-from rollwright.store.memory.books import Books
-from rollwright.store.memory.rows import AttemptRow, RolloutRow, WorkerRow
-from rollwright.store.records import (
-    AttemptStatus,
-    EventKind,
-    RolloutStatus,
-)
+from rollwright.store.calls import UpdateAttempt, UpdateRollout
+from rollwright.store.checks import LATEST, NewRollout, clean_reason, merged, new_id, pack_mapping
+from rollwright.store.errors import AttemptRefused, ImpossibleChange, NotFound
+from rollwright.store.memory.index import OrderedIndex
+from rollwright.store.memory.logs import CompletionLog, EventLog
+from rollwright.store.memory.rows import StoredAttempt, StoredRollout, StoredWorker, WorkerTable
+from rollwright.store.records import AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.transitions import (
     FINAL_ATTEMPT,
+    FINAL_ROLLOUT,
     WAITING,
     check_attempt_change,
     check_caller_change,
+    check_rollout_change,
     lapsed_as,
     lease_end,
     rollout_after,
@@ -28,22 +31,104 @@ from rollwright.store.transitions import (
 )
 
 
-class Ledger(Books):
-    # -- giving out ----------------------------------------------------------------------------------
+class StoreState:
+    def __init__(self, *, record_events: bool) -> None:
+        self.rollouts: dict[str, StoredRollout] = {}
+        self.by_status: dict[RolloutStatus, dict[str, StoredRollout]] = {
+            status: {} for status in RolloutStatus
+        }
+        self.workers = WorkerTable()
+        self.ready: OrderedIndex[StoredRollout] = OrderedIndex()
+        self.leases: OrderedIndex[StoredRollout] = OrderedIndex()
+        self.claims: dict[str, list[StoredAttempt]] = {}
+        """The attempts that each claim id still holds."""
+        self.log = CompletionLog()
+        self.events = EventLog(record_events)
+        self.attempts = 0
+        """Number of attempts."""
+        self.finished = False
+        """Whether the completion log has grown since the owner last looked; the owner resets it."""
+        self._arrivals = 0
 
-    def claim(self, limit: int, worker_id: str | None, claim_id: str | None, now: float) -> list[AttemptRow]:
+    def enqueue(self, new: NewRollout, now: float) -> StoredRollout:
+        row = self.rollouts.get(new.rollout_id)
+        if row is not None:
+            return row
+        self._arrivals += 1
+        row = StoredRollout(
+            new.rollout_id,
+            self._arrivals,
+            new.input,
+            now,
+            new.mode,
+            new.resources_id,
+            new.config,
+            new.metadata,
+            new.priority,
+        )
+        self.rollouts[row.rollout_id] = row
+        self.by_status[row.status][row.rollout_id] = row
+        self.ready.set(row, (-row.priority, row.place))
+        self.events.add(now, EventKind.ENQUEUED, row.rollout_id)
+        return row
+
+    def delete(self, rows: Sequence[StoredRollout], now: float) -> int:
+        for row in rows:
+            if row.status not in FINAL_ROLLOUT:
+                raise ImpossibleChange(
+                    f"rollout {row.rollout_id} is {row.status}; only a final one can be deleted"
+                )
+        for row in sorted(rows, key=lambda row: row.place):
+            del self.rollouts[row.rollout_id]
+            del self.by_status[row.status][row.rollout_id]
+            self.attempts -= len(row.attempts)
+            self.log.remove(row.cursor)
+            self.workers.forget(row)
+            self.events.add(now, EventKind.DELETED, row.rollout_id)
+        oldest = next(iter(self.rollouts.values()), None)
+        self.events.forget_before(now if oldest is None else oldest.start_time)
+        return len(rows)
+
+    def rollout(self, rollout_id: str) -> StoredRollout:
+        row = self.rollouts.get(rollout_id)
+        if row is None:
+            raise NotFound(f"no rollout {rollout_id!r}")
+        return row
+
+    def attempt(self, rollout_id: str, attempt_id: str) -> StoredAttempt:
+        attempts = self.rollout(rollout_id).attempts
+        if attempt_id == LATEST and attempts:
+            return attempts[-1]
+        for attempt in reversed(attempts):
+            if attempt.attempt_id == attempt_id:
+                return attempt
+        raise NotFound(f"rollout {rollout_id} has no attempt {attempt_id!r}")
+
+    def _set_status(self, row: StoredRollout, status: RolloutStatus) -> None:
+        check_rollout_change(row.rollout_id, row.status, status)
+        del self.by_status[row.status][row.rollout_id]
+        row.status = status
+        self.by_status[status][row.rollout_id] = row
+
+    # -- claims ----------------------------------------------------------------------------------
+
+    def claim(
+        self, limit: int, worker_id: str | None, claim_id: str | None, now: float
+    ) -> list[StoredAttempt]:
         held = self.claims.get(claim_id) if claim_id is not None else None
         if held:
             return list(held)
-        worker = self.roster.heard(worker_id, now)
+        worker = self.workers.heard(worker_id, now)
         if worker is not None:
             worker.last_dequeue_time = now
-        attempts: list[AttemptRow] = []
+        attempts: list[StoredAttempt] = []
         while len(attempts) < limit and (row := self.ready.pop()) is not None:
             attempts.append(self._give(row, worker, claim_id, now))
         return attempts
 
-    def start(self, rollout_id: str, worker_id: str | None, claim_id: str | None, now: float) -> AttemptRow:
+    def start(
+        self, rollout_id: str, worker_id: str | None, claim_id: str | None, now: float
+    ) -> StoredAttempt:
         row = self.rollout(rollout_id)
         held = self.claims.get(claim_id) if claim_id is not None else None
         for attempt in held or ():
@@ -52,14 +137,14 @@ class Ledger(Books):
         if row.status not in WAITING:
             raise ImpossibleChange(f"rollout {rollout_id} is {row.status}; only a waiting one can be claimed")
         self.ready.discard(row)
-        return self._give(row, self.roster.heard(worker_id, now), claim_id, now)
+        return self._give(row, self.workers.heard(worker_id, now), claim_id, now)
 
     def _give(
-        self, row: RolloutRow, worker: WorkerRow | None, claim_id: str | None, now: float
-    ) -> AttemptRow:
+        self, row: StoredRollout, worker: StoredWorker | None, claim_id: str | None, now: float
+    ) -> StoredAttempt:
         row.tries += 1
         self.attempts += 1
-        attempt = AttemptRow(
+        attempt = StoredAttempt(
             row,
             new_id("at"),
             len(row.attempts) + 1,
@@ -71,46 +156,35 @@ class Ledger(Books):
         )
         row.attempts.append(attempt)
         row.current = attempt
-        self._turn(row, RolloutStatus.PREPARING)
+        self._set_status(row, RolloutStatus.PREPARING)
         self._lease(attempt)
         if worker is not None:
-            self.roster.hold(worker, attempt, now)
+            self.workers.hold(worker, attempt, now)
         if claim_id is not None:
             self.claims.setdefault(claim_id, []).append(attempt)
         self._event(EventKind.CLAIMED, attempt, now)
         return attempt
 
-    def give_back(self, attempts: Iterable[AttemptRow], reason: str, now: float) -> None:
+    def give_back(self, attempts: Iterable[StoredAttempt], reason: str, now: float) -> None:
         for attempt in attempts:
             if attempt.rollout.current is attempt:
                 self._end(attempt, AttemptStatus.CANCELLED, reason, now)
 
     # -- reports -------------------------------------------------------------------------------------
 
-    def report(
-        self,
-        rollout_id: str,
-        attempt_id: str,
-        now: float,
-        *,
-        status: AttemptStatus | None = None,
-        worker_id: str | None = None,
-        trajectory: bytes | None = None,
-        reason: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> AttemptRow:
-        attempt = self.attempt(rollout_id, attempt_id)
+    def report(self, call: UpdateAttempt, now: float) -> StoredAttempt:
+        attempt, status = self.attempt(call.rollout_id, call.attempt_id), call.status
         if attempt.status is status and status in FINAL_ATTEMPT:
             return attempt
-        self._require_held(attempt, worker_id, status, now)
+        self._require_held(attempt, call.worker_id, status, now)
         if status is not None and status is not attempt.status:
             check_attempt_change(attempt.attempt_id, attempt.status, status)
-        attempt.metadata = merged(attempt.metadata, metadata, "metadata")
+        attempt.metadata = merged(attempt.metadata, call.metadata, "metadata")
         if status is not None and status in FINAL_ATTEMPT:
-            self._sign_of_life(attempt, worker_id, now)
-            self._end(attempt, status, reason, now, trajectory=trajectory)
+            self._sign_of_life(attempt, call.worker_id, now)
+            self._end(attempt, status, clean_reason(call.reason), now, trajectory=call.trajectory)
         else:
-            self._heard(attempt, worker_id, now)
+            self._heard(attempt, call.worker_id, now)
             if status is AttemptStatus.RUNNING:
                 self._run(attempt)
         return attempt
@@ -123,7 +197,7 @@ class Ledger(Books):
         now: float,
     ) -> list[tuple[str, str]]:
         packed = None if stats is None else pack_mapping(stats, "heartbeat_stats")
-        worker = self.roster.heard(worker_id, now)
+        worker = self.workers.heard(worker_id, now)
         assert worker is not None
         if packed is not None:
             worker.heartbeat_stats = packed
@@ -164,13 +238,13 @@ class Ledger(Books):
         attempt.rollout.journal = None
         self._heard(attempt, None, now)
 
-    def _holding(self, rollout_id: str, attempt_id: str, now: float) -> AttemptRow:
+    def _holding(self, rollout_id: str, attempt_id: str, now: float) -> StoredAttempt:
         attempt = self.attempt(rollout_id, attempt_id)
         self._require_held(attempt, None, None, now)
         return attempt
 
     def _require_held(
-        self, attempt: AttemptRow, worker_id: str | None, status: AttemptStatus | None, now: float
+        self, attempt: StoredAttempt, worker_id: str | None, status: AttemptStatus | None, now: float
     ) -> None:
         if attempt.rollout.current is not attempt:
             why = f": {attempt.reason}" if attempt.reason else ""
@@ -178,40 +252,33 @@ class Ledger(Books):
         if worker_id is not None and attempt.worker_id not in (worker_id, None):
             self._refuse(attempt, status, f"worker {attempt.worker_id} holds it, not {worker_id}", now)
 
-    def _refuse(self, attempt: AttemptRow, status: AttemptStatus | None, why: str, now: float) -> NoReturn:
+    def _refuse(self, attempt: StoredAttempt, status: AttemptStatus | None, why: str, now: float) -> NoReturn:
         self._event(EventKind.REFUSED, attempt, now, status)
         raise AttemptRefused(f"attempt {attempt.attempt_id} of rollout {attempt.rollout.rollout_id}: {why}")
 
     # -- changes from outside ------------------------------------------------------------------------
 
-    def update_rollout(
-        self,
-        rollout_id: str,
-        now: float,
-        change: RolloutChange,
-        metadata: Mapping[str, Any] | None,
-        reason: str | None,
-    ) -> RolloutRow:
-        row = self.rollout(rollout_id)
-        status = change.status
+    def update_rollout(self, call: UpdateRollout, now: float) -> StoredRollout:
+        row = self.rollout(call.rollout_id)
+        status = call.status
         if status is not None and not unchanged(row.status, status):
-            check_caller_change(rollout_id, row.status, status)
+            check_caller_change(row.rollout_id, row.status, status)
         else:
             status = None
-        row.metadata = merged(row.metadata, metadata, "metadata")
-        row.mode = row.mode if change.mode is None else change.mode
-        row.resources_id = row.resources_id if change.resources_id is None else change.resources_id
-        row.config = row.config if change.config is None else change.config
-        if change.priority is not None:
-            row.priority = change.priority
+        row.metadata = merged(row.metadata, call.metadata, "metadata")
+        row.mode = row.mode if call.mode is None else call.mode
+        row.resources_id = row.resources_id if call.resources_id is None else call.resources_id
+        row.config = row.config if call.config is None else call.config
+        if call.priority is not None:
+            row.priority = call.priority
             if row.status in WAITING:
                 self.ready.set(row, (-row.priority, row.place))
         if status is not None:
-            self.withdraw(row, status, reason or f"set to {status} by a caller", now)
+            self.withdraw(row, status, clean_reason(call.reason) or f"set to {status} by a caller", now)
         return row
 
-    def withdraw(self, row: RolloutRow, status: RolloutStatus, reason: str | None, now: float) -> None:
-        """Takes the rollout from its worker, if it has one, and gives it another status."""
+    def withdraw(self, row: StoredRollout, status: RolloutStatus, reason: str | None, now: float) -> None:
+        """Ends the current attempt, if there is one, and sets another status."""
         if row.current is not None:
             self._end(row.current, AttemptStatus.CANCELLED, reason, now, becomes=status, taken=True)
         else:
@@ -220,7 +287,7 @@ class Ledger(Books):
             self._finish(row, None, status, reason, now)
 
     def expire(self, now: float) -> bool:
-        """Ends the attempts whose lease is over; returns whether there were any."""
+        """Ends the attempts with an expired lease; returns whether there were any."""
         found = False
         while (first := self.leases.first()) is not None and first[0][0] <= now:
             attempt = first[1].current
@@ -231,29 +298,29 @@ class Ledger(Books):
             found = True
         return found
 
-    # -- the changes themselves ----------------------------------------------------------------------
+    # -- single changes ----------------------------------------------------------------------
 
-    def _run(self, attempt: AttemptRow) -> None:
+    def _run(self, attempt: StoredAttempt) -> None:
         if attempt.status is AttemptStatus.PREPARING:
             attempt.status = AttemptStatus.RUNNING
-            self._turn(attempt.rollout, RolloutStatus.RUNNING)
+            self._set_status(attempt.rollout, RolloutStatus.RUNNING)
 
-    def _heard(self, attempt: AttemptRow, worker_id: str | None, now: float) -> None:
+    def _heard(self, attempt: StoredAttempt, worker_id: str | None, now: float) -> None:
         self._extend(attempt, now)
         self._sign_of_life(attempt, worker_id, now)
 
-    def _extend(self, attempt: AttemptRow, now: float) -> None:
+    def _extend(self, attempt: StoredAttempt, now: float) -> None:
         attempt.last_heartbeat_time = now
         attempt.lease_expires = lease_end(attempt.rollout.config, attempt.start_time, now)
         self._lease(attempt)
 
-    def _sign_of_life(self, attempt: AttemptRow, worker_id: str | None, now: float) -> None:
+    def _sign_of_life(self, attempt: StoredAttempt, worker_id: str | None, now: float) -> None:
         attempt.last_heartbeat_time = now
-        worker = self.roster.heard(worker_id if attempt.worker_id is None else attempt.worker_id, now)
+        worker = self.workers.heard(worker_id if attempt.worker_id is None else attempt.worker_id, now)
         if worker is not None and attempt.worker_id is None:
-            self.roster.hold(worker, attempt, now)
+            self.workers.hold(worker, attempt, now)
 
-    def _lease(self, attempt: AttemptRow) -> None:
+    def _lease(self, attempt: StoredAttempt) -> None:
         if attempt.lease_expires is None:
             self.leases.discard(attempt.rollout)
         else:
@@ -261,7 +328,7 @@ class Ledger(Books):
 
     def _end(
         self,
-        attempt: AttemptRow,
+        attempt: StoredAttempt,
         status: AttemptStatus,
         reason: str | None,
         now: float,
@@ -270,7 +337,7 @@ class Ledger(Books):
         taken: bool = False,
         trajectory: bytes | None = None,
     ) -> None:
-        """`becomes`: decided by a caller instead of the retry rules. `taken`: its worker does not know yet."""
+        """`becomes`: status set by a caller instead of the retry rules. `taken`: its worker must be notified."""
         row = attempt.rollout
         if status is AttemptStatus.CANCELLED:
             row.tries -= 1
@@ -282,11 +349,11 @@ class Ledger(Books):
             held.remove(attempt)
             if not held:
                 del self.claims[attempt.claim_id]
-        self.roster.release(attempt, now, taken=taken)
+        self.workers.release(attempt, now, taken=taken)
         after = becomes or rollout_after(status, row.config, row.tries)
         self._event(EventKind.ENDED, attempt, now, status, after)
         if after is RolloutStatus.REQUEUING:
-            self._turn(row, after)
+            self._set_status(row, after)
             self.ready.set(row, (-row.priority, row.place))
         else:
             row.trajectory = trajectory
@@ -294,13 +361,13 @@ class Ledger(Books):
 
     def _finish(
         self,
-        row: RolloutRow,
-        attempt: AttemptRow | None,
+        row: StoredRollout,
+        attempt: StoredAttempt | None,
         status: RolloutStatus,
         reason: str | None,
         now: float,
     ) -> None:
-        self._turn(row, status)
+        self._set_status(row, status)
         row.end_time = now
         row.journal = None
         attempt_id = attempt.attempt_id if attempt is not None else None
@@ -313,7 +380,7 @@ class Ledger(Books):
     def _event(
         self,
         kind: EventKind,
-        attempt: AttemptRow,
+        attempt: StoredAttempt,
         now: float,
         status: AttemptStatus | None = None,
         becomes: RolloutStatus | None = None,
