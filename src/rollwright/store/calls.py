@@ -34,10 +34,10 @@ from rollwright.store.checks import (
     check_id,
     check_page,
     check_part,
-    check_report,
     check_request,
     new_id,
 )
+from rollwright.store.errors import StoreError
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
@@ -52,6 +52,7 @@ from rollwright.store.records import (
     Worker,
     WorkerStatus,
 )
+from rollwright.store.transitions import FINAL_ATTEMPT
 
 MAX_PORTION_BYTES = 98 * 1024
 """Of rollouts that are enqueued by one request: a body has no more values than bytes, and the server decodes up to
@@ -151,7 +152,10 @@ class UpdateAttempt(OnceCall[Attempt], frozen=True, gc=False):
     metadata: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        check_report(self.status, self.worker_id, self.trajectory)
+        if self.worker_id is not None:
+            check_id(self.worker_id, "worker_id")
+        if self.trajectory is not None and self.status not in FINAL_ATTEMPT:
+            raise StoreError(f"a trajectory comes with a final status, not with {self.status}")
 
     def repeatable(self) -> Self:
         # A report of a named attempt is idempotent by itself; when "latest" is repeated, it may be another attempt.

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rollwright.store.errors import StoreError
-from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
-from rollwright.store.transitions import FINAL_ATTEMPT
+from rollwright.store.records import EnqueueRequest, RolloutConfig
 
 ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
 """Letters that need no quoting in URLs, file names, shells and SQL; long enough for nested names."""
@@ -104,13 +103,6 @@ def check_claim(limit: int, worker_id: str | None, claim_id: str | None) -> None
         check_id(worker_id, "worker_id")
     if claim_id is not None:
         check_id(claim_id, "claim_id")
-
-
-def check_report(status: AttemptStatus | None, worker_id: str | None, trajectory: bytes | None) -> None:
-    if worker_id is not None:
-        check_id(worker_id, "worker_id")
-    if trajectory is not None and status not in FINAL_ATTEMPT:
-        raise StoreError(f"a trajectory comes with a final status, not with {status}")
 
 
 def check_part(part: str | None, what: str) -> None:

@@ -1,6 +1,7 @@
 """`MemoryQueries`: the memory store's queries, counts and resources."""
 
 from collections.abc import Callable
+from math import inf
 from operator import attrgetter
 from typing import TypeVar
 
@@ -34,6 +35,8 @@ class MemoryQueries(Backend):
         self._clock = clock if clock is not None else LoopClock()
         self._state = StoreState(record_events=record_events)
         self._resources = ResourceVersions()
+        self._timer_at = inf
+        """When the next lease is checked without a call, by the store's clock; never later than the first expiry."""
         self._closed = False
 
     def _begin(self) -> float:
@@ -41,7 +44,7 @@ class MemoryQueries(Backend):
         if self._closed:
             raise StoreError("the store is closed")
         now = self._clock()
-        if self._state.leases.bound <= now and self._state.expire(now):
+        if self._timer_at <= now and self._state.leases.bound <= now and self._state.expire(now):
             self._settle()
         return now
 

@@ -46,8 +46,6 @@ class MemoryStore(MemoryQueries):
         self._cancellations: dict[str, Signal] = {}
         """By worker id, for the workers that wait for cancellations."""
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = inf
-        """When the timer fires, by the store's clock; never later than the first lease expiry."""
 
     # -- asking for episodes ------------------------------------------------------------------------
 
@@ -62,16 +60,18 @@ class MemoryStore(MemoryQueries):
 
     def _check_requests(self, requests: Sequence[EnqueueRequest]) -> list[NewRollout]:
         for request in requests:
-            self._require_resources(request.resources_id)
+            if request.resources_id is not None:
+                self._require_resources(request.resources_id)
         return [check_request(request) for request in requests]
 
-    def _require_resources(self, resources_id: str | None) -> None:
-        if resources_id is not None and resources_id not in self._resources:
+    def _require_resources(self, resources_id: str) -> None:
+        if resources_id not in self._resources:
             raise NotFound(f"no resources {resources_id!r}")
 
     @handles(calls.UpdateRollout)
     async def _update_rollout(self, call: calls.UpdateRollout) -> Rollout:
-        self._require_resources(call.resources_id)
+        if call.resources_id is not None:
+            self._require_resources(call.resources_id)
         record = self._state.update_rollout(call, self._begin()).record()
         self._settle()
         return record
@@ -244,9 +244,8 @@ class MemoryStore(MemoryQueries):
 
     def _settle(self) -> None:
         state = self._state
-        while len(state.ready) and (waiter := self._waiters.next()) is not None:
-            waiter.attempts = state.claim(waiter.limit, waiter.worker_id, waiter.claim_id, self._clock())
-            resolve(waiter.future)
+        if self._waiters.waiting:
+            self._serve_waiters()
         if state.finished:
             state.finished = False
             self._completed.notify()
@@ -257,6 +256,12 @@ class MemoryStore(MemoryQueries):
             state.workers.to_notify.clear()
         if state.leases.bound < self._timer_at and not self._closed:
             self._set_timer()
+
+    def _serve_waiters(self) -> None:
+        state = self._state
+        while len(state.ready) and (waiter := self._waiters.next()) is not None:
+            waiter.attempts = state.claim(waiter.limit, waiter.worker_id, waiter.claim_id, self._clock())
+            resolve(waiter.future)
 
     def _set_timer(self) -> None:
         first = self._state.leases.first()

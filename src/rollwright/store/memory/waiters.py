@@ -26,11 +26,11 @@ class Waiter:
 class Waiters:
     def __init__(self) -> None:
         # Not a dict: after deletions at its front, finding a dict's first key is O(n).
-        self._waiting: OrderedDict[Waiter, None] = OrderedDict()
+        self.waiting: OrderedDict[Waiter, None] = OrderedDict()
         self._by_claim: dict[str, Waiter] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def join(self, waiter: Waiter) -> None:
         if waiter.claim_id is not None:
@@ -39,17 +39,17 @@ class Waiters:
                 self.leave(earlier)
                 resolve(earlier.future)
             self._by_claim[waiter.claim_id] = waiter
-        self._waiting[waiter] = None
+        self.waiting[waiter] = None
 
     def leave(self, waiter: Waiter) -> None:
         """Does nothing for a waiter that has left already."""
-        self._waiting.pop(waiter, None)
+        self.waiting.pop(waiter, None)
         self._forget(waiter)
 
     def next(self) -> Waiter | None:
         """Removes and returns the first that still waits."""
-        while self._waiting:
-            waiter, _ = self._waiting.popitem(last=False)
+        while self.waiting:
+            waiter, _ = self.waiting.popitem(last=False)
             self._forget(waiter)
             if not waiter.future.done():
                 return waiter
