@@ -3,9 +3,9 @@
 Always true of a record:
 - It is frozen, names its call and knows the type of its result. Its arguments were checked when it was made or decoded,
   so a backend that gets one does not check again, and a mistake reads the same in memory, in SQL and over HTTP.
+- `repeatable` names everything that the call creates, so that sending the same record twice executes it once.
 - `parts` cuts it into requests within the bounds below, and joins their results. The bounds hold for one request over
   HTTP only: they are enforced where a record is decoded. A call in the same process has no bounds.
-- `repeatable` names everything that the call creates, so that sending the same record twice executes it once.
 """
 
 import re
@@ -106,16 +106,18 @@ class StoreCall(
         """The same call with every id chosen that would otherwise be generated where it is executed."""
         return self
 
+    def fits(self) -> bool:
+        """Whether one request can hold the call, and one reply its result."""
+        items = None if self.split_by is None else getattr(self, self.split_by)
+        return items is None or len(items) <= MAX_ITEMS
+
     def parts(self) -> Generator["StoreCall[Any]", Any, Result]:
-        """Yields calls within the bounds of one request, is sent the reply to each, and returns the whole result."""
-        field = self.split_by
-        items = None if field is None else getattr(self, field)
-        if field is None or items is None or len(items) <= MAX_ITEMS:
-            result: Result = yield self
-            return result
+        """For a call that does not fit: yields calls that do, each repeatable, is sent the reply to each, and returns
+        the whole result."""
+        assert self.split_by is not None
         whole: Any = None
-        for some in portions(items):
-            part = yield replace(self, **{field: some})
+        for some in portions(getattr(self, self.split_by)):
+            part = yield replace(self, **{self.split_by: some}).repeatable()
             whole = part if whole is None else whole + part  # lists, or numbers
         return cast(Result, whole)
 
@@ -177,6 +179,9 @@ class PagedCall(StoreCall[Page[Item]], Generic[Item], frozen=True, kw_only=True,
     limit: Limit = MAX_ITEMS
     offset: Count = 0
 
+    def fits(self) -> bool:
+        return False  # how many items one page holds depends on their size
+
     def parts(self) -> Generator[StoreCall[Any], Any, Page[Item]]:
         items: list[Item] = []
         while True:
@@ -204,6 +209,9 @@ class LogCall(StoreCall[list[Item]], Generic[Item], frozen=True, kw_only=True, g
 
     after: Cursor = 0
     limit: Limit = MAX_ITEMS
+
+    def fits(self) -> bool:
+        return 0 <= self.limit <= MAX_ITEMS
 
     def behind(self, last: Item) -> Self:
         """The same call from the entry `last` on, without waiting."""

@@ -74,12 +74,17 @@ class EnqueueManyRollouts(StoreCall[list[Rollout]], frozen=True, gc=False):
     def is_bulky(self) -> bool:
         return len(self.requests) > 1
 
+    def repeatable(self) -> Self:
+        return replace(self, requests=[_named(request) for request in self.requests])
+
+    def fits(self) -> bool:
+        return len(self.requests) <= 1
+
     def parts(self) -> Generator[StoreCall[Any], Any, list[Rollout]]:
-        named = [_named(request) for request in self.requests]  # all are checked before the first is sent
         enqueued: list[Rollout] = []
         some: list[EnqueueRequest] = []
         size = 0
-        for request in named:
+        for request in self.requests:
             length = len(msgspec.msgpack.encode(request))
             if some and (len(some) == MAX_ITEMS or size + length > MAX_PORTION_BYTES):
                 enqueued += yield EnqueueManyRollouts(some)
@@ -123,11 +128,12 @@ class DequeueManyRollouts(ClaimCall[list[AttemptedRollout]], frozen=True, gc=Fal
     def __post_init__(self) -> None:
         check_claim(self.limit, self.worker_id, self.claim_id)
 
+    def fits(self) -> bool:
+        return self.limit <= MAX_ITEMS
+
     def parts(self) -> Generator[StoreCall[Any], Any, list[AttemptedRollout]]:
-        claimed: list[AttemptedRollout] = yield (
-            self if self.limit <= MAX_ITEMS else replace(self, limit=MAX_ITEMS)
-        )
-        return claimed
+        claimed: list[AttemptedRollout] = yield replace(self, limit=MAX_ITEMS)
+        return claimed  # fewer than asked for, as whenever the queue has fewer
 
 
 class StartAttempt(ClaimCall[AttemptedRollout], frozen=True, gc=False):
@@ -230,6 +236,9 @@ class GetTrajectories(StoreCall[dict[str, bytes]], frozen=True, gc=False):
 
     rollout_ids: Ids
     failed: bool = False
+
+    def fits(self) -> bool:
+        return False  # how many trajectories one reply holds depends on their size
 
     def parts(self) -> Generator[StoreCall[Any], Any, dict[str, bytes]]:
         found: dict[str, bytes] = {}
@@ -395,11 +404,14 @@ class DeleteFinished(OnceCall[int], frozen=True, gc=False):
     older_than: Seconds
     limit: Limit = MAX_ITEMS
 
+    def fits(self) -> bool:
+        return 0 <= self.limit <= MAX_ITEMS
+
     def parts(self) -> Generator[StoreCall[Any], Any, int]:
         deleted = 0
         while deleted < self.limit:
             size = min(self.limit - deleted, MAX_ITEMS)
-            gone: int = yield replace(self, limit=size)
+            gone: int = yield replace(self, limit=size).repeatable()
             deleted += gone
             if gone < size:
                 break

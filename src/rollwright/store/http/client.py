@@ -9,7 +9,7 @@ and whether it shares a request with others.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any
 
@@ -52,29 +52,39 @@ class HttpStore(Store):
         self._closed = False
 
     async def execute(self, call: StoreCall[Result]) -> Result:
+        call = call.repeatable()
         deadline = Deadline(call.timeout) if call.waits() else None  # type: ignore[attr-defined]
+        result: Result
+        if call.fits():
+            result = await self._request(call, deadline)
+            return result
         parts = call.parts()
         try:
             part = next(parts)
             while True:
-                part = parts.send(await self._request(part.repeatable(), deadline))
+                part = parts.send(await self._request(part, deadline))
         except StopIteration as end:
-            result: Result = end.value
+            result = end.value
             return result
 
-    async def _request(self, call: StoreCall[Any], deadline: Deadline | None) -> Any:
-        if isinstance(call, ClaimCall):
-            return await self._claim(call, deadline)
-        if deadline is not None and call.waits():
-            return await self._wait(call, deadline)
-        return await self._send(call.waiting(0.0))
+    # The next two return a coroutine instead of awaiting it: most calls of a client pass through both.
 
-    async def _send(self, call: StoreCall[Result]) -> Result:
+    def _request(self, call: StoreCall[Any], deadline: Deadline | None) -> Coroutine[Any, Any, Any]:
+        if isinstance(call, ClaimCall):
+            return self._claim(call, deadline)
+        if deadline is not None and call.waits():
+            return self._wait(call, deadline)
+        return self._send(call)
+
+    def _send(self, call: StoreCall[Result]) -> Coroutine[Any, Any, Result]:
+        """Without waiting at the server."""
         if self._closed:
             raise StoreError("the store is closed")
-        if call.is_bulky():  # in a request of its own: the calls of a batch wait for each other
-            return decode(call, await self._connection.post(call.name, encode(call)))
-        return await self._batcher.send(call)
+        call = call.waiting(0.0)
+        return self._send_alone(call) if call.is_bulky() else self._batcher.send(call)
+
+    async def _send_alone(self, call: StoreCall[Result]) -> Result:
+        return decode(call, await self._connection.post(call.name, encode(call)))
 
     async def _wait(self, call: StoreCall[list[Any]], deadline: Deadline) -> list[Any]:
         """Repeats the request until the call has what it waits for: one request waits `MAX_WAIT_SECONDS` at most."""
@@ -101,7 +111,7 @@ class HttpStore(Store):
     async def _claim(self, call: ClaimCall[Any], deadline: Deadline | None) -> Any:
         try:
             # First in a batch with other callers' calls; only an empty queue is worth a request of its own.
-            claimed = await self._send(call.waiting(0.0))
+            claimed = await self._send(call)
             if deadline is None or call.is_satisfied(claimed):
                 return claimed
             return await self._wait_for_work(call, deadline)
