@@ -11,7 +11,7 @@ from rollwright.rollout import Gate, GroupBook, GroupRules, Place, RolloutContex
 from rollwright.rollout.filters import Action, Filter
 from rollwright.rollout.retelling import Retelling
 from rollwright.store.memory import MemoryStore
-from rollwright.store.records import Completion, RolloutStatus
+from rollwright.store.records import CompletionEntry, RolloutStatus
 from rollwright.trajectory import Trajectory
 from rollwright.workers import Worker, WorkerSettings
 
@@ -225,8 +225,8 @@ def test_groups_that_were_dropped_between_others_before_a_restart_do_not_count_a
     run_virtual(run())
 
 
-def completion(number: int, status: str, reason: str | None = None) -> Completion:
-    return Completion(number + 1, f"a-g0-m{number}", "at", RolloutStatus(status), reason)
+def completion(number: int, status: str, reason: str | None = None) -> CompletionEntry:
+    return CompletionEntry(number + 1, f"a-g0-m{number}", "at", RolloutStatus(status), reason)
 
 
 def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> None:

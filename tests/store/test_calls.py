@@ -38,7 +38,7 @@ from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import (
     AttemptStatus,
-    Completion,
+    CompletionEntry,
     EnqueueRequest,
     Page,
     Rollout,
@@ -240,9 +240,9 @@ def test_pages_are_read_to_the_end_and_an_item_that_moved_between_two_is_in_the_
 
 
 def test_a_log_is_read_on_without_waiting_once_something_is_there() -> None:
-    def read(call: ReadCompletions) -> list[Completion]:
+    def read(call: ReadCompletions) -> list[CompletionEntry]:
         last = min(call.after + call.limit, MAX_ITEMS + 5)
-        return [Completion(n, "r", None, RolloutStatus.FAILED) for n in range(call.after + 1, last + 1)]
+        return [CompletionEntry(n, "r", None, RolloutStatus.FAILED) for n in range(call.after + 1, last + 1)]
 
     requests, result = drive(ReadCompletions(9.0, limit=5 * MAX_ITEMS), read)
     assert [(each.after, each.timeout) for each in requests] == [(0, 9.0), (MAX_ITEMS, 0.0)]

@@ -11,7 +11,7 @@ from rollwright.agents import EpisodeFailure
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
 from rollwright.rollout.groups import NOT_NEEDED
 from rollwright.rollout.ledger import Fate, Place
-from rollwright.store.records import Completion, RolloutStatus
+from rollwright.store.records import CompletionEntry, RolloutStatus
 from rollwright.trajectory import Trajectory
 
 NO_REASON = "no reason given"
@@ -32,7 +32,7 @@ class Retelling:
         self.caught: dict[str, Catches] = {}
         """By group: what the filters caught in it."""
 
-    def asks_for(self, completion: Completion) -> bool:
+    def asks_for(self, completion: CompletionEntry) -> bool:
         """Whether the trajectory is needed: filters look at it again."""
         return (
             bool(self._filters)
@@ -40,7 +40,7 @@ class Retelling:
             and _group_of(completion) in self._delivered
         )
 
-    def tell(self, completion: Completion, trajectory: Trajectory | None = None) -> None:
+    def tell(self, completion: CompletionEntry, trajectory: Trajectory | None = None) -> None:
         """`None`: the store does not have it, or nobody asked for it."""
         group_id = _group_of(completion)
         if group_id not in self._delivered:
@@ -60,7 +60,7 @@ class Retelling:
         for group_id in tuple(self._members):
             self._complete(group_id)
 
-    def _judged(self, group_id: str, completion: Completion, trajectory: Trajectory) -> Fate:
+    def _judged(self, group_id: str, completion: CompletionEntry, trajectory: Trajectory) -> Fate:
         judged = judge(self._filters, trajectory, self._catches(group_id))
         if judged.dropped is not None:
             return Place.FILTERED, judged.dropped
@@ -78,5 +78,5 @@ class Retelling:
         return self.caught.setdefault(group_id, Catches())
 
 
-def _group_of(completion: Completion) -> str:
+def _group_of(completion: CompletionEntry) -> str:
     return completion.rollout_id.rpartition("-m")[0]

@@ -37,7 +37,7 @@ from rollwright.rollout.retelling import NO_REASON, Retelling
 from rollwright.store.api import Store
 from rollwright.store.records import (
     AttemptStatus,
-    Completion,
+    CompletionEntry,
     EnqueueRequest,
     RolloutConfig,
     RolloutStatus,
@@ -307,7 +307,7 @@ class RolloutScheduler:
         requests = [
             each for _ in range(self._first, opened) for each in self._requests(self._book.open_group())
         ]
-        log: list[Completion] = []
+        log: list[CompletionEntry] = []
         while completions := await self._store.read_completions(self._cursor):
             self._cursor = completions[-1].cursor
             log += completions
@@ -329,7 +329,7 @@ class RolloutScheduler:
         """Those of this stream that the store has."""
         return set(await rollout_ids(self._store, self._book.prefix, self._mode))
 
-    async def _retold(self, log: Sequence[Completion], delivered: Collection[str]) -> Retelling:
+    async def _retold(self, log: Sequence[CompletionEntry], delivered: Collection[str]) -> Retelling:
         """What became of the members of groups that were handed out, and what the filters caught among them."""
         retelling = Retelling(delivered, self._group_size, self._book.filters)
         for first in range(0, len(log), RESTORED_AT_ONCE):
@@ -365,7 +365,7 @@ class RolloutScheduler:
         finally:
             self._news.set()
 
-    async def _settle(self, completions: Iterable[Completion]) -> None:
+    async def _settle(self, completions: Iterable[CompletionEntry]) -> None:
         """One after the other: what one decides (a replacement, say) may be what the next one is about."""
         mine = [each for each in completions if self._book.concerns(each.rollout_id)]
         done = [each.rollout_id for each in mine if each.status is RolloutStatus.SUCCEEDED]

@@ -31,7 +31,7 @@ from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
     AttemptStatus,
-    Completion,
+    CompletionEntry,
     EnqueueRequest,
     Event,
     Page,
@@ -39,7 +39,7 @@ from rollwright.store.records import (
     Rollout,
     RolloutConfig,
     RolloutStatus,
-    Worker,
+    WorkerRecord,
     WorkerStatus,
 )
 
@@ -265,7 +265,7 @@ class Store(ABC):
 
     async def read_completions(
         self, after: int = 0, *, limit: int = 1000, timeout: float = 0.0
-    ) -> list[Completion]:
+    ) -> list[CompletionEntry]:
         """The log of finished rollouts behind cursor `after`; waits up to `timeout` seconds for the first."""
         return await self.execute(calls.ReadCompletions(timeout, after=after, limit=limit))
 
@@ -344,12 +344,12 @@ class Store(ABC):
         status: WorkerStatus | str | Iterable[WorkerStatus | str] | None = None,
         limit: int = -1,
         offset: int = 0,
-    ) -> Page[Worker]:
+    ) -> Page[WorkerRecord]:
         """The workers, in the order of their ids."""
         statuses = parse_statuses(WorkerStatus, status)
         return await self.execute(calls.QueryWorkers(statuses, limit=limit, offset=offset))
 
-    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+    async def get_worker_by_id(self, worker_id: str) -> WorkerRecord | None:
         """The worker, or `None`."""
         return await self.execute(calls.GetWorkerById(worker_id))
 

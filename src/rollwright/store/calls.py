@@ -42,14 +42,14 @@ from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
     AttemptStatus,
-    Completion,
+    CompletionEntry,
     EnqueueRequest,
     Event,
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
     RolloutStatus,
-    Worker,
+    WorkerRecord,
     WorkerStatus,
 )
 from rollwright.store.transitions import FINAL_ATTEMPT
@@ -214,10 +214,10 @@ class ClearJournal(StoreCall[None], frozen=True, gc=False):
 # -- results ------------------------------------------------------------------------------------------
 
 
-class ReadCompletions(LogCall[Completion], frozen=True, gc=False):
+class ReadCompletions(LogCall[CompletionEntry], frozen=True, gc=False):
     timeout: Wait = 0.0
 
-    def behind(self, last: Completion) -> Self:
+    def behind(self, last: CompletionEntry) -> Self:
         return replace(self, after=last.cursor, timeout=0.0)
 
 
@@ -316,7 +316,7 @@ class QueryAttempts(PagedCall[Attempt], frozen=True, gc=False):
         check_page(self.limit, self.offset, self.sort_order)
 
 
-class QueryWorkers(PagedCall[Worker], frozen=True, gc=False):
+class QueryWorkers(PagedCall[WorkerRecord], frozen=True, gc=False):
     wide = True
     identity = "worker_id"
 
@@ -326,7 +326,7 @@ class QueryWorkers(PagedCall[Worker], frozen=True, gc=False):
         check_page(self.limit, self.offset)
 
 
-class GetWorkerById(StoreCall[Worker | None], frozen=True, gc=False):
+class GetWorkerById(StoreCall[WorkerRecord | None], frozen=True, gc=False):
     worker_id: Id
 
 

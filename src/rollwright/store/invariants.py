@@ -8,14 +8,14 @@ not in the completion log. Run it over the log of a store that was killed and op
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from rollwright.store.records import AttemptStatus, Completion, Event, EventKind
+from rollwright.store.records import AttemptStatus, CompletionEntry, Event, EventKind
 from rollwright.store.transitions import FINAL_ROLLOUT
 
 _RESULTS = frozenset({AttemptStatus.SUCCEEDED, AttemptStatus.FAILED})
 """What only an attempt that holds its rollout may report."""
 
 
-def complaints(events: Iterable[Event], completions: Iterable[Completion] | None = None) -> list[str]:
+def complaints(events: Iterable[Event], completions: Iterable[CompletionEntry] | None = None) -> list[str]:
     """One line for each broken promise; empty when there is none.
 
     With `completions`, the whole completion log, each end must be in it exactly once. Of a log whose beginning
@@ -105,8 +105,8 @@ class _History:
                 yield "is deleted before its end"
             del self.stories[event.rollout_id]
 
-    def compare(self, completions: Iterable[Completion]) -> Iterator[str]:
-        logged: dict[str, Completion] = {}
+    def compare(self, completions: Iterable[CompletionEntry]) -> Iterator[str]:
+        logged: dict[str, CompletionEntry] = {}
         for completion in completions:
             if completion.rollout_id in logged:
                 yield f"rollout {completion.rollout_id} is in the completion log twice"

@@ -110,7 +110,7 @@ class AttemptedRollout(Rollout, frozen=True, kw_only=True):
     attempt: Attempt
 
 
-class Completion(msgspec.Struct, frozen=True, gc=False):
+class CompletionEntry(msgspec.Struct, frozen=True, gc=False):
     """One entry of the store's append-only log of finished rollouts."""
 
     cursor: int
@@ -122,7 +122,7 @@ class Completion(msgspec.Struct, frozen=True, gc=False):
     reason: str | None = None
 
 
-class Worker(msgspec.Struct, frozen=True, gc=False):
+class WorkerRecord(msgspec.Struct, frozen=True, gc=False):
     worker_id: str
     status: WorkerStatus
     heartbeat_stats: dict[str, Any] = msgspec.field(default_factory=dict)

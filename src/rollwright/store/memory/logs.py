@@ -7,14 +7,14 @@ from collections import deque
 from itertools import islice
 
 from rollwright.store.memory.rows import StoredRollout
-from rollwright.store.records import Completion, Event, EventKind
+from rollwright.store.records import CompletionEntry, Event, EventKind
 
 
 class CompletionLog:
     def __init__(self) -> None:
         self._first = 1
         """Cursor of the first kept entry."""
-        self._entries: list[tuple[StoredRollout, Completion] | None] = []
+        self._entries: list[tuple[StoredRollout, CompletionEntry] | None] = []
         self._gone = 0
         """Deleted entries at the front that still take a place in the list."""
 
@@ -24,7 +24,7 @@ class CompletionLog:
 
     def add(self, row: StoredRollout, attempt_id: str | None, reason: str | None) -> int:
         cursor = self.last + 1
-        self._entries.append((row, Completion(cursor, row.rollout_id, attempt_id, row.status, reason)))
+        self._entries.append((row, CompletionEntry(cursor, row.rollout_id, attempt_id, row.status, reason)))
         return cursor
 
     def remove(self, cursor: int) -> None:
@@ -37,8 +37,8 @@ class CompletionLog:
             self._first += self._gone
             self._gone = 0
 
-    def after(self, cursor: int, limit: int) -> list[Completion]:
-        found: list[Completion] = []
+    def after(self, cursor: int, limit: int) -> list[CompletionEntry]:
+        found: list[CompletionEntry] = []
         for place in range(max(cursor + 1 - self._first, self._gone), len(self._entries)):
             entry = self._entries[place]
             if len(found) >= limit:

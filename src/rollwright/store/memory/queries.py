@@ -20,7 +20,7 @@ from rollwright.store.records import (
     ResourcesUpdate,
     Rollout,
     RolloutStatus,
-    Worker,
+    WorkerRecord,
 )
 from rollwright.store.waiting import LoopClock
 
@@ -100,7 +100,7 @@ class MemoryQueries(Backend):
         return Page(records, len(rows), call.limit, call.offset)
 
     @handles(calls.QueryWorkers)
-    async def _query_workers(self, call: calls.QueryWorkers) -> Page[Worker]:
+    async def _query_workers(self, call: calls.QueryWorkers) -> Page[WorkerRecord]:
         now = self._begin()
         workers = self._state.workers.workers
         names = sorted(workers)
@@ -112,7 +112,7 @@ class MemoryQueries(Backend):
         return Page(_cut(records, call.limit, call.offset), len(records), call.limit, call.offset)
 
     @handles(calls.GetWorkerById)
-    async def _get_worker_by_id(self, call: calls.GetWorkerById) -> Worker | None:
+    async def _get_worker_by_id(self, call: calls.GetWorkerById) -> WorkerRecord | None:
         now = self._begin()
         worker = self._state.workers.workers.get(call.worker_id)
         return None if worker is None else worker.record(now)

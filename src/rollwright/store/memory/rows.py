@@ -14,7 +14,7 @@ from rollwright.store.records import (
     Rollout,
     RolloutConfig,
     RolloutStatus,
-    Worker,
+    WorkerRecord,
 )
 from rollwright.store.transitions import worker_status
 from rollwright.store.waiting import Countdown
@@ -124,9 +124,9 @@ class StoredWorker:
     taken: dict[tuple[str, str], None] = field(default_factory=dict)
     """Rollout and attempt ids of attempts that others ended, and that the worker was not notified of yet; in order."""
 
-    def record(self, now: float) -> Worker:
+    def record(self, now: float) -> WorkerRecord:
         current = next(reversed(self.held.values()), None)
-        return Worker(
+        return WorkerRecord(
             self.worker_id,
             worker_status(len(self.held), self.last_heartbeat_time, now),
             unpack(self.heartbeat_stats),

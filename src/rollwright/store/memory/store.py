@@ -19,7 +19,7 @@ from rollwright.store.memory.waiters import Waiter, Waiters
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
-    Completion,
+    CompletionEntry,
     EnqueueRequest,
     Rollout,
     RolloutStatus,
@@ -175,7 +175,7 @@ class MemoryStore(MemoryQueries):
     # -- results ------------------------------------------------------------------------------------
 
     @handles(calls.ReadCompletions)
-    async def _read_completions(self, call: calls.ReadCompletions) -> list[Completion]:
+    async def _read_completions(self, call: calls.ReadCompletions) -> list[CompletionEntry]:
         deadline = Deadline(call.timeout)
         while True:
             self._begin()

@@ -10,7 +10,7 @@ from rollwright.store import calls
 from rollwright.store.backend import Backend, handles
 from rollwright.store.checks import new_id
 from rollwright.store.errors import StoreDamaged, StoreError
-from rollwright.store.records import Attempt, Event, Page, ResourcesUpdate, Rollout, Worker
+from rollwright.store.records import Attempt, Event, Page, ResourcesUpdate, Rollout, WorkerRecord
 from rollwright.store.sql import looking
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Driver, Write
@@ -102,12 +102,12 @@ class SqlQueries(Backend):
         )
 
     @handles(calls.QueryWorkers)
-    async def _query_workers(self, call: calls.QueryWorkers) -> Page[Worker]:
+    async def _query_workers(self, call: calls.QueryWorkers) -> Page[WorkerRecord]:
         await self._show_stamps()
         return await self._read(looking.query_workers, call.status, call.limit, call.offset)
 
     @handles(calls.GetWorkerById)
-    async def _get_worker_by_id(self, call: calls.GetWorkerById) -> Worker | None:
+    async def _get_worker_by_id(self, call: calls.GetWorkerById) -> WorkerRecord | None:
         await self._show_stamps()
         return await self._read(looking.find_worker, call.worker_id)
 

@@ -16,7 +16,7 @@ from rollwright.store import calls
 from rollwright.store.backend import handles
 from rollwright.store.checks import check_request, clean_reason, new_id, pack_mapping
 from rollwright.store.errors import NotFound
-from rollwright.store.records import Attempt, AttemptedRollout, Completion, Rollout
+from rollwright.store.records import Attempt, AttemptedRollout, CompletionEntry, Rollout
 from rollwright.store.sql import looking, queueing, reporting
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.claimants import Claimants
@@ -202,7 +202,7 @@ class SqlStore(SqlQueries):
     # -- results ------------------------------------------------------------------------------------
 
     @handles(calls.ReadCompletions)
-    async def _read_completions(self, call: calls.ReadCompletions) -> list[Completion]:
+    async def _read_completions(self, call: calls.ReadCompletions) -> list[CompletionEntry]:
         deadline = Deadline(call.timeout)
         while True:
             seen = self._completed.count
