@@ -1,4 +1,4 @@
-"""Every backend behind one fixture: the tests of the contract run over each of them unchanged."""
+"""Every backend behind one fixture: the tests of the API run over each of them unchanged."""
 
 import secrets
 import tempfile

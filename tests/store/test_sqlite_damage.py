@@ -47,7 +47,7 @@ async def filled(path: Path) -> Store:
 
 
 def calls_of(store: Store, attempt_id: str) -> list[Call]:
-    """The whole contract."""
+    """The whole API."""
     late = "ro-0", attempt_id
     return [
         ("enqueue_rollout", lambda: store.enqueue_rollout({"new": True})),

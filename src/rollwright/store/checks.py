@@ -1,7 +1,7 @@
-"""What a caller may pass, checked in the same way by every backend.
+"""Checks of arguments, called by the call records, and packing of plain data.
 
-A value that passes is safe in a file name, a URL and a log line, and means the same in memory, in SQL and
-over HTTP. Plain data travels as msgpack, so that what a store keeps is never shared with its callers.
+A value that passes is safe in a file name, a URL and a log line, and means the same in memory, in SQL and over HTTP.
+Plain data is packed as msgpack, so that a store's state is never shared with its callers.
 """
 
 import math
@@ -19,10 +19,10 @@ from rollwright.store.errors import StoreError
 from rollwright.store.records import EnqueueRequest, RolloutConfig
 
 ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
-"""Letters that need no quoting in URLs, file names, shells and SQL; long enough for nested names."""
+"""Characters that need no quoting in URLs, file names, shells and SQL; long enough for nested names."""
 
 LATEST = "latest"
-"""Stands for the newest attempt of a rollout wherever an attempt id is asked for."""
+"""Stands for the newest attempt of a rollout in place of an attempt id."""
 
 MAX_PRIORITY = 2**31 - 1
 """The range of a 32-bit column."""
@@ -41,7 +41,7 @@ Status = TypeVar("Status", bound=StrEnum)
 
 
 def new_id(prefix: str) -> str:
-    """Begins with the time, in milliseconds: ids made one after another lie side by side in an index."""
+    """Begins with the time, in milliseconds: consecutive ids lie side by side in an index."""
     try:
         random = _randoms.pop()  # one step of the interpreter: no two threads get the same
     except IndexError:
@@ -59,7 +59,7 @@ def check_id(value: str, what: str) -> str:
 
 
 class NewRollout(msgspec.Struct, frozen=True, gc=False):
-    """A request that passed every check, packed."""
+    """A checked request, its plain data packed."""
 
     rollout_id: str
     input: bytes
@@ -71,7 +71,7 @@ class NewRollout(msgspec.Struct, frozen=True, gc=False):
 
 
 def check_request(request: EnqueueRequest) -> NewRollout:
-    """Gives the rollout an id if the caller gave none."""
+    """Generates an id if the caller gave none."""
     return NewRollout(
         new_id("ro") if request.rollout_id is None else check_id(request.rollout_id, "rollout_id"),
         pack(request.input, "input"),
@@ -112,7 +112,7 @@ def check_part(part: str | None, what: str) -> None:
 
 
 def clean_reason(reason: str | None) -> str | None:
-    """A reason may quote anything; what a database could not hold is replaced, so that the report is taken."""
+    """A reason may quote any text; characters that a database cannot store are replaced, so that the report is accepted."""
     if reason is None:
         return None
     return reason.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
@@ -150,7 +150,7 @@ def config_from_bytes(data: bytes) -> RolloutConfig:
 
 
 def pack(value: Any, what: str) -> bytes:
-    """Plain data as bytes; anything else is refused, with the name of the argument it came in."""
+    """Plain data as bytes; anything else is rejected with the name of its argument."""
     try:
         return msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -167,15 +167,15 @@ def pack_mapping(value: Mapping[str, Any] | None, what: str) -> bytes:
 
 
 EMPTY = msgspec.msgpack.encode({})
-"""A mapping without keys, packed."""
+"""An empty mapping, packed."""
 
 
 unpack: Callable[[bytes], Any] = msgspec.msgpack.Decoder().decode
-"""Plain data again."""
+"""Plain data from its bytes."""
 
 
 def merged(old: bytes, added: Mapping[str, Any] | None, what: str) -> bytes:
-    """Packed metadata with new keys laid over it."""
+    """Packed metadata with new keys merged into it."""
     return pack_mapping({**unpack(old), **added}, what) if added else old
 
 
@@ -191,7 +191,7 @@ def parse_status(kind: type[Status], value: Status | str) -> Status:
 def parse_statuses(
     kind: type[Status], value: Status | str | Iterable[Status | str] | None
 ) -> list[Status] | None:
-    """One status or several; `None` stands for all of them."""
+    """One status or several as a list; `None`: no filter."""
     if value is None:
         return None
     if isinstance(value, str):
