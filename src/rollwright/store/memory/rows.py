@@ -147,7 +147,7 @@ class WorkerTable:
         self.to_notify: set[str] = set()
         """Workers with new entries in `taken` since the owner last looked; the owner empties the set."""
 
-    def heard(self, worker_id: str | None, now: float) -> StoredWorker | None:
+    def mark_alive(self, worker_id: str | None, now: float) -> StoredWorker | None:
         """The worker's row, marked as alive; created at its first call."""
         if worker_id is None:
             return None

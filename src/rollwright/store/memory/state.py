@@ -118,12 +118,12 @@ class StoreState:
         held = self.claims.get(claim_id) if claim_id is not None else None
         if held:
             return list(held)
-        worker = self.workers.heard(worker_id, now)
+        worker = self.workers.mark_alive(worker_id, now)
         if worker is not None:
             worker.last_dequeue_time = now
         attempts: list[StoredAttempt] = []
         while len(attempts) < limit and (row := self.ready.pop()) is not None:
-            attempts.append(self._give(row, worker, claim_id, now))
+            attempts.append(self._begin_attempt(row, worker, claim_id, now))
         return attempts
 
     def start(
@@ -137,9 +137,9 @@ class StoreState:
         if row.status not in WAITING:
             raise ImpossibleChange(f"rollout {rollout_id} is {row.status}; only a waiting one can be claimed")
         self.ready.discard(row)
-        return self._give(row, self.workers.heard(worker_id, now), claim_id, now)
+        return self._begin_attempt(row, self.workers.mark_alive(worker_id, now), claim_id, now)
 
-    def _give(
+    def _begin_attempt(
         self, row: StoredRollout, worker: StoredWorker | None, claim_id: str | None, now: float
     ) -> StoredAttempt:
         row.tries += 1
@@ -157,7 +157,7 @@ class StoreState:
         row.attempts.append(attempt)
         row.current = attempt
         self._set_status(row, RolloutStatus.PREPARING)
-        self._lease(attempt)
+        self._index_lease(attempt)
         if worker is not None:
             self.workers.hold(worker, attempt, now)
         if claim_id is not None:
@@ -181,12 +181,12 @@ class StoreState:
             check_attempt_change(attempt.attempt_id, attempt.status, status)
         attempt.metadata = merged(attempt.metadata, call.metadata, "metadata")
         if status is not None and status in FINAL_ATTEMPT:
-            self._sign_of_life(attempt, call.worker_id, now)
+            self._mark_alive(attempt, call.worker_id, now)
             self._end(attempt, status, clean_reason(call.reason), now, trajectory=call.trajectory)
         else:
-            self._heard(attempt, call.worker_id, now)
+            self._heartbeat(attempt, call.worker_id, now)
             if status is AttemptStatus.RUNNING:
-                self._run(attempt)
+                self._mark_running(attempt)
         return attempt
 
     def heartbeat(
@@ -197,7 +197,7 @@ class StoreState:
         now: float,
     ) -> list[tuple[str, str]]:
         packed = None if stats is None else pack_mapping(stats, "heartbeat_stats")
-        worker = self.workers.heard(worker_id, now)
+        worker = self.workers.mark_alive(worker_id, now)
         assert worker is not None
         if packed is not None:
             worker.heartbeat_stats = packed
@@ -214,15 +214,15 @@ class StoreState:
             ):
                 lost.append((rollout_id, attempt_id))
             elif attempt.worker_id is None:
-                self._heard(attempt, worker_id, now)
+                self._heartbeat(attempt, worker_id, now)
             else:
-                self._extend(attempt, now)
+                self._extend_lease(attempt, now)
         return lost
 
     def append_journal(
         self, rollout_id: str, attempt_id: str, entries: Sequence[bytes], append_id: str | None, now: float
     ) -> None:
-        attempt = self._holding(rollout_id, attempt_id, now)
+        attempt = self._held_attempt(rollout_id, attempt_id, now)
         if append_id is not None and append_id == attempt.last_append_id:
             return
         attempt.last_append_id = append_id
@@ -230,15 +230,15 @@ class StoreState:
         if row.journal is None:
             row.journal = []
         row.journal.extend(bytes(entry) for entry in entries)
-        self._heard(attempt, None, now)
-        self._run(attempt)
+        self._heartbeat(attempt, None, now)
+        self._mark_running(attempt)
 
     def clear_journal(self, rollout_id: str, attempt_id: str, now: float) -> None:
-        attempt = self._holding(rollout_id, attempt_id, now)
+        attempt = self._held_attempt(rollout_id, attempt_id, now)
         attempt.rollout.journal = None
-        self._heard(attempt, None, now)
+        self._heartbeat(attempt, None, now)
 
-    def _holding(self, rollout_id: str, attempt_id: str, now: float) -> StoredAttempt:
+    def _held_attempt(self, rollout_id: str, attempt_id: str, now: float) -> StoredAttempt:
         attempt = self.attempt(rollout_id, attempt_id)
         self._require_held(attempt, None, None, now)
         return attempt
@@ -248,11 +248,11 @@ class StoreState:
     ) -> None:
         if attempt.rollout.current is not attempt:
             why = f": {attempt.reason}" if attempt.reason else ""
-            self._refuse(attempt, status, f"it is {attempt.status}{why}", now)
+            self._reject(attempt, status, f"it is {attempt.status}{why}", now)
         if worker_id is not None and attempt.worker_id not in (worker_id, None):
-            self._refuse(attempt, status, f"worker {attempt.worker_id} holds it, not {worker_id}", now)
+            self._reject(attempt, status, f"worker {attempt.worker_id} holds it, not {worker_id}", now)
 
-    def _refuse(self, attempt: StoredAttempt, status: AttemptStatus | None, why: str, now: float) -> NoReturn:
+    def _reject(self, attempt: StoredAttempt, status: AttemptStatus | None, why: str, now: float) -> NoReturn:
         self._event(EventKind.REFUSED, attempt, now, status)
         raise AttemptRefused(f"attempt {attempt.attempt_id} of rollout {attempt.rollout.rollout_id}: {why}")
 
@@ -300,27 +300,27 @@ class StoreState:
 
     # -- single changes ----------------------------------------------------------------------
 
-    def _run(self, attempt: StoredAttempt) -> None:
+    def _mark_running(self, attempt: StoredAttempt) -> None:
         if attempt.status is AttemptStatus.PREPARING:
             attempt.status = AttemptStatus.RUNNING
             self._set_status(attempt.rollout, RolloutStatus.RUNNING)
 
-    def _heard(self, attempt: StoredAttempt, worker_id: str | None, now: float) -> None:
-        self._extend(attempt, now)
-        self._sign_of_life(attempt, worker_id, now)
+    def _heartbeat(self, attempt: StoredAttempt, worker_id: str | None, now: float) -> None:
+        self._extend_lease(attempt, now)
+        self._mark_alive(attempt, worker_id, now)
 
-    def _extend(self, attempt: StoredAttempt, now: float) -> None:
+    def _extend_lease(self, attempt: StoredAttempt, now: float) -> None:
         attempt.last_heartbeat_time = now
         attempt.lease_expires = lease_end(attempt.rollout.config, attempt.start_time, now)
-        self._lease(attempt)
+        self._index_lease(attempt)
 
-    def _sign_of_life(self, attempt: StoredAttempt, worker_id: str | None, now: float) -> None:
+    def _mark_alive(self, attempt: StoredAttempt, worker_id: str | None, now: float) -> None:
         attempt.last_heartbeat_time = now
-        worker = self.workers.heard(worker_id if attempt.worker_id is None else attempt.worker_id, now)
+        worker = self.workers.mark_alive(worker_id if attempt.worker_id is None else attempt.worker_id, now)
         if worker is not None and attempt.worker_id is None:
             self.workers.hold(worker, attempt, now)
 
-    def _lease(self, attempt: StoredAttempt) -> None:
+    def _index_lease(self, attempt: StoredAttempt) -> None:
         if attempt.lease_expires is None:
             self.leases.discard(attempt.rollout)
         else:
