@@ -21,7 +21,8 @@ def handles(kind: type[StoreCall[Any]]) -> Callable[[Handler], Handler]:
 
 
 class Backend(Store):
-    """A store that executes calls itself: a table has one handler for each type of call."""
+    """A store that executes calls itself: a table has one handler for each type of call. A subclass replaces a handler by
+    marking another one for the same type."""
 
     handlers: ClassVar[dict[type[StoreCall[Any]], Callable[..., Coroutine[Any, Any, Any]]]] = {}
 
