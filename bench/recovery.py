@@ -33,7 +33,7 @@ from rollwright.cli.event_loop import run_async
 from rollwright.config import build
 from rollwright.policies.server_process import RunningServer, simulated_server
 from rollwright.run.playbook import CONFIG_KEY
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.http.server import StoreServer
 from rollwright.store.opening import open_store
 from rollwright.store.records import EnqueueRequest, EventKind, RolloutConfig, RolloutStatus

@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from rollwright.store.http.messages import MAX_ITEMS
-from rollwright.store.http.shape import MAX_VALUES
+from rollwright.store.call_kinds import MAX_ITEMS
+from rollwright.store.http.decoding import MAX_VALUES
 
 HANDLES = 1024
 TOKEN = "bench-token"

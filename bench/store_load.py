@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.http.client import HttpStore
 from rollwright.store.http.server import serve
 from rollwright.store.memory import MemoryStore

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import open_store
 

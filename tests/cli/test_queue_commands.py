@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from rollwright.cli.main import app
 from rollwright.cli.queue import worker_state
 from rollwright.store.opening import open_store
-from rollwright.store.records import Worker, WorkerStatus
+from rollwright.store.records import WorkerRecord, WorkerStatus
 
 AGENT = """
 async def agent(task, session):
@@ -142,7 +142,7 @@ def test_a_worker_that_is_not_heard_of_is_lost_and_not_idle(
     status: WorkerStatus, stats: dict[str, object], age: float | None, state: str
 ) -> None:
     heard = None if age is None else 1000.0 - age
-    assert worker_state(Worker("w", status, stats, last_heartbeat_time=heard), now=1000.0) == state
+    assert worker_state(WorkerRecord("w", status, stats, last_heartbeat_time=heard), now=1000.0) == state
 
 
 def test_a_rollout_that_is_being_played_is_shown_as_running_before_its_first_turn(store: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rollwright.agents import EpisodeFailure
 from rollwright.gateway import Gateway
-from rollwright.store.contract import StoreUnavailable
+from rollwright.store.errors import StoreUnavailable
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
 

@@ -20,8 +20,8 @@ from rollwright.policies.base import Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.run.garbage import short_collections
-from rollwright.store.http.refusals import HttpRefusal
-from rollwright.store.http.shape import json_values
+from rollwright.store.http.decoding import json_values
+from rollwright.store.http.errors import HttpRefusal
 from rollwright.store.memory import MemoryStore
 
 MOST_SECONDS = 0.1

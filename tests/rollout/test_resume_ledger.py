@@ -12,7 +12,7 @@ from rollwright.rollout.filters import Action, Filter
 from rollwright.rollout.recovery import CompletionReplay
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.store.memory import MemoryStore
-from rollwright.store.records import Completion, RolloutStatus
+from rollwright.store.records import CompletionEntry, RolloutStatus
 from rollwright.trajectory import Trajectory
 
 Pause = Callable[..., Awaitable[float]]
@@ -225,8 +225,8 @@ def test_groups_that_were_dropped_between_others_before_a_restart_do_not_count_a
     run_virtual(run())
 
 
-def completion(number: int, status: str, reason: str | None = None) -> Completion:
-    return Completion(number + 1, f"a-g0-m{number}", "at", RolloutStatus(status), reason)
+def completion(number: int, status: str, reason: str | None = None) -> CompletionEntry:
+    return CompletionEntry(number + 1, f"a-g0-m{number}", "at", RolloutStatus(status), reason)
 
 
 def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> None:

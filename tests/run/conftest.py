@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from rollwright.run.folder import RunReader
-from rollwright.store.history import complaints, unfinished
+from rollwright.store.invariants import complaints, unfinished
 from rollwright.store.opening import open_store
-from rollwright.store.records import Attempt, Completion, Event, RolloutStatus
+from rollwright.store.records import Attempt, CompletionEntry, Event, RolloutStatus
 from rollwright.trajectory import Trajectory
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `damaging`
@@ -36,7 +36,7 @@ class StoreStory:
     """All that a store tells of what happened in it."""
 
     events: list[Event]
-    completions: list[Completion]
+    completions: list[CompletionEntry]
     attempts: list[Attempt]
     recorded_turns: int
     """In committed trajectories, and in the journals of rollouts that have not ended."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollwright.store.history import complaints
+from rollwright.store.invariants import complaints
 from rollwright.store.records import EventKind
 
 AGENTS = '''

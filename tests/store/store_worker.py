@@ -8,7 +8,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rollwright.store.contract import AttemptRefused, Store
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused
 from rollwright.store.sql import SqlStore
 
 

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from rollwright.store.contract import AttemptRefused, Store
-from rollwright.store.history import complaints
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused
+from rollwright.store.invariants import complaints
 from rollwright.store.records import AttemptStatus, RolloutConfig
 
 SHORT, LONG = 0.5, 600.0

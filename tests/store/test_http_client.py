@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
-from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, StoreError, StoreUnavailable
+from rollwright.store.errors import AttemptRefused, ImpossibleChange, NotFound, StoreError, StoreUnavailable
 from rollwright.store.http.client import MAX_WAITING_CLAIMS, HttpStore
 from rollwright.store.http.retry import RetryRule
 from rollwright.store.http.server import StoreServer

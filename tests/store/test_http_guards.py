@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from rollwright.errors import ConfigError
-from rollwright.store.contract import StoreError
+from rollwright.store.backend import handles
+from rollwright.store.calls import Statistics
+from rollwright.store.errors import StoreError
 from rollwright.store.http.client import HttpStore
-from rollwright.store.http.playing_calls import WithdrawCall
+from rollwright.store.http.protocol import WithdrawCall
 from rollwright.store.http.retry import RetryRule
 from rollwright.store.http.server import StoreServer, build_app, serve
 from rollwright.store.memory import MemoryStore
@@ -25,7 +27,8 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 
 class BrokenStore(MemoryStore):
-    async def statistics(self) -> dict[str, int]:
+    @handles(Statistics)
+    async def _statistics(self, call: Statistics) -> dict[str, int]:
         raise RuntimeError("line one\nline two of what only the log may tell")
 
 
@@ -81,7 +84,7 @@ async def test_a_client_with_a_wrong_token_is_told_so() -> None:
 async def test_a_call_that_the_server_answers_itself_is_none_of_a_store() -> None:
     store = MemoryStore()
     with pytest.raises(StoreError, match="withdraw_call: is no call of a store"):
-        await WithdrawCall(call_id="call-1").make(store)
+        await store.execute(WithdrawCall(call_id="call-1"))
     await store.close()
 
 

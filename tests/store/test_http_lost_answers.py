@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rollwright.store.contract import Store, StoreUnavailable
+from rollwright.store.api import Store
+from rollwright.store.errors import StoreUnavailable
 from rollwright.store.http.client import HttpStore
 from rollwright.store.http.retry import RetryRule
 from rollwright.store.http.server import StoreServer

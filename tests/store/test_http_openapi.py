@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from inspect import getdoc
 from typing import Any
 
 import msgspec
@@ -11,9 +12,9 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
-from rollwright.store.contract import Store
-from rollwright.store.http.catalogue import CALLS
-from rollwright.store.http.messages import MAX_WAIT_SECONDS
+from rollwright.store.api import Store
+from rollwright.store.call_kinds import MAX_WAIT_SECONDS
+from rollwright.store.calls import CALLS
 from rollwright.store.http.openapi import document
 from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore
@@ -82,8 +83,10 @@ def test_no_request_makes_the_server_fail(case: Any, server_url: str) -> None:
     )
 
 
-def test_every_call_of_the_contract_has_its_path() -> None:
-    in_the_contract = {name for name in Store.__abstractmethods__ if name != "close"}
-    paths = {path.removeprefix("/v1/") for path in document()["paths"]}
-    assert paths == in_the_contract | {"withdraw_call", "batch"}
-    assert paths == set(CALLS) | {"batch"}
+def test_every_call_has_its_path_and_the_description_of_its_method() -> None:
+    paths = {path.removeprefix("/v1/"): each["post"] for path, each in document()["paths"].items()}
+    assert set(paths) == set(CALLS) | {"withdraw_call", "batch"}
+    for name in CALLS:
+        promised = " ".join((getdoc(getattr(Store, name)) or "").split())
+        assert paths[name]["summary"]
+        assert promised.startswith(paths[name]["summary"])

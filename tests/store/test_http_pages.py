@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollwright.store.contract import StoreError
+from rollwright.store.call_kinds import MAX_FILTER_IDS, MAX_ITEMS, MAX_PAGE_BYTES
+from rollwright.store.errors import StoreError
 from rollwright.store.http.client import HttpStore
-from rollwright.store.http.messages import MAX_FILTER_IDS, MAX_ITEMS, MAX_PAGE_BYTES
+from rollwright.store.http.decoding import MAX_VALUES, json_values, msgpack_values
 from rollwright.store.http.server import StoreServer
-from rollwright.store.http.shape import MAX_VALUES, json_values, msgpack_values
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import EnqueueRequest
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rollwright.store.contract import AttemptRefused, Store
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused
 from rollwright.store.http.client import HttpStore
 from rollwright.store.http.retry import RetryRule
 from rollwright.store.records import EnqueueRequest, RolloutStatus

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from rollwright.run.garbage import short_collections
-from rollwright.store.http.catalogue import JSON, MSGPACK
-from rollwright.store.http.messages import MAX_FILTER_IDS, MAX_ITEMS
+from rollwright.store.call_kinds import MAX_FILTER_IDS, MAX_ITEMS
+from rollwright.store.http.decoding import MAX_VALUES, SMALL_BODY, BodyDecoder, json_values, msgpack_values
+from rollwright.store.http.protocol import JSON, MSGPACK
 from rollwright.store.http.server import StoreServer
-from rollwright.store.http.shape import MAX_VALUES, SMALL_BODY, BodyDecoder, json_values, msgpack_values
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import EnqueueRequest
 

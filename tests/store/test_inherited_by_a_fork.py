@@ -9,7 +9,8 @@ import pytest
 PROGRAM = """
 import asyncio, inspect, os, sys
 from rollwright.errors import RollwrightError
-from rollwright.store.contract import Store, StoreError
+from rollwright.store.api import Store
+from rollwright.store.errors import StoreError
 from rollwright.store.opening import open_store
 
 async def in_fork(store):

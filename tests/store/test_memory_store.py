@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollwright.store.memory import MemoryStore
-from rollwright.store.memory.line import Claimant
+from rollwright.store.memory.waiters import Waiter
 from rollwright.store.records import RolloutConfig
 
 
@@ -75,7 +75,7 @@ async def test_heartbeats_do_not_pile_up() -> None:
     assert claimed is not None
     for _ in range(5000):
         await store.update_worker("worker-0", attempts=[(claimed.rollout_id, claimed.attempt.attempt_id)])
-    assert len(store._ledger.leases._heap) < 100
+    assert len(store._state.leases._heap) < 100
     await store.close()
 
 
@@ -89,11 +89,11 @@ async def test_deleted_rollouts_leave_nothing_behind() -> None:
         await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
         now += 1
         await store.delete_finished(older_than=10)
-    ledger = store._ledger
-    assert len(ledger.rollouts) <= 11
-    assert len(ledger.log._entries) < 50
-    assert len(ledger.ready._heap) + len(ledger.leases._heap) < 200
-    assert ledger.claims == {}
+    state = store._state
+    assert len(state.rollouts) <= 11
+    assert len(state.log._entries) < 50
+    assert len(state.ready._heap) + len(state.leases._heap) < 200
+    assert state.claims == {}
     assert [each.cursor for each in await store.read_completions(1998)] == [1999, 2000]
     await store.close()
 
@@ -106,32 +106,32 @@ async def test_a_cursor_beyond_the_end_gives_nothing() -> None:
     await store.close()
 
 
-class WatchedClaimant(Claimant):
+class WatchedWaiter(Waiter):
     """Counts how often anybody looks at a waiting dequeue."""
 
     looks = 0
 
     def __getattribute__(self, name: str) -> Any:
-        WatchedClaimant.looks += 1
+        WatchedWaiter.looks += 1
         return super().__getattribute__(name)
 
     def __eq__(self, other: object) -> bool:
-        WatchedClaimant.looks += 1
+        WatchedWaiter.looks += 1
         return self is other
 
     def __hash__(self) -> int:
-        WatchedClaimant.looks += 1
+        WatchedWaiter.looks += 1
         return id(self)
 
 
 @pytest.mark.parametrize("ask", ["anonymous", "with claim ids"])
 async def test_dequeues_that_wait_cost_each_other_nothing(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollwright.store.memory.store.Claimant", WatchedClaimant)
+    monkeypatch.setattr("rollwright.store.memory.store.Waiter", WatchedWaiter)
 
     async def looks(count: int) -> int:
         """While so many come, a third of them gives up, a third asks again, and a third is served."""
         store = MemoryStore()
-        WatchedClaimant.looks = 0
+        WatchedWaiter.looks = 0
 
         def dequeue(number: int) -> asyncio.Task[Any]:
             claim_id = f"claim-{number}" if ask == "with claim ids" else None
@@ -149,7 +149,7 @@ async def test_dequeues_that_wait_cost_each_other_nothing(ask: str, monkeypatch:
         assert (await store.statistics())["preparing"] == count // 3
         await store.close()
         await asyncio.gather(*waiting, *again, return_exceptions=True)
-        return WatchedClaimant.looks
+        return WatchedWaiter.looks
 
     few, many = await looks(30), await looks(600)
     assert few >= 30

@@ -15,8 +15,9 @@ import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from rollwright.store.contract import Store, StoreError
-from rollwright.store.history import complaints, unfinished
+from rollwright.store.api import Store
+from rollwright.store.errors import StoreError
+from rollwright.store.invariants import complaints, unfinished
 from rollwright.store.records import EnqueueRequest, RolloutConfig
 from rollwright.store.sql import SqlStore
 from rollwright.store.sql.postgres import PostgresDriver

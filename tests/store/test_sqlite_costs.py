@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollwright.store.checks import check_request
-from rollwright.store.contract import AttemptRefused
+from rollwright.store.errors import AttemptRefused
 from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
 from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting, sqlite_writer
 from rollwright.store.sql.sqlite import SqliteDriver

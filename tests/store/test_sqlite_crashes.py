@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from rollwright import draws
-from rollwright.store.contract import AttemptRefused, Store
-from rollwright.store.history import complaints, unfinished
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused
+from rollwright.store.invariants import complaints, unfinished
 from rollwright.store.records import EnqueueRequest, RolloutConfig, RolloutStatus
 from rollwright.store.sql import SqlStore
 from rollwright.store.sql.sqlite import SqliteDriver

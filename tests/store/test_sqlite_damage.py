@@ -13,7 +13,8 @@ import pytest
 
 from rollwright import draws
 from rollwright.errors import RollwrightError
-from rollwright.store.contract import Store, StoreDamaged, StoreError, StoreUnavailable
+from rollwright.store.api import Store
+from rollwright.store.errors import StoreDamaged, StoreError, StoreUnavailable
 from rollwright.store.opening import open_store
 from rollwright.store.records import EnqueueRequest, RolloutConfig
 from rollwright.store.sql import SqlStore
@@ -46,7 +47,7 @@ async def filled(path: Path) -> Store:
 
 
 def calls_of(store: Store, attempt_id: str) -> list[Call]:
-    """The whole contract."""
+    """The whole API."""
     late = "ro-0", attempt_id
     return [
         ("enqueue_rollout", lambda: store.enqueue_rollout({"new": True})),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rollwright.store.contract import Store
-from rollwright.store.history import complaints
+from rollwright.store.api import Store
+from rollwright.store.invariants import complaints
 from rollwright.store.opening import open_store
 from rollwright.store.records import AttemptStatus, RolloutStatus
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollwright import draws
-from rollwright.store.contract import AttemptRefused, StoreError
+from rollwright.store.errors import AttemptRefused, StoreError
 from rollwright.store.records import EnqueueRequest, RolloutConfig
 from rollwright.store.sql import SqlStore, transaction
 from rollwright.store.sql.rows import ROLLOUT_COLUMNS

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from rollwright.store.contract import StoreError, StoreUnavailable
+from rollwright.store.errors import StoreError, StoreUnavailable
 from rollwright.store.records import EnqueueRequest, RolloutConfig, RolloutStatus
 from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting, sqlite_writer
 from rollwright.store.sql.schema import metadata

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollwright.store.contract import Store, StoreError
-from rollwright.store.history import complaints
+from rollwright.store.api import Store
+from rollwright.store.errors import StoreError
+from rollwright.store.invariants import complaints
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptStatus, RolloutConfig, RolloutStatus
 from rollwright.store.sql import SqlStore

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.store.contract import ImpossibleChange
+from rollwright.store.errors import ImpossibleChange
 from rollwright.store.records import AttemptStatus, RolloutConfig, RolloutStatus, WorkerStatus
 from rollwright.store.transitions import (
     ATTEMPT_CHANGES,

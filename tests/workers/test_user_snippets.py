@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore
 

@@ -22,7 +22,7 @@ from rollwright.policies.base import Sampling
 from rollwright.run.assembly import capture_rules
 from rollwright.run.garbage import short_collections
 from rollwright.run.policies import build_policy
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.opening import open_store
 
 KEY_VARIABLE = "ROLLWRIGHT_GATEWAY_KEY"

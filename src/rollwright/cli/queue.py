@@ -21,7 +21,7 @@ from rollwright.config import RunConfig, load
 from rollwright.errors import RollwrightError
 from rollwright.rollout.accounting import FailureCauses
 from rollwright.run.playbook import CONFIG_KEY
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.opening import open_store
 from rollwright.store.records import (
     Attempt,
@@ -29,7 +29,7 @@ from rollwright.store.records import (
     EnqueueRequest,
     RolloutConfig,
     RolloutStatus,
-    Worker,
+    WorkerRecord,
     WorkerStatus,
 )
 from rollwright.trajectory import Phase
@@ -157,11 +157,11 @@ USUAL_INTERVAL = 5.0
 """Seconds between the heartbeats of a worker that does not say."""
 
 
-def _age(worker: Worker, now: float) -> float | None:
+def _age(worker: WorkerRecord, now: float) -> float | None:
     return None if worker.last_heartbeat_time is None else max(0.0, now - worker.last_heartbeat_time)
 
 
-def worker_state(worker: Worker, now: float) -> str:
+def worker_state(worker: WorkerRecord, now: float) -> str:
     """As the store says, but for one that has ended, or has not been heard of for several heartbeats."""
     if worker.heartbeat_stats.get("ended") and worker.status is not WorkerStatus.BUSY:
         return ENDED
@@ -172,7 +172,7 @@ def worker_state(worker: Worker, now: float) -> str:
     return str(worker.status)
 
 
-def _waits_for(worker: Worker, state: str, age: float | None) -> str:
+def _waits_for(worker: WorkerRecord, state: str, age: float | None) -> str:
     stats = worker.heartbeat_stats
     if state == LOST:
         holds = (

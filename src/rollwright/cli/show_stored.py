@@ -9,7 +9,7 @@ from rollwright.cli.event_loop import run_async
 from rollwright.config import RunConfig, build
 from rollwright.errors import RollwrightError
 from rollwright.run.playbook import CONFIG_KEY
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.opening import open_store
 from rollwright.store.records import Rollout
 from rollwright.trajectory import Trajectory

@@ -20,7 +20,7 @@ from rollwright.gateway.types import (
     tool_call,
 )
 from rollwright.policies.base import ToolSpec
-from rollwright.store.http.refusals import HttpRefusal
+from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message
 
 _NEUTRAL: dict[str, Any] = {

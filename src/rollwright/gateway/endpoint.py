@@ -26,8 +26,8 @@ from rollwright.gateway.retries import ModelCall
 from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest, decode
 from rollwright.policies.base import LONGEST_TOKEN
 from rollwright.store.http.body import Body, BodyMemory, Gone, Message, Receive
-from rollwright.store.http.refusals import HttpRefusal
-from rollwright.store.http.shape import BodyDecoder, json_values
+from rollwright.store.http.decoding import BodyDecoder, json_values
+from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import reward_of
 
 Send = Callable[[Message], Awaitable[None]]

@@ -21,8 +21,8 @@ from rollwright.gateway.conversations import Conversations, answered
 from rollwright.gateway.retries import CallLog, ModelCall
 from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest
 from rollwright.policies.base import RateLimited, Sampling
-from rollwright.store.contract import StoreError, StoreUnavailable
-from rollwright.store.http.refusals import HttpRefusal
+from rollwright.store.errors import StoreError, StoreUnavailable
+from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import UNDELIVERED, Boundary, ErrorRecord, FinishReason, Message, Turn
 
 REPLAYED, REWRITTEN, UNHEARD = "gateway_replayed", "gateway_rewritten", "gateway_undelivered"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rollwright.errors import ConfigError
 from rollwright.gateway.recorder import OVER, RolloutRecorder
-from rollwright.store.http.refusals import HttpRefusal
+from rollwright.store.http.errors import HttpRefusal
 
 _REMEMBERED = 10_000
 """Closed rollouts whose late callers are told so; older ones have an unknown key."""

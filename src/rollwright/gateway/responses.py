@@ -24,7 +24,7 @@ from rollwright.gateway.types import (
     tool_call,
 )
 from rollwright.policies.base import ToolSpec
-from rollwright.store.http.refusals import HttpRefusal
+from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
 
 _NEUTRAL: dict[str, Any] = {"top_logprobs": 0, "background": False, "conversation": None, "prompt": None}

@@ -31,8 +31,9 @@ from rollwright.gateway.registry import check_key, unauthorized
 from rollwright.gateway.server import Access, Gateway
 from rollwright.gateway.types import decode
 from rollwright.policies.base import NO_ACTIONS, Policy, Sampling
-from rollwright.store.contract import AttemptRefused, NotFound, Store, StoreError, StoreUnavailable
-from rollwright.store.http.refusals import HttpRefusal, fault_of
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused, NotFound, StoreError, StoreUnavailable
+from rollwright.store.http.errors import HttpRefusal, error_reply
 from rollwright.store.records import AttemptedRollout, AttemptStatus, EnqueueRequest, RolloutConfig
 from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory, check
 
@@ -403,5 +404,5 @@ class GatewayService:
 
 
 def _refused(error: StoreError | StoreUnavailable) -> HttpRefusal:
-    status, refusal = fault_of(error)
+    status, refusal = error_reply(error)
     return HttpRefusal(status, refusal.kind, refusal.message)

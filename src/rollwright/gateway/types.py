@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rollwright.policies.base import Sampling, ToolSpec
-from rollwright.store.http.refusals import HttpRefusal
+from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
 
 

@@ -31,7 +31,8 @@ from rollwright.rollout.concurrency import InflightLimit
 from rollwright.rollout.episode import EpisodeSettings, new_session, play_episode, read_episode
 from rollwright.rollout.function import AgentFunction, function_session, play_function
 from rollwright.rollout.recovery import StoreJournal
-from rollwright.store.contract import AttemptRefused, NotFound, Store
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused, NotFound
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Boundary, ErrorRecord, Trajectory, check, check_rewards
 

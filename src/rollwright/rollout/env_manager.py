@@ -15,7 +15,8 @@ from rollwright.agents import TIMEOUT, EpisodeFailure, Phase, Superseded
 from rollwright.errors import ConfigError
 from rollwright.rollout.attempt import EnvSlot, PlayedAttempt, RolloutAttempt, RolloutContext
 from rollwright.rollout.resources import ResourceWatch
-from rollwright.store.contract import AttemptRefused, NotFound, Store
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused, NotFound
 from rollwright.store.records import AttemptedRollout, AttemptStatus
 from rollwright.trajectory import Boundary, ErrorRecord, StopReason
 

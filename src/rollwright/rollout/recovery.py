@@ -14,8 +14,9 @@ from rollwright.errors import FormatError
 from rollwright.rollout.accounting import Fate, FateReason
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
 from rollwright.rollout.groups import NOT_NEEDED
-from rollwright.store.contract import AttemptRefused, NotFound, Store
-from rollwright.store.records import Completion, RolloutStatus
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused, NotFound
+from rollwright.store.records import CompletionEntry, RolloutStatus
 from rollwright.trajectory import Trajectory
 
 NO_REASON = "no reason given"
@@ -36,7 +37,7 @@ class CompletionReplay:
         self.caught: dict[str, Catches] = {}
         """By group: what the filters caught in it."""
 
-    def needs_trajectory(self, completion: Completion) -> bool:
+    def needs_trajectory(self, completion: CompletionEntry) -> bool:
         """Whether the completion's trajectory must be given too: filters judge it again."""
         return (
             bool(self._filters)
@@ -44,7 +45,7 @@ class CompletionReplay:
             and _group_of(completion) in self._delivered
         )
 
-    def apply(self, completion: Completion, trajectory: Trajectory | None = None) -> None:
+    def apply(self, completion: CompletionEntry, trajectory: Trajectory | None = None) -> None:
         """Applies the next completion. `trajectory`: `None` if the store does not have it, or it is not needed."""
         group_id = _group_of(completion)
         if group_id not in self._delivered:
@@ -64,7 +65,7 @@ class CompletionReplay:
         for group_id in tuple(self._members):
             self._complete(group_id)
 
-    def _judge(self, group_id: str, completion: Completion, trajectory: Trajectory) -> FateReason:
+    def _judge(self, group_id: str, completion: CompletionEntry, trajectory: Trajectory) -> FateReason:
         judged = judge(self._filters, trajectory, self._catches(group_id))
         if judged.dropped is not None:
             return Fate.FILTERED, judged.dropped
@@ -82,7 +83,7 @@ class CompletionReplay:
         return self.caught.setdefault(group_id, Catches())
 
 
-def _group_of(completion: Completion) -> str:
+def _group_of(completion: CompletionEntry) -> str:
     return completion.rollout_id.rpartition("-m")[0]
 
 

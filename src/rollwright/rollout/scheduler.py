@@ -35,10 +35,10 @@ from rollwright.rollout.groups import (
     check_batch_size,
 )
 from rollwright.rollout.recovery import NO_REASON, CompletionReplay
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.records import (
     AttemptStatus,
-    Completion,
+    CompletionEntry,
     EnqueueRequest,
     RolloutConfig,
     RolloutStatus,
@@ -315,7 +315,7 @@ class RolloutScheduler:
             for _ in range(self._first, opened)
             for each in self._enqueue_requests(self._book.open_group())
         ]
-        log: list[Completion] = []
+        log: list[CompletionEntry] = []
         while completions := await self._store.read_completions(self._cursor):
             self._cursor = completions[-1].cursor
             log += completions
@@ -341,7 +341,7 @@ class RolloutScheduler:
         return set(await rollout_ids(self._store, self._book.prefix, self._mode))
 
     async def _replay_completions(
-        self, log: Sequence[Completion], delivered: Collection[str]
+        self, log: Sequence[CompletionEntry], delivered: Collection[str]
     ) -> CompletionReplay:
         """Recovers the fates of the members of delivered groups, and what the filters caught among them."""
         replay = CompletionReplay(delivered, self._group_size, self._book.filters)
@@ -379,7 +379,7 @@ class RolloutScheduler:
         finally:
             self._news.set()
 
-    async def _settle(self, completions: Iterable[Completion]) -> None:
+    async def _settle(self, completions: Iterable[CompletionEntry]) -> None:
         """Applies completions one after the other: the decision on one (a replacement, say) may concern the next."""
         mine = [each for each in completions if self._book.concerns(each.rollout_id)]
         done = [each.rollout_id for each in mine if each.status is RolloutStatus.SUCCEEDED]

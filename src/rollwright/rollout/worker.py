@@ -16,7 +16,8 @@ from rollwright.rollout.attempt import RolloutContext
 from rollwright.rollout.concurrency import ConcurrencyTuner
 from rollwright.rollout.env_manager import EnvManager, RolloutClaims
 from rollwright.rollout.resources import USUAL_LIMITS, ResourceLimits, ResourceWatch
-from rollwright.store.contract import AttemptRefused, NotFound, Store
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused, NotFound
 from rollwright.store.records import AttemptedRollout, AttemptStatus
 
 logger = logging.getLogger(__name__)

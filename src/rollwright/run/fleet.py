@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from rollwright.errors import RollwrightError
 from rollwright.rollout import Activity
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.records import RolloutStatus
 
 LOOK_SECONDS = 0.5

@@ -48,7 +48,7 @@ from rollwright.run.releasing import Releasing
 from rollwright.run.retention import Forgotten
 from rollwright.run.stored_settings import DELETED_AT_ONCE, leave_settings
 from rollwright.run.validations import VALIDATION, begun_validations, stream_of
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import TOKEN_VARIABLE, open_store
 from rollwright.store.records import AttemptedRollout

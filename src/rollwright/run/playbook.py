@@ -11,7 +11,7 @@ from rollwright.rollout.episode import read_episode
 from rollwright.run.assembly import SettingsTable, function_settings
 from rollwright.run.engine_check import ask_engine
 from rollwright.run.orchestras import build_run_policy
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.records import AttemptedRollout, RolloutStatus
 
 CONFIG_KEY = "config"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from rollwright.hardware.threads import WORKERS_VARIABLE
 from rollwright.rollout import Activity
 from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet, ScaleRules
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.opening import ADDRESS_VARIABLE
 
 DRAIN_SECONDS = 5.0

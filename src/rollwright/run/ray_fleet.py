@@ -21,7 +21,7 @@ from rollwright.rollout import Activity
 from rollwright.rollout.worker import WorkerSettings
 from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet, ScaleRules
 from rollwright.run.worker_process import run_worker
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from rollwright.run.folder import CONFIG, STORE, RunFolder, RunReader
 from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.retention import replace_durably
 from rollwright.run.trajectory_log import TRAJECTORIES
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.opening import open_store, sqlite_path
 from rollwright.store.records import (
     AttemptStatus,
-    Completion,
+    CompletionEntry,
     EnqueueRequest,
     RolloutStatus,
 )
@@ -144,7 +144,7 @@ async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> N
     forgotten, recorded = reader.forgotten(), _recorded(reader)
     lacking: dict[str, list[str]] = {}
     """By group."""
-    log: dict[str, list[Completion]] = {}
+    log: dict[str, list[CompletionEntry]] = {}
     """All completions of these groups, in their order."""
     async for completion in _completions(store, config):
         group_id = completion.rollout_id.rpartition("-m")[0]
@@ -175,7 +175,7 @@ async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> N
 
 
 def _taken(
-    config: RunConfig, group_id: str, log: Sequence[Completion], known: dict[str, Trajectory]
+    config: RunConfig, group_id: str, log: Sequence[CompletionEntry], known: dict[str, Trajectory]
 ) -> list[str]:
     """Of a group that was handed out, the members that were taken: those that came too late for it were not."""
     manager = config.train_env_manager if _mode(config, group_id) == "train" else config.val_env_manager
@@ -232,7 +232,7 @@ def _request(rollout_id: str, config: RunConfig) -> EnqueueRequest:
     return EnqueueRequest(input=played, rollout_id=rollout_id, mode=_mode(config, rollout_id))
 
 
-async def _completions(store: Store, config: RunConfig) -> AsyncIterator[Completion]:
+async def _completions(store: Store, config: RunConfig) -> AsyncIterator[CompletionEntry]:
     """The run's own."""
     cursor = 0
     while page := await store.read_completions(cursor):
@@ -252,7 +252,7 @@ async def _readable(store: Store, rollout_ids: Sequence[str]) -> dict[str, Traje
     return found
 
 
-def _in_log(folder: RunFolder, log: Sequence[Completion]) -> dict[str, Trajectory]:
+def _in_log(folder: RunFolder, log: Sequence[CompletionEntry]) -> dict[str, Trajectory]:
     kept = folder.log.read([each.rollout_id for each in log])
     return {rollout_id: Trajectory.from_bytes(encoded) for rollout_id, encoded in kept.items()}
 

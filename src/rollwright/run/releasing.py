@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from rollwright.run.trajectory_log import TrajectoryLog
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 
 RELEASED_AT_ONCE = 256
 """Trajectories that share a flush: often enough to keep the store small, seldom enough to cost a rollout nothing."""

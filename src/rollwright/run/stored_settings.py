@@ -12,7 +12,7 @@ from rollwright.config.resuming import SettingChange, check_resumable, setting_c
 from rollwright.errors import ConfigError
 from rollwright.rollout.scheduler import rollout_ids
 from rollwright.run.playbook import CONFIG_KEY
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 
 logger = logging.getLogger(__name__)
 

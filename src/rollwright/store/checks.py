@@ -1,7 +1,7 @@
-"""What a caller may pass, checked in the same way by every backend.
+"""Checks of arguments, called by the call records, and packing of plain data.
 
-A value that passes is safe in a file name, a URL and a log line, and means the same in memory, in SQL and
-over HTTP. Plain data travels as msgpack, so that what a store keeps is never shared with its callers.
+A value that passes is safe in a file name, a URL and a log line, and means the same in memory, in SQL and over HTTP.
+Plain data is packed as msgpack, so that a store's state is never shared with its callers.
 """
 
 import math
@@ -15,21 +15,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollwright.store.contract import StoreError
-from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig, RolloutStatus
-from rollwright.store.transitions import FINAL_ATTEMPT
+from rollwright.store.errors import StoreError
+from rollwright.store.records import EnqueueRequest, RolloutConfig
 
 ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
-"""Letters that need no quoting in URLs, file names, shells and SQL; long enough for nested names."""
+"""Characters that need no quoting in URLs, file names, shells and SQL; long enough for nested names."""
 
 LATEST = "latest"
-"""Stands for the newest attempt of a rollout wherever an attempt id is asked for."""
+"""Stands for the newest attempt of a rollout in place of an attempt id."""
 
 MAX_PRIORITY = 2**31 - 1
 """The range of a 32-bit column."""
-
-ROLLOUT_SORTS = ("start_time", "end_time", "rollout_id", "status", "mode", "priority")
-"""What `query_rollouts` can sort by."""
 
 _ID = re.compile(ID_PATTERN.replace("$", r"\Z"))
 _ID_BYTES = 8
@@ -45,7 +41,7 @@ Status = TypeVar("Status", bound=StrEnum)
 
 
 def new_id(prefix: str) -> str:
-    """Begins with the time, in milliseconds: ids made one after another lie side by side in an index."""
+    """Begins with the time, in milliseconds: consecutive ids lie side by side in an index."""
     try:
         random = _randoms.pop()  # one step of the interpreter: no two threads get the same
     except IndexError:
@@ -63,7 +59,7 @@ def check_id(value: str, what: str) -> str:
 
 
 class NewRollout(msgspec.Struct, frozen=True, gc=False):
-    """A request that passed every check, packed."""
+    """A checked request, its plain data packed."""
 
     rollout_id: str
     input: bytes
@@ -75,7 +71,7 @@ class NewRollout(msgspec.Struct, frozen=True, gc=False):
 
 
 def check_request(request: EnqueueRequest) -> NewRollout:
-    """Gives the rollout an id if the caller gave none."""
+    """Generates an id if the caller gave none."""
     return NewRollout(
         new_id("ro") if request.rollout_id is None else check_id(request.rollout_id, "rollout_id"),
         pack(request.input, "input"),
@@ -87,30 +83,17 @@ def check_request(request: EnqueueRequest) -> NewRollout:
     )
 
 
-class RolloutChange(msgspec.Struct, frozen=True, gc=False):
-    """What `update_rollout` is to set; `None` leaves a field as it is."""
-
-    status: RolloutStatus | None
-    mode: str | None
-    resources_id: str | None
-    config: RolloutConfig | None
-    priority: int | None
-
-
 def check_change(
-    status: RolloutStatus | str | None,
-    mode: str | None,
-    resources_id: str | None,
-    config: RolloutConfig | None,
-    priority: int | None,
-) -> RolloutChange:
-    return RolloutChange(
-        None if status is None else parse_status(RolloutStatus, status),
-        None if mode is None else check_id(mode, "mode"),
-        None if resources_id is None else check_id(resources_id, "resources_id"),
-        None if config is None else config_from_bytes(config_to_bytes(config)),
-        None if priority is None else check_priority(priority),
-    )
+    mode: str | None, resources_id: str | None, config: RolloutConfig | None, priority: int | None
+) -> RolloutConfig | None:
+    """Returns the config with its fields in their own types: a caller may give a list for a tuple."""
+    if mode is not None:
+        check_id(mode, "mode")
+    if resources_id is not None:
+        check_id(resources_id, "resources_id")
+    if priority is not None:
+        check_priority(priority)
+    return None if config is None else config_from_bytes(config_to_bytes(config))
 
 
 def check_claim(limit: int, worker_id: str | None, claim_id: str | None) -> None:
@@ -122,26 +105,14 @@ def check_claim(limit: int, worker_id: str | None, claim_id: str | None) -> None
         check_id(claim_id, "claim_id")
 
 
-def check_report(
-    status: AttemptStatus | str | None, worker_id: str | None, trajectory: bytes | None
-) -> AttemptStatus | None:
-    if worker_id is not None:
-        check_id(worker_id, "worker_id")
-    parsed = None if status is None else parse_status(AttemptStatus, status)
-    if trajectory is not None and parsed not in FINAL_ATTEMPT:
-        raise StoreError(f"a trajectory comes with a final status, not with {parsed}")
-    return parsed
-
-
-def check_part(part: str | None, what: str) -> str | None:
-    """A text to be found inside an id; one that no id can hold is refused."""
+def check_part(part: str | None, what: str) -> None:
+    """A text to be found inside an id; one that no id can hold is rejected."""
     if part and _ID.match(part) is None:
         raise StoreError(f"{what} {part[:80]!r} is in no id: ids have A-Z a-z 0-9 . _ : -")
-    return part or None
 
 
 def clean_reason(reason: str | None) -> str | None:
-    """A reason may quote anything; what a database could not hold is replaced, so that the report is taken."""
+    """A reason may quote any text; characters that a database cannot store are replaced, so that the report is accepted."""
     if reason is None:
         return None
     return reason.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
@@ -179,7 +150,7 @@ def config_from_bytes(data: bytes) -> RolloutConfig:
 
 
 def pack(value: Any, what: str) -> bytes:
-    """Plain data as bytes; anything else is refused, with the name of the argument it came in."""
+    """Plain data as bytes; anything else is rejected with the name of its argument."""
     try:
         return msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -196,15 +167,15 @@ def pack_mapping(value: Mapping[str, Any] | None, what: str) -> bytes:
 
 
 EMPTY = msgspec.msgpack.encode({})
-"""A mapping without keys, packed."""
+"""An empty mapping, packed."""
 
 
 unpack: Callable[[bytes], Any] = msgspec.msgpack.Decoder().decode
-"""Plain data again."""
+"""Plain data from its bytes."""
 
 
 def merged(old: bytes, added: Mapping[str, Any] | None, what: str) -> bytes:
-    """Packed metadata with new keys laid over it."""
+    """Packed metadata with new keys merged into it."""
     return pack_mapping({**unpack(old), **added}, what) if added else old
 
 
@@ -220,7 +191,7 @@ def parse_status(kind: type[Status], value: Status | str) -> Status:
 def parse_statuses(
     kind: type[Status], value: Status | str | Iterable[Status | str] | None
 ) -> list[Status] | None:
-    """One status or several; `None` stands for all of them."""
+    """One status or several as a list; `None`: no filter."""
     if value is None:
         return None
     if isinstance(value, str):

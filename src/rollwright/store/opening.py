@@ -1,4 +1,4 @@
-"""A store by its address.
+"""Opens a store by its address.
 
 - `memory`: in this process, gone with it
 - a path, or `sqlite:///path`: a SQLite file
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rollwright.addresses import check_address, redacted
 from rollwright.errors import ConfigError
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
 
 ADDRESS_VARIABLE = "ROLLWRIGHT_STORE"
@@ -23,11 +23,11 @@ TOKEN_VARIABLE = "ROLLWRIGHT_STORE_TOKEN"
 
 
 USUAL_PATIENCE = 60.0
-"""Seconds that a store which cannot be reached is tried for: a server that restarts is back by then."""
+"""Seconds of retries for a store that cannot be reached: a server that restarts is back by then."""
 
 
 def sqlite_path(address: str) -> Path | None:
-    """The file of a store that is a SQLite file."""
+    """The path of a SQLite store; `None` for any other address."""
     scheme, found, rest = address.partition("://")
     if address == "memory" or (found and scheme.lower() != "sqlite"):
         return None
@@ -41,10 +41,10 @@ async def open_store(
     patience: float = USUAL_PATIENCE,
     on_outage: Callable[[str], None] | None = None,
 ) -> Store:
-    """Opens the store; a file that does not exist yet is made, unless it must exist.
+    """Opens the store; a missing file is created, unless it must exist.
 
-    A server that cannot be reached, now or later, is tried again for `patience` seconds; `on_outage` is told every few
-    of them, in a line for people.
+    A server that cannot be reached, now or later, is retried for `patience` seconds; `on_outage` gets a line for people
+    every few seconds.
     """
     try:
         check_address(address)

@@ -1,4 +1,4 @@
-"""Lines for people about a store that cannot be reached."""
+"""Status lines about a store that cannot be reached."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,13 @@ TELL_SECONDS = 5.0
 
 
 class Outage:
-    """Tells of a server that does not answer: soon, then every few seconds, and when it is there again."""
+    """Reports a server that does not answer: soon, then every few seconds, and when it answers again."""
 
     def __init__(self, url: str, say: Callable[[str], None] | None) -> None:
         self._url = url
         self._say = say
         self._told: float | None = None
-        """When it was told last; `None`: it answers, as far as anybody knows."""
+        """Time of the last line; `None` while the server is not known to be down."""
 
     def lasts(self, why: str, now: float, left: float) -> None:
         if self._say is not None and (self._told is None or now - self._told >= TELL_SECONDS):

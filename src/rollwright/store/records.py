@@ -1,6 +1,6 @@
-"""Plain data: what a store keeps. Records are frozen; a change is a new record from the store."""
+"""The data types of the store: rollouts, attempts, workers and log entries. All are frozen; a change makes a new one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, overload
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class RolloutStatus(StrEnum):
-    """Where a rollout stands. The last three are final."""
+    """Status of a rollout. The last three are final."""
 
     QUEUING = "queuing"
     """Waiting for its first worker."""
@@ -23,11 +23,11 @@ class RolloutStatus(StrEnum):
     FAILED = "failed"
     """Its retry rules allow no further attempt."""
     CANCELLED = "cancelled"
-    """Withdrawn by whoever asked for it."""
+    """Cancelled by a caller."""
 
 
 class AttemptStatus(StrEnum):
-    """Where one try stands. All but the first two are final."""
+    """Status of an attempt. All but the first two are final."""
 
     PREPARING = "preparing"
     RUNNING = "running"
@@ -36,9 +36,9 @@ class AttemptStatus(StrEnum):
     TIMEOUT = "timeout"
     """Took longer than `timeout_seconds`."""
     UNRESPONSIVE = "unresponsive"
-    """Its lease ran out: no heartbeat for `unresponsive_seconds`."""
+    """Its lease expired: no heartbeat for `unresponsive_seconds`."""
     CANCELLED = "cancelled"
-    """Its rollout was cancelled, or it gave the rollout back unplayed; never counted as a try."""
+    """Its rollout was cancelled, or its worker gave the rollout back; never counted as a try."""
 
 
 class WorkerStatus(StrEnum):
@@ -46,7 +46,7 @@ class WorkerStatus(StrEnum):
     BUSY = "busy"
     """Holds at least one attempt."""
     UNKNOWN = "unknown"
-    """Has not been heard of for a while."""
+    """Sent no heartbeat for a while."""
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -55,15 +55,15 @@ class RolloutConfig(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields
     timeout_seconds: float | None = None
     """Longest time an attempt may take; `None`: no limit."""
     unresponsive_seconds: float | None = 60.0
-    """Length of a lease: an attempt without a heartbeat for so long is given up. `None`: never."""
+    """Length of a lease: an attempt without a heartbeat for so long is ended. `None`: never."""
     max_attempts: int = 3
     retry_condition: tuple[AttemptStatus, ...] = (
         AttemptStatus.FAILED,
         AttemptStatus.TIMEOUT,
         AttemptStatus.UNRESPONSIVE,
     )
-    """The ends of an attempt after which the rollout is tried again, up to `max_attempts`. An attempt that
-    was given back (`cancelled`) is not one of them: its rollout is always tried again, and it does not count."""
+    """Final statuses of an attempt after which the rollout is retried, up to `max_attempts`. `cancelled` (given back) is
+    not one of them: such a rollout is always retried, and the attempt does not count."""
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
@@ -79,9 +79,9 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     worker_id: str | None = None
     last_heartbeat_time: float | None = None
     lease_expires: float | None = None
-    """By the store's clock; `None`: the lease never ends. Of an attempt that has ended: its last lease."""
+    """By the store's clock; `None`: the lease never expires. For an attempt that has ended, its last lease."""
     reason: str | None = None
-    """Why it ended, when it did not succeed."""
+    """Why it did not succeed."""
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -90,7 +90,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False):
 
     rollout_id: str
     input: Any
-    """What to play, as plain data."""
+    """The task, as plain data."""
     status: RolloutStatus
     start_time: float
     """When it was enqueued, by the store's clock."""
@@ -101,7 +101,7 @@ class Rollout(msgspec.Struct, frozen=True, gc=False):
     config: RolloutConfig = msgspec.field(default_factory=RolloutConfig)
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     priority: int = 0
-    """Higher is taken first; equal ones in the order they came."""
+    """Higher is claimed first; equal priorities in the order of arrival."""
 
 
 class AttemptedRollout(Rollout, frozen=True, kw_only=True):
@@ -110,11 +110,11 @@ class AttemptedRollout(Rollout, frozen=True, kw_only=True):
     attempt: Attempt
 
 
-class Completion(msgspec.Struct, frozen=True, gc=False):
+class CompletionEntry(msgspec.Struct, frozen=True, gc=False):
     """One entry of the store's append-only log of finished rollouts."""
 
     cursor: int
-    """Its place in the log, from 1; ask for what comes `after` it."""
+    """Position in the log, from 1; `read_completions` takes it as `after`."""
     rollout_id: str
     attempt_id: str | None
     """The attempt that ended it; `None` when it was cancelled without one."""
@@ -122,7 +122,9 @@ class Completion(msgspec.Struct, frozen=True, gc=False):
     reason: str | None = None
 
 
-class Worker(msgspec.Struct, frozen=True, gc=False):
+class WorkerRecord(msgspec.Struct, frozen=True, gc=False):
+    """A worker as the store knows it, from its claims and heartbeats."""
+
     worker_id: str
     status: WorkerStatus
     heartbeat_stats: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -145,21 +147,21 @@ class ResourcesUpdate(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventKind(StrEnum):
-    """What the event log tells of."""
+    """Kind of an entry in the event log."""
 
     ENQUEUED = "enqueued"
     CLAIMED = "claimed"
-    """An attempt was given out."""
+    """An attempt was created for a worker."""
     ENDED = "ended"
-    """An attempt reached a final status, or a waiting rollout was withdrawn; `becomes` says what followed."""
+    """An attempt reached a final status, or a waiting rollout was cancelled; `becomes` is the rollout's next status."""
     REFUSED = "refused"
-    """A report of an attempt that did not hold its rollout any more."""
+    """A report was rejected: its attempt did not hold the rollout any more."""
     DELETED = "deleted"
-    """A rollout was forgotten, with all that belonged to it but its events."""
+    """A rollout was deleted, with all that belonged to it but its events."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One entry of the store's history, kept so that what it promises can be checked afterwards."""
+    """One entry of the event log, kept so that the store's invariants can be checked afterwards."""
 
     sequence: int
     """Grows along the log. The events of one rollout are in the order in which they happened."""
@@ -170,15 +172,15 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     attempt_id: str | None = None
     worker_id: str | None = None
     status: str | None = None
-    """The attempt's final status, or the one it reported and was refused."""
+    """The attempt's final status, or the status of a rejected report."""
     lease_expires: float | None = None
-    """Of the attempt: when it would have lost the rollout."""
+    """Expiry of the attempt's lease."""
     becomes: str | None = None
     """The rollout's status after an attempt's end; a final one is its entry in the completion log."""
 
 
 class EnqueueRequest(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One rollout to enqueue. With an id given by the caller, asking twice enqueues once."""
+    """One rollout to enqueue. With an id given by the caller, a repeat enqueues nothing."""
 
     input: Any
     rollout_id: str | None = None
@@ -192,20 +194,22 @@ class EnqueueRequest(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
 Item = TypeVar("Item")
 
 
-class Page(Sequence[Item], Generic[Item]):
-    """One page of a query: a sequence, with the number of all matches beside it."""
+class Page(msgspec.Struct, Generic[Item], frozen=True):
+    """One page of a query: a sequence, with the number of all matches beside it.
 
-    def __init__(self, items: Sequence[Item], total: int, limit: int = -1, offset: int = 0) -> None:
-        self.items = items
-        self.total = total
-        self.limit = limit
-        self.offset = offset
+    Over HTTP it may hold fewer items than there are and than were asked for; the next page begins behind its last item.
+    """
+
+    items: list[Item]
+    total: int
+    limit: int = -1
+    offset: int = 0
 
     @overload
     def __getitem__(self, index: int) -> Item: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
         return self.items[index]
 
     def __len__(self) -> int:

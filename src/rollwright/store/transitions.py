@@ -1,15 +1,15 @@
-"""The rules of the store, as plain functions: which status may follow which, and when a lease is over.
+"""The status transitions, retry rules and lease times of the store, as pure functions.
 
-Every backend asks here before it changes a status, so all of them decide alike:
+Every backend calls them before it changes a status, so all backends decide alike:
 - A final status never changes, neither a rollout's nor an attempt's.
-- An attempt's end decides what becomes of its rollout, by the rollout's retry rules alone.
-- A lease ends at the earlier of two times: the last heartbeat plus `unresponsive_seconds`, the start plus
-  `timeout_seconds`. At that very moment it is over.
+- The final status of an attempt and the rollout's retry rules alone decide the rollout's next status.
+- A lease expires at the earlier of two times: the last heartbeat plus `unresponsive_seconds`, the start plus
+  `timeout_seconds`. At that very moment it has expired.
 """
 
 from collections.abc import Mapping
 
-from rollwright.store.contract import ImpossibleChange
+from rollwright.store.errors import ImpossibleChange
 from rollwright.store.records import AttemptStatus, RolloutConfig, RolloutStatus, WorkerStatus
 
 _R = RolloutStatus
@@ -43,14 +43,14 @@ HELD = frozenset({_R.PREPARING, _R.RUNNING})
 """Rollouts that have a current attempt."""
 
 CHANGES_BY_CALLER = frozenset({_R.REQUEUING, _R.FAILED, _R.CANCELLED})
-"""What `update_rollout` may ask for. The other changes belong to the attempt that holds the rollout."""
+"""Statuses that `update_rollout` accepts. The others belong to the attempt that holds the rollout."""
 
 WORKER_SILENCE_SECONDS = 60.0
-"""A worker not heard of for so long is `unknown`; the default lease, so both give up together."""
+"""A worker without a heartbeat for so long is `unknown`; the default lease, so that both end together."""
 
 SAME_MOMENT = 0.01
-"""Of `unresponsive_seconds`: heartbeats this close together may count as one. A worker beats several times in the life
-of a lease, so it never loses one by so little."""
+"""Fraction of `unresponsive_seconds`: heartbeats this close together may count as one. A worker sends several per lease,
+so it never loses one by so little."""
 
 
 def check_rollout_change(rollout_id: str, old: RolloutStatus, new: RolloutStatus) -> None:
@@ -61,7 +61,7 @@ def check_rollout_change(rollout_id: str, old: RolloutStatus, new: RolloutStatus
 
 
 def check_caller_change(rollout_id: str, old: RolloutStatus, new: RolloutStatus) -> None:
-    """Whether `update_rollout` may make this change."""
+    """Rejects a status that `update_rollout` cannot set."""
     possible = ROLLOUT_CHANGES[old] & CHANGES_BY_CALLER
     if new not in possible:
         raise ImpossibleChange(
@@ -70,7 +70,7 @@ def check_caller_change(rollout_id: str, old: RolloutStatus, new: RolloutStatus)
 
 
 def unchanged(old: RolloutStatus, new: RolloutStatus) -> bool:
-    """Whether a caller that asks for `new` has it already; to wait once more is to wait."""
+    """Whether the rollout already has the status `new`; a waiting rollout is already requeued."""
     return old is new or (old in WAITING and new is _R.REQUEUING)
 
 
@@ -86,9 +86,9 @@ def _accepted(statuses: frozenset[RolloutStatus] | frozenset[AttemptStatus]) -> 
 
 
 def rollout_after(ended: AttemptStatus, config: RolloutConfig, tries: int) -> RolloutStatus:
-    """What becomes of a rollout when its attempt ends; `tries` counts the attempts so far, with this one.
+    """The rollout's next status when its attempt ends; `tries` counts the attempts so far, this one included.
 
-    An attempt that was given back is no try: the rollout waits again whatever its rules say.
+    An attempt that was given back is not a try: its rollout is requeued whatever the rules are.
     """
     if ended is _A.SUCCEEDED:
         return _R.SUCCEEDED
@@ -100,7 +100,7 @@ def rollout_after(ended: AttemptStatus, config: RolloutConfig, tries: int) -> Ro
 
 
 def lease_end(config: RolloutConfig, start_time: float, heartbeat_time: float) -> float | None:
-    """When an attempt loses its rollout unless it is heard of again; `None`: never."""
+    """When the lease expires without a further heartbeat; `None`: never."""
     timeout, silence = config.timeout_seconds, config.unresponsive_seconds
     if timeout is None:
         return None if silence is None else heartbeat_time + silence
@@ -109,7 +109,7 @@ def lease_end(config: RolloutConfig, start_time: float, heartbeat_time: float) -
 
 
 def is_news(config: RolloutConfig, last_heartbeat_time: float, now: float) -> bool:
-    """Whether a heartbeat is worth writing down, or the one before it was a moment ago."""
+    """Whether a heartbeat is worth a write, or the previous one was a moment ago."""
     silence = config.unresponsive_seconds
     return silence is None or now - last_heartbeat_time >= silence * SAME_MOMENT
 
@@ -119,7 +119,7 @@ def lapsed(lease_expires: float | None, now: float) -> bool:
 
 
 def lapsed_as(config: RolloutConfig, start_time: float, lease_expires: float) -> tuple[AttemptStatus, str]:
-    """How an attempt whose lease is over has ended, and why in words."""
+    """The final status of an attempt with an expired lease, and the reason in words."""
     limit = config.timeout_seconds
     if limit is not None and start_time + limit <= lease_expires:
         return _A.TIMEOUT, f"took longer than timeout_seconds={limit:g}"

@@ -1,22 +1,25 @@
 """Waiting without polling: one signal wakes every coroutine that waits for it.
 
-A woken coroutine looks again whether what it waits for has happened; a signal carries no data. Who cannot
-look without an await takes the signal's `count` before looking: a signal given since then is not missed.
+A woken coroutine checks its condition again; a signal carries no data. A coroutine that cannot check without an await
+takes the signal's `count` before the check: a signal given since then is not missed. A timeout may be `inf`.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
+from math import inf
 
 
 class Signal:
+    """A condition variable without a lock, for one event loop."""
+
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
         self.count = 0
-        """How often it was given."""
+        """How many times it was notified."""
 
     def __bool__(self) -> bool:
-        """Whether anybody waits."""
+        """Whether a coroutine waits for it."""
         return bool(self._waiting)
 
     def notify(self) -> None:
@@ -25,8 +28,8 @@ class Signal:
             resolve(future)
         self._waiting.clear()
 
-    async def wait(self, timeout: float | None, since: int | None = None) -> None:
-        """Until the next `notify` after the count was `since` (`None`: after now), or until the time is up."""
+    async def wait(self, timeout: float, since: int | None = None) -> None:
+        """Until the next `notify` after the count was `since` (`None`: after now), or until the timeout is over."""
         if since is not None and since != self.count:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -68,22 +71,21 @@ class LoopClock:
 
 
 class Deadline:
-    """A point in the loop's time; `None` seconds: never."""
+    """A point in the loop's time; it may be infinitely far."""
 
-    def __init__(self, seconds: float | None) -> None:
-        self._end = None if seconds is None else asyncio.get_running_loop().time() + seconds
+    def __init__(self, seconds: float) -> None:
+        self._end = asyncio.get_running_loop().time() + seconds
 
-    def left(self) -> float | None:
-        if self._end is None:
-            return None
+    def left(self) -> float:
+        """Seconds until then, 0 from then on."""
         return max(0.0, self._end - asyncio.get_running_loop().time())
 
 
-async def wait_until(future: "asyncio.Future[None]", timeout: float | None) -> None:
-    """Waits for the future, which is resolved when the time is up: unlike `wait_for`, a result that came at
-    the last moment is never thrown away."""
+async def wait_until(future: "asyncio.Future[None]", timeout: float) -> None:
+    """Waits for the future, which is resolved when the timeout is over: unlike `wait_for`, a result that arrives at the
+    last moment is never thrown away."""
     timer = None
-    if timeout is not None:
+    if timeout != inf:
         timer = asyncio.get_running_loop().call_later(timeout, resolve, future)
     try:
         await future

@@ -1,8 +1,8 @@
-"""The bodies of requests, read within limits: of one body, and of all that are held at the same time.
+"""Request bodies are read within limits: of one body, and of all bodies that are held at the same time.
 
-Always true: a body is asked for only by whoever has checked its sender's key; bodies that are held together never take
-more than the memory for them and one body beyond it, and the one that began first can always be read to its end, so
-that no two wait for each other.
+Always true: a body is read only after its sender's token was checked; all held bodies together never take more than
+their memory limit plus one body, and the body that began first can always be read to its end, so that two never
+deadlock.
 """
 
 import asyncio
@@ -10,16 +10,16 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from rollwright.store.http.refusals import HttpRefusal
+from rollwright.store.http.errors import HttpRefusal
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 MAX_MEMORY = 256 * 1024 * 1024
-"""For bodies under way, beside one: several of the largest at a time, and a small part of a server's memory."""
+"""For bodies that are being read, plus one: several of the largest at a time, and a small part of a server's memory."""
 
 MEMORY_SECONDS = 30.0
-"""How long a body waits for memory before its sender is told to come again."""
+"""How long a body waits for memory before its sender gets a 503."""
 
 
 class Gone(Exception):
@@ -27,7 +27,7 @@ class Gone(Exception):
 
 
 class BodyMemory:
-    """What the bodies of one server take. Belongs to one event loop."""
+    """Memory accounting for the bodies of one server. Belongs to one event loop."""
 
     def __init__(self, limit: int = MAX_MEMORY, patience: float = MEMORY_SECONDS) -> None:
         self._limit = limit
@@ -61,7 +61,7 @@ class BodyMemory:
 
 
 class Body:
-    """One body; a `with` block around all that is done with it gives its memory back."""
+    """One body; a `with` block around its use returns its memory."""
 
     def __init__(self, receive: Receive, limit: int, memory: BodyMemory) -> None:
         self._receive = receive
@@ -80,12 +80,12 @@ class Body:
 
     @property
     def unread(self) -> bool:
-        """Whether it was not read to its end, so that nothing can follow it on its connection."""
+        """Whether it was not read to its end, so that its connection cannot be reused."""
         return self._more
 
     async def read(self) -> bytes:
         body = await self._part()
-        if self._more:  # one that came in one piece is small, and in memory already
+        if self._more:  # a body in one piece is small, and in memory already
             self._counted = True
             await self._memory.take(self, len(body))
             parts, size = [body], len(body)

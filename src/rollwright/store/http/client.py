@@ -1,54 +1,36 @@
-"""`HttpStore`: a store that is somewhere else.
+"""`HttpStore`: a store behind a server.
 
-Always true, beyond the contract: a call is made at most once however often its request is sent, because whatever
-names it (rollout, claim, append and call ids) is chosen here before it is sent; an error is of the same class and
-says the same as in the server's store; a claim whose caller was cancelled goes back. Belongs to one event loop.
+Always true, beyond the invariants of every store: a call is executed at most once however often its request is sent,
+because every id that names its effects is chosen before it is sent (`StoreCall.repeatable`); an error has the same
+class and message as in the server's store; a claim whose caller was cancelled goes back. Belongs to one event loop.
+
+Nothing here knows a particular call: a record says how it is cut into requests (`StoreCall.parts`), whether it waits,
+and whether it shares a request with others.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine
+from math import inf
 from typing import Any
 
-import msgspec
-
-from rollwright.store.checks import (
-    LATEST,
-    check_change,
-    check_claim,
-    check_id,
-    check_report,
-    check_request,
-    new_id,
-)
-from rollwright.store.contract import StoreError, StoreUnavailable
-from rollwright.store.http import playing_calls as calls
-from rollwright.store.http.looking_client import LookingClient, portions
-from rollwright.store.http.messages import MAX_ITEMS, Answer, Call
+from rollwright.store.api import Store
+from rollwright.store.call_kinds import MAX_WAIT_SECONDS, ClaimCall, Result, StoreCall
+from rollwright.store.errors import StoreError, StoreUnavailable
+from rollwright.store.http.batcher import CallBatcher, decode, encode
+from rollwright.store.http.connection import ServerConnection
+from rollwright.store.http.protocol import WithdrawCall
 from rollwright.store.http.retry import RetryRule
-from rollwright.store.http.shape import MAX_VALUES
-from rollwright.store.records import (
-    Attempt,
-    AttemptedRollout,
-    AttemptStatus,
-    EnqueueRequest,
-    Rollout,
-    RolloutConfig,
-    RolloutStatus,
-)
 from rollwright.store.waiting import Deadline
 
 MAX_WAITING_CLAIMS = 64
 """Requests that wait for work at a time. Each needs a connection, and a server has about 1,000 file handles by
 default; further callers wait here for their turn."""
 
-_PORTION_BYTES = MAX_VALUES - 1024
-"""Of rollouts that are enqueued by one request."""
-
 _WITHDRAW_SECONDS = 2.0
 """How long `close` waits for claims to be handed back; after that their leases decide."""
 
 
-class HttpStore(LookingClient):
+class HttpStore(Store):
     """The store behind a server: `http://host:port`, `https://…`, or `http+unix:///path/of/socket`."""
 
     def __init__(
@@ -60,215 +42,105 @@ class HttpStore(LookingClient):
         request_timeout: float = 60.0,
         on_outage: Callable[[str], None] | None = None,
     ) -> None:
-        """`request_timeout`: seconds for one try of one request, on top of what the call itself waits. `on_outage`: is
-        told every few seconds, in a line for people, while the server cannot be reached."""
-        super().__init__(
-            url, token=token, retry=retry or RetryRule(), request_timeout=request_timeout, on_outage=on_outage
-        )
-        self._may_wait = asyncio.Semaphore(MAX_WAITING_CLAIMS)
+        """`request_timeout`: seconds for one try of one request, on top of the call's own timeout. `on_outage` gets a
+        line for people every few seconds while the server cannot be reached."""
+        self._connection = ServerConnection(url, token, retry or RetryRule(), request_timeout, on_outage)
+        self._batcher = CallBatcher(self._connection)
+        self._polls: set[asyncio.Task[bytes]] = set()
+        self._waiting_claims = asyncio.Semaphore(MAX_WAITING_CLAIMS)
         self._withdrawals: set[asyncio.Task[None]] = set()
+        self._closed = False
 
-    # -- asking for episodes ------------------------------------------------------------------------
-
-    async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRequest]) -> list[Rollout]:
-        named = [_named(request) for request in requests]  # all are checked before the first is sent
-        if len(named) == 1:
-            return await self._send(calls.EnqueueManyRollouts(requests=named))
-        enqueued: list[Rollout] = []
-        for some in _portions_by_size(named):
-            there = await self._ask(calls.EnqueueManyRollouts(requests=some))
-            enqueued += there
-        return enqueued
-
-    async def update_rollout(
-        self,
-        rollout_id: str,
-        *,
-        status: RolloutStatus | str | None = None,
-        mode: str | None = None,
-        resources_id: str | None = None,
-        config: RolloutConfig | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        reason: str | None = None,
-    ) -> Rollout:
-        change = check_change(status, mode, resources_id, config, priority)
-        return await self._send(
-            calls.UpdateRollout(
-                rollout_id=rollout_id,
-                status=change.status,
-                mode=mode,
-                resources_id=resources_id,
-                config=config,
-                metadata=None if metadata is None else dict(metadata),
-                priority=priority,
-                reason=reason,
-                call_id=new_id("call"),
-            )
-        )
-
-    async def cancel_rollouts(self, rollout_ids: Iterable[str], reason: str) -> list[str]:
-        cancelled: list[str] = []
-        for ids in portions(list(rollout_ids)):
-            call = calls.CancelRollouts(rollout_ids=ids, reason=reason, call_id=new_id("call"))
-            gone = await self._ask(call)
-            cancelled += gone
-        return cancelled
-
-    # -- playing them -------------------------------------------------------------------------------
-
-    async def dequeue_many_rollouts(
-        self,
-        limit: int = 1,
-        worker_id: str | None = None,
-        *,
-        timeout: float = 0.0,
-        claim_id: str | None = None,
-    ) -> list[AttemptedRollout]:
-        check_claim(limit, worker_id, claim_id)
-        call_id = new_id("call")
-        call = calls.DequeueManyRollouts(
-            limit=min(limit, MAX_ITEMS), worker_id=worker_id, claim_id=claim_id or call_id, call_id=call_id
-        )
+    async def execute(self, call: StoreCall[Result]) -> Result:
+        call = call.repeatable()
+        deadline = Deadline(call.timeout) if call.waits() else None  # type: ignore[attr-defined]
+        result: Result
+        if call.fits():
+            result = await self._request(call, deadline)
+            return result
+        parts = call.parts()
         try:
-            # Together with what others ask in this moment; only an empty queue is worth a request of its own.
+            part = next(parts)
+            while True:
+                part = parts.send(await self._request(part, deadline))
+        except StopIteration as end:
+            result = end.value
+            return result
+
+    # The next two return a coroutine instead of awaiting it: most calls of a client pass through both.
+
+    def _request(self, call: StoreCall[Any], deadline: Deadline | None) -> Coroutine[Any, Any, Any]:
+        if isinstance(call, ClaimCall):
+            return self._claim(call, deadline)
+        if deadline is not None and call.waits():
+            return self._wait(call, deadline)
+        return self._send(call)
+
+    def _send(self, call: StoreCall[Result]) -> Coroutine[Any, Any, Result]:
+        """Without waiting at the server."""
+        if self._closed:
+            raise StoreError("the store is closed")
+        call = call.waiting(0.0)
+        return self._send_alone(call) if call.is_bulky() else self._batcher.send(call)
+
+    async def _send_alone(self, call: StoreCall[Result]) -> Result:
+        return decode(call, await self._connection.post(call.name, encode(call)))
+
+    async def _wait(self, call: StoreCall[list[Any]], deadline: Deadline) -> list[Any]:
+        """Repeats the request until the call has what it waits for: one request waits `MAX_WAIT_SECONDS` at most."""
+        while True:
+            found = await self._poll(call, min(deadline.left(), MAX_WAIT_SECONDS))
+            if call.is_satisfied(found) or self._closed or not deadline.left():
+                return found
+
+    async def _poll(self, call: StoreCall[list[Any]], seconds: float) -> list[Any]:
+        """One request that waits at the server; empty when the store is closed meanwhile."""
+        if self._closed:
+            raise StoreError("the store is closed")
+        poll = asyncio.create_task(self._connection.post(call.name, encode(call.waiting(seconds)), seconds))
+        self._polls.add(poll)
+        try:
+            await asyncio.wait({poll})
+            return [] if poll.cancelled() else decode(call, poll.result())
+        finally:
+            self._polls.discard(poll)
+            poll.cancel()
+
+    # -- claims -------------------------------------------------------------------------------------
+
+    async def _claim(self, call: ClaimCall[Any], deadline: Deadline | None) -> Any:
+        try:
+            # First in a batch with other callers' calls; only an empty queue is worth a request of its own.
             claimed = await self._send(call)
-            if claimed or timeout <= 0:
+            if deadline is None or call.is_satisfied(claimed):
                 return claimed
-            return await self._wait_for_work(call, Deadline(timeout))
+            return await self._wait_for_work(call, deadline)
         except asyncio.CancelledError:
-            self._withdraw(call_id)
+            self._withdraw(call)
             raise
 
-    async def _wait_for_work(
-        self, call: calls.DequeueManyRollouts, deadline: Deadline
-    ) -> list[AttemptedRollout]:
+    async def _wait_for_work(self, call: ClaimCall[Any], deadline: Deadline) -> list[Any]:
         try:
-            async with asyncio.timeout(deadline.left()):
-                await self._may_wait.acquire()
+            left = deadline.left()
+            async with asyncio.timeout(None if left == inf else left):
+                await self._waiting_claims.acquire()
         except TimeoutError:
             return []
         try:
-            while not self._closed:
-                claimed = await self._poll(call, deadline.left())
-                if claimed or not deadline.left():
-                    return claimed
-            return []
+            return [] if self._closed else await self._wait(call, deadline)
         finally:
-            self._may_wait.release()
+            self._waiting_claims.release()
 
-    async def start_attempt(
-        self, rollout_id: str, worker_id: str | None = None, *, claim_id: str | None = None
-    ) -> AttemptedRollout:
-        check_claim(1, worker_id, claim_id)
-        call_id = new_id("call")
-        return await self._start(
-            calls.StartAttempt(
-                rollout_id=rollout_id, worker_id=worker_id, claim_id=claim_id or call_id, call_id=call_id
-            ),
-            call_id,
-        )
-
-    async def start_requested_rollout(
-        self, request: EnqueueRequest, worker_id: str | None = None, *, claim_id: str | None = None
-    ) -> AttemptedRollout:
-        check_claim(1, worker_id, claim_id)
-        call_id = new_id("call")
-        return await self._start(
-            calls.StartRequestedRollout(
-                request=_named(request), worker_id=worker_id, claim_id=claim_id or call_id, call_id=call_id
-            ),
-            call_id,
-        )
-
-    async def _start(self, call: Call[Answer], call_id: str) -> Answer:
-        try:
-            return await self._send(call)
-        except asyncio.CancelledError:
-            self._withdraw(call_id)
-            raise
-
-    async def update_attempt(
-        self,
-        rollout_id: str,
-        attempt_id: str,
-        *,
-        status: AttemptStatus | str | None = None,
-        worker_id: str | None = None,
-        trajectory: bytes | None = None,
-        reason: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Attempt:
-        return await self._send(
-            calls.UpdateAttempt(
-                rollout_id=rollout_id,
-                attempt_id=attempt_id,
-                status=check_report(status, worker_id, trajectory),
-                worker_id=worker_id,
-                trajectory=trajectory,
-                reason=reason,
-                metadata=None if metadata is None else dict(metadata),
-                # By the time of a repeat, another attempt may be the latest.
-                call_id=new_id("call") if attempt_id == LATEST else None,
-            )
-        )
-
-    async def update_worker(
-        self,
-        worker_id: str,
-        *,
-        heartbeat_stats: Mapping[str, Any] | None = None,
-        attempts: Iterable[tuple[str, str]] | None = None,
-    ) -> list[tuple[str, str]]:
-        stats = None if heartbeat_stats is None else dict(heartbeat_stats)
-        call = calls.UpdateWorker(worker_id=check_id(worker_id, "worker_id"), heartbeat_stats=stats)
-        if attempts is None:
-            return await self._send(call)
-        lost: list[tuple[str, str]] = []
-        for pairs in portions(list(attempts)):
-            taken_away = await self._send(msgspec.structs.replace(call, attempts=pairs))
-            lost += taken_away
-        return lost
-
-    async def wait_for_cancellations(self, worker_id: str, *, timeout: float) -> list[tuple[str, str]]:
-        check_id(worker_id, "worker_id")
-        deadline = Deadline(max(0.0, timeout))
-        while True:
-            call = calls.WaitForCancellations(worker_id=worker_id, call_id=new_id("call"))
-            found = await (self._poll(call, deadline.left()) if deadline.left() else self._send(call))
-            if found or self._closed or not deadline.left():
-                return found
-
-    # -- the turn journal ---------------------------------------------------------------------------
-
-    async def append_journal(
-        self, rollout_id: str, attempt_id: str, entries: Sequence[bytes], *, append_id: str | None = None
-    ) -> None:
-        name = new_id("append") if append_id is None else append_id
-        await self._send(
-            calls.AppendJournal(
-                rollout_id=rollout_id, attempt_id=attempt_id, entries=list(entries), append_id=name
-            )
-        )
-
-    async def read_journal(self, rollout_id: str) -> list[bytes]:
-        return await self._ask(calls.ReadJournal(rollout_id=rollout_id))
-
-    async def clear_journal(self, rollout_id: str, attempt_id: str) -> None:
-        await self._send(calls.ClearJournal(rollout_id=rollout_id, attempt_id=attempt_id))
-
-    # -- handing back -------------------------------------------------------------------------------
-
-    def _withdraw(self, call_id: str) -> None:
-        """The caller was cancelled: what the server gave, or is about to give, goes back to the queue."""
-        if not self._closed:
-            task = asyncio.create_task(self._send_withdrawal(call_id))
+    def _withdraw(self, call: ClaimCall[Any]) -> None:
+        """The caller was cancelled: attempts that the server gave out, or is about to, go back to the queue."""
+        if not self._closed and call.call_id is not None:
+            task = asyncio.create_task(self._send_withdrawal(call.call_id))
             self._withdrawals.add(task)
             task.add_done_callback(self._withdrawals.discard)
 
     async def _send_withdrawal(self, call_id: str) -> None:
         try:
-            await self._batcher.send(calls.WithdrawCall(call_id=call_id))
+            await self._batcher.send(WithdrawCall(call_id))
         except (StoreError, StoreUnavailable):
             return  # the lease ends it
 
@@ -277,25 +149,9 @@ class HttpStore(LookingClient):
         self._closed = True
         if self._withdrawals:
             await asyncio.wait(self._withdrawals, timeout=_WITHDRAW_SECONDS)
-        await super().close()
-
-
-def _portions_by_size(requests: Sequence[EnqueueRequest]) -> Iterator[list[EnqueueRequest]]:
-    """So many at a time that no body is refused for the number of its values: it has no more of them than bytes. One
-    that is larger by itself goes alone."""
-    some: list[EnqueueRequest] = []
-    size = 0
-    for request in requests:
-        length = len(msgspec.msgpack.encode(request))
-        if some and (len(some) == MAX_ITEMS or size + length > _PORTION_BYTES):
-            yield some
-            some, size = [], 0
-        some.append(request)
-        size += length
-    yield some
-
-
-def _named(request: EnqueueRequest) -> EnqueueRequest:
-    """Checked, and with an id, so that a repeat of the request enqueues nothing twice."""
-    checked = check_request(request)
-    return msgspec.structs.replace(request, rollout_id=checked.rollout_id, input=msgspec.Raw(checked.input))
+        polls = list(self._polls)
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+        await self._batcher.close()
+        await self._connection.close()

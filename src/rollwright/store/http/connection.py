@@ -1,7 +1,7 @@
-"""The client's way to the server: one request, sent until it is answered.
+"""The client's connections to the server: a request is sent until it is answered.
 
-Always true: `post` ends with the body of a 200, with the error that the server's store raised, or with
-`StoreUnavailable` after the retry rule's time. What is retried (broken connections, time limits, 5xx) was made
+Always true: `post` returns the body of a 200, raises the error that the server's store raised, or raises
+`StoreUnavailable` after the retry rule's time. Requests that are retried (broken connections, timeouts, 5xx) were made
 repeatable by the caller. Belongs to one event loop; the connections are opened at first use.
 """
 
@@ -18,9 +18,8 @@ from rollwright.draws import uniform
 from rollwright.errors import ConfigError
 from rollwright.http_client import HttpClient, HttpFault, Url
 from rollwright.store.checks import new_id
-from rollwright.store.contract import StoreError, StoreUnavailable
-from rollwright.store.http.messages import Refusal
-from rollwright.store.http.refusals import error_of
+from rollwright.store.errors import StoreError, StoreUnavailable
+from rollwright.store.http.errors import ErrorBody, error_of
 from rollwright.store.http.retry import RetryRule
 from rollwright.store.opening import TOKEN_VARIABLE
 from rollwright.store.outage import Outage
@@ -33,12 +32,12 @@ MEDIA_TYPE = "application/msgpack"
 _UNIX = "http+unix"
 
 _RETRIED = frozenset({408, 429})
-"""The only client errors that pass by themselves; a proxy sends them."""
+"""The only client errors worth a retry; a proxy sends them."""
 
-_refusal = msgspec.msgpack.Decoder(Refusal)
+_error_body = msgspec.msgpack.Decoder(ErrorBody)
 
 
-class Connection:
+class ServerConnection:
     def __init__(
         self,
         url: str,
@@ -47,7 +46,7 @@ class Connection:
         request_timeout: float,
         on_outage: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_outage`: is told, in a line for people, while the server cannot be reached."""
+        """`on_outage` gets a line for people while the server cannot be reached."""
         self.url = redacted(url)
         self._base, socket_path = _parse(url)
         headers = {"Content-Type": MEDIA_TYPE}
@@ -64,7 +63,7 @@ class Connection:
         self._retries = 0
 
     async def post(self, call: str, body: bytes, wait: float = 0.0) -> bytes:
-        """`wait`: how long the call itself may wait at the server."""
+        """`wait`: the call's own timeout at the server."""
         url = self._urls.get(call)
         if url is None:
             url = self._urls[call] = Url.parse(f"{self._base}/v1/{call}")
@@ -83,7 +82,7 @@ class Connection:
                 seconds = f" in {clock() - failing_since:.0f} s" if tries > 1 else ""
                 counted = "1 try" if tries == 1 else f"{tries} tries"
                 raise StoreUnavailable(f"{self.url}: {answer} (after {counted}{seconds})")
-            if tries > 1:  # one that broke by itself is repaired at once
+            if tries > 1:  # a single broken connection is repaired by the first retry
                 left = self._retry.give_up_after - (clock() - failing_since)
                 self._outage.lasts(answer, clock(), left)
             await asyncio.sleep(delay)
@@ -93,9 +92,9 @@ class Connection:
         await self._client.close()
 
     async def _try(self, url: Url, body: bytes, wait: float) -> bytes | str:
-        """The answer's body, or why there is none."""
+        """The reply's body, or the reason why there is none."""
         try:
-            # Whole seconds, so that waits which differ by a moment have the same time limit.
+            # Whole seconds, so that waits of nearly the same length share one timer.
             answer = await self._client.request("POST", url, body, self._request_timeout + ceil(wait))
         except HttpFault as fault:
             return " ".join(str(fault).splitlines())
@@ -111,21 +110,21 @@ class Connection:
                 f"{self.url}: the token is missing or wrong: {TOKEN_VARIABLE} must hold the one of the server"
             )
         try:
-            return error_of(_refusal.decode(raw))
+            return error_of(_error_body.decode(raw))
         except (msgspec.DecodeError, UnicodeDecodeError):
             return StoreError(f"{self.url}: HTTP {status}: {_message(raw)}")
 
 
 def _message(raw: bytes) -> str:
-    """What an answer that is not 200 says, in one short line."""
+    """The message of a reply that is not 200, in one short line."""
     try:
-        return _refusal.decode(raw).message
+        return _error_body.decode(raw).message
     except (msgspec.DecodeError, UnicodeDecodeError):
         return " ".join(raw[:200].decode("utf-8", "replace").split()) or "an empty answer"
 
 
 def _parse(text: str) -> tuple[str, str | None]:
-    """Below which URL the calls are, and the Unix socket they go through."""
+    """The base URL of the calls, and the Unix socket to connect to."""
     scheme, separator, rest = text.partition("://")
     if scheme == _UNIX and separator:
         path = unquote(rest)

@@ -1,9 +1,9 @@
-"""One request of the store's server: a call, or a batch of calls, made on the store.
+"""One request of the store's server: a call, or a batch of calls, executed on the store.
 
-Plain ASGI, because a web framework's own work for one request would cost several times what the store's does.
-Always true: every answer is whole and of one line, whatever came in; a request without the token is answered before
-its body is read; no body is held beyond the limits, and a large one is decoded off the event loop; a call that waits
-ends when its caller has gone.
+Plain ASGI, because a web framework's own work for one request would cost several times the store's.
+Always true: every error is one line, whatever came in; a request without the token is rejected before its body is read;
+no body is held beyond the limits, and a large one is decoded off the event loop; a waiting call ends when its caller
+has disconnected.
 """
 
 import asyncio
@@ -16,14 +16,22 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from rollwright.store.contract import Store, StoreError, StoreUnavailable
+from rollwright.store.api import Store
+from rollwright.store.call_kinds import ClaimCall, OnceCall, StoreCall
+from rollwright.store.errors import StoreError, StoreUnavailable
 from rollwright.store.http.body import Body, BodyMemory, Gone, Message, Receive
-from rollwright.store.http.catalogue import BATCH, FORMATS, JSON, Format
-from rollwright.store.http.messages import Call, Entry, Once, Outcome
-from rollwright.store.http.playing_calls import Claiming, WithdrawCall
-from rollwright.store.http.recent import RecentCalls
-from rollwright.store.http.refusals import INTERNAL, HttpRefusal, fault_of
-from rollwright.store.http.shape import SMALL_BODY, BodyDecoder
+from rollwright.store.http.decoding import SMALL_BODY, BodyDecoder
+from rollwright.store.http.errors import INTERNAL, HttpRefusal, error_reply
+from rollwright.store.http.idempotency import RecentCalls
+from rollwright.store.http.protocol import (
+    BATCH,
+    FORMATS,
+    JSON,
+    BatchEntry,
+    BatchOutcome,
+    Format,
+    WithdrawCall,
+)
 
 Send = Callable[[Message], Awaitable[None]]
 Decoded = TypeVar("Decoded")
@@ -35,7 +43,7 @@ MAX_BODY = 64 * 1024 * 1024
 """An episode of a million tokens takes about 12 MiB, 100,000 small rollouts in one call about 20."""
 
 SLICE_SECONDS = 0.005
-"""After which a batch lets other callers' requests in."""
+"""After which a batch yields to other callers' requests."""
 
 PAUSE_SECONDS = 0.001
 """More than 0: uvloop reads few sockets, or none, as long as something is ready to run."""
@@ -44,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Head(NamedTuple):
-    """The headers that matter."""
+    """The headers that the endpoint reads."""
 
     format: Format | None
     length: int
@@ -67,7 +75,7 @@ class CallEndpoint:
         self._stopping = False
 
     def stop_waiting(self) -> None:
-        """Calls that wait end now, so that the server can stop; their callers ask again elsewhere or later."""
+        """Ends the waiting calls, so that the server can stop; their callers retry."""
         self._stopping = True
         for task in self._waiting:
             task.cancel()
@@ -84,17 +92,17 @@ class CallEndpoint:
                 answer = await self._answer(name, kind, asked, receive)
                 if len(asked) <= SMALL_BODY:
                     content = _encode(kind, answer)
-                else:  # which is likely to come back with the answer; others are let in before and after
+                else:  # a large request is likely to have a large reply
                     content = await asyncio.to_thread(_encode, kind, answer)
             except (HttpRefusal, StoreError, StoreUnavailable) as error:
-                status, refusal = fault_of(error)
-                content = kind.encode(refusal)
+                status, error_body = error_reply(error)
+                content = kind.encode(error_body)
             except Gone:
                 return
             except Exception:  # noqa: BLE001 - whatever a backend raises, the caller gets one line
                 _log.exception("call %s failed", name)
-                status, refusal = INTERNAL
-                content = kind.encode(refusal)
+                status, error_body = INTERNAL
+                content = kind.encode(error_body)
         await _send(send, status, kind, content, last=body.unread or status == 401)
 
     # -- taking the request in ------------------------------------------------------------------------
@@ -106,14 +114,14 @@ class CallEndpoint:
                     401, "unauthorized", "the token is missing or wrong: send Authorization: Bearer <token>"
                 )
         elif head.from_a_browser:
-            # Any page that a user of this machine looks at could call a server that asks for no token.
+            # Otherwise any web page open on this machine could call a server without a token.
             raise HttpRefusal(403, "forbidden", "a server without a token takes no calls from web pages")
         if head.format is None:
             raise HttpRefusal(415, "media_type", f"Content-Type is not one of {', '.join(FORMATS)}")
         if head.length > self._max_body:
             raise body.too_large()
 
-    # -- making the calls -----------------------------------------------------------------------------
+    # -- executing the calls --------------------------------------------------------------------------
 
     async def _answer(self, name: str, kind: Format, body: bytes, receive: Receive) -> Any:
         if name == BATCH:
@@ -122,19 +130,19 @@ class CallEndpoint:
                 return await self._one_by_one(kind, entries)
             return await asyncio.gather(*[self._outcome(kind, entry) for entry in entries])
         decode = _decoder(kind, name)
-        # A small one without a further coroutine: most are, and the server does little else.
+        # Small bodies, which most are, are decoded without a further coroutine.
         call = (
             _decode(decode, body) if len(body) <= SMALL_BODY else await self._decode_large(decode, kind, body)
         )
         if call.waits() or call.wide:
-            return await self._make_while_connected(call, receive)
-        return await self._make(call)
+            return await self._execute_while_connected(call, receive)
+        return await self._execute(call)
 
     async def _decode_large(self, decode: Callable[[bytes], Decoded], kind: Format, body: bytes) -> Decoded:
         return await self._decoder.decode(partial(_decode, decode), body, kind.count)
 
-    async def _one_by_one(self, kind: Format, entries: Sequence[Entry]) -> list[Outcome]:
-        """Lets others come in between when it takes long."""
+    async def _one_by_one(self, kind: Format, entries: Sequence[BatchEntry]) -> list[BatchOutcome]:
+        """Yields to other callers' requests when it takes long."""
         outcomes = []
         began = time.perf_counter()
         for entry in entries:
@@ -144,7 +152,7 @@ class CallEndpoint:
                 began = time.perf_counter()
         return outcomes
 
-    async def _outcome(self, kind: Format, entry: Entry) -> Outcome:
+    async def _outcome(self, kind: Format, entry: BatchEntry) -> BatchOutcome:
         try:
             arguments = bytes(entry.arguments)
             decode = _decoder(kind, entry.call)
@@ -155,46 +163,46 @@ class CallEndpoint:
             )
             if call.waits():
                 raise HttpRefusal(400, "refused", f"{entry.call} waits: it cannot be part of a batch")
-            return Outcome(answer=await (self._make_wide(call) if call.wide else self._make(call)))
+            return BatchOutcome(answer=await (self._execute_wide(call) if call.wide else self._execute(call)))
         except (HttpRefusal, StoreError, StoreUnavailable) as error:
-            return Outcome(refusal=fault_of(error).refusal)
+            return BatchOutcome(refusal=error_reply(error).body)
         except Exception:  # noqa: BLE001 - one call's failure must not take the others' answers with it
             _log.exception("call %s failed", entry.call)
-            return Outcome(refusal=INTERNAL.refusal)
+            return BatchOutcome(refusal=INTERNAL.body)
 
-    async def _make_wide(self, call: Call[Any]) -> Any:
+    async def _execute_wide(self, call: StoreCall[Any]) -> Any:
         async with self._wide:
-            answer = await self._make(call)
+            answer = await self._execute(call)
             if self._store.instant:
-                await asyncio.sleep(PAUSE_SECONDS)  # or several of them would follow each other in one go
+                await asyncio.sleep(PAUSE_SECONDS)  # else several of them would run without a pause
             return answer
 
-    async def _make(self, call: Call[Any]) -> Any:
-        if isinstance(call, Claiming):
+    async def _execute(self, call: StoreCall[Any]) -> Any:
+        if isinstance(call, ClaimCall):
             return await self._recent.claim(call)
-        if isinstance(call, Once):
-            return await self._recent.answer_once(call)
+        if isinstance(call, OnceCall):
+            return await self._recent.execute_once(call)
         if isinstance(call, WithdrawCall):
             return await self._recent.withdraw(call.call_id)
-        return await call.make(self._store)
+        return await call.bounded(self._store.execute)
 
-    async def _make_while_connected(self, call: Call[Any], receive: Receive) -> Any:
+    async def _execute_while_connected(self, call: StoreCall[Any], receive: Receive) -> Any:
         if self._stopping and call.waits():
             raise StoreUnavailable("the server is stopping")
-        making = asyncio.create_task(self._make_wide(call) if call.wide else self._make(call))
+        executing = asyncio.create_task(self._execute_wide(call) if call.wide else self._execute(call))
         gone = asyncio.ensure_future(receive())
         if call.waits():
-            self._waiting.add(making)
+            self._waiting.add(executing)
         try:
-            await asyncio.wait({making, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not making.done():
+            await asyncio.wait({executing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not executing.done():
                 raise Gone
-            if making.cancelled():
+            if executing.cancelled():
                 raise StoreUnavailable("the server is stopping")
-            return making.result()
+            return executing.result()
         finally:
-            self._waiting.discard(making)
-            making.cancel()
+            self._waiting.discard(executing)
+            executing.cancel()
             gone.cancel()
 
 
@@ -213,7 +221,7 @@ def _head(headers: list[tuple[bytes, bytes]]) -> _Head:
     return _Head(kind, length, token, from_a_browser)
 
 
-def _decoder(kind: Format, name: str) -> Callable[[bytes], Call[Any]]:
+def _decoder(kind: Format, name: str) -> Callable[[bytes], StoreCall[Any]]:
     decode = kind.calls.get(name)
     if decode is None:
         raise HttpRefusal(404, "no_such_call", f"no call {name[:80]!r}; accepted: {', '.join(kind.calls)}")
@@ -240,7 +248,7 @@ def _encode(kind: Format, answer: Any) -> bytes:
 
 
 async def _send(send: Send, status: int, kind: Format, content: bytes, *, last: bool) -> None:
-    """`last`: the connection ends with this answer."""
+    """`last`: the connection is closed after this reply."""
     headers = [
         (b"content-type", kind.media_type.encode()),
         (b"content-length", str(len(content)).encode()),

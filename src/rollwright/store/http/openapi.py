@@ -1,14 +1,19 @@
-"""The server's OpenAPI page, made of the same records that the server decodes."""
+"""The server's OpenAPI document, generated from the call records that the server decodes.
+
+Arguments, bounds and result types come from the records, descriptions from the docstrings of the `Store` methods.
+"""
 
 from functools import cache
+from inspect import getdoc
 from typing import Any
 
 import msgspec
 
-from rollwright.store.http.catalogue import BATCH, CALLS, FORMATS, MAX_BATCH
-from rollwright.store.http.messages import Refusal
+from rollwright.store.api import Store
+from rollwright.store.http.errors import ErrorBody
+from rollwright.store.http.protocol import ACCEPTED, BATCH, FORMATS, MAX_BATCH
 
-_REFUSALS = {
+_ERRORS = {
     "400": "Malformed, or refused by the store.",
     "401": "The token is missing or wrong.",
     "403": "Sent by a web page to a server without a token.",
@@ -25,24 +30,24 @@ _REFUSALS = {
 
 @cache
 def document() -> dict[str, Any]:
-    answers = {name: call.answer for name, call in CALLS.items()}
-    types = [*CALLS.values(), *answers.values(), Refusal]
+    replies = [kind.reply for kind in ACCEPTED.values()]
+    types = [*ACCEPTED.values(), *replies, ErrorBody]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     found, components = _plain_pairs(list(schemas)), _plain_pairs(components)
-    arguments = dict(zip(CALLS, found, strict=False))
-    returned = dict(zip(CALLS, found[len(CALLS) :], strict=False))
-    refusal = found[-1]
+    arguments = dict(zip(ACCEPTED, found, strict=False))
+    returned = dict(zip(ACCEPTED, found[len(ACCEPTED) :], strict=False))
+    error = found[-1]
     paths = {
-        f"/v1/{name}": {"post": _operation(name, _summary(name), arguments[name], returned[name], refusal)}
-        for name in CALLS
+        f"/v1/{name}": {"post": _operation(name, _summary(name), arguments[name], returned[name], error)}
+        for name in ACCEPTED
     }
     paths[f"/v1/{BATCH}"] = {
         "post": _operation(
             BATCH,
             "Several calls that do not wait, in one request.",
             _entries(),
-            _outcomes(refusal),
-            refusal,
+            _outcomes(error),
+            error,
         )
     }
     return {
@@ -58,7 +63,7 @@ def document() -> dict[str, Any]:
 
 
 def _plain_pairs(schema: Any) -> Any:
-    """Pairs as arrays of two equal items: the same meaning, and tools that do not know `prefixItems` read it."""
+    """Pairs as arrays of two equal items: the same meaning, for tools that do not know `prefixItems`."""
     if isinstance(schema, list):
         return [_plain_pairs(each) for each in schema]
     if not isinstance(schema, dict):
@@ -70,20 +75,20 @@ def _plain_pairs(schema: Any) -> Any:
 
 
 def _summary(name: str) -> str:
-    return f"`Store.{name}`; see the store's contract."
+    """The first paragraph of the docstring of the call's method, or of a record that has no method."""
+    method = getattr(Store, name, None)
+    text = getdoc(ACCEPTED[name] if method is None else method) or ""
+    return " ".join(text.split("\n\n")[0].split())
 
 
-def _operation(name: str, summary: str, body: Any, answer: Any, refusal: Any) -> dict[str, Any]:
+def _operation(name: str, summary: str, body: Any, result: Any, error: Any) -> dict[str, Any]:
     return {
         "operationId": name,
         "summary": summary,
         "requestBody": {"required": True, "content": _content(body)},
         "responses": {
-            "200": {"description": "The answer.", "content": _content(answer)},
-            **{
-                status: {"description": text, "content": _content(refusal)}
-                for status, text in _REFUSALS.items()
-            },
+            "200": {"description": "The answer.", "content": _content(result)},
+            **{status: {"description": text, "content": _content(error)} for status, text in _ERRORS.items()},
         },
     }
 
@@ -93,7 +98,7 @@ def _content(schema: Any) -> dict[str, Any]:
 
 
 def _entries() -> dict[str, Any]:
-    """Loose, because a wrong entry is refused alone, in its outcome, and not the batch."""
+    """Loose, because a wrong entry fails alone, in its outcome, and not the batch."""
     entry = {
         "type": "object",
         "properties": {
@@ -106,7 +111,7 @@ def _entries() -> dict[str, Any]:
     return {"type": "array", "items": entry, "maxItems": MAX_BATCH}
 
 
-def _outcomes(refusal: Any) -> dict[str, Any]:
+def _outcomes(error: Any) -> dict[str, Any]:
     either = [
         {
             "type": "object",
@@ -116,7 +121,7 @@ def _outcomes(refusal: Any) -> dict[str, Any]:
         },
         {
             "type": "object",
-            "properties": {"refusal": refusal},
+            "properties": {"refusal": error},
             "required": ["refusal"],
             "additionalProperties": False,
         },

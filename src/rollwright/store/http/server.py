@@ -1,8 +1,7 @@
-"""The store's server: any store, offered over HTTP on a port or on a Unix socket.
+"""The store's server: any store over HTTP, on a port or on a Unix socket.
 
-Always true: a server without a token can only be reached from its own machine, on a Unix socket only by its own
-user; when it stops, waiting calls end at once and the others are answered first. The store stays open: it belongs
-to whoever made it.
+Always true: a server without a token can only be reached from its own machine, on a Unix socket only by its own user;
+when it stops, waiting calls end at once and the others are answered first. The store stays open: its creator closes it.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from rollwright.errors import ConfigError
 from rollwright.http_server import ServerLimits
 from rollwright.listening import BACKLOG, Listener, listening_socket
-from rollwright.store.contract import Store
+from rollwright.store.api import Store
 from rollwright.store.http import openapi
 from rollwright.store.http.endpoint import MAX_BODY, CallEndpoint
 
@@ -34,11 +33,11 @@ _SOCKET_MODE = 0o600
 
 
 _CALLS = "/v1/"
-"""Where the calls are."""
+"""Path prefix of the calls."""
 
 
 class StoreApp(FastAPI):
-    """The web app, with its OpenAPI page made from the wire records."""
+    """The web app, with an OpenAPI document generated from the call records."""
 
     def __init__(self, endpoint: CallEndpoint) -> None:
         super().__init__(docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -48,8 +47,8 @@ class StoreApp(FastAPI):
         self.add_exception_handler(HTTPException, _refuse)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A call goes to its endpoint at once: finding the route, and the layers around it that catch what the
-        endpoint never raises, would cost as much again."""
+        """A call goes straight to its endpoint: route matching and the middleware around it, which catches what the
+        endpoint never raises, would double its cost."""
         path = scope.get("path", "")
         name = path.removeprefix(_CALLS)
         if path != name and name and "/" not in name and scope.get("method") == "POST":
@@ -63,7 +62,7 @@ class StoreApp(FastAPI):
 
 
 def build_app(store: Store, token: str | None = None, max_body: int = MAX_BODY) -> StoreApp:
-    """The ASGI app over any store. Without a token it must only be offered on loopback, as `serve` makes sure."""
+    """The ASGI app over any store. Without a token it must only be served on loopback, as `serve` ensures."""
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise ConfigError("token: is empty or holds a character that no HTTP header can carry")
     return StoreApp(CallEndpoint(store, token, max_body))
@@ -74,7 +73,7 @@ async def _health(request: Request) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """What no call stands behind: an unknown path, another method."""
+    """Replies to an unknown path or method."""
     assert isinstance(error, HTTPException)
     body = {"kind": "no_such_call", "message": f"{request.method} {request.url.path[:80]}: {error.detail}"}
     return JSONResponse(body, error.status_code, error.headers)
@@ -112,7 +111,7 @@ class StoreServer:
         self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until it is stopped or cancelled. Then waiting callers are let go and the others answered."""
+        """Serves until it is stopped or cancelled. Then waiting calls end and the others are answered."""
         loop = asyncio.get_running_loop()
         signals = _STOP_SIGNALS if self._handle_signals else ()
         for each in signals:
@@ -152,7 +151,7 @@ async def serve(
     path: Path | str | None = None,
     max_body: int = MAX_BODY,
 ) -> None:
-    """Serves until SIGINT or SIGTERM, then answers what is under way and returns. For the main thread."""
+    """Serves until SIGINT or SIGTERM, then answers requests in flight and returns. For the main thread."""
     server = StoreServer(
         store, host=host, port=port, path=path, token=token, max_body=max_body, handle_signals=True
     )

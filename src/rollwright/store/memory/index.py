@@ -1,8 +1,8 @@
-"""Keys in an order that can change, smallest first.
+"""A priority queue whose keys can be moved and removed, smallest first.
 
-Every call is O(log n), amortised. The heap may hold entries whose key has moved on or left: they are put
-right when they come up, or all at once when they are more than half of the heap. Moving a key back, as every
-heartbeat moves a lease, costs O(1): its old entry still comes up early enough.
+Every call is O(log n), amortised. The heap may hold outdated entries, of keys that moved or left: each is corrected
+when it reaches the top, and all at once when they are more than half of the heap. Moving a key to a later place, as
+every heartbeat does to a lease, is O(1): its old entry still reaches the top early enough.
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 Order = tuple[float, int]
-"""What to sort by, and a number of the key's own so that two keys never tie."""
+"""The sort value, and a number unique to the key so that two keys never tie."""
 
 _SLACK = 64
-"""Outdated entries that are never worth a clean-up."""
+"""Number of outdated entries that is never worth a clean-up."""
 
 
 class OrderedIndex(Generic[Key]):
@@ -41,7 +41,7 @@ class OrderedIndex(Generic[Key]):
 
     @property
     def bound(self) -> float:
-        """No key comes before this."""
+        """A lower bound of every key's sort value."""
         return self._heap[0][0][0] if self._heap else inf
 
     def first(self) -> tuple[Order, Key] | None:

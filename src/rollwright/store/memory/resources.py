@@ -1,11 +1,11 @@
-"""The memory store's resources, with all their versions."""
+"""The memory store's resources: every version of each, by id."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rollwright.store.checks import pack_mapping, unpack
-from rollwright.store.contract import NotFound, StoreError
+from rollwright.store.errors import NotFound, StoreError
 from rollwright.store.records import ResourcesUpdate
 
 
@@ -16,7 +16,7 @@ class _Version:
     data: bytes
 
 
-class Resources:
+class ResourceVersions:
     def __init__(self) -> None:
         self._versions: dict[str, list[_Version]] = {}
         self._latest: str | None = None

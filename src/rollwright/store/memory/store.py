@@ -1,239 +1,185 @@
-"""`MemoryStore`: the ledger behind the store's contract, with waiting calls and a timer.
+"""`MemoryStore`: the store in this process's memory.
 
-Belongs to one event loop. Every change is made between two awaits, so callers never see half of one. A
-waiting `dequeue` is handed its rollout the moment there is one, in the order of asking, so nobody else can take
-it in between. One timer stands at the earliest end of a lease; it does not keep the loop alive, and `close`
-stops it.
+Belongs to one event loop. Every change is made between two awaits, so callers never see half of one. A waiting
+`dequeue` is handed its rollout the moment there is one, in the order of asking, so no other caller can take it in
+between. One timer stands at the earliest lease expiry; it does not keep the loop alive, and `close` stops it.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
 
-from rollwright.store.checks import (
-    NewRollout,
-    check_change,
-    check_claim,
-    check_id,
-    check_report,
-    check_request,
-    clean_reason,
-)
-from rollwright.store.contract import NotFound
-from rollwright.store.memory.line import Claimant, Line
-from rollwright.store.memory.looking import LookingStore
-from rollwright.store.memory.rows import AttemptRow
+from rollwright.store import calls
+from rollwright.store.backend import handles
+from rollwright.store.checks import NewRollout, check_request, clean_reason
+from rollwright.store.errors import NotFound
+from rollwright.store.memory.queries import MemoryQueries
+from rollwright.store.memory.rows import StoredAttempt
+from rollwright.store.memory.waiters import Waiter, Waiters
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,
-    AttemptStatus,
-    Completion,
+    CompletionEntry,
     EnqueueRequest,
     Rollout,
-    RolloutConfig,
     RolloutStatus,
 )
 from rollwright.store.transitions import FINAL_ROLLOUT
 from rollwright.store.waiting import Countdown, Deadline, Signal, resolve, wait_until
 
 _TIMER_SLACK = 0.001
-"""Clocks round: a timer set to the exact end of a lease could fire just before it and have to fire again."""
+"""Clocks round: a timer set to the exact expiry of a lease could fire just before it and have to fire again."""
 
 
-class MemoryStore(LookingStore):
-    """`clock` gives the time in seconds; without one it is the wall clock at first use, moved on by the event
-    loop's own clock, so that neither a jump of the system's time nor a simulated loop confuses the leases.
-    `record_events` keeps the history of everything that happened, about 200 bytes an event."""
+class MemoryStore(MemoryQueries):
+    """`clock` returns the time in seconds; by default it is the wall clock at first use, advanced by the event loop's
+    own clock, so that neither a jump of the system's time nor a simulated loop confuses the leases. `record_events`
+    keeps the event log, about 200 bytes an event."""
 
     instant = True
 
     def __init__(self, *, clock: Callable[[], float] | None = None, record_events: bool = True) -> None:
         super().__init__(clock=clock, record_events=record_events)
-        self._line = Line()
+        self._waiters = Waiters()
         self._completed = Signal()
         self._countdowns: set[Countdown] = set()
-        self._stops: dict[str, Signal] = {}
+        self._cancellations: dict[str, Signal] = {}
+        """By worker id, for the workers that wait for cancellations."""
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = inf
-        """When the timer fires, by the store's clock; never later than the first end of a lease."""
 
     # -- asking for episodes ------------------------------------------------------------------------
 
-    async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRequest]) -> list[Rollout]:
-        checked = self._known_resources(requests)
+    @handles(calls.EnqueueManyRollouts)
+    async def _enqueue_many_rollouts(self, call: calls.EnqueueManyRollouts) -> list[Rollout]:
+        checked = self._check_requests(call.requests)
         now = self._begin()
-        rows = [self._ledger.enqueue(request, now) for request in checked]
+        rows = [self._state.enqueue(request, now) for request in checked]
         records = [row.record() for row in rows]
         self._settle()
         return records
 
-    def _known_resources(self, requests: Sequence[EnqueueRequest]) -> list[NewRollout]:
+    def _check_requests(self, requests: Sequence[EnqueueRequest]) -> list[NewRollout]:
         for request in requests:
-            if request.resources_id is not None and request.resources_id not in self._resources:
-                raise NotFound(f"no resources {request.resources_id!r}")
+            if request.resources_id is not None:
+                self._require_resources(request.resources_id)
         return [check_request(request) for request in requests]
 
-    async def update_rollout(
-        self,
-        rollout_id: str,
-        *,
-        status: RolloutStatus | str | None = None,
-        mode: str | None = None,
-        resources_id: str | None = None,
-        config: RolloutConfig | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        reason: str | None = None,
-    ) -> Rollout:
-        change = check_change(status, mode, resources_id, config, priority)
-        if resources_id is not None and resources_id not in self._resources:
+    def _require_resources(self, resources_id: str) -> None:
+        if resources_id not in self._resources:
             raise NotFound(f"no resources {resources_id!r}")
-        row = self._ledger.update_rollout(rollout_id, self._begin(), change, metadata, clean_reason(reason))
-        record = row.record()
+
+    @handles(calls.UpdateRollout)
+    async def _update_rollout(self, call: calls.UpdateRollout) -> Rollout:
+        if call.resources_id is not None:
+            self._require_resources(call.resources_id)
+        record = self._state.update_rollout(call, self._begin()).record()
         self._settle()
         return record
 
-    async def cancel_rollouts(self, rollout_ids: Iterable[str], reason: str) -> list[str]:
+    @handles(calls.CancelRollouts)
+    async def _cancel_rollouts(self, call: calls.CancelRollouts) -> list[str]:
         now = self._begin()
-        rows = [self._ledger.rollout(rollout_id) for rollout_id in dict.fromkeys(rollout_ids)]
+        rows = [self._state.rollout(rollout_id) for rollout_id in dict.fromkeys(call.rollout_ids)]
         open_rows = [row for row in rows if row.status not in FINAL_ROLLOUT]
         for row in open_rows:
-            self._ledger.withdraw(row, RolloutStatus.CANCELLED, clean_reason(reason), now)
+            self._state.withdraw(row, RolloutStatus.CANCELLED, clean_reason(call.reason), now)
         self._settle()
         return [row.rollout_id for row in open_rows]
 
     # -- playing them -------------------------------------------------------------------------------
 
-    async def dequeue_many_rollouts(
-        self,
-        limit: int = 1,
-        worker_id: str | None = None,
-        *,
-        timeout: float = 0.0,
-        claim_id: str | None = None,
-    ) -> list[AttemptedRollout]:
-        check_claim(limit, worker_id, claim_id)
+    @handles(calls.DequeueManyRollouts)
+    async def _dequeue_many_rollouts(self, call: calls.DequeueManyRollouts) -> list[AttemptedRollout]:
         # Workers that never wait for anything else take turns here; else the first would take all.
         await asyncio.sleep(0)
-        attempts = self._ledger.claim(limit, worker_id, claim_id, self._begin())
+        attempts = self._state.claim(call.limit, call.worker_id, call.claim_id, self._begin())
         self._settle()
-        if not attempts and timeout > 0:
-            attempts = await self._wait_for_claim(limit, worker_id, claim_id, timeout)
+        if not attempts and call.timeout > 0:
+            attempts = await self._wait_for_claim(call)
         return [attempt.rollout.attempted(attempt) for attempt in attempts]
 
-    async def _wait_for_claim(
-        self, limit: int, worker_id: str | None, claim_id: str | None, timeout: float
-    ) -> list[AttemptRow]:
-        claimant = Claimant(limit, worker_id, claim_id, asyncio.get_running_loop().create_future())
-        self._line.join(claimant)
+    async def _wait_for_claim(self, call: calls.DequeueManyRollouts) -> list[StoredAttempt]:
+        future = asyncio.get_running_loop().create_future()
+        waiter = Waiter(call.limit, call.worker_id, call.claim_id, future)
+        self._waiters.join(waiter)
         try:
-            await wait_until(claimant.future, timeout)
+            await wait_until(waiter.future, call.timeout)
         except asyncio.CancelledError:
-            # Nobody will read what was handed over in the same moment: back into the queue with it.
-            self._ledger.give_back(claimant.attempts, "its worker stopped asking", self._clock())
+            # Nobody will read the attempts that were handed over in the same moment: they go back into the queue.
+            self._state.give_back(waiter.attempts, "its worker stopped asking", self._clock())
             self._settle()
             raise
         finally:
-            self._line.leave(claimant)
-        return claimant.attempts
+            self._waiters.leave(waiter)
+        return waiter.attempts
 
-    async def start_attempt(
-        self, rollout_id: str, worker_id: str | None = None, *, claim_id: str | None = None
-    ) -> AttemptedRollout:
-        check_claim(1, worker_id, claim_id)
-        attempt = self._ledger.start(rollout_id, worker_id, claim_id, self._begin())
+    @handles(calls.StartAttempt)
+    async def _start_attempt(self, call: calls.StartAttempt) -> AttemptedRollout:
+        attempt = self._state.start(call.rollout_id, call.worker_id, call.claim_id, self._begin())
         self._settle()
         return attempt.rollout.attempted(attempt)
 
-    async def start_requested_rollout(
-        self, request: EnqueueRequest, worker_id: str | None = None, *, claim_id: str | None = None
-    ) -> AttemptedRollout:
-        check_claim(1, worker_id, claim_id)
-        [checked] = self._known_resources([request])
+    @handles(calls.StartRequestedRollout)
+    async def _start_requested_rollout(self, call: calls.StartRequestedRollout) -> AttemptedRollout:
+        [checked] = self._check_requests([call.request])
         now = self._begin()
-        row = self._ledger.enqueue(checked, now)
-        attempt = self._ledger.start(row.rollout_id, worker_id, claim_id, now)
+        row = self._state.enqueue(checked, now)
+        attempt = self._state.start(row.rollout_id, call.worker_id, call.claim_id, now)
         self._settle()
         return row.attempted(attempt)
 
-    async def update_attempt(
-        self,
-        rollout_id: str,
-        attempt_id: str,
-        *,
-        status: AttemptStatus | str | None = None,
-        worker_id: str | None = None,
-        trajectory: bytes | None = None,
-        reason: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Attempt:
-        parsed = check_report(status, worker_id, trajectory)
-        now = self._begin()
-        attempt = self._ledger.report(
-            rollout_id,
-            attempt_id,
-            now,
-            status=parsed,
-            worker_id=worker_id,
-            trajectory=trajectory,
-            reason=clean_reason(reason),
-            metadata=metadata,
-        )
+    @handles(calls.UpdateAttempt)
+    async def _update_attempt(self, call: calls.UpdateAttempt) -> Attempt:
+        attempt = self._state.report(call, self._begin())
         self._settle()
         return attempt.record()
 
-    async def update_worker(
-        self,
-        worker_id: str,
-        *,
-        heartbeat_stats: Mapping[str, Any] | None = None,
-        attempts: Iterable[tuple[str, str]] | None = None,
-    ) -> list[tuple[str, str]]:
-        check_id(worker_id, "worker_id")
-        lost = self._ledger.heartbeat(worker_id, heartbeat_stats, attempts, self._begin())
+    @handles(calls.UpdateWorker)
+    async def _update_worker(self, call: calls.UpdateWorker) -> list[tuple[str, str]]:
+        lost = self._state.heartbeat(call.worker_id, call.heartbeat_stats, call.attempts, self._begin())
         self._settle()
         return lost
 
-    async def wait_for_cancellations(self, worker_id: str, *, timeout: float) -> list[tuple[str, str]]:
-        check_id(worker_id, "worker_id")
-        deadline = Deadline(timeout)
+    @handles(calls.WaitForCancellations)
+    async def _wait_for_cancellations(self, call: calls.WaitForCancellations) -> list[tuple[str, str]]:
+        deadline = Deadline(call.timeout)
         while True:
             self._begin()
-            taken = self._ledger.roster.tell(worker_id)
+            taken = self._state.workers.take_notifications(call.worker_id)
             left = deadline.left()
             if taken or not left:
                 return taken
-            signal = self._stops.setdefault(worker_id, Signal())
+            signal = self._cancellations.setdefault(call.worker_id, Signal())
             try:
                 await signal.wait(left)
             finally:
                 if not signal:
-                    self._stops.pop(worker_id, None)
+                    self._cancellations.pop(call.worker_id, None)
             if self._closed:
                 return []
 
     # -- the turn journal ---------------------------------------------------------------------------
 
-    async def append_journal(
-        self, rollout_id: str, attempt_id: str, entries: Sequence[bytes], *, append_id: str | None = None
-    ) -> None:
-        self._ledger.append_journal(rollout_id, attempt_id, entries, append_id, self._begin())
+    @handles(calls.AppendJournal)
+    async def _append_journal(self, call: calls.AppendJournal) -> None:
+        self._state.append_journal(
+            call.rollout_id, call.attempt_id, call.entries, call.append_id, self._begin()
+        )
         self._settle()
 
-    async def clear_journal(self, rollout_id: str, attempt_id: str) -> None:
-        self._ledger.clear_journal(rollout_id, attempt_id, self._begin())
+    @handles(calls.ClearJournal)
+    async def _clear_journal(self, call: calls.ClearJournal) -> None:
+        self._state.clear_journal(call.rollout_id, call.attempt_id, self._begin())
         self._settle()
 
     # -- results ------------------------------------------------------------------------------------
 
-    async def read_completions(
-        self, after: int = 0, *, limit: int = 1000, timeout: float = 0.0
-    ) -> list[Completion]:
-        deadline = Deadline(timeout)
+    @handles(calls.ReadCompletions)
+    async def _read_completions(self, call: calls.ReadCompletions) -> list[CompletionEntry]:
+        deadline = Deadline(call.timeout)
         while True:
             self._begin()
-            found = self._ledger.log.after(after, limit)
+            found = self._state.log.after(call.after, call.limit)
             left = deadline.left()
             if found or not left:
                 return found
@@ -241,11 +187,10 @@ class MemoryStore(LookingStore):
             if self._closed:
                 return []
 
-    async def wait_for_rollouts(
-        self, rollout_ids: Iterable[str], *, timeout: float | None = None
-    ) -> list[Rollout]:
+    @handles(calls.WaitForRollouts)
+    async def _wait_for_rollouts(self, call: calls.WaitForRollouts) -> list[Rollout]:
         self._begin()
-        rows = [self._ledger.rollout(rollout_id) for rollout_id in dict.fromkeys(rollout_ids)]
+        rows = [self._state.rollout(rollout_id) for rollout_id in dict.fromkeys(call.rollout_ids)]
         pending = [row for row in rows if row.status not in FINAL_ROLLOUT]
         if pending:
             countdown = Countdown(len(pending))
@@ -253,7 +198,7 @@ class MemoryStore(LookingStore):
             for row in pending:
                 row.watchers = [*(row.watchers or ()), countdown]
             try:
-                await wait_until(countdown.future, timeout)
+                await wait_until(countdown.future, call.timeout)
             finally:
                 self._countdowns.discard(countdown)
                 for row in pending:
@@ -263,56 +208,63 @@ class MemoryStore(LookingStore):
 
     # -- housekeeping ---------------------------------------------------------------------------------
 
-    async def release_trajectories(self, rollout_ids: Iterable[str]) -> int:
+    @handles(calls.ReleaseTrajectories)
+    async def _release_trajectories(self, call: calls.ReleaseTrajectories) -> int:
         self._begin()
-        found = [self._ledger.rollouts.get(each) for each in dict.fromkeys(rollout_ids)]
+        found = [self._state.rollouts.get(each) for each in dict.fromkeys(call.rollout_ids)]
         kept = [row for row in found if row is not None and row.status is RolloutStatus.SUCCEEDED]
         released = [row for row in kept if row.trajectory is not None]
         for row in released:
             row.trajectory = None
         return len(released)
 
-    async def delete_rollouts(self, rollout_ids: Iterable[str]) -> int:
+    @handles(calls.DeleteRollouts)
+    async def _delete_rollouts(self, call: calls.DeleteRollouts) -> int:
         now = self._begin()
-        rows = self._ledger.rollouts
-        return self._ledger.delete([rows[each] for each in dict.fromkeys(rollout_ids) if each in rows], now)
+        rows = self._state.rollouts
+        wanted = dict.fromkeys(call.rollout_ids)
+        return self._state.delete([rows[each] for each in wanted if each in rows], now)
 
-    async def delete_finished(self, *, older_than: float, limit: int = 10_000) -> int:
+    @handles(calls.DeleteFinished)
+    async def _delete_finished(self, call: calls.DeleteFinished) -> int:
         now = self._begin()
-        return self._ledger.delete(self._ledger.log.ended_before(now - older_than, limit), now)
+        return self._state.delete(self._state.log.ended_before(now - call.older_than, call.limit), now)
 
     async def close(self) -> None:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._line.dissolve()
+        self._waiters.release_all()
         for countdown in self._countdowns:
             resolve(countdown.future)
-        for signal in [self._completed, *self._stops.values()]:
+        for signal in [self._completed, *self._cancellations.values()]:
             signal.notify()
 
     # -- waking -------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        ledger = self._ledger
-        while len(ledger.ready) and (claimant := self._line.next()) is not None:
-            claimant.attempts = ledger.claim(
-                claimant.limit, claimant.worker_id, claimant.claim_id, self._clock()
-            )
-            resolve(claimant.future)
-        if ledger.finished:
-            ledger.finished = False
+        state = self._state
+        if self._waiters.waiting:
+            self._serve_waiters()
+        if state.finished:
+            state.finished = False
             self._completed.notify()
-        if ledger.roster.told:
-            for worker_id in ledger.roster.told:
-                if worker_id in self._stops:
-                    self._stops[worker_id].notify()
-            ledger.roster.told.clear()
-        if ledger.leases.bound < self._timer_at and not self._closed:
+        if state.workers.to_notify:
+            for worker_id in state.workers.to_notify:
+                if worker_id in self._cancellations:
+                    self._cancellations[worker_id].notify()
+            state.workers.to_notify.clear()
+        if state.leases.bound < self._timer_at and not self._closed:
             self._set_timer()
 
+    def _serve_waiters(self) -> None:
+        state = self._state
+        while len(state.ready) and (waiter := self._waiters.next()) is not None:
+            waiter.attempts = state.claim(waiter.limit, waiter.worker_id, waiter.claim_id, self._clock())
+            resolve(waiter.future)
+
     def _set_timer(self) -> None:
-        first = self._ledger.leases.first()
+        first = self._state.leases.first()
         if first is None:
             return
         if self._timer is not None:
@@ -323,5 +275,5 @@ class MemoryStore(LookingStore):
 
     def _on_timer(self) -> None:
         self._timer_at = inf
-        self._ledger.expire(self._clock())
+        self._state.expire(self._clock())
         self._settle()

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from rollwright.store.contract import StoreError
+from rollwright.store.errors import StoreError
 from rollwright.store.sql.statements import Operation
 from rollwright.store.sql.transaction import Changes, Stamps, Transaction
 

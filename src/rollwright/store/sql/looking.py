@@ -7,16 +7,16 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, bindparam, exists, func, select
 
 from rollwright.store.checks import unpack
-from rollwright.store.contract import NotFound
+from rollwright.store.errors import NotFound
 from rollwright.store.records import (
     Attempt,
-    Completion,
+    CompletionEntry,
     Event,
     EventKind,
     Page,
     Rollout,
     RolloutStatus,
-    Worker,
+    WorkerRecord,
     WorkerStatus,
 )
 from rollwright.store.sql import schema
@@ -132,7 +132,7 @@ def _attempts(rollout_id: str) -> Operation[list[Attempt] | None]:
 
 def query_workers(
     statuses: Sequence[WorkerStatus] | None, limit: int, offset: int
-) -> Operation[Page[Worker]]:
+) -> Operation[Page[WorkerRecord]]:
     """All of them are read: a worker's status depends on the time."""
     rows = yield WORKERS()
     found = yield from _workers(rows)
@@ -140,13 +140,13 @@ def query_workers(
     return Page(matching[offset : None if limit < 0 else offset + limit], len(matching), limit, offset)
 
 
-def find_worker(worker_id: str) -> Operation[Worker | None]:
+def find_worker(worker_id: str) -> Operation[WorkerRecord | None]:
     rows = yield WORKER(worker_id=worker_id)
     found = yield from _workers(rows)
     return found[0] if found else None
 
 
-def _workers(rows: Sequence[Sequence[Any]]) -> Operation[list[Worker]]:
+def _workers(rows: Sequence[Sequence[Any]]) -> Operation[list[WorkerRecord]]:
     held: dict[str, list[tuple[str, str]]] = {}
     for worker_id, rollout_id, attempt_id in (yield HOLDINGS(ids=[row[0] for row in rows])):
         held.setdefault(worker_id, []).append((rollout_id, attempt_id))
@@ -156,12 +156,12 @@ def _workers(rows: Sequence[Sequence[Any]]) -> Operation[list[Worker]]:
 
 def _worker_records(
     rows: Sequence[Sequence[Any]], held: dict[str, list[tuple[str, str]]], now: float
-) -> Iterator[Worker]:
+) -> Iterator[WorkerRecord]:
     for worker_id, stats, last_heartbeat, *times in rows:
         holds = held.get(worker_id, [])
         current = holds[-1] if holds else (None, None)
         status = worker_status(len(holds), last_heartbeat, now)
-        yield Worker(worker_id, status, unpack(stats), last_heartbeat, *times, *current)
+        yield WorkerRecord(worker_id, status, unpack(stats), last_heartbeat, *times, *current)
 
 
 def statistics() -> Operation[dict[str, int]]:
@@ -175,9 +175,9 @@ def statistics() -> Operation[dict[str, int]]:
     return counts
 
 
-def read_completions(after: int, limit: int) -> Operation[list[Completion]]:
+def read_completions(after: int, limit: int) -> Operation[list[CompletionEntry]]:
     rows = yield COMPLETED(after=after, count=limit)
-    return [Completion(row[0], row[1], row[2], RolloutStatus(row[3]), row[4]) for row in rows]
+    return [CompletionEntry(row[0], row[1], row[2], RolloutStatus(row[3]), row[4]) for row in rows]
 
 
 def read_events(after: int, limit: int) -> Operation[list[Event]]:

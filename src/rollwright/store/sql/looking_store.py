@@ -1,23 +1,16 @@
-"""The half of `SqlStore` that looks: queries, pages, counts, and resources."""
+"""`SqlQueries`: the SQL store's queries, counts and resources."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from rollwright.forks import bind_to_process
-from rollwright.store.checks import ROLLOUT_SORTS, check_id, check_page, check_part, new_id, parse_statuses
-from rollwright.store.contract import Store, StoreDamaged, StoreError
-from rollwright.store.records import (
-    Attempt,
-    Event,
-    Page,
-    ResourcesUpdate,
-    Rollout,
-    RolloutStatus,
-    Worker,
-    WorkerStatus,
-)
+from rollwright.store import calls
+from rollwright.store.backend import Backend, handles
+from rollwright.store.checks import new_id
+from rollwright.store.errors import StoreDamaged, StoreError
+from rollwright.store.records import Attempt, Event, Page, ResourcesUpdate, Rollout, WorkerRecord
 from rollwright.store.sql import looking
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Driver, Write
@@ -38,8 +31,8 @@ MOST_ROUNDS = 1000
 """Of ending leases before a read: the next one may end meanwhile, but not always another one."""
 
 
-class LookingStore(Store):
-    """Everything that changes no rollout."""
+class SqlQueries(Backend):
+    """The handlers of calls that change no rollout."""
 
     def __init__(self, driver: Driver) -> None:
         bind_to_process(self)
@@ -80,99 +73,81 @@ class LookingStore(Store):
         if self._driver.stamps:
             await self._write(write_stamps, lasting=False)
 
-    async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
-        return (await self._read(looking.find_rollouts, [rollout_id])).get(rollout_id)
+    @handles(calls.GetRolloutById)
+    async def _get_rollout_by_id(self, call: calls.GetRolloutById) -> Rollout | None:
+        return (await self._read(looking.find_rollouts, [call.rollout_id])).get(call.rollout_id)
 
-    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
-        return await self._read(looking.latest_attempt, rollout_id)
+    @handles(calls.GetLatestAttempt)
+    async def _get_latest_attempt(self, call: calls.GetLatestAttempt) -> Attempt | None:
+        return await self._read(looking.latest_attempt, call.rollout_id)
 
-    async def query_rollouts(
-        self,
-        *,
-        status: RolloutStatus | str | Iterable[RolloutStatus | str] | None = None,
-        rollout_ids: Iterable[str] | None = None,
-        rollout_id_contains: str | None = None,
-        mode: str | None = None,
-        sort_by: str = "start_time",
-        sort_order: Literal["asc", "desc"] = "asc",
-        limit: int = -1,
-        offset: int = 0,
-    ) -> Page[Rollout]:
-        check_page(limit, offset, sort_order, sort_by, ROLLOUT_SORTS)
+    @handles(calls.QueryRollouts)
+    async def _query_rollouts(self, call: calls.QueryRollouts) -> Page[Rollout]:
         return await self._read(
             looking.query_rollouts,
-            parse_statuses(RolloutStatus, status),
-            None if rollout_ids is None else list(rollout_ids),
-            check_part(rollout_id_contains, "rollout_id_contains"),
-            mode,
-            sort_by,
-            sort_order,
-            limit,
-            offset,
+            call.status,
+            call.rollout_ids,
+            call.rollout_id_contains,
+            call.mode,
+            call.sort_by,
+            call.sort_order,
+            call.limit,
+            call.offset,
         )
 
-    async def query_attempts(
-        self,
-        rollout_id: str,
-        *,
-        sort_order: Literal["asc", "desc"] = "asc",
-        limit: int = -1,
-        offset: int = 0,
-    ) -> Page[Attempt]:
-        check_page(limit, offset, sort_order)
-        return await self._read(looking.query_attempts, rollout_id, sort_order, limit, offset)
+    @handles(calls.QueryAttempts)
+    async def _query_attempts(self, call: calls.QueryAttempts) -> Page[Attempt]:
+        return await self._read(
+            looking.query_attempts, call.rollout_id, call.sort_order, call.limit, call.offset
+        )
 
-    async def query_workers(
-        self,
-        *,
-        status: WorkerStatus | str | Iterable[WorkerStatus | str] | None = None,
-        limit: int = -1,
-        offset: int = 0,
-    ) -> Page[Worker]:
-        check_page(limit, offset)
+    @handles(calls.QueryWorkers)
+    async def _query_workers(self, call: calls.QueryWorkers) -> Page[WorkerRecord]:
         await self._show_stamps()
-        return await self._read(looking.query_workers, parse_statuses(WorkerStatus, status), limit, offset)
+        return await self._read(looking.query_workers, call.status, call.limit, call.offset)
 
-    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+    @handles(calls.GetWorkerById)
+    async def _get_worker_by_id(self, call: calls.GetWorkerById) -> WorkerRecord | None:
         await self._show_stamps()
-        return await self._read(looking.find_worker, worker_id)
+        return await self._read(looking.find_worker, call.worker_id)
 
-    async def statistics(self) -> dict[str, int]:
+    @handles(calls.Statistics)
+    async def _statistics(self, call: calls.Statistics) -> dict[str, int]:
         await self._show_stamps()
         return await self._read(looking.statistics)
 
-    async def get_trajectories(self, rollout_ids: Sequence[str], *, failed: bool = False) -> dict[str, bytes]:
-        return await self._read_settled(looking.get_trajectories, rollout_ids, failed)
+    @handles(calls.GetTrajectories)
+    async def _get_trajectories(self, call: calls.GetTrajectories) -> dict[str, bytes]:
+        return await self._read_settled(looking.get_trajectories, call.rollout_ids, call.failed)
 
-    async def read_journal(self, rollout_id: str) -> list[bytes]:
-        return await self._read(looking.read_journal, rollout_id)
+    @handles(calls.ReadJournal)
+    async def _read_journal(self, call: calls.ReadJournal) -> list[bytes]:
+        return await self._read(looking.read_journal, call.rollout_id)
 
-    async def read_events(self, after: int = 0, *, limit: int = 10_000) -> list[Event]:
-        return await self._read(looking.read_events, after, limit)
+    @handles(calls.ReadEvents)
+    async def _read_events(self, call: calls.ReadEvents) -> list[Event]:
+        return await self._read(looking.read_events, call.after, call.limit)
 
-    async def add_resources(
-        self, resources: Mapping[str, Any], *, resources_id: str | None = None
-    ) -> ResourcesUpdate:
-        name = new_id("rs") if resources_id is None else check_id(resources_id, "resources_id")
-        return await self._write(lambda tx: add_resources(tx, name, resources))
+    @handles(calls.AddResources)
+    async def _add_resources(self, call: calls.AddResources) -> ResourcesUpdate:
+        name = new_id("rs") if call.resources_id is None else call.resources_id
+        return await self._write(lambda tx: add_resources(tx, name, call.resources))
 
-    async def update_resources(self, resources_id: str, resources: Mapping[str, Any]) -> ResourcesUpdate:
-        return await self._write(lambda tx: update_resources(tx, resources_id, resources))
+    @handles(calls.UpdateResources)
+    async def _update_resources(self, call: calls.UpdateResources) -> ResourcesUpdate:
+        return await self._write(lambda tx: update_resources(tx, call.resources_id, call.resources))
 
-    async def get_resources_by_id(
-        self, resources_id: str, *, version: int | None = None
-    ) -> ResourcesUpdate | None:
-        return await self._read(get_resources, resources_id, version)
+    @handles(calls.GetResourcesById)
+    async def _get_resources_by_id(self, call: calls.GetResourcesById) -> ResourcesUpdate | None:
+        return await self._read(get_resources, call.resources_id, call.version)
 
-    async def get_latest_resources(self) -> ResourcesUpdate | None:
+    @handles(calls.GetLatestResources)
+    async def _get_latest_resources(self, call: calls.GetLatestResources) -> ResourcesUpdate | None:
         return await self._read(latest_resources)
 
-    async def query_resources(
-        self, *, resources_id_contains: str | None = None, limit: int = -1, offset: int = 0
-    ) -> Page[ResourcesUpdate]:
-        check_page(limit, offset)
-        part = check_part(resources_id_contains, "resources_id_contains")
-        return await self._read(query_resources, part, limit, offset)
+    @handles(calls.QueryResources)
+    async def _query_resources(self, call: calls.QueryResources) -> Page[ResourcesUpdate]:
+        return await self._read(query_resources, call.resources_id_contains, call.limit, call.offset)
 
 
 def _unless_lapsed(

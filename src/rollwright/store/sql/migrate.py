@@ -8,7 +8,7 @@ import threading
 from functools import cache
 from io import StringIO
 
-from rollwright.store.contract import StoreError
+from rollwright.store.errors import StoreError
 from rollwright.store.sql.statements import Dialect
 
 VERSION_TABLE = "rollwright_schema"

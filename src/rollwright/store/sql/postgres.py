@@ -22,7 +22,7 @@ import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import func, select
 
 from rollwright.addresses import canonical, redacted, scrubbed
-from rollwright.store.contract import StoreError, StoreUnavailable
+from rollwright.store.errors import StoreError, StoreUnavailable
 from rollwright.store.outage import Outage
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer, run_all

@@ -11,8 +11,9 @@ from typing import Any
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Double, String, bindparam, cast, null, select, update
 
-from rollwright.store.checks import NewRollout, RolloutChange, config_to_bytes, merged, new_id, unpack
-from rollwright.store.contract import ImpossibleChange, NotFound
+from rollwright.store.calls import UpdateRollout
+from rollwright.store.checks import NewRollout, config_to_bytes, merged, new_id, unpack
+from rollwright.store.errors import ImpossibleChange, NotFound
 from rollwright.store.records import (
     AttemptedRollout,
     AttemptStatus,
@@ -263,7 +264,7 @@ def _given(tx: Transaction, rows: Sequence[Row]) -> list[AttemptedRollout]:
 def update_rollout(
     tx: Transaction,
     rollout_id: str,
-    change: RolloutChange,
+    change: UpdateRollout,
     metadata: Mapping[str, Any] | None,
     reason: str | None,
 ) -> Operation[Rollout]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Double, bindparam, delete, literal_column, or_, select, update
 
 from rollwright.store.checks import EMPTY, LATEST, merged
-from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, StoreError
+from rollwright.store.errors import AttemptRefused, ImpossibleChange, NotFound, StoreError
 from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.sql.changes import (
     CLEAR_JOURNAL,

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import bindparam, select
 
 from rollwright.store.checks import pack_mapping, unpack
-from rollwright.store.contract import NotFound, StoreError
+from rollwright.store.errors import NotFound, StoreError
 from rollwright.store.records import Page, ResourcesUpdate
 from rollwright.store.sql.schema import resources
 from rollwright.store.sql.statements import Operation, Row, Statement, insert_into

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement
 
 from rollwright.store.checks import EMPTY, config_from_bytes, unpack
-from rollwright.store.contract import StoreError
+from rollwright.store.errors import StoreError
 from rollwright.store.records import (
     Attempt,
     AttemptedRollout,

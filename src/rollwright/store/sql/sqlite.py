@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from rollwright.errors import RollwrightError
 from rollwright.forks import bind_to_process
-from rollwright.store.contract import StoreError
+from rollwright.store.errors import StoreError
 from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer
 from rollwright.store.sql.looking import progress
 from rollwright.store.sql.sqlite_file import check_file, file_identity, open_file

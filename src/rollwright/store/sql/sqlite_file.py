@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from rollwright.errors import RollwrightError
-from rollwright.store.contract import StoreError, StoreUnavailable
+from rollwright.store.errors import StoreError, StoreUnavailable
 from rollwright.store.sql.migrate import READ_VERSION, VERSION_TABLE, missing_steps
 from rollwright.store.sql.sqlite_integrity import one_line
 from rollwright.store.sql.statements import Dialect

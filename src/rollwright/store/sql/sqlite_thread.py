@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from rollwright.errors import RollwrightError
-from rollwright.store.contract import StoreDamaged, StoreError, StoreUnavailable
+from rollwright.store.errors import StoreDamaged, StoreError, StoreUnavailable
 from rollwright.store.sql.sqlite_integrity import one_line
 from rollwright.store.sql.statements import Operation
 

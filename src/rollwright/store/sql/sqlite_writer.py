@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollwright.store.contract import StoreUnavailable
+from rollwright.store.errors import StoreUnavailable
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Job, Outcome, Together, run_all
 from rollwright.store.sql.looking import FIRST_LEASE

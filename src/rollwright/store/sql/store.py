@@ -1,4 +1,4 @@
-"""`SqlStore`: the store's contract over a SQL database, SQLite or PostgreSQL.
+"""`SqlStore`: the store's API over a SQL database, SQLite or PostgreSQL.
 
 Calls become operations that a driver runs; waiting calls are woken by the driver's word of changes, their own
 process's or another's. A watch sleeps until the next lease ends, so that leases end in a store nobody calls.
@@ -8,36 +8,20 @@ through: ids, claims and journal entries are named before they are sent.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from rollwright.store.checks import (
-    check_change,
-    check_claim,
-    check_id,
-    check_report,
-    check_request,
-    clean_reason,
-    new_id,
-    pack_mapping,
-)
-from rollwright.store.contract import NotFound
-from rollwright.store.records import (
-    Attempt,
-    AttemptedRollout,
-    AttemptStatus,
-    Completion,
-    EnqueueRequest,
-    Rollout,
-    RolloutConfig,
-    RolloutStatus,
-)
+from rollwright.store import calls
+from rollwright.store.backend import handles
+from rollwright.store.checks import check_request, clean_reason, new_id, pack_mapping
+from rollwright.store.errors import NotFound
+from rollwright.store.records import Attempt, AttemptedRollout, CompletionEntry, Rollout
 from rollwright.store.sql import looking, queueing, reporting
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.claimants import Claimants
 from rollwright.store.sql.driver import Driver, Together
-from rollwright.store.sql.looking_store import MOST_ROUNDS, LookingStore
+from rollwright.store.sql.looking_store import MOST_ROUNDS, SqlQueries
 from rollwright.store.sql.transaction import Changes
 from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, lapsed
 from rollwright.store.waiting import Deadline, Signal
@@ -63,7 +47,7 @@ BRIEF_ROWS, BRIEF_BYTES = 32, 65536
 """A call with no more of both is brief: SQLite takes some microseconds for each row, and as long for each page."""
 
 
-class SqlStore(LookingStore):
+class SqlStore(SqlQueries):
     """Takes over the driver; `close` closes it."""
 
     def __init__(self, driver: Driver) -> None:
@@ -79,9 +63,10 @@ class SqlStore(LookingStore):
 
     # -- asking for episodes ------------------------------------------------------------------------
 
-    async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRequest]) -> list[Rollout]:
+    @handles(calls.EnqueueManyRollouts)
+    async def _enqueue_many_rollouts(self, call: calls.EnqueueManyRollouts) -> list[Rollout]:
         checked, size, new = [], 0, True
-        for request in requests:
+        for request in call.requests:
             each = check_request(request)
             checked.append(each)
             size += len(each.input)
@@ -91,52 +76,36 @@ class SqlStore(LookingStore):
             return await self._write(Together(queueing.enqueue_new, checked), brief=brief)
         return await self._write(lambda tx: queueing.enqueue(tx, checked), brief=brief)
 
-    async def update_rollout(
-        self,
-        rollout_id: str,
-        *,
-        status: RolloutStatus | str | None = None,
-        mode: str | None = None,
-        resources_id: str | None = None,
-        config: RolloutConfig | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        reason: str | None = None,
-    ) -> Rollout:
-        change = check_change(status, mode, resources_id, config, priority)
+    @handles(calls.UpdateRollout)
+    async def _update_rollout(self, call: calls.UpdateRollout) -> Rollout:
+        reason = clean_reason(call.reason)
         return await self._write(
-            lambda tx: queueing.update_rollout(tx, rollout_id, change, metadata, clean_reason(reason))
+            lambda tx: queueing.update_rollout(tx, call.rollout_id, call, call.metadata, reason)
         )
 
-    async def cancel_rollouts(self, rollout_ids: Iterable[str], reason: str) -> list[str]:
-        wanted, why = list(rollout_ids), clean_reason(reason)
-        return await self._write(lambda tx: queueing.cancel(tx, wanted, why))
+    @handles(calls.CancelRollouts)
+    async def _cancel_rollouts(self, call: calls.CancelRollouts) -> list[str]:
+        reason = clean_reason(call.reason)
+        return await self._write(lambda tx: queueing.cancel(tx, call.rollout_ids, reason))
 
     # -- playing them -------------------------------------------------------------------------------
 
-    async def dequeue_many_rollouts(
-        self,
-        limit: int = 1,
-        worker_id: str | None = None,
-        *,
-        timeout: float = 0.0,
-        claim_id: str | None = None,
-    ) -> list[AttemptedRollout]:
-        check_claim(limit, worker_id, claim_id)
-        ask = (limit, worker_id, claim_id or self._name("cl"))
-        if self._claimants and timeout > 0:
-            claimed = []  # whoever came earlier is served first
+    @handles(calls.DequeueManyRollouts)
+    async def _dequeue_many_rollouts(self, call: calls.DequeueManyRollouts) -> list[AttemptedRollout]:
+        ask = (call.limit, call.worker_id, call.claim_id or self._name("cl"))
+        if self._claimants and call.timeout > 0:
+            claimed = []  # earlier waiters are served first
         else:
             claimed = await self._write(
                 Together(queueing.claim_new, ask)
-                if claim_id is None
+                if call.claim_id is None
                 else lambda tx: queueing.claim(tx, *ask),
                 lasting=False,
-                brief=limit <= BRIEF_ROWS,
+                brief=call.limit <= BRIEF_ROWS,
                 orphaned=self._abandoned,
             )
-        if not claimed and timeout > 0:
-            claimed = await self._claimants.wait(ask, timeout)
+        if not claimed and call.timeout > 0:
+            claimed = await self._claimants.wait(ask, call.timeout)
         return claimed
 
     def _name(self, prefix: str) -> str | None:
@@ -158,64 +127,53 @@ class SqlStore(LookingStore):
         reason = "its worker stopped asking"
         await self._write(lambda tx: reporting.give_back(tx, claimed, reason), lasting=False)
 
-    async def start_attempt(
-        self, rollout_id: str, worker_id: str | None = None, *, claim_id: str | None = None
-    ) -> AttemptedRollout:
-        check_claim(1, worker_id, claim_id)
-        claim = claim_id or self._name("cl")
-        return await self._write(lambda tx: queueing.start(tx, rollout_id, worker_id, claim), lasting=False)
+    @handles(calls.StartAttempt)
+    async def _start_attempt(self, call: calls.StartAttempt) -> AttemptedRollout:
+        claim = call.claim_id or self._name("cl")
+        return await self._write(
+            lambda tx: queueing.start(tx, call.rollout_id, call.worker_id, claim), lasting=False
+        )
 
-    async def start_requested_rollout(
-        self, request: EnqueueRequest, worker_id: str | None = None, *, claim_id: str | None = None
-    ) -> AttemptedRollout:
-        check_claim(1, worker_id, claim_id)
-        claim, checked = claim_id or self._name("cl"), check_request(request)
-        return await self._write(lambda tx: queueing.start_new(tx, checked, worker_id, claim))
+    @handles(calls.StartRequestedRollout)
+    async def _start_requested_rollout(self, call: calls.StartRequestedRollout) -> AttemptedRollout:
+        claim, checked = call.claim_id or self._name("cl"), check_request(call.request)
+        return await self._write(lambda tx: queueing.start_new(tx, checked, call.worker_id, claim))
 
-    async def update_attempt(
-        self,
-        rollout_id: str,
-        attempt_id: str,
-        *,
-        status: AttemptStatus | str | None = None,
-        worker_id: str | None = None,
-        trajectory: bytes | None = None,
-        reason: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Attempt:
-        parsed = check_report(status, worker_id, trajectory)
+    @handles(calls.UpdateAttempt)
+    async def _update_attempt(self, call: calls.UpdateAttempt) -> Attempt:
+        trajectory = call.trajectory
         report = reporting.Report(
-            rollout_id, attempt_id, parsed, worker_id, trajectory, clean_reason(reason), metadata
+            call.rollout_id,
+            call.attempt_id,
+            call.status,
+            call.worker_id,
+            trajectory,
+            clean_reason(call.reason),
+            call.metadata,
         )
         return await self._write(
             Together(reporting.reports, report),
-            lasting=parsed in FINAL_ATTEMPT,
+            lasting=call.status in FINAL_ATTEMPT,
             brief=trajectory is None or len(trajectory) <= BRIEF_BYTES,
         )
 
-    async def update_worker(
-        self,
-        worker_id: str,
-        *,
-        heartbeat_stats: Mapping[str, Any] | None = None,
-        attempts: Iterable[tuple[str, str]] | None = None,
-    ) -> list[tuple[str, str]]:
-        check_id(worker_id, "worker_id")
-        stats = None if heartbeat_stats is None else pack_mapping(heartbeat_stats, "heartbeat_stats")
-        pairs = None if attempts is None else list(attempts)
+    @handles(calls.UpdateWorker)
+    async def _update_worker(self, call: calls.UpdateWorker) -> list[tuple[str, str]]:
+        stats, pairs = call.heartbeat_stats, call.attempts
+        packed = None if stats is None else pack_mapping(stats, "heartbeat_stats")
         return await self._write(
-            Together(reporting.heartbeats, (worker_id, stats, pairs), reporting.remembered),
+            Together(reporting.heartbeats, (call.worker_id, packed, pairs), reporting.remembered),
             lasting=False,
             brief=pairs is not None and len(pairs) <= BRIEF_ROWS,
         )
 
-    async def wait_for_cancellations(self, worker_id: str, *, timeout: float) -> list[tuple[str, str]]:
-        check_id(worker_id, "worker_id")
-        deadline = Deadline(timeout)
+    @handles(calls.WaitForCancellations)
+    async def _wait_for_cancellations(self, call: calls.WaitForCancellations) -> list[tuple[str, str]]:
+        deadline = Deadline(call.timeout)
         while not self._closed:
             seen = self._taken.count
-            if await self._read(looking.is_to_be_told, worker_id):
-                return await self._write(lambda tx: reporting.tell_taken(tx, worker_id), lasting=False)
+            if await self._read(looking.is_to_be_told, call.worker_id):
+                return await self._write(lambda tx: reporting.tell_taken(tx, call.worker_id), lasting=False)
             left = deadline.left()
             if not left:
                 break
@@ -224,31 +182,31 @@ class SqlStore(LookingStore):
 
     # -- the turn journal ---------------------------------------------------------------------------
 
-    async def append_journal(
-        self, rollout_id: str, attempt_id: str, entries: Sequence[bytes], *, append_id: str | None = None
-    ) -> None:
-        name = append_id or self._name("ap")
+    @handles(calls.AppendJournal)
+    async def _append_journal(self, call: calls.AppendJournal) -> None:
+        name, entries = call.append_id or self._name("ap"), call.entries
         brief = len(entries) <= BRIEF_ROWS and sum(map(len, entries)) <= BRIEF_BYTES
         if name is None and len(entries) == 1:
-            turn = (rollout_id, attempt_id, bytes(entries[0]))
+            turn = (call.rollout_id, call.attempt_id, bytes(entries[0]))
             await self._write(Together(reporting.append_turns, turn), brief=brief)
         else:
             await self._write(
-                lambda tx: reporting.append_journal(tx, rollout_id, attempt_id, entries, name), brief=brief
+                lambda tx: reporting.append_journal(tx, call.rollout_id, call.attempt_id, entries, name),
+                brief=brief,
             )
 
-    async def clear_journal(self, rollout_id: str, attempt_id: str) -> None:
-        await self._write(lambda tx: reporting.clear_journal(tx, rollout_id, attempt_id))
+    @handles(calls.ClearJournal)
+    async def _clear_journal(self, call: calls.ClearJournal) -> None:
+        await self._write(lambda tx: reporting.clear_journal(tx, call.rollout_id, call.attempt_id))
 
     # -- results ------------------------------------------------------------------------------------
 
-    async def read_completions(
-        self, after: int = 0, *, limit: int = 1000, timeout: float = 0.0
-    ) -> list[Completion]:
-        deadline = Deadline(timeout)
+    @handles(calls.ReadCompletions)
+    async def _read_completions(self, call: calls.ReadCompletions) -> list[CompletionEntry]:
+        deadline = Deadline(call.timeout)
         while True:
             seen = self._completed.count
-            found = await self._read_settled(looking.read_completions, after, limit)
+            found = await self._read_settled(looking.read_completions, call.after, call.limit)
             left = deadline.left()
             if found or not left:
                 return found
@@ -256,11 +214,10 @@ class SqlStore(LookingStore):
             if self._closed:
                 return []
 
-    async def wait_for_rollouts(
-        self, rollout_ids: Iterable[str], *, timeout: float | None = None
-    ) -> list[Rollout]:
-        deadline = Deadline(timeout)
-        wanted = list(dict.fromkeys(rollout_ids))
+    @handles(calls.WaitForRollouts)
+    async def _wait_for_rollouts(self, call: calls.WaitForRollouts) -> list[Rollout]:
+        deadline = Deadline(call.timeout)
+        wanted = list(dict.fromkeys(call.rollout_ids))
         seen = self._completed.count
         cursor, statuses = await self._read(looking.statuses, wanted)
         for rollout_id in wanted:
@@ -268,7 +225,7 @@ class SqlStore(LookingStore):
                 raise NotFound(f"no rollout {rollout_id!r}")
         pending = {name for name, status in statuses.items() if status not in FINAL_ROLLOUT}
         while pending and (left := deadline.left()) != 0:
-            await self._completed.wait(RECHECK_SECONDS if left is None else min(left, RECHECK_SECONDS), seen)
+            await self._completed.wait(min(left, RECHECK_SECONDS), seen)
             if self._closed:
                 return []
             seen = self._completed.count
@@ -283,17 +240,20 @@ class SqlStore(LookingStore):
 
     # -- housekeeping -------------------------------------------------------------------------------
 
-    async def release_trajectories(self, rollout_ids: Iterable[str]) -> int:
-        wanted = list(rollout_ids)
+    @handles(calls.ReleaseTrajectories)
+    async def _release_trajectories(self, call: calls.ReleaseTrajectories) -> int:
         # A power cut that brings some of them back does no harm.
-        return await self._write(lambda tx: reporting.release_trajectories(tx, wanted), lasting=False)
+        return await self._write(
+            lambda tx: reporting.release_trajectories(tx, call.rollout_ids), lasting=False
+        )
 
-    async def delete_rollouts(self, rollout_ids: Iterable[str]) -> int:
-        wanted = list(rollout_ids)
-        return await self._write(lambda tx: reporting.delete_rollouts(tx, wanted))
+    @handles(calls.DeleteRollouts)
+    async def _delete_rollouts(self, call: calls.DeleteRollouts) -> int:
+        return await self._write(lambda tx: reporting.delete_rollouts(tx, call.rollout_ids))
 
-    async def delete_finished(self, *, older_than: float, limit: int = 10_000) -> int:
-        return await self._write(lambda tx: reporting.delete_finished(tx, older_than, limit))
+    @handles(calls.DeleteFinished)
+    async def _delete_finished(self, call: calls.DeleteFinished) -> int:
+        return await self._write(lambda tx: reporting.delete_finished(tx, call.older_than, call.limit))
 
     async def close(self) -> None:
         if self._closed:

@@ -4,8 +4,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, Store, StoreError
-from rollwright.store.history import complaints
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused, ImpossibleChange, NotFound, StoreError
+from rollwright.store.invariants import complaints
 from rollwright.store.records import AttemptStatus, EventKind, RolloutConfig, RolloutStatus
 
 Advance = Callable[[float], Awaitable[None]]

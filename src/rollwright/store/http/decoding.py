@@ -1,10 +1,9 @@
-"""How much a body holds, told before anything is made of it.
+"""Request bodies are decoded within bounds: their values are counted first, and large ones leave the event loop.
 
-Always true: no body is decoded that is not small and holds more values than it may; a body that is not small is looked over and
-decoded in a thread, one at a time. A decoder keeps the interpreter to itself while it works, thread or not, so it is the number of
-values that bounds how long all others wait for it: text and binary data are copied at gigabytes per second, but each
-value takes up to 0.1 µs, and whatever is done with it afterwards takes more. Escaped characters of JSON count as well,
-many of them as one value.
+Always true: a large body with more values than allowed is never decoded; large bodies are counted and decoded in a
+thread, one at a time. A decoder holds the GIL while it works, so the number of values bounds how long all other callers
+wait: text and binary data are copied at gigabytes per second, but each value takes up to 0.1 µs, and executing the call
+takes more. Escaped characters of JSON count as well, many of them as one value.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import TypeVar
 
-from rollwright.store.http.refusals import HttpRefusal
+from rollwright.store.http.errors import HttpRefusal
 
 MAX_VALUES = 100_000
 """Decoded within about 10 ms, and packed again by the store. A thousand rollouts in one call have about 20,000."""
@@ -22,10 +21,10 @@ SMALL_BODY = 64 * 1024
 the way to a thread and back (0.1 ms) is small against the decoding."""
 
 _SLICE = 256 * 1024
-"""Bytes that are looked at in one go, below a tenth of a millisecond."""
+"""Bytes that are counted in one go, below a tenth of a millisecond."""
 
 _FELT, _LONGEST_PAUSE = 0.005, 0.1
-"""Seconds: what a caller hardly notices, and the most that the next large body waits for those of others."""
+"""Seconds: a delay that callers hardly notice, and the longest pause before the next large body."""
 
 _JSON_MARKS = (b",", b"[", b"{")
 """Every value but the first stands behind one of them. Those within texts count too: it is an upper bound."""
@@ -37,13 +36,13 @@ Decoded = TypeVar("Decoded")
 
 
 class BodyDecoder:
-    """Decodes the bodies of one server: those that are not small one at a time, off the event loop. Between two that
-    took long, everybody else has the interpreter for as long as the first had it. Belongs to one event loop."""
+    """Decodes the bodies of one server: large ones one at a time, off the event loop. After a slow one, other callers
+    have the GIL for as long as it took before the next begins. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._one = asyncio.Lock()
         self._next = 0.0
-        """When the next may begin."""
+        """When the next may begin, by the loop's clock."""
 
     async def decode(
         self,
@@ -52,7 +51,7 @@ class BodyDecoder:
         count: Callable[[bytes, int], int],
         most: int = MAX_VALUES,
     ) -> Decoded:
-        """Refuses a body that is not small and holds more values than `most`."""
+        """Rejects a large body that holds more values than `most`."""
         if len(body) <= SMALL_BODY:
             return decode(body)
         clock = asyncio.get_running_loop().time

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from rollwright.store.contract import NotFound, Store
+from rollwright.store.api import Store
+from rollwright.store.errors import NotFound
 from rollwright.store.records import AttemptStatus, RolloutConfig, RolloutStatus
 
 LONG = 30.0

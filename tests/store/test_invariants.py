@@ -2,8 +2,8 @@
 
 import pytest
 
-from rollwright.store.history import complaints, unfinished
-from rollwright.store.records import Completion, Event, EventKind, RolloutStatus
+from rollwright.store.invariants import complaints, unfinished
+from rollwright.store.records import CompletionEntry, Event, EventKind, RolloutStatus
 
 
 def enqueued(rollout_id: str = "ro-1") -> Event:
@@ -38,7 +38,7 @@ GOOD = numbered(
 
 
 def test_a_good_history_has_no_complaints() -> None:
-    assert complaints(GOOD, [Completion(1, "ro-1", "at-2", RolloutStatus.SUCCEEDED)]) == []
+    assert complaints(GOOD, [CompletionEntry(1, "ro-1", "at-2", RolloutStatus.SUCCEEDED)]) == []
     assert unfinished(GOOD) == set()
     assert unfinished(GOOD[:4]) == {"ro-1"}
 
@@ -86,10 +86,10 @@ def test_events_out_of_order_are_found() -> None:
     ("complaint", "completions"),
     [
         ("the completion log says None", []),
-        ("twice", [Completion(cursor, "ro-1", "at-2", RolloutStatus.SUCCEEDED) for cursor in (1, 2)]),
-        ("says succeeded by at-1", [Completion(1, "ro-1", "at-1", RolloutStatus.SUCCEEDED)]),
-        ("without events", [Completion(1, "ro-9", None, RolloutStatus.CANCELLED)]),
+        ("twice", [CompletionEntry(cursor, "ro-1", "at-2", RolloutStatus.SUCCEEDED) for cursor in (1, 2)]),
+        ("says succeeded by at-1", [CompletionEntry(1, "ro-1", "at-1", RolloutStatus.SUCCEEDED)]),
+        ("without events", [CompletionEntry(1, "ro-9", None, RolloutStatus.CANCELLED)]),
     ],
 )
-def test_a_wrong_completion_log_is_found(complaint: str, completions: list[Completion]) -> None:
+def test_a_wrong_completion_log_is_found(complaint: str, completions: list[CompletionEntry]) -> None:
     assert any(complaint in line for line in complaints(GOOD, completions))

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rollwright.store.contract import Store
-from rollwright.store.history import complaints
+from rollwright.store.api import Store
+from rollwright.store.invariants import complaints
 from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutStatus
 
 

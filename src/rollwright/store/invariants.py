@@ -1,44 +1,44 @@
-"""Checks a store's event log against what the store promises. Pure: events in, complaints out.
+"""Checks a store's event log against the store's invariants. Pure: events in, complaints out.
 
-It knows nothing of how a store works, only of what may never happen: a rollout with two attempts at once, a
-result of an attempt whose lease was over, a rollout that ends twice or goes on after its end, an end that is
-not in the completion log. Run it over the log of a store that was killed and opened again.
+It depends on no backend, only on what may never happen: a rollout with two attempts at once, a result from an attempt
+with an expired lease, a rollout that ends twice or goes on after its end, an end that is not in the completion log. Run
+it over the log of a store that was killed and opened again.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from rollwright.store.records import AttemptStatus, Completion, Event, EventKind
+from rollwright.store.records import AttemptStatus, CompletionEntry, Event, EventKind
 from rollwright.store.transitions import FINAL_ROLLOUT
 
 _RESULTS = frozenset({AttemptStatus.SUCCEEDED, AttemptStatus.FAILED})
-"""What only an attempt that holds its rollout may report."""
+"""Statuses that only an attempt that holds its rollout may report."""
 
 
-def complaints(events: Iterable[Event], completions: Iterable[Completion] | None = None) -> list[str]:
-    """One line for each broken promise; empty when there is none.
+def complaints(events: Iterable[Event], completions: Iterable[CompletionEntry] | None = None) -> list[str]:
+    """One line for each violation; empty when there is none.
 
-    With `completions`, the whole completion log, each end must be in it exactly once. Of a log whose beginning
-    was forgotten together with old rollouts, only those are followed whose own beginning is still there.
+    With `completions`, the whole completion log, each end must be in it exactly once. If the beginning of the log was
+    deleted together with old rollouts, only rollouts whose own beginning is still there are checked.
     """
-    history = _History()
-    found = list(history.follow(events))
+    replay = _Replay()
+    found = list(replay.follow(events))
     if completions is not None:
-        found += history.compare(completions)
+        found += replay.compare(completions)
     return found
 
 
 def unfinished(events: Iterable[Event]) -> set[str]:
     """The rollouts that were enqueued and have no end yet."""
-    history = _History()
-    for _ in history.follow(events):
+    replay = _Replay()
+    for _ in replay.follow(events):
         pass
-    return {rollout_id for rollout_id, story in history.stories.items() if story.ended is None}
+    return {rollout_id for rollout_id, state in replay.states.items() if state.ended is None}
 
 
 @dataclass
-class _Story:
-    """What the events so far have told of one rollout."""
+class _RolloutState:
+    """State of one rollout after the events so far."""
 
     current: str | None = None
     """The attempt that holds it."""
@@ -70,11 +70,11 @@ class _Story:
             self.ended, self.ended_by = event.becomes, event.attempt_id
 
 
-class _History:
+class _Replay:
     def __init__(self) -> None:
-        self.stories: dict[str, _Story] = {}
+        self.states: dict[str, _RolloutState] = {}
         self._whole = True
-        """Whether the log begins at its beginning."""
+        """Whether the log is complete from its first event."""
 
     def follow(self, events: Iterable[Event]) -> Iterator[str]:
         last = 0
@@ -88,35 +88,35 @@ class _History:
                 yield f"event {event.sequence}: rollout {event.rollout_id} {line}"
 
     def _take(self, event: Event) -> Iterator[str]:
-        story = self.stories.get(event.rollout_id)
+        state = self.states.get(event.rollout_id)
         if event.kind is EventKind.ENQUEUED:
-            if story is not None:
+            if state is not None:
                 yield "is enqueued again"
-            self.stories.setdefault(event.rollout_id, _Story())
-        elif story is None:
+            self.states.setdefault(event.rollout_id, _RolloutState())
+        elif state is None:
             if self._whole:
                 yield f"is {event.kind} before it was enqueued"
         elif event.kind is EventKind.CLAIMED:
-            yield from story.claim(event)
+            yield from state.claim(event)
         elif event.kind is EventKind.ENDED:
-            yield from story.end(event)
+            yield from state.end(event)
         elif event.kind is EventKind.DELETED:
-            if story.ended is None:
+            if state.ended is None:
                 yield "is deleted before its end"
-            del self.stories[event.rollout_id]
+            del self.states[event.rollout_id]
 
-    def compare(self, completions: Iterable[Completion]) -> Iterator[str]:
-        logged: dict[str, Completion] = {}
+    def compare(self, completions: Iterable[CompletionEntry]) -> Iterator[str]:
+        logged: dict[str, CompletionEntry] = {}
         for completion in completions:
             if completion.rollout_id in logged:
                 yield f"rollout {completion.rollout_id} is in the completion log twice"
             logged[completion.rollout_id] = completion
-        for rollout_id, story in self.stories.items():
+        for rollout_id, state in self.states.items():
             entry = logged.pop(rollout_id, None)
             told = (None, None) if entry is None else (str(entry.status), entry.attempt_id)
-            if told != (story.ended, story.ended_by):
+            if told != (state.ended, state.ended_by):
                 yield (
-                    f"rollout {rollout_id}: events say {story.ended} by {story.ended_by},"
+                    f"rollout {rollout_id}: events say {state.ended} by {state.ended_by},"
                     f" the completion log says {told[0]} by {told[1]}"
                 )
         for rollout_id in logged:

@@ -1,30 +1,30 @@
-"""The two logs of the memory store: finished rollouts, and events. Both grow at the end and shrink at the front.
+"""The two logs of the memory store: completions and events. Both grow at the end and shrink at the front.
 
-Deleting a rollout takes its completion out; the cursors of the others stay as they are.
+Deleting a rollout removes its completion; the cursors of the others stay.
 """
 
 from collections import deque
 from itertools import islice
 
-from rollwright.store.memory.rows import RolloutRow
-from rollwright.store.records import Completion, Event, EventKind
+from rollwright.store.memory.rows import StoredRollout
+from rollwright.store.records import CompletionEntry, Event, EventKind
 
 
 class CompletionLog:
     def __init__(self) -> None:
         self._first = 1
-        """Cursor of the first entry that is kept."""
-        self._entries: list[tuple[RolloutRow, Completion] | None] = []
+        """Cursor of the first kept entry."""
+        self._entries: list[tuple[StoredRollout, CompletionEntry] | None] = []
         self._gone = 0
-        """Deleted entries at the front, not yet thrown out."""
+        """Deleted entries at the front that still take a place in the list."""
 
     @property
     def last(self) -> int:
         return self._first + len(self._entries) - 1
 
-    def add(self, row: RolloutRow, attempt_id: str | None, reason: str | None) -> int:
+    def add(self, row: StoredRollout, attempt_id: str | None, reason: str | None) -> int:
         cursor = self.last + 1
-        self._entries.append((row, Completion(cursor, row.rollout_id, attempt_id, row.status, reason)))
+        self._entries.append((row, CompletionEntry(cursor, row.rollout_id, attempt_id, row.status, reason)))
         return cursor
 
     def remove(self, cursor: int) -> None:
@@ -37,8 +37,8 @@ class CompletionLog:
             self._first += self._gone
             self._gone = 0
 
-    def after(self, cursor: int, limit: int) -> list[Completion]:
-        found: list[Completion] = []
+    def after(self, cursor: int, limit: int) -> list[CompletionEntry]:
+        found: list[CompletionEntry] = []
         for place in range(max(cursor + 1 - self._first, self._gone), len(self._entries)):
             entry = self._entries[place]
             if len(found) >= limit:
@@ -47,9 +47,9 @@ class CompletionLog:
                 found.append(entry[1])
         return found
 
-    def ended_before(self, time: float, limit: int) -> list[RolloutRow]:
+    def ended_before(self, time: float, limit: int) -> list[StoredRollout]:
         """The oldest rollouts in the log, up to the first that ended at `time` or later."""
-        rows: list[RolloutRow] = []
+        rows: list[StoredRollout] = []
         for entry in self._entries[self._gone :] if limit else ():
             if entry is None:
                 continue

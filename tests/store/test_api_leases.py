@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from rollwright.store.contract import AttemptRefused, ImpossibleChange, NotFound, Store, StoreError
+from rollwright.store.api import Store
+from rollwright.store.errors import AttemptRefused, ImpossibleChange, NotFound, StoreError
 from rollwright.store.records import (
     AttemptedRollout,
     AttemptStatus,
