@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rollwright.errors import ConfigError
-from rollwright.models.cache import CACHE_VARIABLE
+from rollwright.models.catalogue import CACHE_VARIABLE
 from rollwright.models.hub import DownloadError, DownloadRules, download, hub_folder, local_copy
 
 NAME = "owner/tiny"

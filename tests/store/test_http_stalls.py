@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollwright.run.garbage import short_collections
+from rollwright.run.gc_tuning import short_collections
 from rollwright.store.http.catalogue import JSON, MSGPACK
 from rollwright.store.http.messages import MAX_FILTER_IDS, MAX_ITEMS
 from rollwright.store.http.server import StoreServer

@@ -19,12 +19,12 @@ import pytest
 
 from rollwright.errors import RollwrightError
 from rollwright.swarm import directory_transport
-from rollwright.swarm.content import Action, Member, Recipe, SharedGroup, encode
-from rollwright.swarm.directory_transport import DirectoryTransport
-from rollwright.swarm.envelope import Manifest, seal
+from rollwright.swarm.content import Recipe, SharedAction, SharedGroup, SharedMember, encode
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.transport import FetchFailed, FetchProblem, PassedOver, digest_of
-from rollwright.swarm.transport_inbox import MAX_PER_PEER
+from rollwright.swarm.signed import Manifest, sign_manifest
+from rollwright.swarm.transports.base import FetchFailed, FetchProblem, PassedOver, digest_of
+from rollwright.swarm.transports.directory import DirectoryTransport
+from rollwright.swarm.transports.inbox import MAX_PER_PEER
 from rollwright.trajectory import FinishReason
 
 SECONDS = 20.0
@@ -37,12 +37,13 @@ def sealed(identity: Identity, number: int = 1) -> bytes:
     manifest = Manifest(
         "s", identity.peer, 1, number, time.time(), "e", "v", number, "ab" * 32, 1, (0.0, 1.0)
     )
-    return seal(manifest, identity)
+    return sign_manifest(manifest, identity)
 
 
 def own_group(peer: str, index: int) -> bytes:
     members = tuple(
-        Member((Action(secrets.token_hex(600), b"", FinishReason.STOP),), float(each)) for each in range(2)
+        SharedMember((SharedAction(secrets.token_hex(600), b"", FinishReason.STOP),), float(each))
+        for each in range(2)
     )
     return encode(SharedGroup(1, peer, Recipe("e", "v", 1, index, "0" * 64), "bytes", members))
 

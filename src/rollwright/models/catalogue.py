@@ -1,8 +1,22 @@
-"""The models that can be fetched by name: real ones that need no account and no model hub."""
+"""The models that can be fetched by name, and the cache that they are fetched into.
 
-from collections.abc import Mapping
+The catalogue has real models that need no account and no model hub. In the cache each model is one folder, which exists
+only when it is complete.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with the current activity, the amount done, and the total amount (`None`: unknown)."""
+
+
+def quiet_progress(what: str, done: int, total: int | None) -> None:
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -33,3 +47,28 @@ CATALOGUE: Mapping[str, ModelSource] = MappingProxyType(
         )
     }
 )
+
+
+CACHE_VARIABLE = "ROLLWRIGHT_CACHE"
+"""Environment variable that names another folder for everything that is fetched."""
+
+
+def cache_folder() -> Path:
+    """The folder of `ROLLWRIGHT_CACHE`, or the platform's place for what can be fetched again."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "rollwright"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "rollwright"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollwright"
+
+
+def model_folder(name: str) -> Path:
+    """Where the model of that name lies once it has been fetched."""
+    return cache_folder() / "models" / name
+
+
+def is_fetched(name: str) -> bool:
+    """A folder gets its name only when it is whole, so its existence says it all."""
+    return model_folder(name).is_dir()

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.models.cache import cache_folder
-from rollwright.models.fetching import Progress, quiet_progress
+from rollwright.models.catalogue import Progress, cache_folder, quiet_progress
 
 TIMEOUT_VARIABLE = "HF_HUB_DOWNLOAD_TIMEOUT"
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 from rollwright.errors import ConfigError
 from rollwright.hardware.devices import device_name
 from rollwright.hardware.threads import Threads, claim_threads
-from rollwright.models.cache import is_fetched, model_folder
-from rollwright.models.catalogue import CATALOGUE
+from rollwright.models.catalogue import CATALOGUE, is_fetched, model_folder
 from rollwright.models.hub import download, is_hub_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hashlib import sha256
+
+from rollwright.errors import FormatError
+
+_CHUNK = 1 << 20
+"""Bytes read at a time: large files never lie in memory whole."""
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -129,3 +135,22 @@ def _why(place: str, error: Exception) -> str:
     if not (Path(place) / "config.json").is_file():
         return "the folder has no config.json; a model's has, beside its weights and its tokenizer"
     return str(error).strip().split("\n")[0]
+
+
+def weights_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files in order; a `FormatError` when there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FormatError(
+            f"{folder}: holds no *.safetensors; accepted: a folder as transformers saves a model"
+        )
+    return files
+
+
+def weights_checksum(folder: Path) -> str:
+    total = sha256()
+    for path in weights_files(folder):
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                total.update(chunk)
+    return total.hexdigest()

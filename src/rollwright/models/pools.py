@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rollwright.draws import digest
 from rollwright.errors import ConfigError
 from rollwright.hardware.memory import gigabytes
-from rollwright.models.needs import MemoryNeed
+from rollwright.models.memory_needs import MemoryNeed
 
 ROOM = 0.9
 """Share of the free memory that a choice may need: others run here, too, and the estimate is one."""

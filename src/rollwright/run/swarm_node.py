@@ -35,10 +35,10 @@ from rollwright.run.training_assembly import make_policy, model_name
 from rollwright.run.training_record import plain_row, training_rows
 from rollwright.run.training_run import Row, TrainingRun
 from rollwright.swarm.exchange import ACCEPTED, SHARED, Exchange, ForeignGroup
-from rollwright.swarm.heartbeat import NodeStatus, PeerStatus, Phase, Pulse, RoundStatus, write_status
+from rollwright.swarm.heartbeat import NodePhase, NodeStatus, PeerStatus, Pulse, RoundStatus, write_status
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity, short_name
 from rollwright.swarm.rounds import next_round
-from rollwright.swarm.transport import Transport
+from rollwright.swarm.transports.base import Transport
 
 FILTERED = "filtered"
 """Counter beside the reasons of `Refusal`: foreign groups that held up and were left out by this node's own filters."""
@@ -52,7 +52,7 @@ SILENT_ROUNDS = 10
 LOOK_SECONDS = 1.0
 """Between two looks at whether the engine got on."""
 
-_PHASES = {"rollout": Phase.GENERATE, "validate": Phase.EVALUATE, "checkpoint": Phase.CHECKPOINT}
+_PHASES = {"rollout": NodePhase.GENERATE, "validate": NodePhase.EVALUATE, "checkpoint": NodePhase.CHECKPOINT}
 """What the stages of the pipeline are called here; the others are part of training."""
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class SwarmNode:
 
     async def run(self) -> None:
         """Rounds until `max_steps`."""
-        self._beat(Phase.START)
+        self._beat(NodePhase.START)
         config = self.training.config
         watch = asyncio.create_task(self._watch(), name="heartbeat")
         try:
@@ -146,7 +146,7 @@ class SwarmNode:
             if self.exchange is not None:
                 await self.exchange.close()
             self.training.folder.finish({"name": config.name, "training": self.training.summary()})
-            self._beat(Phase.STOPPED)
+            self._beat(NodePhase.STOPPED)
 
     async def begin(self, step: int) -> None:
         """Finds out which round it is."""
@@ -164,17 +164,17 @@ class SwarmNode:
             if peer in there and peer not in exchange.quarantine and step - heard < SILENT_ROUNDS
         ]
         self.round = next_round(self.round, recent)
-        self._beat(Phase.GENERATE)
+        self._beat(NodePhase.GENERATE)
 
     async def complete(self, own: Batch) -> Batch:
         """Shares the own groups, and adds those of peers."""
         exchange, scorer = self._joined, self._scorer
         assert scorer is not None
-        self._beat(Phase.SHARE)
+        self._beat(NodePhase.SHARE)
         for group in own.groups:
             await exchange.share(self.round, group.index, group.tag, group.trajectories, scorer.tokenizer)
             self.pulse.progress()
-        self._beat(Phase.SAMPLE)
+        self._beat(NodePhase.SAMPLE)
         foreign: Sequence[ForeignGroup] = ()
         if self.swarm.external_groups:
             foreign = await exchange.gather(self.round, self.swarm.external_groups, scorer)
@@ -268,7 +268,7 @@ class SwarmNode:
             )
 
     def _on_stage(self, stage: str) -> None:
-        self._beat(_PHASES.get(stage, Phase.TRAIN))
+        self._beat(_PHASES.get(stage, NodePhase.TRAIN))
         if stage in ("rollout", "done"):
             self._tell()
 
@@ -287,7 +287,7 @@ class SwarmNode:
         write_status(self.home, status)
         self._on_round(status)
 
-    def _beat(self, phase: Phase) -> None:
+    def _beat(self, phase: NodePhase) -> None:
         self.pulse.enter(phase, self.round, self.training.pipeline.done)
 
     async def _watch(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Policy, Renderer
 from rollwright.run.training_run import TrainingRun
-from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 from rollwright.swarm.verification import tokenizer_digest
 from rollwright.trajectory import Floats, TokenIds, floats, token_ids
 
@@ -52,8 +52,8 @@ class PolicyScorer:
     def encode(self, text: str) -> TokenIds:
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         if self._marks & set(ids):  # honest words of another model may be marks of this one
-            raise Refused(
-                Refusal.CANNOT_CHECK, "its text has marks that this node's model reads as roles or ends"
+            raise PeerRefused(
+                PeerRefusal.CANNOT_CHECK, "its text has marks that this node's model reads as roles or ends"
             )
         return token_ids([*ids, self.renderer.stop_ids[0]])
 

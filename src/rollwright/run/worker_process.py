@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rollwright.rollout import Activity, AgentFunction, Gate, RolloutContext
 from rollwright.rollout.capacity import START
 from rollwright.run.assembly import make_env
-from rollwright.run.garbage import rare_collections
+from rollwright.run.gc_tuning import rare_collections
 from rollwright.run.playbook import StorePlaybook
 from rollwright.store.opening import USUAL_PATIENCE, open_store
 from rollwright.store.records import AttemptedRollout

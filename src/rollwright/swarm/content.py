@@ -11,10 +11,10 @@ from typing import Annotated
 import msgspec
 
 from rollwright.errors import FormatError, RollwrightError
-from rollwright.swarm.envelope import MAX_GROUP, PROTOCOL, Count, Hex32, Name
-from rollwright.swarm.refusals import Refusal, Refused
-from rollwright.swarm.transport import MAX_CONTENT_BYTES
-from rollwright.swarm.wire import check_shape
+from rollwright.swarm.msgpack_guard import check_shape
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
+from rollwright.swarm.signed import MAX_GROUP, PROTOCOL, Count, Hex32, Name
+from rollwright.swarm.transports.base import MAX_CONTENT_BYTES
 from rollwright.trajectory import FinishReason, TokenIds, Trajectory, token_ids
 from rollwright.trajectory.tokens import pack, unpack
 
@@ -50,7 +50,7 @@ class Recipe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Digest of what the environment showed first: tells whether both see the same task, and not what it is."""
 
 
-class Action(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SharedAction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One completion."""
 
     text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
@@ -63,10 +63,10 @@ class Action(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return token_ids(int(each) for each in unpack("i", self.ids))
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SharedMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One episode."""
 
-    actions: Annotated[tuple[Action, ...], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
+    actions: Annotated[tuple[SharedAction, ...], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
     reward: float
     """As claimed; without format penalties."""
 
@@ -80,7 +80,7 @@ class SharedGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     recipe: Recipe
     tokenizer: Annotated[str, msgspec.Meta(max_length=128)]
     """Digest of the tokenizer that the ids belong to."""
-    members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=2, max_length=MAX_GROUP)]
+    members: Annotated[tuple[SharedMember, ...], msgspec.Meta(min_length=2, max_length=MAX_GROUP)]
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -101,24 +101,28 @@ def head_of(peer: str) -> bytes:
 
 
 def decode(data: bytes) -> SharedGroup:
-    """Raises `Refused` for anything that is not a whole group within the limits, in the one form that it has."""
+    """Raises `PeerRefused` for anything that is not a whole group within the limits, in the one form that it has."""
     if len(data) > MAX_CONTENT_BYTES:
-        raise Refused(Refusal.TOO_LARGE, f"{len(data)} bytes; at most {MAX_CONTENT_BYTES} are accepted")
+        raise PeerRefused(
+            PeerRefusal.TOO_LARGE, f"{len(data)} bytes; at most {MAX_CONTENT_BYTES} are accepted"
+        )
     try:
         check_shape(data, max_items=_MAX_ITEMS, max_depth=_MAX_DEPTH)
         group = _decoder.decode(data)
     except (msgspec.MsgspecError, FormatError, ValueError) as error:
-        raise Refused(Refusal.MALFORMED_CONTENT, str(error)) from error
+        raise PeerRefused(PeerRefusal.MALFORMED_CONTENT, str(error)) from error
     if group.protocol != PROTOCOL:
-        raise Refused(Refusal.OTHER_PROTOCOL, f"version {group.protocol}, this release speaks {PROTOCOL}")
+        raise PeerRefused(
+            PeerRefusal.OTHER_PROTOCOL, f"version {group.protocol}, this release speaks {PROTOCOL}"
+        )
     if not all(map(math.isfinite, group.rewards)) or _encoder.encode(group) != data:
-        raise Refused(Refusal.MALFORMED_CONTENT, "not the one form that this group has")
+        raise PeerRefused(PeerRefusal.MALFORMED_CONTENT, "not the one form that this group has")
     if any(len(action.ids) % _ID_BYTES for member in group.members for action in member.actions):
-        raise Refused(Refusal.MALFORMED_CONTENT, f"token ids are not a multiple of {_ID_BYTES} bytes")
+        raise PeerRefused(PeerRefusal.MALFORMED_CONTENT, f"token ids are not a multiple of {_ID_BYTES} bytes")
     return group
 
 
-def shared_member(trajectory: Trajectory) -> Member:
+def shared_member(trajectory: Trajectory) -> SharedMember:
     """A member as it travels; only an episode that went along one path can be played again from its actions."""
     after = [turn.after for turn in trajectory.turns]
     if after != [None, *range(len(after) - 1)] or trajectory.error is not None:
@@ -129,11 +133,11 @@ def shared_member(trajectory: Trajectory) -> Member:
         # What this node would not train on itself, nobody should be given as an honest sample.
         raise RollwrightError(f"rollout {trajectory.rollout_id} cannot be shared: {whys[0]}")
     actions = tuple(
-        Action(
+        SharedAction(
             text=turn.text.encode(errors="replace").decode(),
             ids=pack(turn.sampled_ids) if turn.exact else b"",
             finish=turn.finish,
         )
         for turn in trajectory.turns
     )
-    return Member(actions, trajectory.reward)
+    return SharedMember(actions, trajectory.reward)

@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from hashlib import blake2b
 
 from rollwright.swarm.content import SharedGroup
-from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 
 REMEMBERED = 4096
 """Groups; some 8 sketches of 16 numbers each, about 60 MB when full."""
@@ -37,16 +37,20 @@ class SeenGroups:
         """For each hash, the newest group that has it."""
 
     def check(self, digest: str, group: SharedGroup, beside: "SeenGroups | None" = None) -> None:
-        """Raises `Refused` for a group that brings nothing new to what is in here, and in `beside`."""
+        """Raises `PeerRefused` for a group that brings nothing new to what is in here, and in `beside`."""
         known = [self] if beside is None else [self, beside]
         if any(digest in each._groups for each in known):
-            raise Refused(Refusal.DUPLICATE, f"content {digest[:12]} again")
+            raise PeerRefused(PeerRefusal.DUPLICATE, f"content {digest[:12]} again")
         if any(_task(group) in each._tasks for each in known):
-            raise Refused(Refusal.DUPLICATE_TASK, f"task {group.recipe.index} of {group.recipe.env} again")
+            raise PeerRefused(
+                PeerRefusal.DUPLICATE_TASK, f"task {group.recipe.index} of {group.recipe.env} again"
+            )
         sketches = _sketches(group)
         near = sum(any(each._is_near(sketch) for each in known) for sketch in sketches)
         if 2 * near > len(sketches):
-            raise Refused(Refusal.NEAR_DUPLICATE, f"{near} of {len(sketches)} answers were seen before")
+            raise PeerRefused(
+                PeerRefusal.NEAR_DUPLICATE, f"{near} of {len(sketches)} answers were seen before"
+            )
 
     def add(self, digest: str, group: SharedGroup) -> None:
         """Remembers a group; own ones too, so that they are not taken back from somebody who copied them."""

@@ -18,16 +18,16 @@ from pathlib import Path
 import msgspec
 
 from rollwright.errors import FormatError, RollwrightError
-from rollwright.swarm import content, envelope
+from rollwright.swarm import content, signed
+from rollwright.swarm.admission import Admission, Candidates, Freshness
 from rollwright.swarm.duplicates import SeenGroups
 from rollwright.swarm.gathering import Gathering, Look
 from rollwright.swarm.identity import SEQUENCE_FILE, Identity, SequenceFile, short_name
-from rollwright.swarm.manifests import Candidates, Freshness, Gate
 from rollwright.swarm.quarantine import Quarantine
 from rollwright.swarm.recipes import TaskBook, task_digest, task_seed
-from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 from rollwright.swarm.selection import in_turns, is_flat
-from rollwright.swarm.transport import FetchFailed, FetchProblem, Peer, Transport, digest_of
+from rollwright.swarm.transports.base import FetchFailed, FetchProblem, Peer, Transport, digest_of
 from rollwright.swarm.verification import (
     SCORER_KILLED,
     VERIFY_SECONDS,
@@ -39,7 +39,7 @@ from rollwright.swarm.verification import (
 from rollwright.trajectory import Trajectory
 
 ACCEPTED, SHARED, NOT_SHARED, MISSED = "accepted", "shared", "not_shared", "missed"
-"""Counters beside the reasons of `Refusal`: groups taken, groups announced, groups that could not be, manifests that
+"""Counters beside the reasons of `PeerRefusal`: groups taken, groups announced, groups that could not be, manifests that
 came too fast to be read."""
 
 SEEN_FILE = "seen"
@@ -70,7 +70,7 @@ class ExchangeLimits:
     """For all of it, in one round."""
     max_group_bytes: int = 1 << 20
     """Of content; groups that say they are larger are not fetched."""
-    max_group_size: int = envelope.MAX_GROUP
+    max_group_size: int = signed.MAX_GROUP
     """Members of a foreign group: one that is larger than own ones would weigh more than they do."""
     min_mean_logprob: float | None = None
     """Under this node's own policy, over the tokens of each member: below it a group is text that this policy would
@@ -126,7 +126,7 @@ class Exchange:
         self._clock = clock
         self._sequence = SequenceFile(folder / SEQUENCE_FILE)
         self._seen_file = folder / SEEN_FILE
-        self._gate = Gate(swarm, identity.peer, self._limits.freshness, self.quarantine.__contains__)
+        self._gate = Admission(swarm, identity.peer, self._limits.freshness, self.quarantine.__contains__)
         self._candidates = Candidates()
         self._groups = SeenGroups()
         self._gatherings = 0
@@ -156,7 +156,7 @@ class Exchange:
             manifest = self._manifest(round, group, data)
             self._groups.add(manifest.digest, group)
             await self._transport.publish(manifest.digest, data)
-            await self._transport.announce(envelope.seal(manifest, self._identity))
+            await self._transport.announce(signed.sign_manifest(manifest, self._identity))
         except RollwrightError as error:
             self.counts[NOT_SHARED] += 1
             _log.warning("group %d of round %d was not shared: %s", index, round, error)
@@ -200,7 +200,7 @@ class Exchange:
                 self._check_size(manifest)
                 self._book.check(manifest.env, manifest.env_version)
                 self._candidates.add(manifest, data)
-            except Refused as refused:
+            except PeerRefused as refused:
                 self._refuse(refused, data)
 
     def peers(self) -> Sequence[Peer]:
@@ -244,10 +244,10 @@ class Exchange:
             task=task_digest(trajectories[0].observation),
         )
         members = tuple(content.shared_member(each) for each in trajectories)
-        return content.SharedGroup(envelope.PROTOCOL, self._identity.peer, recipe, tokenizer, members)
+        return content.SharedGroup(signed.PROTOCOL, self._identity.peer, recipe, tokenizer, members)
 
-    def _manifest(self, round: int, group: content.SharedGroup, data: bytes) -> envelope.Manifest:
-        return envelope.Manifest(
+    def _manifest(self, round: int, group: content.SharedGroup, data: bytes) -> signed.Manifest:
+        return signed.Manifest(
             swarm=self._swarm,
             peer=self._identity.peer,
             round=round,
@@ -261,10 +261,10 @@ class Exchange:
             rewards=group.rewards,
         )
 
-    def _check_size(self, manifest: envelope.Manifest) -> None:
+    def _check_size(self, manifest: signed.Manifest) -> None:
         size, members = manifest.size, len(manifest.rewards)
         if size > self._limits.max_group_bytes or members > self._limits.max_group_size:
-            raise Refused(Refusal.TOO_LARGE, f"{members} members, {size} bytes of content")
+            raise PeerRefused(PeerRefusal.TOO_LARGE, f"{members} members, {size} bytes of content")
 
     def _gathering(self, round: int, count: int, scorer: Scorer) -> Gathering:
         """The search of a round, which has looked at nothing yet."""
@@ -289,7 +289,7 @@ class Exchange:
         )
 
     async def _look(self, look: Look, scorer: Scorer) -> None:
-        """Fetches and verifies a group; raises `Refused`."""
+        """Fetches and verifies a group; raises `PeerRefused`."""
         await self._fetch(look)
         await self._verify(look, scorer)
 
@@ -301,9 +301,9 @@ class Exchange:
             )
         except FetchFailed as failed:
             look.unanswered = failed.problem is FetchProblem.DEADLINE
-            raise Refused(Refusal.NOT_FETCHED, str(failed)) from failed
+            raise PeerRefused(PeerRefusal.NOT_FETCHED, str(failed)) from failed
         if len(look.data) != manifest.size:
-            raise Refused(Refusal.CONTENT_DIFFERS, f"{len(look.data)} bytes, not {manifest.size}")
+            raise PeerRefused(PeerRefusal.CONTENT_DIFFERS, f"{len(look.data)} bytes, not {manifest.size}")
 
     async def _verify(self, look: Look, scorer: Scorer) -> None:
         manifest = look.manifest
@@ -323,8 +323,8 @@ class Exchange:
         for trajectory in verified.trajectories:
             logprobs = [each for turn in trajectory.turns for each in turn.logprobs]
             if logprobs and sum(logprobs) / len(logprobs) < least:
-                raise Refused(
-                    Refusal.UNLIKELY, f"{trajectory.rollout_id}: mean log-probability below {least:g}"
+                raise PeerRefused(
+                    PeerRefusal.UNLIKELY, f"{trajectory.rollout_id}: mean log-probability below {least:g}"
                 )
 
     def _take(self, gathering: Gathering) -> list[ForeignGroup]:
@@ -333,7 +333,7 @@ class Exchange:
         for look, reason in refused:
             self.counts[str(reason.reason)] += 1
             self._candidates.take(look.manifest)
-            if reason.reason is Refusal.NOT_FETCHED:
+            if reason.reason is PeerRefusal.NOT_FETCHED:
                 self._note_silent(look.manifest.peer)
         for look in taken:
             assert look.group is not None, "it was verified"
@@ -357,13 +357,13 @@ class Exchange:
         else:
             self._blame(look.manifest.peer, look.refused, self._candidates.envelope(look.manifest), look.data)
 
-    def _refuse(self, refused: Refused, signed: bytes) -> None:
+    def _refuse(self, refused: PeerRefused, envelope: bytes) -> None:
         """At the gate."""
         self.counts[str(refused.reason)] += 1
-        if refused.reason is Refusal.EQUIVOCATION:
-            self._blame(envelope.unseal(signed).peer, refused, signed)
+        if refused.reason is PeerRefusal.EQUIVOCATION:
+            self._blame(signed.open_signed(envelope).peer, refused, envelope)
 
-    def _blame(self, peer: str, refused: Refused, signed: bytes, data: bytes = b"") -> None:
+    def _blame(self, peer: str, refused: PeerRefused, signed: bytes, data: bytes = b"") -> None:
         if peer in self.quarantine:
             return
         if self.quarantine.judge(peer, refused, now=self._clock(), manifest=signed, content=data):

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from rollwright.swarm.content import SharedGroup
 from rollwright.swarm.duplicates import SeenGroups
-from rollwright.swarm.envelope import Manifest
-from rollwright.swarm.refusals import BLAMED, Refusal, Refused
+from rollwright.swarm.refusals import BLAMED, PeerRefusal, PeerRefused
 from rollwright.swarm.selection import places
+from rollwright.swarm.signed import Manifest
 from rollwright.swarm.verification import Verified
 
 PATIENCE = 64
@@ -44,7 +44,7 @@ class Look:
     """The content, once it is decoded."""
     verified: Verified | None = None
     """Once it held up."""
-    refused: Refused | None = None
+    refused: PeerRefused | None = None
     """Why it did not."""
     unanswered: bool = False
     """Whether the peer let the time for its content go by."""
@@ -58,7 +58,7 @@ class Look:
 
 
 Looker = Callable[[Look], Awaitable[None]]
-"""Fetches and checks a group: fills in all that it finds, or raises `Refused`."""
+"""Fetches and checks a group: fills in all that it finds, or raises `PeerRefused`."""
 
 Judge = Callable[[Look], None]
 """Draws the conclusions about the peer from a look that is done."""
@@ -111,20 +111,20 @@ class Gathering:
         finally:
             await self._stop()
 
-    def results(self) -> tuple[list[Look], list[tuple[Look, Refused]]]:
+    def results(self) -> tuple[list[Look], list[tuple[Look, PeerRefused]]]:
         """Those that held up and have a place, in the order of the draw; and those that are refused."""
         standing, repeated = self._standing(stopped=True)
         refused = [(each, each.refused) for each in self._looks.values() if each.refused is not None]
         return [look for place in standing if (look := self._at(place)) is not None], refused + repeated
 
-    def _standing(self, *, stopped: bool = False) -> tuple[list[int], list[tuple[Look, Refused]]]:
+    def _standing(self, *, stopped: bool = False) -> tuple[list[int], list[tuple[Look, PeerRefused]]]:
         """Who has a place as things stand, and who has none because it repeats one that has. `stopped`: nothing more
         will be looked at."""
         near = SeenGroups()
         silent: set[str] = set()
         in_vain: dict[str, int] = {}
         """Strangers whose content did not come, and how much each counts."""
-        repeated: list[tuple[Look, Refused]] = []
+        repeated: list[tuple[Look, PeerRefused]] = []
 
         def is_out(manifest: Manifest) -> bool:
             if self._is_caught(manifest.peer) or manifest.peer in silent:
@@ -143,7 +143,7 @@ class Gathering:
             assert look.group is not None, "it was decoded before it was verified"
             try:
                 self._seen.check(manifest.digest, look.group, near)
-            except Refused as refused:
+            except PeerRefused as refused:
                 repeated.append((look, refused))
                 return True
             near.add(manifest.digest, look.group)
@@ -177,7 +177,7 @@ class Gathering:
     async def _looked(self, look: Look) -> None:
         try:
             await self._look(look)
-        except Refused as refused:
+        except PeerRefused as refused:
             look.refused = refused
 
     def _settle(self) -> None:
@@ -224,4 +224,4 @@ class Gathering:
 
 
 def _is_not_fetched(look: Look) -> bool:
-    return look.refused is not None and look.refused.reason is Refusal.NOT_FETCHED
+    return look.refused is not None and look.refused.reason is PeerRefusal.NOT_FETCHED

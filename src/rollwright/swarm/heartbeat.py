@@ -21,7 +21,7 @@ LEAST_SECONDS = 0.2
 """Between two writes of the heartbeat inside a phase: nobody reads it more often, and rollouts may end much faster."""
 
 
-class Phase(StrEnum):
+class NodePhase(StrEnum):
     """What a node is at."""
 
     START = "start"
@@ -48,7 +48,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     time: float
     """Seconds since 1970, by the node's clock."""
     round: int
-    phase: Phase
+    phase: NodePhase
     rounds_done: int
     """Over all restarts."""
 
@@ -114,11 +114,11 @@ class Pulse:
         self._lock = threading.Lock()
         self._beat = 0
         self._round = 0
-        self._phase = Phase.START
+        self._phase = NodePhase.START
         self._rounds_done = 0
         self._written = float("-inf")
 
-    def enter(self, phase: Phase, round: int, rounds_done: int) -> None:
+    def enter(self, phase: NodePhase, round: int, rounds_done: int) -> None:
         """A phase begins."""
         with self._lock:
             self._phase, self._round, self._rounds_done = phase, round, rounds_done

@@ -18,7 +18,7 @@ import msgspec
 
 from rollwright.errors import FormatError
 from rollwright.swarm.identity import short_name
-from rollwright.swarm.refusals import BLAMED, SUSPECT, Refusal, Refused
+from rollwright.swarm.refusals import BLAMED, SUSPECT, PeerRefusal, PeerRefused
 
 STRIKES = 5
 """Times in a row that what may happen to an honest peer now and then leads to quarantine."""
@@ -33,13 +33,13 @@ _MAX_SUSPECTS = 4096
 _PEER = re.compile(r"[0-9a-f]{64}\Z")
 
 
-class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class QuarantineVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why a peer is in quarantine."""
 
     peer: str
     name: str
     """For people."""
-    reason: Refusal
+    reason: PeerRefusal
     detail: str
     time: float
     """Seconds since 1970."""
@@ -67,12 +67,12 @@ class Quarantine:
         return peer in self._verdicts
 
     @property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[QuarantineVerdict]:
         """The oldest first."""
         return list(self._verdicts.values())
 
     def judge(
-        self, peer: str, refused: Refused, *, now: float, manifest: bytes, content: bytes = b""
+        self, peer: str, refused: PeerRefused, *, now: float, manifest: bytes, content: bytes = b""
     ) -> bool:
         """Whether the peer is in quarantine after this refusal."""
         if peer in self._verdicts:
@@ -101,12 +101,14 @@ class Quarantine:
             self._clear(peer)
         return verdict is not None
 
-    def _condemn(self, peer: str, refused: Refused, now: float, manifest: bytes, content: bytes) -> None:
+    def _condemn(self, peer: str, refused: PeerRefused, now: float, manifest: bytes, content: bytes) -> None:
         evidence = {"manifest.bin": manifest, "content.bin": content}
         size = sum(map(len, evidence.values()))
         has_room = self._evidence_bytes + size <= self._max_evidence_bytes
         detail = refused.detail[:500]
-        verdict = Verdict(peer, short_name(peer), refused.reason, detail, now, has_evidence=has_room)
+        verdict = QuarantineVerdict(
+            peer, short_name(peer), refused.reason, detail, now, has_evidence=has_room
+        )
         place = self._folder / peer
         place.mkdir(exist_ok=True)
         if has_room:
@@ -125,14 +127,14 @@ class Quarantine:
         self._evidence_bytes -= sum(file.stat().st_size for file in place.glob("*.bin"))
         shutil.rmtree(place, ignore_errors=True)
 
-    def _read(self) -> list[Verdict]:
+    def _read(self) -> list[QuarantineVerdict]:
         found = []
         for file in self._folder.glob("*/verdict.json"):
             if not _PEER.match(file.parent.name):
                 continue
             try:
                 plain: Any = json.loads(file.read_text(encoding="utf-8"))
-                found.append(msgspec.convert(plain, Verdict))
+                found.append(msgspec.convert(plain, QuarantineVerdict))
             except (ValueError, msgspec.ValidationError) as error:
                 raise FormatError(
                     f"{file}: not a verdict: {error}; remove its folder to release the peer"

@@ -18,7 +18,7 @@ from rollwright.envs import registry
 from rollwright.envs.base import Env
 from rollwright.errors import ConfigError
 from rollwright.rollout.episode import EpisodeSettings, level_seed
-from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 
 _SETTINGS_DIGITS = 16
 """Of the digest of an environment's settings: tells settings apart, and is not there to withstand anybody."""
@@ -85,10 +85,10 @@ class TaskBook:
         return self._settings[tag]
 
     def check(self, tag: str, version: str) -> None:
-        """Raises `Refused` for an environment that is not the same here."""
+        """Raises `PeerRefused` for an environment that is not the same here."""
         if tag not in self._versions:
-            raise Refused(Refusal.UNKNOWN_ENV, f"{tag!r} is not played here")
+            raise PeerRefused(PeerRefusal.UNKNOWN_ENV, f"{tag!r} is not played here")
         if version != self._versions[tag]:
-            raise Refused(
-                Refusal.OTHER_ENV_VERSION, f"{tag}: {version!r} there, {self._versions[tag]!r} here"
+            raise PeerRefused(
+                PeerRefusal.OTHER_ENV_VERSION, f"{tag}: {version!r} there, {self._versions[tag]!r} here"
             )

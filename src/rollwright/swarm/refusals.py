@@ -5,7 +5,7 @@ from enum import StrEnum
 from rollwright.errors import RollwrightError
 
 
-class Refusal(StrEnum):
+class PeerRefusal(StrEnum):
     """Grouped by when it shows: at the envelope, at the manifest, while fetching, at the content."""
 
     MALFORMED = "malformed"
@@ -71,24 +71,24 @@ class Refusal(StrEnum):
 
 BLAMED = frozenset(
     {
-        Refusal.EQUIVOCATION,
-        Refusal.FOREIGN_SEED,
-        Refusal.MALFORMED_CONTENT,
-        Refusal.CONTENT_DIFFERS,
-        Refusal.WRONG_REWARD,
-        Refusal.WRONG_ACTIONS,
+        PeerRefusal.EQUIVOCATION,
+        PeerRefusal.FOREIGN_SEED,
+        PeerRefusal.MALFORMED_CONTENT,
+        PeerRefusal.CONTENT_DIFFERS,
+        PeerRefusal.WRONG_REWARD,
+        PeerRefusal.WRONG_ACTIONS,
     }
 )
 """What no honest node signs: once is enough for quarantine."""
 
-SUSPECT = frozenset({Refusal.UNVERIFIABLE, Refusal.WRONG_TOKENS})
+SUSPECT = frozenset({PeerRefusal.UNVERIFIABLE, PeerRefusal.WRONG_TOKENS})
 """What may happen to an honest node now and then; several times in a row, it leads to quarantine too."""
 
 
-class Refused(RollwrightError):
+class PeerRefused(RollwrightError):
     """Something of a peer is not taken."""
 
-    def __init__(self, reason: Refusal, detail: str = "") -> None:
+    def __init__(self, reason: PeerRefusal, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
         self.reason = reason
         self.detail = detail

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from rollwright import draws
 from rollwright.draws import KeyPart
-from rollwright.swarm.envelope import Manifest
+from rollwright.swarm.signed import Manifest
 
 FLAT = 1e-9
 """Rewards that differ by no more are equal: what is left of rounding."""

@@ -23,10 +23,10 @@ from rollwright.envs.base import Env
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Generation, Policy, Prompt, Renderer, Sampling
 from rollwright.rollout.episode import Episode, EpisodeSettings, end_of, new_session, play
-from rollwright.swarm.content import Action, Member, SharedGroup
-from rollwright.swarm.envelope import Manifest
+from rollwright.swarm.content import SharedAction, SharedGroup, SharedMember
 from rollwright.swarm.recipes import TaskBook, task_digest, task_level, task_seed
-from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
+from rollwright.swarm.signed import Manifest
 from rollwright.trajectory import (
     Boundary,
     Floats,
@@ -103,9 +103,11 @@ def check_claims(group: SharedGroup, manifest: Manifest, swarm: str) -> None:
     recipe = group.recipe
     said = (manifest.peer, manifest.env, manifest.env_version, manifest.index, manifest.rewards)
     if said != (group.peer, recipe.env, recipe.env_version, recipe.index, group.rewards):
-        raise Refused(Refusal.CONTENT_DIFFERS, "peer, task or rewards are not those that the manifest names")
+        raise PeerRefused(
+            PeerRefusal.CONTENT_DIFFERS, "peer, task or rewards are not those that the manifest names"
+        )
     if recipe.seed != task_seed(swarm, group.peer):
-        raise Refused(Refusal.FOREIGN_SEED, f"seed {recipe.seed} is not the peer's")
+        raise PeerRefused(PeerRefusal.FOREIGN_SEED, f"seed {recipe.seed} is not the peer's")
 
 
 class Replayed(NamedTuple):
@@ -113,7 +115,7 @@ class Replayed(NamedTuple):
 
     trajectory: Trajectory
     """As it went here."""
-    member: Member
+    member: SharedMember
     """As it is said to have gone there."""
     task: str
     """Digest of the task as the peer saw it."""
@@ -122,21 +124,27 @@ class Replayed(NamedTuple):
 
 
 def check_replay(replayed: Replayed) -> None:
-    """Pure: whether the episode went here as it is said to have gone there; raises `Refused`."""
+    """Pure: whether the episode went here as it is said to have gone there; raises `PeerRefused`."""
     trajectory, member = replayed.trajectory, replayed.member
     if task_digest(trajectory.observation) != replayed.task:
-        raise Refused(Refusal.OTHER_TASK, f"{trajectory.tag}, seed {trajectory.seed}: another task here")
+        raise PeerRefused(
+            PeerRefusal.OTHER_TASK, f"{trajectory.tag}, seed {trajectory.seed}: another task here"
+        )
     missing = len(member.actions) - len(trajectory.turns)
     longest = max((turn.prompt_tokens + turn.completion_tokens for turn in trajectory.turns), default=0)
     if longest > replayed.sequence_length or (missing and trajectory.stop is StopReason.MAX_LENGTH):
-        raise Refused(Refusal.TOO_LONG, f"does not fit into sequence_length {replayed.sequence_length}")
+        raise PeerRefused(
+            PeerRefusal.TOO_LONG, f"does not fit into sequence_length {replayed.sequence_length}"
+        )
     if trajectory.metrics.get(SCORER_KILLED):
-        raise Refused(Refusal.UNVERIFIABLE, "scoring an answer took too long or too much")
+        raise PeerRefused(PeerRefusal.UNVERIFIABLE, "scoring an answer took too long or too much")
     if missing:
-        raise Refused(Refusal.WRONG_ACTIONS, f"the episode ends {missing} actions sooner")
+        raise PeerRefused(PeerRefusal.WRONG_ACTIONS, f"the episode ends {missing} actions sooner")
     if not abs(trajectory.reward - member.reward) <= REWARD_TOLERANCE:
         claimed, earned = f"{member.reward:g}", f"{trajectory.reward:g}"
-        raise Refused(Refusal.WRONG_REWARD, f"{trajectory.rollout_id} claims {claimed}, earns {earned}")
+        raise PeerRefused(
+            PeerRefusal.WRONG_REWARD, f"{trajectory.rollout_id} claims {claimed}, earns {earned}"
+        )
 
 
 async def verify(
@@ -148,7 +156,7 @@ async def verify(
     *,
     check: Callable[[Replayed], None] = check_replay,
 ) -> Verified:
-    """Plays the group again; raises `Refused` for whatever is not as claimed."""
+    """Plays the group again; raises `PeerRefused` for whatever is not as claimed."""
     settings = book.settings(group.recipe.env)
     tokens = _Tokens(scorer, settings.sampling.stop, same=group.tokenizer == scorer.tokenizer)
     recorded = [tokens.of(member) for member in group.members]
@@ -171,7 +179,7 @@ async def verify(
                 check(Replayed(trajectory, group.members[place], group.recipe.task, settings.sequence_length))
                 trajectories.append(trajectory)
     except TimeoutError as error:
-        raise Refused(Refusal.UNVERIFIABLE, f"not done in {seconds:g} s") from error
+        raise PeerRefused(PeerRefusal.UNVERIFIABLE, f"not done in {seconds:g} s") from error
     except EpisodeFailure as failure:
         raise _refusal(failure) from failure
     finally:
@@ -182,12 +190,12 @@ async def verify(
     return Verified(trajectories, tokens.made_here)
 
 
-def _refusal(failure: EpisodeFailure) -> Refused:
+def _refusal(failure: EpisodeFailure) -> PeerRefused:
     """What a failure of the replay means: nothing that a peer sends may end more than its own group. When this node's
     own policy or agent fails, the peer is not to blame; if it fails for good, own rollouts show it."""
     of_env = failure.record.boundary is Boundary.ENVIRONMENT
-    reason = Refusal.UNVERIFIABLE if of_env and failure.record.turn else Refusal.CANNOT_CHECK
-    return Refused(reason, str(failure))
+    reason = PeerRefusal.UNVERIFIABLE if of_env and failure.record.turn else PeerRefusal.CANNOT_CHECK
+    return PeerRefused(reason, str(failure))
 
 
 async def _closed(env: Env) -> None:
@@ -250,7 +258,7 @@ class _Recorded:
     pressure = 0
 
     def __init__(
-        self, scorer: Scorer, limit: asyncio.Timeout, actions: Sequence[Action], ids: Sequence[TokenIds]
+        self, scorer: Scorer, limit: asyncio.Timeout, actions: Sequence[SharedAction], ids: Sequence[TokenIds]
     ) -> None:
         """`limit` stands still while this node's own policy computes: a slow machine is not the peer's fault."""
         self._scorer = scorer
@@ -311,23 +319,23 @@ class _Tokens:
         self._speaking: dict[int, bool] = {}
         self.made_here = False
 
-    def of(self, member: Member) -> list[TokenIds]:
+    def of(self, member: SharedMember) -> list[TokenIds]:
         return [self._ids(action) for action in member.actions]
 
-    def _ids(self, action: Action) -> TokenIds:
+    def _ids(self, action: SharedAction) -> TokenIds:
         if not self._same or not action.ids:
             self.made_here = True
             made = self._scorer.encode(action.text)
             if self._said(made) != action.text:
-                raise Refused(Refusal.CANNOT_CHECK, "its text cannot be said in this node's tokens")
+                raise PeerRefused(PeerRefusal.CANNOT_CHECK, "its text cannot be said in this node's tokens")
             return made
         ids = action.token_ids
         try:
             says_it = self._said(ids) == action.text and all(map(self._speaks, set(self._within_turn(ids))))
         except (ValueError, OverflowError, IndexError, KeyError, TypeError) as error:
-            raise Refused(Refusal.WRONG_TOKENS, f"ids that no tokenizer has: {error}") from error
+            raise PeerRefused(PeerRefusal.WRONG_TOKENS, f"ids that no tokenizer has: {error}") from error
         if not says_it:
-            raise Refused(Refusal.WRONG_TOKENS, "the token ids do not say what the text says")
+            raise PeerRefused(PeerRefusal.WRONG_TOKENS, "the token ids do not say what the text says")
         return ids
 
     def _said(self, ids: TokenIds) -> str:

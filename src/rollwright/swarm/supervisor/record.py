@@ -54,7 +54,7 @@ class SupervisorRecord(msgspec.Struct, frozen=True):
     """How often a life ended how."""
     last: list[Restarted]
     """The newest at the end."""
-    concessions: list[str]
+    oom_fallbacks: list[str]
     """Settings that were made smaller for want of memory."""
     reason: str
     """Why it is as it is."""

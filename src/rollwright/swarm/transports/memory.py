@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rollwright.swarm.transport import (
+from rollwright.swarm.transports.base import (
     CALL_SECONDS,
     Announced,
     FetchFailed,
@@ -17,7 +17,7 @@ from rollwright.swarm.transport import (
     checked_content,
     checked_manifest,
 )
-from rollwright.swarm.transport_inbox import MAX_PER_PEER, Held, Inbox
+from rollwright.swarm.transports.inbox import MAX_PER_PEER, Held, Inbox
 
 
 class MemorySwarm:

@@ -17,19 +17,10 @@ from types import FrameType
 
 import msgspec
 
-from rollwright.supervision.decisions import (
-    Ending,
-    History,
-    Life,
-    Restart,
-    RestartRules,
-    Stop,
-    decide,
-    ending_of,
-)
-from rollwright.supervision.logs import NodeLogs
-from rollwright.supervision.processes import Brood, adopt_orphans, end_life, memory_kills
-from rollwright.supervision.record import (
+from rollwright.swarm.heartbeat import Heartbeat, NodePhase, read_heartbeat
+from rollwright.swarm.supervisor.logs import NodeLogs
+from rollwright.swarm.supervisor.processes import ProcessTree, adopt_orphans, kill_life, memory_kills
+from rollwright.swarm.supervisor.record import (
     Restarted,
     SupervisorRecord,
     SupervisorState,
@@ -37,8 +28,19 @@ from rollwright.supervision.record import (
     read_record,
     write_record,
 )
-from rollwright.supervision.watching import Seen, Watch, WatchRules
-from rollwright.swarm.heartbeat import Heartbeat, Phase, read_heartbeat
+from rollwright.swarm.supervisor.rules import (
+    ExitCause,
+    ProcessExit,
+    Restart,
+    RestartHistory,
+    RestartRules,
+    Seen,
+    Stop,
+    Watch,
+    WatchRules,
+    decide,
+    ending_of,
+)
 
 LOGS = "logs"
 """Folder of the logs, in the node's."""
@@ -63,7 +65,7 @@ class Supervision:
     command: Sequence[str]
     home: Path
     """The node's folder: its heartbeat is read there, logs and `supervisor.json` are written there."""
-    concessions: Sequence[Sequence[str]] = ()
+    oom_fallbacks: Sequence[Sequence[str]] = ()
     """What is added to the command after the first, second, … death for want of memory; each replaces the one before."""
     restarts: RestartRules = field(default_factory=RestartRules)
     watching: WatchRules = field(default_factory=WatchRules)
@@ -76,7 +78,7 @@ class Supervisor:
     def __init__(self, supervision: Supervision, logs: NodeLogs | None = None) -> None:
         self._what = supervision
         self._logs = logs or NodeLogs(supervision.home / LOGS)
-        self._history = History()
+        self._history = RestartHistory()
         self._told: int | None = None
         """The signal that asked to stop."""
         self._impatient = False
@@ -97,7 +99,7 @@ class Supervisor:
             starts=0,
             endings={},
             last=[],
-            concessions=[],
+            oom_fallbacks=[],
             reason="starting",
         )
 
@@ -125,7 +127,7 @@ class Supervisor:
     def _end_leftovers(self) -> None:
         """What a supervisor that was killed has left running would hold the node's identity and ports."""
         earlier = read_record(self._what.home)
-        if earlier is not None and earlier.life is not None and (ended := end_life(earlier.life)):
+        if earlier is not None and earlier.life is not None and (ended := kill_life(earlier.life)):
             self._logs.event(
                 "leftovers", f"ended {ended} processes of an earlier supervisor's node", processes=ended
             )
@@ -133,7 +135,7 @@ class Supervisor:
     def _keep_at_work(self) -> int:
         while True:
             life = self._live()
-            if self._told is not None and life.ending is not Ending.DONE:
+            if self._told is not None and life.ending is not ExitCause.DONE:
                 self._count(life)
                 return self._end_as_told()
             smaller = self._smaller()
@@ -142,7 +144,7 @@ class Supervisor:
                 life,
                 time.monotonic(),
                 self._what.restarts,
-                concessions=len(self._what.concessions),
+                oom_fallbacks=len(self._what.oom_fallbacks),
             )
             match decision:
                 case Stop(code, reason, line):
@@ -154,13 +156,13 @@ class Supervisor:
                     if self._wait(delay, reason):
                         return self._end_as_told()
 
-    def _live(self) -> Life:
+    def _live(self) -> ProcessExit:
         """One process of the node, from its start to its end, and nothing of it left behind."""
         words = [*self._what.command, *self._smaller()]
         kills_before = memory_kills()
         began = time.monotonic()
         self._last_words = ""
-        brood = Brood(words, self._what.environment)
+        brood = ProcessTree(words, self._what.environment)
         self._pid = brood.pid
         number = self._record.starts
         restart = f" (restart {number})" if number else ""
@@ -172,7 +174,7 @@ class Supervisor:
             node_pid=brood.pid,
             life=brood.life,
             starts=number + 1,
-            concessions=list(self._smaller()),
+            oom_fallbacks=list(self._smaller()),
             reason="the node runs",
             next_start=None,
         )
@@ -193,9 +195,9 @@ class Supervisor:
             by_kernel = kills is None or kills_before is None or kills > kills_before
             judged = ending_of(brood.process.returncode, rounds, killed_for_memory=by_kernel)
             code = brood.process.returncode
-        return Life(judged, code, time.monotonic() - began, rounds, self._last_words)
+        return ProcessExit(judged, code, time.monotonic() - began, rounds, self._last_words)
 
-    def _watch(self, brood: Brood, began: float) -> Ending | None:
+    def _watch(self, brood: ProcessTree, began: float) -> ExitCause | None:
         """Until the process ends (`None`) or is to be ended."""
         watch = Watch(self._what.watching, began)
         while brood.process.poll() is None:
@@ -206,7 +208,7 @@ class Supervisor:
                 time.monotonic(),
                 None if beat is None else beat.beat,
                 brood.suspended,
-                starting=beat is not None and beat.phase is Phase.START,
+                starting=beat is not None and beat.phase is NodePhase.START,
             )
             if (judged := watch.look(seen)) is not None:
                 return judged
@@ -214,7 +216,7 @@ class Supervisor:
             self._wake.wait(self._what.look_seconds)
         return None
 
-    def _ask_to_end(self, brood: Brood) -> Ending | None:
+    def _ask_to_end(self, brood: ProcessTree) -> ExitCause | None:
         """A node that ends by itself in time has done all it should; `None` then leaves its own code to tell."""
         self._logs.event("stop", f"asked process {brood.pid} to stop", pid=brood.pid)
         brood.ask_to_end()
@@ -225,7 +227,7 @@ class Supervisor:
                 self._logs.event("kill", f"process {brood.pid} did not stop in time; it is killed")
                 break
             self._wake.wait(self._what.look_seconds)
-        return Ending.ASKED
+        return ExitCause.ASKED
 
     def _wait(self, delay: float, reason: str) -> bool:
         """Whether it was told to stop meanwhile."""
@@ -241,7 +243,7 @@ class Supervisor:
             self._wake.wait(min(left, self._what.look_seconds))
         return self._told is not None
 
-    def _listen(self, brood: Brood) -> None:
+    def _listen(self, brood: ProcessTree) -> None:
         assert brood.process.stdout is not None
         for line in brood.process.stdout:
             text = line.decode(errors="replace").rstrip()
@@ -249,7 +251,7 @@ class Supervisor:
                 self._last_words = text[:500]
                 self._logs.said(text)
 
-    def _heartbeat(self, brood: Brood) -> Heartbeat | None:
+    def _heartbeat(self, brood: ProcessTree) -> Heartbeat | None:
         """Of this process: one that an earlier life has left says nothing."""
         found = read_heartbeat(self._what.home)
         return found if found is not None and found.pid == brood.pid else None
@@ -259,10 +261,10 @@ class Supervisor:
         return 0 if found is None else found.rounds_done
 
     def _smaller(self) -> Sequence[str]:
-        taken = self._history.concessions
-        return self._what.concessions[taken - 1] if taken else ()
+        taken = self._history.oom_fallbacks
+        return self._what.oom_fallbacks[taken - 1] if taken else ()
 
-    def _count(self, life: Life, follows: str = "", **details: object) -> None:
+    def _count(self, life: ProcessExit, follows: str = "", **details: object) -> None:
         """A death is one line, with what is done about it."""
         ending = str(life.ending)
         self._logs.event(

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwright.errors import FormatError
+from rollwright.swarm.admission import WINDOW, Admission, Candidates, Freshness
 from rollwright.swarm.content import SharedGroup, decode
-from rollwright.swarm.envelope import PROTOCOL, Manifest, seal, unseal
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.manifests import WINDOW, Candidates, Freshness, Gate
-from rollwright.swarm.refusals import Refusal, Refused
-from rollwright.swarm.wire import check_shape
+from rollwright.swarm.msgpack_guard import check_shape
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
+from rollwright.swarm.signed import PROTOCOL, Manifest, open_signed, sign_manifest
 
 SENDER, RECEIVER = Identity.generate(), Identity.generate()
 NOW = 1_800_000_000.0
@@ -36,49 +36,49 @@ def manifest(identity: Identity = SENDER, **changes) -> Manifest:
     return Manifest(**{**plain, **changes})
 
 
-def gate(**freshness) -> Gate:
-    return Gate("s", RECEIVER.peer, Freshness(**freshness))
+def gate(**freshness) -> Admission:
+    return Admission("s", RECEIVER.peer, Freshness(**freshness))
 
 
-def reason(call, *arguments, **named) -> Refusal:
-    with pytest.raises(Refused) as refused:
+def reason(call, *arguments, **named) -> PeerRefusal:
+    with pytest.raises(PeerRefused) as refused:
         call(*arguments, **named)
     return refused.value.reason
 
 
 def test_what_is_sealed_is_what_is_unsealed() -> None:
-    assert unseal(seal(manifest(), SENDER)) == manifest()
-    assert len(seal(manifest(), SENDER)) < 512
+    assert open_signed(sign_manifest(manifest(), SENDER)) == manifest()
+    assert len(sign_manifest(manifest(), SENDER)) < 512
 
 
 def test_any_changed_bit_is_refused() -> None:
-    sealed = seal(manifest(), SENDER)
+    sealed = sign_manifest(manifest(), SENDER)
     for place in range(8 * len(sealed)):
         changed = bytearray(sealed)
         changed[place // 8] ^= 1 << place % 8
-        with pytest.raises(Refused):
-            unseal(bytes(changed))
+        with pytest.raises(PeerRefused):
+            open_signed(bytes(changed))
 
 
 @given(st.integers(0, 600), st.binary(max_size=40))
 def test_cut_and_lengthened_envelopes_are_refused(cut: int, tail: bytes) -> None:
-    sealed = seal(manifest(), SENDER)
+    sealed = sign_manifest(manifest(), SENDER)
     changed = sealed[:cut] + tail
     if changed != sealed:
-        with pytest.raises(Refused):
-            unseal(changed)
+        with pytest.raises(PeerRefused):
+            open_signed(changed)
 
 
 def test_nobody_signs_for_another() -> None:
-    assert reason(unseal, seal(manifest(RECEIVER), SENDER)) is Refusal.BAD_SIGNATURE
+    assert reason(open_signed, sign_manifest(manifest(RECEIVER), SENDER)) is PeerRefusal.BAD_SIGNATURE
 
 
 def test_another_protocol_is_told_apart_from_nonsense() -> None:
-    sealed = seal(manifest(), SENDER)
+    sealed = sign_manifest(manifest(), SENDER)
     newer = sealed[:3] + bytes([PROTOCOL + 1]) + sealed[4:]
-    assert reason(unseal, newer) is Refusal.OTHER_PROTOCOL
-    assert reason(unseal, b"hello") is Refusal.MALFORMED
-    assert reason(unseal, b"") is Refusal.MALFORMED
+    assert reason(open_signed, newer) is PeerRefusal.OTHER_PROTOCOL
+    assert reason(open_signed, b"hello") is PeerRefusal.MALFORMED
+    assert reason(open_signed, b"") is PeerRefusal.MALFORMED
 
 
 def test_another_form_of_the_same_manifest_is_refused() -> None:
@@ -87,8 +87,8 @@ def test_another_form_of_the_same_manifest_is_refused() -> None:
     assert len(wide) == len(body) + 2
     assert msgspec.msgpack.decode(wide, type=Manifest) == manifest()
     header, domain = b"RWM" + bytes([PROTOCOL]), b"rollwright swarm manifest\x00"
-    assert reason(unseal, header + SENDER.sign(domain + header + wide) + wide) is Refusal.MALFORMED
-    assert unseal(header + SENDER.sign(domain + header + body) + body) == manifest()
+    assert reason(open_signed, header + SENDER.sign(domain + header + wide) + wide) is PeerRefusal.MALFORMED
+    assert open_signed(header + SENDER.sign(domain + header + body) + body) == manifest()
 
 
 @pytest.mark.parametrize(
@@ -108,22 +108,22 @@ def test_another_form_of_the_same_manifest_is_refused() -> None:
     ],
 )
 def test_values_outside_their_limits_are_refused(changes) -> None:
-    assert reason(unseal, seal(manifest(**changes), SENDER)) is Refusal.MALFORMED
+    assert reason(open_signed, sign_manifest(manifest(**changes), SENDER)) is PeerRefusal.MALFORMED
 
 
 def test_a_manifest_passes_once() -> None:
     door = gate()
-    sealed = seal(manifest(), SENDER)
+    sealed = sign_manifest(manifest(), SENDER)
     assert door.admit(sealed, round=10, now=NOW) == manifest()
-    assert reason(door.admit, sealed, round=10, now=NOW) is Refusal.REPLAY
+    assert reason(door.admit, sealed, round=10, now=NOW) is PeerRefusal.REPLAY
 
 
 def test_a_restart_forgets_nothing() -> None:
     door = gate()
-    door.admit(seal(manifest(), SENDER), round=10, now=NOW)
+    door.admit(sign_manifest(manifest(), SENDER), round=10, now=NOW)
     again = gate()
     again.restore(door.snapshot())
-    assert reason(again.admit, seal(manifest(), SENDER), round=10, now=NOW) is Refusal.REPLAY
+    assert reason(again.admit, sign_manifest(manifest(), SENDER), round=10, now=NOW) is PeerRefusal.REPLAY
     assert again.rounds() == {SENDER.peer: 10}
     with pytest.raises(FormatError):
         again.restore(b"\x93nonsense")
@@ -133,83 +133,91 @@ def test_a_restart_forgets_nothing() -> None:
 @settings(max_examples=25)
 def test_order_does_not_matter_and_replays_do_not_pass(order, replayed) -> None:
     door = gate()
-    sealed = {number: seal(manifest(sequence=number), SENDER) for number in order}
+    sealed = {number: sign_manifest(manifest(sequence=number), SENDER) for number in order}
     for number in order:
         assert door.admit(sealed[number], round=10, now=NOW).sequence == number
     for number in replayed:
-        assert reason(door.admit, sealed[number], round=10, now=NOW) is Refusal.REPLAY
+        assert reason(door.admit, sealed[number], round=10, now=NOW) is PeerRefusal.REPLAY
 
 
 def test_what_lies_behind_the_window_counts_as_seen() -> None:
     door = gate(manifests_per_round=2 * WINDOW)
     for number in range(100, 100 + 3 * WINDOW, 2):
-        door.admit(seal(manifest(sequence=number), SENDER), round=10, now=NOW)
+        door.admit(sign_manifest(manifest(sequence=number), SENDER), round=10, now=NOW)
     for forgotten in (5, 100, 101, 102 + WINDOW // 2):
-        sealed = seal(manifest(sequence=forgotten), SENDER)
-        assert reason(door.admit, sealed, round=10, now=NOW) is Refusal.REPLAY
-    door.admit(seal(manifest(sequence=99 + 3 * WINDOW), SENDER), round=10, now=NOW)
+        sealed = sign_manifest(manifest(sequence=forgotten), SENDER)
+        assert reason(door.admit, sealed, round=10, now=NOW) is PeerRefusal.REPLAY
+    door.admit(sign_manifest(manifest(sequence=99 + 3 * WINDOW), SENDER), round=10, now=NOW)
     assert len(door._peers[SENDER.peer].digests) == WINDOW
 
 
 def test_two_manifests_with_one_number_are_found() -> None:
     door = gate()
-    door.admit(seal(manifest(), SENDER), round=10, now=NOW)
-    assert reason(door.admit, seal(manifest(index=9), SENDER), round=10, now=NOW) is Refusal.EQUIVOCATION
+    door.admit(sign_manifest(manifest(), SENDER), round=10, now=NOW)
+    assert (
+        reason(door.admit, sign_manifest(manifest(index=9), SENDER), round=10, now=NOW)
+        is PeerRefusal.EQUIVOCATION
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"swarm": "other"}, Refusal.OTHER_SWARM),
-        ({"round": 6}, Refusal.OLD_ROUND),
-        ({"round": 2000}, Refusal.FUTURE_ROUND),
-        ({"created": NOW - 3600}, Refusal.CLOCK_SKEW),
-        ({"created": NOW + 3600}, Refusal.CLOCK_SKEW),
-        ({"size": 1 << 30}, Refusal.TOO_LARGE),
+        ({"swarm": "other"}, PeerRefusal.OTHER_SWARM),
+        ({"round": 6}, PeerRefusal.OLD_ROUND),
+        ({"round": 2000}, PeerRefusal.FUTURE_ROUND),
+        ({"created": NOW - 3600}, PeerRefusal.CLOCK_SKEW),
+        ({"created": NOW + 3600}, PeerRefusal.CLOCK_SKEW),
+        ({"size": 1 << 30}, PeerRefusal.TOO_LARGE),
     ],
 )
 def test_what_is_not_of_here_and_now_is_refused(changes, expected) -> None:
-    assert reason(gate().admit, seal(manifest(**changes), SENDER), round=10, now=NOW) is expected
+    assert reason(gate().admit, sign_manifest(manifest(**changes), SENDER), round=10, now=NOW) is expected
 
 
 def test_the_edges_of_freshness_pass() -> None:
     door = gate()
     for number, (round, skew) in enumerate([(7, 0), (10, 299), (10, -299), (1010, 0)], start=1):
         door.admit(
-            seal(manifest(sequence=number, round=round, created=NOW + skew), SENDER), round=10, now=NOW
+            sign_manifest(manifest(sequence=number, round=round, created=NOW + skew), SENDER),
+            round=10,
+            now=NOW,
         )
 
 
 def test_own_manifests_and_those_of_caught_peers_are_refused() -> None:
-    door = Gate("s", SENDER.peer)
-    assert reason(door.admit, seal(manifest(), SENDER), round=10, now=NOW) is Refusal.OWN
-    door = Gate("s", RECEIVER.peer, is_quarantined={SENDER.peer}.__contains__)
-    assert reason(door.admit, seal(manifest(), SENDER), round=10, now=NOW) is Refusal.QUARANTINED
+    door = Admission("s", SENDER.peer)
+    assert reason(door.admit, sign_manifest(manifest(), SENDER), round=10, now=NOW) is PeerRefusal.OWN
+    door = Admission("s", RECEIVER.peer, is_quarantined={SENDER.peer}.__contains__)
+    assert reason(door.admit, sign_manifest(manifest(), SENDER), round=10, now=NOW) is PeerRefusal.QUARANTINED
 
 
 def test_a_forgery_changes_nothing() -> None:
     door = gate()
-    sealed = seal(manifest(sequence=5), SENDER)
+    sealed = sign_manifest(manifest(sequence=5), SENDER)
     forged = sealed[:4] + bytes(64) + sealed[68:]
-    assert reason(door.admit, forged, round=10, now=NOW) is Refusal.BAD_SIGNATURE
+    assert reason(door.admit, forged, round=10, now=NOW) is PeerRefusal.BAD_SIGNATURE
     assert door.rounds() == {}
     door.admit(sealed, round=10, now=NOW)
 
 
 def test_one_peer_has_a_quota_in_each_round() -> None:
     door = gate(manifests_per_round=2)
-    sealed = [seal(manifest(sequence=number), SENDER) for number in range(1, 5)]
+    sealed = [sign_manifest(manifest(sequence=number), SENDER) for number in range(1, 5)]
     for each in sealed[:2]:
         door.admit(each, round=10, now=NOW)
-    assert reason(door.admit, sealed[2], round=10, now=NOW) is Refusal.OVER_QUOTA
+    assert reason(door.admit, sealed[2], round=10, now=NOW) is PeerRefusal.OVER_QUOTA
     door.admit(sealed[3], round=11, now=NOW)
     other = Identity.generate()
-    door.admit(seal(manifest(other), other), round=10, now=NOW)
+    door.admit(sign_manifest(manifest(other), other), round=10, now=NOW)
 
 
 def test_absurd_rounds_do_not_count_as_told() -> None:
     door = gate()
-    assert reason(door.admit, seal(manifest(round=10**9), SENDER), round=10, now=NOW) is Refusal.FUTURE_ROUND
+    assert (
+        reason(door.admit, sign_manifest(manifest(round=10**9), SENDER), round=10, now=NOW)
+        is PeerRefusal.FUTURE_ROUND
+    )
     assert door.rounds() == {SENDER.peer: 0}
 
 
@@ -218,16 +226,16 @@ def test_who_announces_much_makes_room_for_who_announces_little() -> None:
     waiting = Candidates(limit=30)
     for number in range(3):
         waiting.add(manifest(quiet, digest=f"{number:064x}"), b"quiet")
-    refused: Counter[Refusal] = Counter()
+    refused: Counter[PeerRefusal] = Counter()
     for number in range(10):
         for key in loud:
             try:
                 waiting.add(manifest(key, digest=f"{number:064x}"), b"loud")
-            except Refused as error:
+            except PeerRefused as error:
                 refused[error.reason] += 1
     peers = Counter(each.peer for each in waiting.fresh(lambda each: True))
     assert len(waiting) == 30
-    assert set(refused) == {Refusal.OVER_QUOTA}
+    assert set(refused) == {PeerRefusal.OVER_QUOTA}
     assert peers[quiet.peer] >= 1
     assert set(peers) == {quiet.peer, *(each.peer for each in loud)}
     waiting.take(manifest(quiet, digest=f"{2:064x}"))
@@ -237,7 +245,7 @@ def test_who_announces_much_makes_room_for_who_announces_little() -> None:
 def test_candidates_grow_old_and_come_once() -> None:
     waiting = Candidates()
     waiting.add(manifest(), b"envelope")
-    assert reason(waiting.add, manifest(sequence=2), b"") is Refusal.DUPLICATE
+    assert reason(waiting.add, manifest(sequence=2), b"") is PeerRefusal.DUPLICATE
     other = Identity.generate()
     waiting.add(manifest(other), b"")
     assert len(waiting.fresh(lambda each: True)) == 2
@@ -267,7 +275,7 @@ HEADERS = {
 def test_shapes_that_could_hurt_are_refused_before_they_are_decoded(data: bytes) -> None:
     with pytest.raises(FormatError):
         check_shape(data, max_items=16_384, max_depth=5)
-    assert reason(decode, data) is Refusal.MALFORMED_CONTENT
+    assert reason(decode, data) is PeerRefusal.MALFORMED_CONTENT
 
 
 plain = st.recursive(
@@ -284,16 +292,16 @@ def test_the_look_over_agrees_with_the_decoder_on_what_is_whole(value) -> None:
     for cut in range(len(data)):
         with pytest.raises(FormatError):
             check_shape(data[:cut], max_items=10_000, max_depth=100)
-    assert reason(decode, data) in {Refusal.MALFORMED_CONTENT, Refusal.TOO_LARGE}
+    assert reason(decode, data) in {PeerRefusal.MALFORMED_CONTENT, PeerRefusal.TOO_LARGE}
 
 
 def test_a_group_carries_no_question_answer_test_or_scorer() -> None:
     def fields(kind) -> set[str]:
         return set(kind.__struct_fields__)
 
-    from rollwright.swarm.content import Action, Member, Recipe
+    from rollwright.swarm.content import Recipe, SharedAction, SharedMember
 
     assert fields(SharedGroup) == {"protocol", "peer", "recipe", "tokenizer", "members"}
     assert fields(Recipe) == {"env", "env_version", "seed", "index", "task"}
-    assert fields(Member) == {"actions", "reward"}
-    assert fields(Action) == {"text", "ids", "finish"}
+    assert fields(SharedMember) == {"actions", "reward"}
+    assert fields(SharedAction) == {"text", "ids", "finish"}

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from enum import IntEnum
 
-from rollwright.swarm.transport import Peer
+from rollwright.swarm.transports.base import Peer
 
 MAX_PEERS = 1024
 """Peers of one rank; some 300 KB."""

@@ -13,9 +13,9 @@ import msgspec
 
 from rollwright.errors import FormatError
 from rollwright.swarm.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, is_signed
-from rollwright.swarm.refusals import Refusal, Refused
-from rollwright.swarm.transport import MAX_MANIFEST_BYTES
-from rollwright.swarm.wire import check_shape
+from rollwright.swarm.msgpack_guard import check_shape
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
+from rollwright.swarm.transports.base import MAX_MANIFEST_BYTES
 
 PROTOCOL = 1
 """Grows when older nodes could not read, or would misread, what newer ones send."""
@@ -70,20 +70,20 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Manifest)
 
 
-def seal(manifest: Manifest, identity: Identity) -> bytes:
+def sign_manifest(manifest: Manifest, identity: Identity) -> bytes:
     """The manifest as bytes, signed."""
     body = _encoder.encode(manifest)
     return _HEADER + identity.sign(_DOMAIN + _HEADER + body) + body
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def unseal(data: bytes) -> Manifest:
-    """The manifest in an envelope that is whole, of this protocol and signed by the peer it names; raises `Refused`."""
+def open_signed(data: bytes) -> Manifest:
+    """The manifest in an envelope that is whole, of this protocol and signed by the peer it names; raises `PeerRefused`."""
     if len(data) > MAX_MANIFEST_BYTES or data[: len(_MAGIC)] != _MAGIC or len(data) <= len(_HEADER):
-        raise Refused(Refusal.MALFORMED, f"{len(data)} bytes that are no manifest")
+        raise PeerRefused(PeerRefusal.MALFORMED, f"{len(data)} bytes that are no manifest")
     if data[len(_MAGIC)] != PROTOCOL:
-        raise Refused(
-            Refusal.OTHER_PROTOCOL,
+        raise PeerRefused(
+            PeerRefusal.OTHER_PROTOCOL,
             f"version {data[len(_MAGIC)]}, this release speaks {PROTOCOL}; update the older one",
         )
     signature = data[len(_HEADER) : len(_HEADER) + SIGNATURE_BYTES]
@@ -92,12 +92,12 @@ def unseal(data: bytes) -> Manifest:
         check_shape(body, max_items=_MAX_ITEMS, max_depth=_MAX_DEPTH)
         manifest = _decoder.decode(body)
     except (msgspec.MsgspecError, FormatError, ValueError) as error:
-        raise Refused(Refusal.MALFORMED, str(error)) from error
+        raise PeerRefused(PeerRefusal.MALFORMED, str(error)) from error
     if (
         not all(map(math.isfinite, (manifest.created, *manifest.rewards)))
         or _encoder.encode(manifest) != body
     ):
-        raise Refused(Refusal.MALFORMED, "not the one form that this manifest has")
+        raise PeerRefused(PeerRefusal.MALFORMED, "not the one form that this manifest has")
     if not is_signed(manifest.peer, _DOMAIN + _HEADER + body, signature):
-        raise Refused(Refusal.BAD_SIGNATURE, f"not signed by {manifest.peer[:16]}")
+        raise PeerRefused(PeerRefusal.BAD_SIGNATURE, f"not signed by {manifest.peer[:16]}")
     return manifest

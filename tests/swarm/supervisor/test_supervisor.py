@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollwright.supervision.record import SupervisorState, is_supervised
+from rollwright.swarm.supervisor.record import SupervisorState, is_supervised
 
 from .conftest import PATIENCE, QUICK, Watched, runs
 
@@ -51,7 +51,7 @@ def test_each_death_is_one_line_with_what_follows(supervise: Supervise) -> None:
         if life == 2:
             sys.exit(137)
         """,
-        f'{QUICK}, concessions=[["batch=4"]]',
+        f'{QUICK}, oom_fallbacks=[["batch=4"]]',
     )
     assert watched.wait() == 0
     said = [line.partition("| ")[2] for line in watched.log.splitlines() if " supervisor | " in line]
@@ -77,18 +77,18 @@ def test_settings_that_are_refused_are_not_tried_again(supervise: Supervise) -> 
 
 
 def test_want_of_memory_makes_the_batch_smaller(supervise: Supervise) -> None:
-    concessions = 'concessions=[["batch=4"], ["batch=2"]]'
-    watched = supervise("sys.exit(137 if life < 3 else 0)", f"{QUICK}, {concessions}")
+    oom_fallbacks = 'oom_fallbacks=[["batch=4"], ["batch=2"]]'
+    watched = supervise("sys.exit(137 if life < 3 else 0)", f"{QUICK}, {oom_fallbacks}")
     assert watched.wait() == 0
     assert (watched.home / "arguments").read_text().splitlines() == ["", "batch=4", "batch=2"]
     assert watched.record.endings == {"out_of_memory": 2, "done": 1}
-    assert watched.record.concessions == ["batch=2"]
+    assert watched.record.oom_fallbacks == ["batch=2"]
 
 
 def test_a_killed_node_is_started_again_as_it_was(supervise: Supervise) -> None:
     """`kill -9` by a person is no want of memory: the kernel's counter tells them apart."""
     watched = supervise(
-        "finish_a_round(); time.sleep(600 if life == 1 else 0)", f'{QUICK}, concessions=[["batch=4"]]'
+        "finish_a_round(); time.sleep(600 if life == 1 else 0)", f'{QUICK}, oom_fallbacks=[["batch=4"]]'
     )
     os.kill(watched.until_beating(), signal.SIGKILL)
     assert watched.wait() == 0
@@ -239,8 +239,8 @@ def test_the_kernels_own_kill_for_want_of_memory_is_known(supervise: Supervise, 
         held = bytearray((400 if len(sys.argv) == 2 else 10) << 20)
         finish_a_round()
         """,
-        f'{QUICK}, concessions=[["batch=4"]]',
+        f'{QUICK}, oom_fallbacks=[["batch=4"]]',
     )
     assert watched.wait() == 0
     assert watched.record.endings == {"out_of_memory": 1, "done": 1}
-    assert watched.record.concessions == ["batch=4"]
+    assert watched.record.oom_fallbacks == ["batch=4"]

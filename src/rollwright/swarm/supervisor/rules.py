@@ -1,9 +1,12 @@
-"""What follows when a supervised process has ended: plain state in, a decision out.
+"""When a supervised process counts as hung, and what follows when it has exited. Pure: observations in, decisions out.
 
-True of it: a process that gets rounds done is started again however often it dies, up to a number in each hour; one
-that dies several times in a row without finishing a round is given up, and so is one that refuses its settings, because
-neither gets better by repetition. The waits between starts grow and begin anew after a finished round. Death for want
-of memory asks for less before it counts as a crash.
+Invariants:
+- A process that finishes rounds is restarted however often it dies, up to `max_per_hour`. One that dies several times in
+  a row without finishing a round is given up, and so is one that refuses its settings: repetition helps neither.
+- The delay between restarts grows exponentially and starts over after a finished round.
+- A process killed for lack of memory is restarted with smaller settings before this counts as a crash.
+- A process is judged by its progress, not by being alive, and only by the watcher's own monotonic clock: the node's
+  clock may be wrong. A watcher that was itself suspended starts counting anew, because it saw nothing meanwhile.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +25,7 @@ GAVE_UP = 1
 HOUR = 3600.0
 
 
-class Ending(StrEnum):
+class ExitCause(StrEnum):
     """How a life ended."""
 
     DONE = "done"
@@ -42,10 +45,10 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True)
-class Life:
+class ProcessExit:
     """One process from its start to its end."""
 
-    ending: Ending
+    ending: ExitCause
     code: int | None
     """As `subprocess` has it: negative for a signal. `None` when the supervisor ended it."""
     seconds: float
@@ -56,13 +59,13 @@ class Life:
 
     def __str__(self) -> str:
         how = {
-            Ending.HUNG: "made no progress and was killed",
-            Ending.STOPPED: "was suspended and killed",
-            Ending.OUT_OF_MEMORY: "was killed for want of memory",
+            ExitCause.HUNG: "made no progress and was killed",
+            ExitCause.STOPPED: "was suspended and killed",
+            ExitCause.OUT_OF_MEMORY: "was killed for want of memory",
         }.get(self.ending, _how(self.code))
         rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
         # Only who ends by itself with an error says why in its last line.
-        is_why = self.ending in (Ending.CRASHED, Ending.REFUSED) and (self.code or 0) > 0
+        is_why = self.ending in (ExitCause.CRASHED, ExitCause.REFUSED) and (self.code or 0) > 0
         said = f': "{self.last_words}"' if is_why and self.last_words else ""
         return f"{how} after {self.seconds:.0f} s and {rounds}{said}"
 
@@ -84,12 +87,12 @@ class RestartRules:
 
 
 @dataclass(frozen=True)
-class History:
+class RestartHistory:
     """What is remembered from life to life."""
 
     fruitless: int = 0
     """Lives in a row that finished no round."""
-    concessions: int = 0
+    oom_fallbacks: int = 0
     """How often it was made smaller, so far."""
     starts: tuple[float, ...] = ()
     """When it was started again, in the last hour."""
@@ -112,33 +115,33 @@ class Stop:
     """For a log in which that life stands right before."""
 
 
-def ending_of(code: int, rounds: int, *, killed_for_memory: bool) -> Ending:
+def ending_of(code: int, rounds: int, *, killed_for_memory: bool) -> ExitCause:
     """Of a process that ended by itself. `killed_for_memory` is what the kernel's counters say of a SIGKILL."""
     if code == 0:
-        return Ending.DONE
+        return ExitCause.DONE
     if code == KILLED or (code == -9 and killed_for_memory):
-        return Ending.OUT_OF_MEMORY
+        return ExitCause.OUT_OF_MEMORY
     if code == USER_ERROR and rounds == 0:
-        return Ending.REFUSED
-    return Ending.CRASHED
+        return ExitCause.REFUSED
+    return ExitCause.CRASHED
 
 
 def decide(
-    history: History, life: Life, now: float, rules: RestartRules, *, concessions: int
-) -> tuple[History, Restart | Stop]:
-    """What to do now, and what to remember. `concessions`: how often the process can be made smaller in all."""
-    if life.ending in (Ending.DONE, Ending.ASKED):
-        why = "the node ended by itself" if life.ending is Ending.DONE else "asked to stop"
+    history: RestartHistory, life: ProcessExit, now: float, rules: RestartRules, *, oom_fallbacks: int
+) -> tuple[RestartHistory, Restart | Stop]:
+    """What to do now, and what to remember. `oom_fallbacks`: how often the process can be made smaller in all."""
+    if life.ending in (ExitCause.DONE, ExitCause.ASKED):
+        why = "the node ended by itself" if life.ending is ExitCause.DONE else "asked to stop"
         return history, Stop(0, why, why)
-    if life.ending is Ending.REFUSED:
+    if life.ending is ExitCause.REFUSED:
         why = "the node refused to start, and would again"
         return history, Stop(USER_ERROR, f"{why}: {life.last_words}", why)
     starts = tuple(each for each in history.starts if now - each < HOUR)
     fruitless = 0 if life.rounds else history.fruitless + 1
     remembered = replace(history, fruitless=fruitless, starts=(*starts, now))
-    if life.ending is Ending.OUT_OF_MEMORY and history.concessions < concessions:
+    if life.ending is ExitCause.OUT_OF_MEMORY and history.oom_fallbacks < oom_fallbacks:
         # asking for less is a new try, not one more of the same
-        smaller = replace(remembered, concessions=history.concessions + 1, fruitless=0)
+        smaller = replace(remembered, oom_fallbacks=history.oom_fallbacks + 1, fruitless=0)
         return smaller, Restart(rules.first_delay, f"the node {life}; it is started again with less")
     if fruitless >= rules.max_fruitless:
         why = f"{fruitless} times in a row no round was finished"
@@ -161,3 +164,60 @@ def _how(code: int | None) -> str:
         return f"was killed by {Signals(-code).name}"
     except ValueError:  # one of the nameless ones
         return f"was killed by signal {-code}"
+
+
+@dataclass(frozen=True)
+class WatchRules:
+    """How long is too long."""
+
+    hang_seconds: float = 900.0
+    """Without progress. Longer than the slowest single thing a round does: a training step of a large batch."""
+    start_seconds: float = 3600.0
+    """Without progress while it starts: a model may have to be downloaded first."""
+    stopped_seconds: float = 60.0
+    """Suspended: long enough for someone to look at it with a debugger, and to let go."""
+    blind_seconds: float = 30.0
+    """Between two looks. After a longer gap the watcher itself was not running, and judges nobody by it."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look at the process."""
+
+    at: float
+    """By the watcher's monotonic clock."""
+    beat: int | None
+    """Of its heartbeat; `None`: it has not beaten yet."""
+    suspended: bool
+    """Whether the kernel says that it is stopped."""
+    starting: bool = False
+    """Whether it says that it is still loading and joining."""
+
+
+class Watch:
+    """Follows one life."""
+
+    def __init__(self, rules: WatchRules, started: float) -> None:
+        self._rules = rules
+        self._beat: int | None = None
+        self._moved = started
+        self._looked = started
+        self._suspended_since: float | None = None
+
+    def look(self, seen: Seen) -> ExitCause | None:
+        """`None`: leave it alone."""
+        rules = self._rules
+        if seen.at - self._looked > rules.blind_seconds:
+            self._moved = seen.at
+            self._suspended_since = None
+        self._looked = seen.at
+        if seen.beat != self._beat:
+            self._beat, self._moved = seen.beat, seen.at
+        if not seen.suspended:
+            self._suspended_since = None
+        elif self._suspended_since is None:
+            self._suspended_since = seen.at
+        if self._suspended_since is not None and seen.at - self._suspended_since >= rules.stopped_seconds:
+            return ExitCause.STOPPED
+        patience = rules.start_seconds if seen.beat is None or seen.starting else rules.hang_seconds
+        return ExitCause.HUNG if seen.at - self._moved >= patience else None

@@ -51,7 +51,7 @@ def adopt_orphans() -> bool:
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-class Brood:
+class ProcessTree:
     """A process that was started here, and all that came of it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -120,12 +120,12 @@ class Brood:
         return state.parent == os.getpid() and state.pid != self.pid and state.pid not in self._not_ours
 
 
-def end_life(life: str) -> int:
+def kill_life(life: str) -> int:
     """Kills what is left of a life that another supervisor, now dead, has started."""
-    return _kill_until_none(lambda: bearers(life))
+    return _kill_until_none(lambda: processes_of(life))
 
 
-def bearers(life: str) -> list[int]:
+def processes_of(life: str) -> list[int]:
     """What runs of a life, as far as its environment shows it."""
     return [state.pid for state in _states() if state.letter != "Z" and _bears(state.pid, life)]
 

@@ -27,11 +27,9 @@ from typing import TypeVar
 
 from rollwright.errors import RollwrightError
 from rollwright.swarm.content import head_of
-from rollwright.swarm.envelope import unseal
-from rollwright.swarm.peer_table import PeerTable, Rank
-from rollwright.swarm.refusals import Refused
-from rollwright.swarm.shared_folder import PARTIAL, SharedFolder, UnacceptableFile
-from rollwright.swarm.transport import (
+from rollwright.swarm.refusals import PeerRefused
+from rollwright.swarm.signed import open_signed
+from rollwright.swarm.transports.base import (
     CALL_SECONDS,
     MAX_CONTENT_BYTES,
     MAX_MANIFEST_BYTES,
@@ -44,7 +42,9 @@ from rollwright.swarm.transport import (
     checked_manifest,
     digest_of,
 )
-from rollwright.swarm.transport_inbox import HELD_BYTES, MAX_PER_PEER, Inbox
+from rollwright.swarm.transports.inbox import HELD_BYTES, MAX_PER_PEER, Inbox
+from rollwright.swarm.transports.peer_table import PeerTable, Rank
+from rollwright.swarm.transports.shared_folder import PARTIAL, SharedFolder, UnacceptableFile
 
 ALIVE_SECONDS = 60.0
 """A synced folder may take this long to pass a beat on."""
@@ -382,8 +382,8 @@ class DirectoryTransport:
 
 def _signed_by(place: SharedFolder, name: str) -> str | None:
     try:
-        return unseal(place.read(name, MAX_MANIFEST_BYTES) or b"").peer
-    except (UnacceptableFile, Refused):
+        return open_signed(place.read(name, MAX_MANIFEST_BYTES) or b"").peer
+    except (UnacceptableFile, PeerRefused):
         return None
 
 

@@ -13,9 +13,9 @@ from hashlib import sha256
 import msgspec
 
 from rollwright.errors import FormatError
-from rollwright.swarm.envelope import Manifest, unseal
-from rollwright.swarm.refusals import Refusal, Refused
-from rollwright.swarm.transport import MAX_CONTENT_BYTES
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
+from rollwright.swarm.signed import Manifest, open_signed
+from rollwright.swarm.transports.base import MAX_CONTENT_BYTES
 
 WINDOW = 256
 """Manifests of a peer that are remembered; its numbers may come in any order, and leave gaps."""
@@ -56,7 +56,7 @@ class _Seen:
     counted_in: int = -1
 
 
-class Gate:
+class Admission:
     def __init__(
         self,
         swarm: str,
@@ -71,25 +71,27 @@ class Gate:
         self._peers: OrderedDict[str, _Seen] = OrderedDict()
 
     def admit(self, data: bytes, *, round: int, now: float) -> Manifest:
-        """The manifest, if it may be used in this node's `round`; raises `Refused`."""
-        manifest = unseal(data)
+        """The manifest, if it may be used in this node's `round`; raises `PeerRefused`."""
+        manifest = open_signed(data)
         if manifest.swarm != self._swarm:
-            raise Refused(Refusal.OTHER_SWARM, f"{manifest.swarm!r}")
+            raise PeerRefused(PeerRefusal.OTHER_SWARM, f"{manifest.swarm!r}")
         if manifest.peer == self._own:
-            raise Refused(Refusal.OWN)
+            raise PeerRefused(PeerRefusal.OWN)
         if self._is_quarantined(manifest.peer):
-            raise Refused(Refusal.QUARANTINED, manifest.peer[:16])
+            raise PeerRefused(PeerRefusal.QUARANTINED, manifest.peer[:16])
         seen = self._state(manifest.peer)
         _mark(seen, manifest, data)
         if manifest.sequence == max(seen.digests) and self._believable(manifest, round):
             seen.round = manifest.round
         self._check_fresh(manifest, round, now)
         if manifest.size > MAX_CONTENT_BYTES:
-            raise Refused(Refusal.TOO_LARGE, f"{manifest.size} bytes of content")
+            raise PeerRefused(PeerRefusal.TOO_LARGE, f"{manifest.size} bytes of content")
         if seen.counted_in != round:
             seen.counted_in, seen.admitted = round, 0
         if seen.admitted >= self._freshness.manifests_per_round:
-            raise Refused(Refusal.OVER_QUOTA, f"more than {self._freshness.manifests_per_round} in a round")
+            raise PeerRefused(
+                PeerRefusal.OVER_QUOTA, f"more than {self._freshness.manifests_per_round} in a round"
+            )
         seen.admitted += 1
         return manifest
 
@@ -132,25 +134,25 @@ class Gate:
 
     def _check_fresh(self, manifest: Manifest, round: int, now: float) -> None:
         if not self.is_fresh(manifest, round):
-            raise Refused(Refusal.OLD_ROUND, f"round {manifest.round}, here it is {round}")
+            raise PeerRefused(PeerRefusal.OLD_ROUND, f"round {manifest.round}, here it is {round}")
         if not self._believable(manifest, round):
-            raise Refused(Refusal.FUTURE_ROUND, f"round {manifest.round}, here it is {round}")
+            raise PeerRefused(PeerRefusal.FUTURE_ROUND, f"round {manifest.round}, here it is {round}")
         if abs(manifest.created - now) > self._freshness.max_clock_skew:
-            raise Refused(
-                Refusal.CLOCK_SKEW, f"{manifest.created - now:+.0f} s; set the clock of one of the two"
+            raise PeerRefused(
+                PeerRefusal.CLOCK_SKEW, f"{manifest.created - now:+.0f} s; set the clock of one of the two"
             )
 
 
 def _mark(seen: _Seen, manifest: Manifest, data: bytes) -> None:
-    """Remembers the sequence number; raises `Refused` for one that was used before."""
+    """Remembers the sequence number; raises `PeerRefused` for one that was used before."""
     digest = sha256(data).digest()[:16]
     number = manifest.sequence
     if (earlier := seen.digests.get(number)) is not None:
         if earlier != digest:
-            raise Refused(Refusal.EQUIVOCATION, f"two manifests with sequence {number}")
-        raise Refused(Refusal.REPLAY, f"sequence {number} again")
+            raise PeerRefused(PeerRefusal.EQUIVOCATION, f"two manifests with sequence {number}")
+        raise PeerRefused(PeerRefusal.REPLAY, f"sequence {number} again")
     if number <= seen.floor:
-        raise Refused(Refusal.REPLAY, f"sequence {number} lies behind what is remembered")
+        raise PeerRefused(PeerRefusal.REPLAY, f"sequence {number} lies behind what is remembered")
     seen.digests[number] = digest
     if len(seen.digests) > WINDOW:
         seen.floor = min(seen.digests)
@@ -170,10 +172,10 @@ class Candidates:
         """For each peer, the digests that wait, the oldest first."""
 
     def add(self, manifest: Manifest, envelope: bytes) -> None:
-        """Raises `Refused` for content that the peer has announced already, and when it has its share of the room."""
+        """Raises `PeerRefused` for content that the peer has announced already, and when it has its share of the room."""
         key = manifest.peer, manifest.digest
         if key in self._waiting:
-            raise Refused(Refusal.DUPLICATE, f"content {manifest.digest[:12]} is announced already")
+            raise PeerRefused(PeerRefusal.DUPLICATE, f"content {manifest.digest[:12]} is announced already")
         if len(self._waiting) >= self._limit:
             self._make_room(manifest.peer)
         self._waiting[key] = (manifest, envelope)
@@ -182,7 +184,7 @@ class Candidates:
     def _make_room(self, peer: str) -> None:
         most = max(self._of_peer, key=lambda each: len(self._of_peer[each]))
         if len(self._of_peer.get(peer, ())) + 1 > len(self._of_peer[most]):
-            raise Refused(Refusal.OVER_QUOTA, f"more than {self._limit} groups wait, of many peers")
+            raise PeerRefused(PeerRefusal.OVER_QUOTA, f"more than {self._limit} groups wait, of many peers")
         self._forget(most, next(iter(self._of_peer[most])))
 
     def _forget(self, peer: str, digest: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollwright.run import garbage
-from rollwright.run.garbage import growth, rare_collections, short_collections
+from rollwright.run.gc_tuning import growth, rare_collections, short_collections
 
 
 class Loop:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rollwright.supervision.record import SupervisorRecord, SupervisorState, read_record
+from rollwright.swarm.supervisor.record import SupervisorRecord, SupervisorState, read_record
 
 PATIENCE = 60.0
 """Seconds for anything here; it takes far less, but the machine may be busy."""
@@ -19,7 +19,7 @@ PATIENCE = 60.0
 NODE = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from rollwright.swarm.heartbeat import Phase, Pulse, read_heartbeat
+from rollwright.swarm.heartbeat import NodePhase, Pulse, read_heartbeat
 
 home = Path(sys.argv[1])
 pulse = Pulse(home)
@@ -33,7 +33,7 @@ with (home / "arguments").open("a") as file:
 def finish_a_round():
     global done
     done += 1
-    pulse.enter(Phase.CHECKPOINT, done, done)
+    pulse.enter(NodePhase.CHECKPOINT, done, done)
 
 print("life", life, flush=True)
 """
@@ -41,9 +41,9 @@ print("life", life, flush=True)
 SUPERVISE = """
 import sys
 from pathlib import Path
-from rollwright.supervision.decisions import RestartRules
-from rollwright.supervision.supervisor import Supervision, Supervisor
-from rollwright.supervision.watching import WatchRules
+from rollwright.swarm.supervisor.rules import RestartRules
+from rollwright.swarm.supervisor.supervisor import Supervision, Supervisor
+from rollwright.swarm.supervisor.rules import WatchRules
 
 home = Path(sys.argv[1])
 sys.exit(Supervisor(Supervision(

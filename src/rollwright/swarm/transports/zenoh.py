@@ -24,8 +24,7 @@ from hashlib import sha256
 from typing import Any
 
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.swarm.peer_table import PeerTable, Rank
-from rollwright.swarm.transport import (
+from rollwright.swarm.transports.base import (
     CALL_SECONDS,
     MAX_CONTENT_BYTES,
     Announced,
@@ -36,9 +35,9 @@ from rollwright.swarm.transport import (
     checked_content,
     checked_manifest,
 )
-from rollwright.swarm.transport_inbox import MAX_PER_PEER, Held, Inbox
-from rollwright.swarm.zenoh_catch_up import CatchUp
-from rollwright.swarm.zenoh_replies import ReplyThread
+from rollwright.swarm.transports.inbox import MAX_PER_PEER, Held, Inbox
+from rollwright.swarm.transports.peer_table import PeerTable, Rank
+from rollwright.swarm.transports.zenoh_queries import CatchUp, ReplyThread
 
 LOOPBACK, ALL, ALL_OF_IPV6 = "tcp/127.0.0.1:0", "tcp/0.0.0.0:0", "tcp/[::]:0"
 """Any free port, for this machine alone or for whoever reaches it."""

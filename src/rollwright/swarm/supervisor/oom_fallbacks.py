@@ -12,7 +12,7 @@ LEAST_TOKENS = 128
 """In a micro-batch; a single longer row is taken whole anyway."""
 
 
-def concessions(config: RunConfig, smaller_models: Sequence[str] = ()) -> list[list[str]]:
+def oom_fallbacks(config: RunConfig, smaller_models: Sequence[str] = ()) -> list[list[str]]:
     """Settings for the first, second, … death for want of memory, as `key.path=value`.
 
     `smaller_models`: what may be played with instead, the largest first; only where nothing is learnt yet.

@@ -10,10 +10,10 @@ import threading
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
-from rollwright.swarm.envelope import unseal
-from rollwright.swarm.peer_table import MAX_PEERS, LotSet
-from rollwright.swarm.refusals import Refused
-from rollwright.swarm.transport import MAX_CONTENT_BYTES, MAX_MANIFEST_BYTES, Announced, PassedOver
+from rollwright.swarm.refusals import PeerRefused
+from rollwright.swarm.signed import open_signed
+from rollwright.swarm.transports.base import MAX_CONTENT_BYTES, MAX_MANIFEST_BYTES, Announced, PassedOver
+from rollwright.swarm.transports.peer_table import MAX_PEERS, LotSet
 
 MAX_PER_PEER = 64
 """Unread manifests of one peer; a node announces a handful in a round."""
@@ -55,8 +55,8 @@ class Inbox:
         if len(manifest) > MAX_MANIFEST_BYTES:
             manifest = manifest[:MAX_MANIFEST_BYTES]  # enough to be refused and counted
         try:
-            signed = unseal(manifest)
-        except Refused:
+            signed = open_signed(manifest)
+        except PeerRefused:
             self._put(_UNSIGNED, None, manifest)
             return None
         if signed.peer != self._own:
