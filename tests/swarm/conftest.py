@@ -125,7 +125,7 @@ class Node:
 
     async def send_raw(self, data: bytes, group: content.SharedGroup, round: int, **claims: Any) -> bytes:
         """The same for any bytes that are said to be a group."""
-        manifest = self.exchange._manifest(round, group, data)
+        manifest = self.exchange.publisher.manifest(round, group, data)
         manifest = msgspec.structs.replace(manifest, **{"peer": self.peer, **claims})
         sealed = signed.sign_manifest(manifest, self.identity)
         await self.transport.publish(digest_of(data), data)

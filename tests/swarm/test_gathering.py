@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollwright.swarm.content import Recipe, SharedAction, SharedGroup, SharedMember
 from rollwright.swarm.duplicates import SeenGroups
-from rollwright.swarm.gathering import Gathering, Look
+from rollwright.swarm.gathering import Gathering, GroupCheck
 from rollwright.swarm.refusals import BLAMED, PeerRefusal, PeerRefused
 from rollwright.swarm.selection import in_turns
 from rollwright.swarm.signed import Manifest
@@ -53,12 +53,11 @@ class Round:
             per_peer=None,
             beam_size=beam_size,
             seen=SeenGroups(),
-            is_caught=self._caught.__contains__,
-            look=self._look,
-            judge=self._judge,
+            checker=self,
+            peers=self,
         )
 
-    async def _look(self, look: Look) -> None:
+    async def check(self, look: GroupCheck) -> None:
         kind = self._kinds[look.manifest.digest]
         self.asked.append(kind.peer)
         self.together += 1
@@ -69,14 +68,20 @@ class Round:
         finally:
             self.together -= 1
         if kind.refusal is PeerRefusal.NOT_FETCHED:
-            look.unanswered = True
+            look.timed_out = True
             raise PeerRefused(kind.refusal)
         look.data, look.group = b"came", kind.group
         if kind.refusal is not None:
             raise PeerRefused(kind.refusal)
         look.verified = Verified([], off_policy=False)
 
-    def _judge(self, look: Look) -> None:
+    def is_caught(self, peer: str) -> bool:
+        return peer in self._caught
+
+    def is_proven(self, peer: str) -> bool:
+        return False
+
+    def judge(self, look: GroupCheck) -> None:
         peer = look.manifest.peer
         if look.refused is None:
             self._strikes[peer] = 0

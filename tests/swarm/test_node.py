@@ -20,8 +20,8 @@ from rollwright.swarm import content, signed
 from rollwright.swarm.exchange import Exchange
 from rollwright.swarm.heartbeat import NodePhase, Pulse, read_heartbeat, read_status
 from rollwright.swarm.identity import IDENTITY_FILE, Identity
+from rollwright.swarm.node import next_round
 from rollwright.swarm.recipes import task_digest, task_level, task_seed
-from rollwright.swarm.rounds import next_round
 from rollwright.swarm.transports.base import digest_of
 from rollwright.swarm.transports.memory import MemorySwarm
 from rollwright.trajectory import FinishReason
@@ -81,7 +81,7 @@ class Peer:
         )
         group = content.SharedGroup(signed.PROTOCOL, self.name, recipe, "another", tuple(members))
         data = content.encode(group)
-        manifest = self.exchange._manifest(AHEAD, group, data)
+        manifest = self.exchange.publisher.manifest(AHEAD, group, data)
         await self._transport.publish(digest_of(data), data)
         await self._transport.announce(signed.sign_manifest(manifest, self.identity))
 

@@ -143,7 +143,8 @@ async def test_peers_that_the_gate_has_forgotten_are_forgotten(
     await node.run()
     await asyncio.gather(*sharing)
     assert len(sharing) == len(peers)
-    assert len(node._heard) <= 3
+    assert node.counter is not None
+    assert len(node.counter.heard) <= 3
     assert node.training.pipeline.done == 4
     for each in peers:
         await each.exchange.close()

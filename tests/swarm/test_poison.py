@@ -10,7 +10,7 @@ import pytest
 from rollwright.swarm.admission import Freshness
 from rollwright.swarm.content import decode, encode
 from rollwright.swarm.exchange import ExchangeLimits
-from rollwright.swarm.gathering import Look
+from rollwright.swarm.gathering import GroupCheck
 from rollwright.swarm.quarantine import Quarantine
 from rollwright.swarm.refusals import BLAMED, SUSPECT, PeerRefusal, PeerRefused
 from rollwright.swarm.signed import open_signed, sign_manifest
@@ -260,9 +260,9 @@ async def test_ten_thousand_fuzzed_messages_crash_nothing_and_bring_nothing(swar
     luck = random.Random(8)
     group = await bad.shared_group(0)
     data = encode(group)
-    manifest = bad.exchange._manifest(1, group, data)
+    manifest = bad.exchange.publisher.manifest(1, group, data)
     sealed = sign_manifest(manifest, bad.identity)
-    door = receiver.exchange._gate
+    door = receiver.exchange.admission
     for _ in range(5000):
         changed = mutated(sealed, luck)
         if changed == sealed:
@@ -273,9 +273,9 @@ async def test_ten_thousand_fuzzed_messages_crash_nothing_and_bring_nothing(swar
         changed = mutated(data, luck)
         try:
             found = decode(changed)
-            claims = bad.exchange._manifest(1, found, changed)
+            claims = bad.exchange.publisher.manifest(1, found, changed)
             receiver.book.check(claims.env, claims.env_version)
-            await receiver.exchange._verify(Look(claims, changed), receiver.scorer)
+            await receiver.exchange.checker(receiver.scorer).verify(GroupCheck(claims, changed))
         except PeerRefused:
             continue
         # Signed anew by a peer that changed only what has no meaning, such as the name of its tokenizer.
@@ -288,7 +288,7 @@ async def test_a_fuzzing_peer_on_the_wire_changes_nothing_for_the_others(swarm) 
     receiver, honest, bad = swarm
     luck = random.Random(9)
     sealed = sign_manifest(
-        bad.exchange._manifest(1, group := await bad.shared_group(0), encode(group)), bad.identity
+        bad.exchange.publisher.manifest(1, group := await bad.shared_group(0), encode(group)), bad.identity
     )
     for _ in range(300):
         await bad.transport.announce(mutated(sealed, luck)[:2000])

@@ -11,7 +11,7 @@ import pytest
 
 from rollwright.swarm import signed
 from rollwright.swarm.exchange import ExchangeLimits
-from rollwright.swarm.gathering import PATIENCE, SILENCE
+from rollwright.swarm.gathering import PATIENCE, TIMEOUT_WEIGHT
 from rollwright.swarm.identity import Identity
 from rollwright.swarm.refusals import PeerRefusal
 from rollwright.swarm.transports.base import FetchFailed, FetchProblem
@@ -129,13 +129,13 @@ async def test_a_flood_of_announcements_for_content_that_nobody_has_starves_nobo
     for round in range(2, 5):
         strangers = [Identity.generate() for _ in range(300)]
         for number, key in enumerate(strangers):
-            claimed = honest.exchange._manifest(round, template, b"")
+            claimed = honest.exchange.publisher.manifest(round, template, b"")
             claimed = msgspec.structs.replace(claimed, peer=key.peer, digest=f"{number:064x}", size=1000)
             receiver.transport.inbox.add(signed.sign_manifest(claimed, key))
             (silent if silently else empty).add(key.peer)
         digest = await honest.share(round, round)
         before = receiver.transport.asked.total()
         assert [each.digest for each in await receiver.gather(round, 4)] == [digest]
-        in_vain = PATIENCE // (SILENCE if silently else 1)
+        in_vain = PATIENCE // (TIMEOUT_WEIGHT if silently else 1)
         assert receiver.transport.asked.total() - before <= in_vain + limits.beam_size
         assert not receiver.exchange.quarantine.verdicts

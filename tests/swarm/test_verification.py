@@ -229,7 +229,7 @@ async def test_time_is_limited(pair) -> None:
 async def test_the_manifest_binds_its_content(pair) -> None:
     sender, other = pair
     group = await sender.shared_group(1)
-    manifest = sender.exchange._manifest(1, group, encode(group))
+    manifest = sender.exchange.publisher.manifest(1, group, encode(group))
     check_claims(group, manifest, "test-swarm")
     changes = [
         {"peer": other.peer},

@@ -68,7 +68,9 @@ def test_without_a_finished_round_it_ends_after_a_bounded_number_of_lives(
     """However it dies: at most `max_fruitless` lives for the size it began with and for each smaller one."""
     history, lives = RestartHistory(), 0
     for ending in endings * 4:
-        history, decision = decide(history, crash(0, ending), lives * HOUR, RULES, oom_fallbacks=oom_fallbacks)
+        history, decision = decide(
+            history, crash(0, ending), lives * HOUR, RULES, oom_fallbacks=oom_fallbacks
+        )
         lives += 1
         if isinstance(decision, Stop):
             break
@@ -137,10 +139,10 @@ def test_a_watcher_that_slept_itself_judges_nobody_by_it() -> None:
 
 def test_logs_are_bounded_and_a_reader_of_the_open_file_goes_on(tmp_path: Path) -> None:
     logs = NodeLogs(tmp_path, most_bytes=2_000)
-    logs.said("first")
+    logs.write_output("first")
     with logs.readable.open() as follower:
         for number in range(400):
-            logs.said(f"line {number:04} " + "x" * 50)
+            logs.write_output(f"line {number:04} " + "x" * 50)
         follower.seek(0)
         assert "line 0399" in follower.read()
     files = sorted(tmp_path.iterdir())

@@ -1,15 +1,17 @@
 """Two logs of one node: JSON lines for programs, and a readable one to `tail -f`.
 
-True of both: they never grow beyond `MOST_BYTES` each, with `KEPT` older ones beside them; a line is never split
-between two files. The readable one is emptied in place when it is full, so that a `tail -f` goes on with the new lines.
+Invariants: each log has at most `MOST_BYTES`, with `KEPT` older files beside it, and no line is split between two files.
+The readable log is truncated in place when it is full, so that a `tail -f` continues with the new lines.
 """
 
 import json
+import logging
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ READABLE, EVENTS = "node.log", "events.jsonl"
 
 
 class NodeLogs:
-    """Where a node's words and its supervisor's go. Any thread may write."""
+    """Writes the node's output and the supervisor's events. Safe to use from threads."""
 
     def __init__(
         self,
@@ -36,51 +38,53 @@ class NodeLogs:
         clock: Callable[[], float] = time.time,
         echo: Callable[[str], None] | None = None,
     ) -> None:
-        """`echo` is given every readable line, too."""
+        """`echo` is called with every readable line, too."""
         folder.mkdir(parents=True, exist_ok=True)
         self.readable = folder / READABLE
-        self.events = folder / EVENTS
-        self._most = most_bytes
         self._clock = clock
         self._echo = echo
         self._lock = threading.Lock()
+        self._events = _handler(folder / EVENTS, most_bytes)
+        self._readable = _handler(self.readable, most_bytes)
+        self._readable.rotator = _truncate_in_place
 
-    def said(self, line: str) -> None:
-        """A line that the node wrote."""
+    def write_output(self, line: str) -> None:
+        """Log a line that the node wrote."""
         self._write("node", line, {"event": "output"})
 
-    def event(self, name: str, text: str, **details: Any) -> None:
-        """Something that the supervisor saw or did."""
+    def write_event(self, name: str, text: str, **details: Any) -> None:
+        """Log an observation or an action of the supervisor."""
         self._write("supervisor", text, {"event": name, **details})
+
+    def close(self) -> None:
+        self._events.close()
+        self._readable.close()
 
     def _write(self, who: str, text: str, details: dict[str, Any]) -> None:
         at, text = self._clock(), text[:MOST_LINE]
         stamp = datetime.fromtimestamp(at, UTC)
         row = {"time": round(at, 3), "from": who, **details, "text": text}
         line = f"{stamp:%Y-%m-%d %H:%M:%S} {who:10} | {text}"
+        # Under one lock for both logs and the echo: their lines stand in the same order.
         with self._lock:
-            self._add(self.events, json.dumps(row, ensure_ascii=False), in_place=False)
-            self._add(self.readable, line, in_place=True)
+            self._events.handle(_record(json.dumps(row, ensure_ascii=False)))
+            self._readable.handle(_record(line))
             if self._echo is not None:
                 self._echo(line)
 
-    def _add(self, file: Path, line: str, *, in_place: bool) -> None:
-        added = line.encode("utf-8", errors="replace") + b"\n"
-        if file.exists() and file.stat().st_size + len(added) > self._most:
-            _rotate(file, in_place=in_place)
-        with file.open("ab") as log:
-            log.write(added)
+
+def _handler(file: Path, most_bytes: int) -> RotatingFileHandler:
+    return RotatingFileHandler(
+        file, maxBytes=most_bytes, backupCount=KEPT, encoding="utf-8", errors="replace", delay=True
+    )
 
 
-def _rotate(file: Path, *, in_place: bool) -> None:
-    for number in range(KEPT, 1, -1):
-        older = file.with_name(f"{file.name}.{number - 1}")
-        if older.exists():
-            older.replace(file.with_name(f"{file.name}.{number}"))
-    first = file.with_name(f"{file.name}.1")
-    if in_place:
-        shutil.copyfile(file, first)
-        with file.open("r+b") as log:
-            log.truncate(0)
-    else:
-        file.replace(first)
+def _record(line: str) -> logging.LogRecord:
+    return logging.LogRecord(__name__, logging.INFO, __file__, 0, line, None, None)
+
+
+def _truncate_in_place(source: str, target: str) -> None:
+    """The rotator of the readable log: copies it away and keeps the file itself, which `tail -f` has open."""
+    shutil.copyfile(source, target)
+    with open(source, "r+b") as log:
+        log.truncate(0)

@@ -1,8 +1,8 @@
-"""A process with all that it starts, as one thing that can be ended without remainder.
+"""A process with all its descendants, as one tree that can be killed without remainder.
 
-True of it: whatever the process started is found again, by any of three marks: its process group, a variable in its
-environment, or, where Linux lets this process adopt orphans, having become a child of this one. `end` returns only
-when nothing with such a mark runs any more. The process itself is told to end when its supervisor dies.
+Invariant: every descendant is found again by one of three marks: the process group, a variable in its environment, or,
+where Linux lets this process adopt orphans (child subreaper), its new parent. `ProcessTree.kill` returns only when no
+process with such a mark runs any more. The process itself gets SIGTERM when its supervisor dies (Linux).
 """
 
 import ctypes
@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
+
 LIFE_VARIABLE = "ROLLWRIGHT_LIFE"
-"""In the environment of everything that one life has started."""
+"""In the environment of every process that one life of a node has started."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """From Linux's `prctl.h`."""
@@ -27,42 +29,45 @@ _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 """Opened here, because between fork and exec nothing may be loaded."""
 
 _KILL_ROUNDS = 50
-"""A process may start others while it is being killed, so this is done again until nothing is left."""
+"""A process may start others while it is being killed, so killing is repeated until none is left."""
 
 _KILL_PAUSE = 0.1
 """Seconds for the kernel to take a killed process away."""
 
-_PROC = Path("/proc")
+_VMSTAT = Path("/proc/vmstat")
+"""Linux's counters; psutil does not have the one of the OOM killer."""
+
+_SUSPENDED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What the kernel tells of a process."""
+    """A process as the kernel shows it."""
 
     pid: int
     parent: int
     group: int
-    letter: str
-    """R, S, D: it lives; T: it is suspended; Z: it has ended and waits for its parent."""
+    status: str
+    """As psutil names it."""
 
 
 def adopt_orphans() -> bool:
-    """From now on, what loses its parent below this process becomes its child. False where the system cannot."""
+    """Make orphaned descendants children of this process from now on. False where the system cannot."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class ProcessTree:
-    """A process that was started here, and all that came of it."""
+    """A process that was started here, and its descendants."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """In a session of its own; both outputs come through one pipe, `output`."""
+        """Starts the command in a session of its own; stdout and stderr share one pipe."""
         self.life = uuid4().hex
-        self._not_ours = {state.pid for state in _states() if state.parent == os.getpid()}
+        self._not_ours = {each.pid for each in psutil.Process().children()}
         supervisor = os.getpid()
 
-        def before() -> None:
+        def before_exec() -> None:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != supervisor:  # it died before the wish was heard
+            if os.getppid() != supervisor:  # it died before the request took effect
                 os._exit(1)
 
         self.process = subprocess.Popen(
@@ -72,7 +77,7 @@ class ProcessTree:
             stderr=subprocess.STDOUT,
             env={**environment, LIFE_VARIABLE: self.life, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
-            preexec_fn=before,
+            preexec_fn=before_exec,
         )
 
     @property
@@ -81,39 +86,38 @@ class ProcessTree:
 
     @property
     def suspended(self) -> bool:
-        state = state_of(self.pid)
-        return state is not None and state.letter in "Tt"
+        with suppress(psutil.Error):
+            return psutil.Process(self.pid).status() in _SUSPENDED
+        return False
 
-    def ask_to_end(self) -> None:
-        """Asks the process alone: it knows in which order what it started must go."""
+    def terminate(self) -> None:
+        """Ask the root process alone to end: it knows in which order its descendants must go."""
         with suppress(ProcessLookupError):
             self.process.terminate()
-            self.process.send_signal(signal.SIGCONT)  # a suspended one would not hear it
+            self.process.send_signal(signal.SIGCONT)  # a suspended process would not handle the signal
 
-    def end(self) -> int:
-        """Kills whatever is left; returns how many processes that were."""
-        ended = _kill_until_none(self._left)
-        if not _PROC.is_dir():  # nothing to look into: the group is all that can be named
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+    def kill(self) -> int:
+        """Kill every process of the tree that is left; return their number."""
+        killed = _kill_until_none(self._left)
         self.process.wait()
         self.reap()
-        return ended
+        return killed
 
     def reap(self) -> None:
-        """Takes away adopted children that have ended, so that they do not fill the table of processes."""
-        for state in _states():
-            if self._adopted(state) and state.letter == "Z":
-                with suppress(ChildProcessError):
-                    os.waitpid(state.pid, os.WNOHANG)
+        """Collect adopted children that have exited, so that they do not fill the process table."""
+        for child in psutil.Process().children():
+            if child.pid == self.pid or child.pid in self._not_ours:
+                continue
+            with suppress(ChildProcessError, psutil.Error):
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(child.pid, os.WNOHANG)
 
     def _left(self) -> list[int]:
         return [
             state.pid
-            for state in _states()
-            if state.letter != "Z"
-            and state.pid != os.getpid()
-            and (state.group == self.pid or self._adopted(state) or _bears(state.pid, self.life))
+            for state in _running()
+            if state.pid != os.getpid()
+            and (state.group == self.pid or self._adopted(state) or _has_mark(state.pid, self.life))
         ]
 
     def _adopted(self, state: ProcessState) -> bool:
@@ -121,62 +125,52 @@ class ProcessTree:
 
 
 def kill_life(life: str) -> int:
-    """Kills what is left of a life that another supervisor, now dead, has started."""
+    """Kill the processes of a life whose supervisor is dead; return their number."""
     return _kill_until_none(lambda: processes_of(life))
 
 
 def processes_of(life: str) -> list[int]:
-    """What runs of a life, as far as its environment shows it."""
-    return [state.pid for state in _states() if state.letter != "Z" and _bears(state.pid, life)]
-
-
-def state_of(pid: int) -> ProcessState | None:
-    """`None`: there is no such process, or the system does not tell."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    letter, parent, group = text.rpartition(")")[2].split()[:3]  # a name may hold blanks and brackets
-    return ProcessState(pid, int(parent), int(group), letter)
+    """The running processes of a life, as far as their environment shows it."""
+    return [state.pid for state in _running() if _has_mark(state.pid, life)]
 
 
 def memory_kills() -> int | None:
-    """How many processes the kernel has killed for want of memory since it started; `None`: it does not tell."""
+    """Processes that the kernel's OOM killer has killed since boot; `None`: the system does not tell."""
     try:
-        lines = (_PROC / "vmstat").read_text(encoding="utf-8").splitlines()
+        lines = _VMSTAT.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def _kill_until_none(find: Callable[[], list[int]]) -> int:
-    ended: set[int] = set()
+    killed: set[int] = set()
     for _ in range(_KILL_ROUNDS):
         left = find()
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        ended.update(left)
+        killed.update(left)
         if not left:
             break
         time.sleep(_KILL_PAUSE)
-    return len(ended)
+    return len(killed)
 
 
-def _bears(pid: int, life: str) -> bool:
+def _running() -> Iterator[ProcessState]:
+    """All processes but zombies."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError, PermissionError):
+            state = ProcessState(process.pid, process.ppid(), os.getpgid(process.pid), process.status())
+            if state.status != psutil.STATUS_ZOMBIE:
+                yield state
+
+
+def _has_mark(pid: int, life: str) -> bool:
     try:
-        environment = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
+        return psutil.Process(pid).environ().get(LIFE_VARIABLE) == life
+    except (psutil.Error, OSError):  # another user's process, or one that is gone
         return False
-    return f"{LIFE_VARIABLE}={life}".encode() in environment.split(b"\0")
-
-
-def _states() -> Iterator[ProcessState]:
-    if not _PROC.is_dir():
-        return
-    for entry in os.scandir(_PROC):
-        if entry.name.isdigit() and (state := state_of(int(entry.name))) is not None:
-            yield state
 
 
 def _prctl(option: int, value: int) -> bool:

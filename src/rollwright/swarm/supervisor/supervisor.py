@@ -128,7 +128,7 @@ class Supervisor:
         """What a supervisor that was killed has left running would hold the node's identity and ports."""
         earlier = read_record(self._what.home)
         if earlier is not None and earlier.life is not None and (ended := kill_life(earlier.life)):
-            self._logs.event(
+            self._logs.write_event(
                 "leftovers", f"ended {ended} processes of an earlier supervisor's node", processes=ended
             )
 
@@ -162,30 +162,32 @@ class Supervisor:
         kills_before = memory_kills()
         began = time.monotonic()
         self._last_words = ""
-        brood = ProcessTree(words, self._what.environment)
-        self._pid = brood.pid
+        tree = ProcessTree(words, self._what.environment)
+        self._pid = tree.pid
         number = self._record.starts
         restart = f" (restart {number})" if number else ""
-        self._logs.event("start", f"started process {brood.pid}{restart}: {' '.join(words)}", pid=brood.pid)
-        listening = threading.Thread(target=self._listen, args=(brood,), daemon=True)
+        self._logs.write_event(
+            "start", f"started process {tree.pid}{restart}: {' '.join(words)}", pid=tree.pid
+        )
+        listening = threading.Thread(target=self._listen, args=(tree,), daemon=True)
         listening.start()  # now, so that nothing the node says stands before its start
         self._note(
             state=SupervisorState.RUNNING,
-            node_pid=brood.pid,
-            life=brood.life,
+            node_pid=tree.pid,
+            life=tree.life,
             starts=number + 1,
             oom_fallbacks=list(self._smaller()),
             reason="the node runs",
             next_start=None,
         )
         try:
-            judged = self._watch(brood, began)
+            judged = self._watch(tree, began)
         finally:
-            code = brood.process.poll()
-            orphans = brood.end()
+            code = tree.process.poll()
+            orphans = tree.kill()
             listening.join(_LAST_OUTPUT_SECONDS)
         if code is not None and orphans:
-            self._logs.event(
+            self._logs.write_event(
                 "orphans", f"ended {orphans} processes that the node left behind", processes=orphans
             )
         rounds = max(0, self._rounds_done() - self._rounds)
@@ -193,38 +195,38 @@ class Supervisor:
         if judged is None:
             kills = memory_kills()
             by_kernel = kills is None or kills_before is None or kills > kills_before
-            judged = ending_of(brood.process.returncode, rounds, killed_for_memory=by_kernel)
-            code = brood.process.returncode
+            judged = ending_of(tree.process.returncode, rounds, killed_for_memory=by_kernel)
+            code = tree.process.returncode
         return ProcessExit(judged, code, time.monotonic() - began, rounds, self._last_words)
 
-    def _watch(self, brood: ProcessTree, began: float) -> ExitCause | None:
+    def _watch(self, tree: ProcessTree, began: float) -> ExitCause | None:
         """Until the process ends (`None`) or is to be ended."""
         watch = Watch(self._what.watching, began)
-        while brood.process.poll() is None:
+        while tree.process.poll() is None:
             if self._told is not None:
-                return self._ask_to_end(brood)
-            beat = self._heartbeat(brood)
+                return self._ask_to_end(tree)
+            beat = self._heartbeat(tree)
             seen = Seen(
                 time.monotonic(),
                 None if beat is None else beat.beat,
-                brood.suspended,
+                tree.suspended,
                 starting=beat is not None and beat.phase is NodePhase.START,
             )
             if (judged := watch.look(seen)) is not None:
                 return judged
-            brood.reap()
+            tree.reap()
             self._wake.wait(self._what.look_seconds)
         return None
 
-    def _ask_to_end(self, brood: ProcessTree) -> ExitCause | None:
+    def _ask_to_end(self, tree: ProcessTree) -> ExitCause | None:
         """A node that ends by itself in time has done all it should; `None` then leaves its own code to tell."""
-        self._logs.event("stop", f"asked process {brood.pid} to stop", pid=brood.pid)
-        brood.ask_to_end()
+        self._logs.write_event("stop", f"asked process {tree.pid} to stop", pid=tree.pid)
+        tree.terminate()
         deadline = time.monotonic() + self._what.stop_seconds
-        while brood.process.poll() is None:
+        while tree.process.poll() is None:
             self._wake.clear()
             if self._impatient or time.monotonic() > deadline:
-                self._logs.event("kill", f"process {brood.pid} did not stop in time; it is killed")
+                self._logs.write_event("kill", f"process {tree.pid} did not stop in time; it is killed")
                 break
             self._wake.wait(self._what.look_seconds)
         return ExitCause.ASKED
@@ -243,18 +245,18 @@ class Supervisor:
             self._wake.wait(min(left, self._what.look_seconds))
         return self._told is not None
 
-    def _listen(self, brood: ProcessTree) -> None:
-        assert brood.process.stdout is not None
-        for line in brood.process.stdout:
+    def _listen(self, tree: ProcessTree) -> None:
+        assert tree.process.stdout is not None
+        for line in tree.process.stdout:
             text = line.decode(errors="replace").rstrip()
             if text:
                 self._last_words = text[:500]
-                self._logs.said(text)
+                self._logs.write_output(text)
 
-    def _heartbeat(self, brood: ProcessTree) -> Heartbeat | None:
+    def _heartbeat(self, tree: ProcessTree) -> Heartbeat | None:
         """Of this process: one that an earlier life has left says nothing."""
         found = read_heartbeat(self._what.home)
-        return found if found is not None and found.pid == brood.pid else None
+        return found if found is not None and found.pid == tree.pid else None
 
     def _rounds_done(self) -> int:
         found = read_heartbeat(self._what.home)
@@ -267,7 +269,7 @@ class Supervisor:
     def _count(self, life: ProcessExit, follows: str = "", **details: object) -> None:
         """A death is one line, with what is done about it."""
         ending = str(life.ending)
-        self._logs.event(
+        self._logs.write_event(
             "end",
             f"process {self._pid} {life}{follows}",
             pid=self._pid,
@@ -290,7 +292,7 @@ class Supervisor:
         return self._end(128 + number, why, why)
 
     def _end(self, code: int, reason: str, line: str) -> int:
-        self._logs.event(
+        self._logs.write_event(
             "give_up" if code == 1 else "ended", f"the supervisor ends with code {code}: {line}", code=code
         )
         self._note(state=SupervisorState.ENDED, node_pid=None, life=None, reason=reason, next_start=None)
