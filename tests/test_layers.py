@@ -169,16 +169,38 @@ def test_no_box_knows_itself_through_another() -> None:
     [
         (
             "import rollwright",
-            {"torch", "ray", "sqlalchemy", "numpy", "gymnasium", "aiohttp", "pydantic", "msgspec"},
+            {
+                *("torch", "ray", "sqlalchemy", "numpy", "gymnasium", "aiohttp", "pydantic", "msgspec"),
+                *("psutil", "starlette", "huggingface_hub"),
+            },
         ),
         (
             "import rollwright.run.local",
-            {"torch", "ray", "transformers", "pyarrow", "reasoning_gym", "gymnasium", "aiohttp"},
+            {
+                "huggingface_hub",
+                "torch",
+                "ray",
+                "transformers",
+                "pyarrow",
+                "reasoning_gym",
+                "gymnasium",
+                "aiohttp",
+            },
         ),
         (PLAYED_OVER_HTTP, {"torch", "ray", "aiohttp", "httpx", "numpy"}),
         (
             "import rollwright.cli.main",
-            {"torch", "ray", "transformers", "pyarrow", "reasoning_gym", "aiohttp", "sqlalchemy", "numpy"},
+            {
+                "huggingface_hub",
+                "torch",
+                "ray",
+                "transformers",
+                "pyarrow",
+                "reasoning_gym",
+                "aiohttp",
+                "sqlalchemy",
+                "numpy",
+            },
         ),
     ],
 )

@@ -1,8 +1,8 @@
 """Models from a hub, by `owner/name`: downloaded by `huggingface_hub` into its cache, within a deadline.
 
 Invariants:
-- A model counts as present when the library's cache has all its files. Files that arrived in part are kept and resumed,
-  by another process too.
+- A model counts as present when the library's cache has all its files. A cut connection is resumed; files that arrived
+  whole are kept, whatever happens to the process.
 - Every wait ends: a connection is made anew after `timeout` seconds without a byte, and the whole download, the library's
   own retries included, takes at most `total_timeout`.
 - Offline, no request is made.
@@ -44,6 +44,9 @@ WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 UNWANTED = ("*/*",)
 """Folders of a repository hold other formats of the same model."""
+
+PARTIAL = ".incomplete"
+"""Ending of files that the library is still writing."""
 
 SILENCE_SLACK = 15.0
 """Seconds beyond `timeout` without any message after which the downloading process counts as stuck: it has to start, and
@@ -211,13 +214,21 @@ class _Download:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, TIMEOUT_VARIABLE: seconds, METADATA_TIMEOUT_VARIABLE: seconds},
+            env={
+                "HF_HUB_DISABLE_TELEMETRY": "1",  # no request but those of the download
+                **os.environ,
+                TIMEOUT_VARIABLE: seconds,
+                METADATA_TIMEOUT_VARIABLE: seconds,
+            },
         )
         try:
             return self._follow(child)
         finally:
+            partial = _open_partial_files(child.pid)
             child.kill()
             child.wait()
+            for file in partial:  # a killed process cannot remove them, and no other one would use them
+                file.unlink(missing_ok=True)
 
     def _follow(self, child: "subprocess.Popen[str]") -> dict[str, Any]:
         assert child.stdout is not None
@@ -273,11 +284,7 @@ class _Download:
         return left
 
     def _gave_up(self, why: str) -> DownloadError:
-        kept = (
-            f" ({self._came / 1e6:,.1f} MB came and are kept; the next try goes on from there)"
-            if self._came
-            else ""
-        )
+        kept = " (files that came whole are kept)" if self._came else ""
         return DownloadError(
             f"model {self._name}: is no folder here, and its download from {self._host} failed: {why}{kept}. Check the "
             f"network, allow more with {TIMEOUT_VARIABLE} or downloads.total_timeout, or name a folder or `smollm2` as "
@@ -298,6 +305,15 @@ class _Download:
         if status is not None:
             return DownloadError(f"model {self._name}: {self._host} answered HTTP {status}; try later")
         return DownloadError(f"model {self._name}: its download from {self._host} failed: {reason}")
+
+
+def _open_partial_files(pid: int) -> list[Path]:
+    import psutil
+
+    try:
+        return [Path(each.path) for each in psutil.Process(pid).open_files() if each.path.endswith(PARTIAL)]
+    except psutil.Error:  # it has exited, and has removed them itself
+        return []
 
 
 def _check_weights(name: str, folder: Path) -> None:

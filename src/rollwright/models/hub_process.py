@@ -8,9 +8,9 @@ Messages: `{"progress": [done, total]}` in bytes; `{"trouble": text}`, a retry o
 `{"folder": path}` or `{"failed": text, "status": code or null, "passing": bool}`.
 """
 
+import io
 import json
 import logging
-import os
 import sys
 from typing import Any
 
@@ -35,15 +35,16 @@ def progress_bar() -> type[Any]:
     from tqdm import tqdm
 
     bars: list[Any] = []
+    nowhere = io.StringIO()
 
-    class Reporter(tqdm):  # type: ignore[type-arg, misc, unused-ignore]
+    class Reporter(tqdm):  # type: ignore[misc, unused-ignore]
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **{**options, "file": open(os.devnull, "w")})
+            super().__init__(*arguments, **{**options, "file": nowhere})
             if options.get("unit") == "B":  # the others count files
                 bars.append(self)
 
         def update(self, n: float | None = 1) -> bool | None:
-            drawn = super().update(n)
+            drawn: bool | None = super().update(n)
             if self in bars:
                 # The library has one bar for received and one for written bytes; either may stay at 0.
                 say(progress=[max(int(each.n) for each in bars), max(int(each.total or 0) for each in bars)])
@@ -53,15 +54,19 @@ def progress_bar() -> type[Any]:
 
 
 def failure(error: BaseException) -> dict[str, object]:
-    """The error that is at the root of what the library raised."""
-    root = error
-    while root.__cause__ is not None and getattr(root, "response", None) is None:
-        root = root.__cause__
-    status = getattr(getattr(root, "response", None), "status_code", None)
-    text = f"HTTP {status}" if status else " ".join(str(root).split()) or type(root).__name__
-    known = isinstance(root, OSError) or type(root).__module__.split(".")[0].startswith("http")
-    passing = known if status is None else status in PASSING_STATUS
-    return {"failed": text, "status": status, "passing": passing}
+    """One line about the error, and whether another try may help."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    answers = [getattr(each, "response", None) for each in chain]
+    status = next((each.status_code for each in answers if each is not None), None)
+    if status is not None:
+        return {"failed": f"HTTP {status}", "status": status, "passing": status in PASSING_STATUS}
+    root = chain[-1]
+    # Errors of connections are OSErrors or come from the HTTP client (httpx, httpcore).
+    passing = any(isinstance(each, OSError) or type(each).__module__.startswith("http") for each in chain)
+    text = " ".join(str(root).split()) or type(root).__name__
+    return {"failed": text, "status": None, "passing": passing}
 
 
 def main(name: str, revision: str, timeout: float, wanted: list[str], unwanted: list[str]) -> None:

@@ -41,12 +41,13 @@ class NodeLogs:
         """`echo` is called with every readable line, too."""
         folder.mkdir(parents=True, exist_ok=True)
         self.readable = folder / READABLE
+        self.events = folder / EVENTS
         self._clock = clock
         self._echo = echo
         self._lock = threading.Lock()
-        self._events = _handler(folder / EVENTS, most_bytes)
-        self._readable = _handler(self.readable, most_bytes)
-        self._readable.rotator = _truncate_in_place
+        self._event_log = _handler(self.events, most_bytes)
+        self._readable_log = _handler(self.readable, most_bytes)
+        self._readable_log.rotator = _truncate_in_place
 
     def write_output(self, line: str) -> None:
         """Log a line that the node wrote."""
@@ -57,8 +58,8 @@ class NodeLogs:
         self._write("supervisor", text, {"event": name, **details})
 
     def close(self) -> None:
-        self._events.close()
-        self._readable.close()
+        self._event_log.close()
+        self._readable_log.close()
 
     def _write(self, who: str, text: str, details: dict[str, Any]) -> None:
         at, text = self._clock(), text[:MOST_LINE]
@@ -67,8 +68,8 @@ class NodeLogs:
         line = f"{stamp:%Y-%m-%d %H:%M:%S} {who:10} | {text}"
         # Under one lock for both logs and the echo: their lines stand in the same order.
         with self._lock:
-            self._events.handle(_record(json.dumps(row, ensure_ascii=False)))
-            self._readable.handle(_record(line))
+            self._event_log.handle(_record(json.dumps(row, ensure_ascii=False)))
+            self._readable_log.handle(_record(line))
             if self._echo is not None:
                 self._echo(line)
 

@@ -87,7 +87,7 @@ class ProcessTree:
     @property
     def suspended(self) -> bool:
         with suppress(psutil.Error):
-            return psutil.Process(self.pid).status() in _SUSPENDED
+            return bool(psutil.Process(self.pid).status() in _SUSPENDED)
         return False
 
     def terminate(self) -> None:
@@ -168,7 +168,7 @@ def _running() -> Iterator[ProcessState]:
 
 def _has_mark(pid: int, life: str) -> bool:
     try:
-        return psutil.Process(pid).environ().get(LIFE_VARIABLE) == life
+        return bool(psutil.Process(pid).environ().get(LIFE_VARIABLE) == life)
     except (psutil.Error, OSError):  # another user's process, or one that is gone
         return False
 
