@@ -32,7 +32,7 @@ from results_file import write_results
 from rollwright.swarm import content, signed
 from rollwright.swarm.admission import Admission
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.selection import choose
+from rollwright.swarm.selection import in_turns
 from rollwright.swarm.transports.base import digest_of
 from rollwright.swarm.transports.zenoh import ZenohTransport
 from rollwright.trajectory import FinishReason
@@ -98,7 +98,7 @@ class Node:
             heard += [self.gate.admit(each, round=number, now=time.time()) for each in announced.manifests]
             if not announced.manifests:
                 await asyncio.sleep(0.0005)
-        chosen = choose(heard, GROUPS, per_peer=GROUPS, key=(self.identity.peer, number))
+        chosen = in_turns(heard, (self.identity.peer, number))[:GROUPS]
         fetched = await asyncio.gather(
             *(self.transport.fetch(each.peer, each.digest, each.size) for each in chosen)
         )
