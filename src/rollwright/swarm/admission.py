@@ -1,8 +1,8 @@
-"""The gate that every manifest passes: is it somebody's, of this swarm, new, fresh and within its quota?
+"""Admission of manifests: signature, swarm, sequence number, round, clock and quota.
 
-Plain state in, decision out: no clock, no network, no file. True of it: a manifest is let through at most once, over
-restarts too if its state is kept (`snapshot`); one that was tampered with changes nothing; what it remembers is bounded:
-what lies behind a peer's window counts as seen, and of a peer that was forgotten only what is fresh could pass again.
+Pure: no clock, no network, no file. Invariants: a manifest is admitted at most once, over restarts too if the state is
+kept (`snapshot`); a manifest that was tampered with changes nothing; memory is bounded. Sequence numbers below a peer's
+window count as used, and of a forgotten peer only fresh manifests could pass again.
 """
 
 from collections import OrderedDict
@@ -18,41 +18,41 @@ from rollwright.swarm.signed import Manifest, open_signed
 from rollwright.swarm.transports.base import MAX_CONTENT_BYTES
 
 WINDOW = 256
-"""Manifests of a peer that are remembered; its numbers may come in any order, and leave gaps."""
+"""Sequence numbers remembered for each peer; they may arrive in any order and leave gaps."""
 
 MAX_PEERS = 4096
-"""Peers whose sequence numbers are remembered; with their windows, some 30 MB."""
+"""Peers whose sequence numbers are remembered; about 30 MB with their windows."""
 
 MAX_CANDIDATES = 8192
-"""Manifests that wait to be chosen; about 15 MB."""
+"""Manifests that wait for selection; about 15 MB."""
 
 
 @dataclass(frozen=True)
 class Freshness:
-    """What counts as now."""
+    """Limits on the age of a manifest."""
 
     max_round_lag: int = 3
-    """Rounds that a group may be older than the node that takes it."""
+    """Rounds that a group may be behind the node that takes it."""
     max_round_lead: int = 1000
-    """Rounds that a peer may be ahead; it is only there to refuse nonsense."""
+    """Rounds that a peer may be ahead; refuses nonsense only."""
     max_clock_skew: float = 300.0
-    """Seconds between the clocks of two nodes, transport included."""
+    """Seconds between the clocks of two nodes, transport time included."""
     manifests_per_round: int = 32
-    """That one peer may announce while this node's round lasts."""
+    """Manifests of one peer during one round of this node."""
 
 
 @dataclass
-class _Seen:
-    """What is remembered of one peer."""
+class _PeerState:
+    """The memory of one peer."""
 
     floor: int = 0
-    """Numbers up to here are forgotten, and count as used."""
+    """Sequence numbers up to here are forgotten and count as used."""
     digests: dict[int, bytes] = field(default_factory=dict)
-    """Of the manifests that are remembered, by sequence number."""
+    """Digests of the remembered manifests, by sequence number."""
     round: int = 0
-    """The last that it told of."""
+    """The last round that it announced."""
     admitted: int = 0
-    """In this node's round `counted_in`."""
+    """Manifests admitted in this node's round `counted_in`."""
     counted_in: int = -1
 
 
@@ -68,10 +68,10 @@ class Admission:
         self._own = own
         self._freshness = freshness or Freshness()
         self._is_quarantined = is_quarantined
-        self._peers: OrderedDict[str, _Seen] = OrderedDict()
+        self._peers: OrderedDict[str, _PeerState] = OrderedDict()
 
     def admit(self, data: bytes, *, round: int, now: float) -> Manifest:
-        """The manifest, if it may be used in this node's `round`; raises `PeerRefused`."""
+        """Return the manifest if it may be used in this node's `round`; raise `PeerRefused` if not."""
         manifest = open_signed(data)
         if manifest.swarm != self._swarm:
             raise PeerRefused(PeerRefusal.OTHER_SWARM, f"{manifest.swarm!r}")
@@ -79,37 +79,38 @@ class Admission:
             raise PeerRefused(PeerRefusal.OWN)
         if self._is_quarantined(manifest.peer):
             raise PeerRefused(PeerRefusal.QUARANTINED, manifest.peer[:16])
-        seen = self._state(manifest.peer)
-        _mark(seen, manifest, data)
-        if manifest.sequence == max(seen.digests) and self._believable(manifest, round):
-            seen.round = manifest.round
+        state = self._state(manifest.peer)
+        _mark(state, manifest, data)
+        if manifest.sequence == max(state.digests) and self._believable(manifest, round):
+            state.round = manifest.round
         self._check_fresh(manifest, round, now)
         if manifest.size > MAX_CONTENT_BYTES:
             raise PeerRefused(PeerRefusal.TOO_LARGE, f"{manifest.size} bytes of content")
-        if seen.counted_in != round:
-            seen.counted_in, seen.admitted = round, 0
-        if seen.admitted >= self._freshness.manifests_per_round:
+        if state.counted_in != round:
+            state.counted_in, state.admitted = round, 0
+        if state.admitted >= self._freshness.manifests_per_round:
             raise PeerRefused(
                 PeerRefusal.OVER_QUOTA, f"more than {self._freshness.manifests_per_round} in a round"
             )
-        seen.admitted += 1
+        state.admitted += 1
         return manifest
 
     def rounds(self) -> dict[str, int]:
-        """The last round that each peer told of."""
-        return {peer: seen.round for peer, seen in self._peers.items()}
+        """The last round that each peer announced."""
+        return {peer: state.round for peer, state in self._peers.items()}
 
     def sequences(self) -> dict[str, int]:
-        """The highest number that each peer has used: it moves with everything that a peer announces."""
-        return {peer: max(seen.digests, default=seen.floor) for peer, seen in self._peers.items()}
+        """The highest sequence number of each peer; it grows with every announcement."""
+        return {peer: max(state.digests, default=state.floor) for peer, state in self._peers.items()}
 
     def is_fresh(self, manifest: Manifest, round: int) -> bool:
         return manifest.round >= round - self._freshness.max_round_lag
 
     def snapshot(self) -> bytes:
-        """What must not be forgotten over a restart."""
+        """The state that outlives a restart."""
         state = {
-            peer: (seen.floor, sorted(seen.digests.items()), seen.round) for peer, seen in self._peers.items()
+            peer: (state.floor, sorted(state.digests.items()), state.round)
+            for peer, state in self._peers.items()
         }
         return msgspec.msgpack.encode(state)
 
@@ -117,17 +118,17 @@ class Admission:
         try:
             state = msgspec.msgpack.decode(data, type=dict[str, tuple[int, list[tuple[int, bytes]], int]])
         except msgspec.MsgspecError as error:
-            raise FormatError(f"not what a gate remembers: {error}") from error
+            raise FormatError(f"not the state of an admission: {error}") from error
         self._peers = OrderedDict(
-            (peer, _Seen(floor, dict(digests), told)) for peer, (floor, digests, told) in state.items()
+            (peer, _PeerState(floor, dict(digests), told)) for peer, (floor, digests, told) in state.items()
         )
 
-    def _state(self, peer: str) -> _Seen:
-        seen = self._peers.setdefault(peer, _Seen())
+    def _state(self, peer: str) -> _PeerState:
+        state = self._peers.setdefault(peer, _PeerState())
         self._peers.move_to_end(peer)
         if len(self._peers) > MAX_PEERS:
             self._peers.popitem(last=False)
-        return seen
+        return state
 
     def _believable(self, manifest: Manifest, round: int) -> bool:
         return manifest.round <= round + self._freshness.max_round_lead
@@ -143,36 +144,36 @@ class Admission:
             )
 
 
-def _mark(seen: _Seen, manifest: Manifest, data: bytes) -> None:
-    """Remembers the sequence number; raises `PeerRefused` for one that was used before."""
+def _mark(state: _PeerState, manifest: Manifest, data: bytes) -> None:
+    """Mark the sequence number as used; raise `PeerRefused` if it was used before."""
     digest = sha256(data).digest()[:16]
     number = manifest.sequence
-    if (earlier := seen.digests.get(number)) is not None:
+    if (earlier := state.digests.get(number)) is not None:
         if earlier != digest:
             raise PeerRefused(PeerRefusal.EQUIVOCATION, f"two manifests with sequence {number}")
         raise PeerRefused(PeerRefusal.REPLAY, f"sequence {number} again")
-    if number <= seen.floor:
+    if number <= state.floor:
         raise PeerRefused(PeerRefusal.REPLAY, f"sequence {number} lies behind what is remembered")
-    seen.digests[number] = digest
-    if len(seen.digests) > WINDOW:
-        seen.floor = min(seen.digests)
-        del seen.digests[seen.floor]
+    state.digests[number] = digest
+    if len(state.digests) > WINDOW:
+        state.floor = min(state.digests)
+        del state.digests[state.floor]
 
 
 class Candidates:
-    """Manifests that passed the gate and wait to be chosen. When there is no more room, the peer goes short that has the
-    most, so nobody pushes out another that has fewer."""
+    """Admitted manifests that wait for selection. When there is no room, the peer with the most candidates loses its oldest,
+    so no peer pushes out another that has fewer."""
 
     def __init__(self, limit: int = MAX_CANDIDATES) -> None:
         self._limit = limit
         self._waiting: OrderedDict[tuple[str, str], tuple[Manifest, bytes]] = OrderedDict()
-        """By peer and digest of the content, with the envelope: it is the evidence, should the content be bad. Two
-        peers may announce the same content; which of them may is found out when it is looked at."""
+        """By peer and content digest. The envelope is the evidence if the content is bad. Two peers may announce the same
+        content; which of them may do so is found out when it is checked."""
         self._of_peer: dict[str, OrderedDict[str, None]] = {}
-        """For each peer, the digests that wait, the oldest first."""
+        """The waiting digests of each peer, the oldest first."""
 
     def add(self, manifest: Manifest, envelope: bytes) -> None:
-        """Raises `PeerRefused` for content that the peer has announced already, and when it has its share of the room."""
+        """Add a manifest; raise `PeerRefused` if the peer has announced the content before, or has used up its share."""
         key = manifest.peer, manifest.digest
         if key in self._waiting:
             raise PeerRefused(PeerRefusal.DUPLICATE, f"content {manifest.digest[:12]} is announced already")
@@ -194,18 +195,18 @@ class Candidates:
             del self._of_peer[peer]
 
     def fresh(self, is_fresh: Callable[[Manifest], bool]) -> list[Manifest]:
-        """Those that can still be taken; the others are forgotten."""
+        """The candidates that can still be taken; the others are forgotten."""
         for key, (manifest, _) in list(self._waiting.items()):
             if not is_fresh(manifest):
                 self._forget(*key)
         return [manifest for manifest, _ in self._waiting.values()]
 
     def envelope(self, manifest: Manifest) -> bytes:
-        """As it was signed."""
+        """The manifest's bytes as signed."""
         return self._waiting[manifest.peer, manifest.digest][1]
 
     def take(self, manifest: Manifest) -> None:
-        """It does not wait any more."""
+        """Remove a candidate."""
         self._forget(manifest.peer, manifest.digest)
 
     def __len__(self) -> int:

@@ -1,8 +1,7 @@
-"""Looks over msgpack from a stranger before anything is made of it.
+"""Bounds check of untrusted msgpack, before it is decoded.
 
-Walks the bytes once, without recursion and without building anything: no length may promise more than there is,
-nothing may nest too deep or hold too many items, and only plain kinds are let through (no extension types). So what a
-decoder sees afterwards can neither exhaust the memory nor the stack.
+Walks the bytes once, without recursion and without building objects: no length may exceed the remaining bytes, nesting and
+the number of items are limited, and extension types are refused. So the decoder can exhaust neither memory nor stack.
 """
 
 import struct
@@ -24,23 +23,23 @@ _FIXED = {
     0xD2: 4,
     0xD3: 8,
 }
-"""Bytes behind the first of nil, the booleans, floats and integers."""
+"""Payload bytes of nil, booleans, floats and integers, by type byte."""
 
 _SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-"""Width of the length of binary data and text."""
+"""Width of the length field of binary data and strings."""
 
 _ARRAYS = {0xDC: 2, 0xDD: 4}
 _MAPS = {0xDE: 2, 0xDF: 4}
-"""Width of the count."""
+"""Width of the count field."""
 
 _UNSIGNED = {1: struct.Struct(">B"), 2: struct.Struct(">H"), 4: struct.Struct(">I")}
 
 
 def check_shape(data: bytes, *, max_items: int, max_depth: int) -> None:
-    """Raises a `FormatError` unless `data` is one whole msgpack value within the limits."""
+    """Raise `FormatError` unless `data` is exactly one msgpack value within the limits."""
     at, items = 0, 0
     open_counts = [1]
-    """For each level that is open, how many values it still wants."""
+    """For each open container, the values that it still lacks."""
     while open_counts:
         if open_counts[-1] == 0:
             open_counts.pop()
@@ -61,7 +60,7 @@ def check_shape(data: bytes, *, max_items: int, max_depth: int) -> None:
 
 
 def _value(data: bytes, at: int) -> tuple[int, int]:
-    """Where the head of the value at `at`, with its own bytes, ends, and how many values it holds."""
+    """The position behind the value's head and payload, and the number of values that it contains."""
     if at >= len(data):
         raise FormatError("ends too early")
     kind, at = data[at], at + 1
@@ -72,27 +71,27 @@ def _value(data: bytes, at: int) -> tuple[int, int]:
     if kind <= 0x9F:
         return at, kind & 0x0F
     if kind <= 0xBF:
-        return _skipped(data, at, kind & 0x1F), 0
+        return _skip(data, at, kind & 0x1F), 0
     if kind in _FIXED:
-        return _skipped(data, at, _FIXED[kind]), 0
+        return _skip(data, at, _FIXED[kind]), 0
     if kind in _SIZED:
-        length, at = _number(data, at, _SIZED[kind])
-        return _skipped(data, at, length), 0
+        length, at = _read_number(data, at, _SIZED[kind])
+        return _skip(data, at, length), 0
     if kind in _ARRAYS:
-        count, at = _number(data, at, _ARRAYS[kind])
+        count, at = _read_number(data, at, _ARRAYS[kind])
         return at, count
     if kind in _MAPS:
-        count, at = _number(data, at, _MAPS[kind])
+        count, at = _read_number(data, at, _MAPS[kind])
         return at, 2 * count
     raise FormatError(f"a value of kind 0x{kind:02x}, which nothing here has")
 
 
-def _number(data: bytes, at: int, width: int) -> tuple[int, int]:
-    end = _skipped(data, at, width)
+def _read_number(data: bytes, at: int, width: int) -> tuple[int, int]:
+    end = _skip(data, at, width)
     return _UNSIGNED[width].unpack_from(data, at)[0], end
 
 
-def _skipped(data: bytes, at: int, length: int) -> int:
+def _skip(data: bytes, at: int, length: int) -> int:
     if length > len(data) - at:
         raise FormatError(f"promises {length} bytes where {len(data) - at} are left")
     return at + length
