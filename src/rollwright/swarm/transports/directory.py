@@ -1,11 +1,12 @@
-"""A swarm over a folder that all nodes see: mounted, synced, or on one machine.
+"""A transport over a folder that all nodes see: mounted, synced, or on one machine.
 
-True of it: a file has its name only when it is whole, so a copy that is under way is never read; every file has one
-writer, so no two nodes can disagree about one; everything else in the folder may be made by somebody hostile, see
-`shared_folder`. A node removes only what it wrote: this process's files, and of earlier ones those that say so inside.
-What a look costs is bounded: peers that have signed something are looked at by name, the others as far as the time
-goes, and the next look goes on there. Whether a peer is alive is told by its beat changing, by this node's clock alone,
-so clocks need not agree.
+Invariants:
+- Files are renamed into place when complete, so a partial copy is never read. Every file has one writer, so two nodes
+  cannot disagree about one. Everything else in the folder may be hostile, see `shared_folder`.
+- A node removes only its own files: those of this process, and those of earlier processes that prove it by their content.
+- The cost of a scan is bounded: peers that have signed are read by name, strangers within a time limit, and the next scan
+  continues there.
+- A peer is alive if its beat changes, by this node's clock alone, so clocks need not agree.
 
 Layout, below a folder named after the swarm: `manifests/PEER/NAME`, `content/PEER/DIGEST`, `beats/PEER`.
 """
@@ -38,8 +39,8 @@ from rollwright.swarm.transports.base import (
     FetchProblem,
     PassedOver,
     Peer,
-    checked_content,
-    checked_manifest,
+    check_content,
+    check_manifest,
     digest_of,
 )
 from rollwright.swarm.transports.inbox import HELD_BYTES, MAX_PER_PEER, Inbox
@@ -47,40 +48,40 @@ from rollwright.swarm.transports.peer_table import PeerTable, Rank
 from rollwright.swarm.transports.shared_folder import PARTIAL, SharedFolder, UnacceptableFile
 
 ALIVE_SECONDS = 60.0
-"""A synced folder may take this long to pass a beat on."""
+"""A synced folder may delay a beat for this long."""
 
 BEAT_SECONDS = 5.0
-"""How often a node that is doing something writes its beat."""
+"""Interval of an active node's beats."""
 
 STRANGER_SECONDS = 1.0
-"""For looking at folders of peers that have signed nothing yet: some ten thousand of them."""
+"""Time limit of a scan for strangers: some ten thousand folders."""
 
 KNOWN_SHARE = 0.4
-"""Of the time of a look, for peers that have signed something: a thousand of them take some tenths of a second unless
-they crowd their folders."""
+"""Share of a scan's time for peers that have signed: a thousand of them take some tenths of a second unless they crowd
+their folders."""
 
 LISTED = 4096
-"""Entries of one peer's folder that are listed; it has `MAX_PER_PEER` unless somebody crowds it."""
+"""Entries listed of one peer's folder; an honest one has `MAX_PER_PEER`."""
 
 OWN_LISTED = 100_000
-"""Entries of an own folder that are looked over for files of earlier processes."""
+"""Entries of an own folder that are searched for files of earlier processes."""
 
 _READ_AT_ONCE = 2 * MAX_PER_PEER
-"""Files of one peer that are read in one look."""
+"""Files of one peer read in one scan."""
 
 _REMEMBERED = 4 * MAX_PER_PEER
-"""Names in one peer's folder that need not be read again."""
+"""Names in one peer's folder that are remembered as read."""
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _OLD_PARTIAL = re.compile(r"\.[0-9a-f]{64}\.[0-9]+\.partial\Z")
-"""What release 0.1.0 left in its own folders when it was killed."""
+"""Partial files of release 0.1.0."""
 
 _OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What an error of this machine is, and says nothing about a peer."""
+"""Errors of this machine, which say nothing about a peer."""
 
 _MAX_BEAT_BYTES = 32
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two looks for a file that is not there yet."""
+"""Seconds between two attempts to read a file that is not there yet."""
 
 _MANIFESTS, _CONTENT, _BEATS = "manifests", "content", "beats"
 
@@ -90,19 +91,19 @@ _log = logging.getLogger(__name__)
 
 
 class OwnFiles:
-    """The files in one own folder that this node wrote, the oldest first, and what they take."""
+    """The files in one own folder that this node wrote, the oldest first, with their sizes."""
 
     def __init__(self, count: int, total: int, is_own: Callable[[SharedFolder, str], bool]) -> None:
-        """Keeps at most `count` files with `total` bytes. `is_own`: whether a file says that this node wrote it."""
+        """Keeps at most `count` files of `total` bytes. `is_own`: whether a file's content proves that this node wrote it."""
         self._count = count
         self._total = total
         self._is_own = is_own
         self._sizes: OrderedDict[str, int] | None = None
-        """`None`: what earlier processes wrote has not been looked for."""
+        """`None` until the files of earlier processes are collected."""
         self._bytes = 0
 
     def add(self, folder: SharedFolder, user: int, name: str, size: int) -> None:
-        """Remembers a file that was written, and removes the oldest that are too many."""
+        """Account for a new file, and remove the oldest beyond the limits."""
         if self._sizes is None:
             self._sizes = self._of_earlier_processes(folder, user)
             self._bytes = sum(self._sizes.values())
@@ -143,10 +144,10 @@ class DirectoryTransport:
         self._clock = clock
         self._inbox = Inbox(peer)
         self._known: dict[str, set[str]] = {}
-        """For each peer, the manifests in its folder that were taken already."""
+        """Manifests of each peer's folder that were read."""
         self._peers = PeerTable(peer)
         self._beats: dict[str, tuple[bytes, float]] = {}
-        """Of each peer in the table, its last beat, and when it changed."""
+        """Each peer's last beat, and the time when it changed."""
         self._own_beat = -BEAT_SECONDS
         self._own_manifests = OwnFiles(
             MAX_PER_PEER,
@@ -157,9 +158,9 @@ class DirectoryTransport:
             held_bytes // 1024, held_bytes, lambda place, name: _begins(place, name, head_of(peer))
         )
         self._writing = threading.Lock()
-        self._looking = threading.Lock()
+        self._scanning = threading.Lock()
         self._sweep: Iterator[str] | None = None
-        """Names in the folder of manifests, from where the last look stopped."""
+        """Names in the manifest folder, from where the last scan stopped."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._own(_MANIFESTS) as own:
@@ -175,7 +176,7 @@ class DirectoryTransport:
             raise RollwrightError(f"{self._home}: cannot be used to share rollouts: {error}") from error
 
     async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
-        await self._within(deadline, self._announce, checked_manifest(manifest))
+        await self._within(deadline, self._announce, check_manifest(manifest))
 
     async def manifests(self, since: int = 0, deadline: float = CALL_SECONDS) -> Announced:
         await self._within(deadline, self._collect, deadline)
@@ -185,7 +186,7 @@ class DirectoryTransport:
         await self._within(CALL_SECONDS, self._publish, digest, content)
 
     async def fetch(self, peer: str, digest: str, max_bytes: int, deadline: float = CALL_SECONDS) -> bytes:
-        """Waits until the file is there, because a synced folder may pass on the manifest first."""
+        """Wait for the file, because a synced folder may deliver the manifest first."""
         if not _HEX.match(peer) or not _HEX.match(digest):
             raise FetchFailed(FetchProblem.ABSENT, digest)
         pause = _FIRST_PAUSE
@@ -197,7 +198,7 @@ class DirectoryTransport:
                     pause = min(2 * pause, _LONGEST_PAUSE)
         except TimeoutError as error:
             raise FetchFailed(FetchProblem.DEADLINE, digest) from error
-        return checked_content(content, digest, max_bytes)
+        return check_content(content, digest, max_bytes)
 
     def peers(self) -> Sequence[Peer]:
         now = self._clock()
@@ -214,7 +215,7 @@ class DirectoryTransport:
             beats.remove(self._peer, self._user)
 
     async def _within(self, deadline: float, work: Callable[..., _Result], *arguments: object) -> _Result:
-        """A mount that hangs holds a thread, never the node."""
+        """Run blocking work in a thread: a hanging mount blocks that thread, never the node."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(work, *arguments), deadline)
         except TimeoutError as error:
@@ -226,7 +227,7 @@ class DirectoryTransport:
 
     @contextlib.contextmanager
     def _shared(self, *names: str, make: bool = False) -> Iterator[SharedFolder]:
-        """A folder below the swarm's, opened step by step."""
+        """Open a folder below the swarm's, component by component."""
         with contextlib.ExitStack() as opened:
             place = opened.enter_context(SharedFolder.root(self._root))
             for name in (self._home.name, *names):
@@ -263,7 +264,7 @@ class DirectoryTransport:
             self._own_content.add(own, self._user, digest, len(content))
 
     def _content(self, peer: str, digest: str, limit: int) -> bytes | None:
-        """`None`: not there, or nothing that may be read."""
+        """`None` if it is missing or unacceptable."""
         try:
             with self._shared(_CONTENT, peer) as place:
                 return place.read(digest, limit)
@@ -274,7 +275,7 @@ class DirectoryTransport:
             return None
 
     def _beat(self) -> None:
-        """A name that somebody else has taken costs this node the looks of life, and nothing more."""
+        """Write this node's beat. If another user has taken the name, the node only looks dead."""
         now = time.monotonic()
         if now - self._own_beat < BEAT_SECONDS:
             return
@@ -289,19 +290,19 @@ class DirectoryTransport:
 
     def _collect(self, seconds: float) -> None:
         self._beat()
-        if not self._looking.acquire(blocking=False):
-            return  # an earlier look still waits for the folder
+        if not self._scanning.acquire(blocking=False):
+            return  # an earlier scan still waits for the folder
         try:
             with self._shared(_MANIFESTS) as manifests, self._shared(_BEATS) as beats:
-                known = self._look_at_known(manifests, beats, time.monotonic() + KNOWN_SHARE * seconds)
-                self._look_for_strangers(manifests, beats, known)
+                known = self._scan_known(manifests, beats, time.monotonic() + KNOWN_SHARE * seconds)
+                self._scan_strangers(manifests, beats, known)
         finally:
-            self._looking.release()
+            self._scanning.release()
         for peer in self._beats.keys() - self._known.keys():
             del self._beats[peer]
 
-    def _look_at_known(self, manifests: SharedFolder, beats: SharedFolder, until: float) -> set[str]:
-        """Those that have signed something, by name; in another order each time, in case there is no time for all."""
+    def _scan_known(self, manifests: SharedFolder, beats: SharedFolder, until: float) -> set[str]:
+        """Read peers that have signed, by name; in random order, in case time runs out."""
         proven, signed = self._peers.of(Rank.PROVEN), self._peers.of(Rank.SIGNED)
         random.shuffle(proven)
         random.shuffle(signed)
@@ -309,27 +310,27 @@ class DirectoryTransport:
             if time.monotonic() > until:
                 self._inbox.pass_over(PassedOver.NOT_LISTED, len(proven) + len(signed) - place)
                 break
-            self._look(manifests, beats, peer)
+            self._scan_peer(manifests, beats, peer)
         return {*proven, *signed}
 
-    def _look_for_strangers(self, manifests: SharedFolder, beats: SharedFolder, known: set[str]) -> None:
-        """Goes once through the names at most, and goes on the next time where the time was over."""
+    def _scan_strangers(self, manifests: SharedFolder, beats: SharedFolder, known: set[str]) -> None:
+        """Go through the names once at most; the next scan continues where the time ran out."""
         until = time.monotonic() + STRANGER_SECONDS
         if self._sweep is None:
             self._sweep = manifests.entries()
         for name in self._sweep:
             if _HEX.match(name) and name != self._peer and name not in known:
-                self._look(manifests, beats, name)
+                self._scan_peer(manifests, beats, name)
             if time.monotonic() > until:
                 self._inbox.pass_over(PassedOver.NOT_LISTED)
                 break
         else:
             self._sweep = None
         for peer in self._known.keys() - {each.id for each in self._peers.all()}:
-            del self._known[peer]  # there is no room for it
+            del self._known[peer]  # the table had no room for it
 
-    def _look(self, manifests: SharedFolder, beats: SharedFolder, peer: str) -> None:
-        """What is new of one peer."""
+    def _scan_peer(self, manifests: SharedFolder, beats: SharedFolder, peer: str) -> None:
+        """Read new manifests and the beat of one peer."""
         try:
             with manifests.folder(peer) as place:
                 self._read_manifests(place, peer)
@@ -375,7 +376,7 @@ class DirectoryTransport:
         self._peers.note(peer, alive=True, seen=seen)
 
     def _note_gone(self, peer: str) -> None:
-        """A peer that was there; of one that never was there is nothing to say."""
+        """Mark a peer that was alive as gone."""
         if peer in self._beats:
             self._peers.note(peer, alive=False, seen=self._beats[peer][1])
 

@@ -1,9 +1,9 @@
-"""What every transport keeps in memory: manifests that came and were not read, and content that others may fetch.
+"""The memory of a transport: unread manifests, and content that peers may fetch.
 
-True of both: they hold a bounded number of bytes. Manifests are kept apart by who signed them, so a peer that floods
-pushes out its own alone, and among those the oldest by its own numbers: whoever repeats what a peer signed long ago
-pushes nothing out. When too many have signed, one goes by lot, never one that is preferred. What nobody signed shares
-one small place, kept only to be counted. Safe to use from threads.
+Invariants: both are bounded in bytes. Manifests are kept in one lane per signer, so a flooding peer pushes out only its own
+manifests, the oldest by sequence number first: repeating old signed manifests pushes out nothing. When there are too many
+signers, a random one that is not preferred is dropped. Unsigned input shares one small lane and is kept only to be counted.
+Safe to use from threads.
 """
 
 import threading
@@ -13,45 +13,45 @@ from typing import NamedTuple
 from rollwright.swarm.refusals import PeerRefused
 from rollwright.swarm.signed import open_signed
 from rollwright.swarm.transports.base import MAX_CONTENT_BYTES, MAX_MANIFEST_BYTES, Announced, PassedOver
-from rollwright.swarm.transports.peer_table import MAX_PEERS, LotSet
+from rollwright.swarm.transports.peer_table import MAX_PEERS, RandomSet
 
 MAX_PER_PEER = 64
 """Unread manifests of one peer; a node announces a handful in a round."""
 
 HELD_BYTES = 64 << 20
-"""Content that a node holds for others: some 2,500 groups, the last few hundred rounds."""
+"""Content held for peers: some 2,500 groups, the last few hundred rounds."""
 
 _UNSIGNED = ""
 
 
 class _Unread(NamedTuple):
     number: int
-    """In which order it came."""
+    """Order of arrival."""
     sequence: int
-    """The peer's own number; of what nobody signed, the order in which it came."""
+    """The peer's sequence number; of unsigned input, the order of arrival."""
     manifest: bytes
 
 
 class Inbox:
-    """Manifests that came, in order, until they are read."""
+    """Manifests in order of arrival, until they are read."""
 
     def __init__(self, own: str, max_per_peer: int = MAX_PER_PEER, max_peers: int = MAX_PEERS) -> None:
-        """`own`: the peer whose manifests are not of interest here. With the limits as they are, at most 256 MiB, reached
-        only by two thousand keys that flood."""
+        """`own`: the peer whose manifests are ignored. The default limits allow at most 256 MiB, reached only by two thousand
+        flooding keys."""
         self._own = own
         self._max_per_peer = max_per_peer
         self._max_peers = max_peers
         self._lock = threading.Lock()
         self._lanes: dict[str, list[_Unread]] = {}
-        self._strangers = LotSet()
-        """Lanes of those that are not preferred."""
+        self._strangers = RandomSet()
+        """Lanes of peers that are not preferred."""
         self._preferred: OrderedDict[str, None] = OrderedDict()
         self._count = 0
         self._missed = 0
         self._passed_over: Counter[str] = Counter()
 
     def add(self, manifest: bytes) -> str | None:
-        """Keeps it until it is read; who signed it, or `None`."""
+        """Keep a manifest until it is read; return its signer, or `None`."""
         if len(manifest) > MAX_MANIFEST_BYTES:
             manifest = manifest[:MAX_MANIFEST_BYTES]  # enough to be refused and counted
         try:
@@ -60,12 +60,12 @@ class Inbox:
             self._put(_UNSIGNED, None, manifest)
             return None
         if signed.peer != self._own:
-            # What a peer signed in another swarm is not to push out what it signed in this one.
+            # A peer's manifests of another swarm must not push out those of this one.
             self._put(f"{signed.peer}/{signed.swarm}", signed.sequence, manifest)
         return signed.peer
 
     def prefer(self, peer: str) -> None:
-        """However many others come, this peer keeps its place."""
+        """Protect a peer's lane from being dropped."""
         with self._lock:
             self._preferred[peer] = None
             self._preferred.move_to_end(peer)
@@ -75,12 +75,12 @@ class Inbox:
                 self._strangers.discard(lane)
 
     def pass_over(self, reason: str, count: int = 1) -> None:
-        """Counts what was not used, for the next reading."""
+        """Count ignored input, for the next `read`."""
         with self._lock:
             self._passed_over[reason] += count
 
     def read(self, since: int) -> Announced:
-        """All behind the cursor; what lies before it was read, and is forgotten."""
+        """Return all manifests after the cursor; forget those before it."""
         with self._lock:
             for name, lane in list(self._lanes.items()):
                 lane[:] = [each for each in lane if each.number > since]
@@ -99,7 +99,7 @@ class Inbox:
                 if name != _UNSIGNED and name.partition("/")[0] not in self._preferred:
                     self._strangers.add(name)
             elif any(manifest == each.manifest for each in lane):
-                return  # it came by two ways
+                return  # it arrived on two paths
             self._count += 1
             lane.append(_Unread(self._count, self._count if sequence is None else sequence, manifest))
             if len(lane) > self._max_per_peer:
@@ -119,7 +119,7 @@ class Inbox:
 
 
 class Held:
-    """Content by digest; the oldest goes when there is no more room."""
+    """Content by digest; the oldest is dropped when there is no room."""
 
     def __init__(self, limit: int = HELD_BYTES) -> None:
         self._limit = max(limit, MAX_CONTENT_BYTES)

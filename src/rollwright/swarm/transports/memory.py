@@ -1,7 +1,7 @@
-"""A swarm within one process: for tests, benchmarks and trying things out.
+"""A swarm within one process, for tests and benchmarks.
 
-Behaves like a network without delays: late joiners get the last manifests of everybody, a peer whose link is cut
-neither hears nor is heard until it is healed, and then has missed what was announced meanwhile.
+Behaves like a network without delays: late joiners get the last manifests of every peer; a peer whose link is cut neither
+receives nor sends until it is healed, and has then missed the announcements of the meantime.
 """
 
 import time
@@ -14,8 +14,8 @@ from rollwright.swarm.transports.base import (
     FetchFailed,
     FetchProblem,
     Peer,
-    checked_content,
-    checked_manifest,
+    check_content,
+    check_manifest,
 )
 from rollwright.swarm.transports.inbox import MAX_PER_PEER, Held, Inbox
 
@@ -29,7 +29,7 @@ class MemorySwarm:
         self._cut: set[str] = set()
 
     def join(self, peer: str) -> "MemoryTransport":
-        """A node's access; a node that left may join again."""
+        """The transport of a node; a node that left may join again."""
         joined = MemoryTransport(self, peer)
         for other in self.reachable(peer):
             for manifest in other.recent:
@@ -38,14 +38,14 @@ class MemorySwarm:
         return joined
 
     def cut(self, peer: str) -> None:
-        """Takes a node's link away."""
+        """Cut a node's link."""
         self._cut.add(peer)
 
     def heal(self, peer: str) -> None:
         self._cut.discard(peer)
 
     def reachable(self, peer: str) -> list["MemoryTransport"]:
-        """The others, as `peer` can reach them now."""
+        """The transports that `peer` can reach now."""
         if peer in self._cut:
             return []
         return [each for name, each in sorted(self.members.items()) if name != peer and name not in self._cut]
@@ -58,11 +58,11 @@ class MemoryTransport:
         self.inbox = Inbox(peer)
         self.held = Held()
         self.recent: deque[bytes] = deque(maxlen=MAX_PER_PEER)
-        """What a node that joins now is told of this one."""
+        """Manifests for nodes that join later."""
         self._seen: dict[str, float] = {}
 
     async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
-        self.recent.append(checked_manifest(manifest))
+        self.recent.append(check_manifest(manifest))
         for other in self._swarm.reachable(self._peer):
             other.inbox.add(manifest)
 
@@ -81,7 +81,7 @@ class MemoryTransport:
         content = holder.held.get(digest)
         if content is None:
             raise FetchFailed(FetchProblem.ABSENT, digest)
-        return checked_content(content, digest, max_bytes)
+        return check_content(content, digest, max_bytes)
 
     @property
     def peer(self) -> str:

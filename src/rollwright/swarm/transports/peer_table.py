@@ -1,9 +1,8 @@
-"""Who is there, in a table that strangers cannot fill.
+"""A bounded table of peers that strangers cannot fill.
 
-True of it: peers are held in three ranks, each with room of its own, so a flood in one rank pushes nobody out of
-another. Being heard of costs nothing and proves nothing; signing costs a key; a group that held up costs the work of
-playing it. When a rank is full, one of it goes by lot, those that are away before those that are there: nobody can
-choose who goes. Safe to use from threads.
+Invariants: peers are held in three ranks with separate limits, so a flood in one rank pushes no peer out of another. Being
+heard of costs nothing and proves nothing; signing costs a key; an accepted group costs the work of playing it. When a rank
+is full, a random peer of it is dropped, unreachable ones first: no peer can choose which. Safe to use from threads.
 """
 
 import random
@@ -17,22 +16,22 @@ MAX_PEERS = 1024
 """Peers of one rank; some 300 KB."""
 
 _DRAWN = 8
-"""Of which the first that is away goes; so many are looked at however large the table is."""
+"""Peers drawn when a rank is full; the first unreachable one is dropped. Constant, however large the table is."""
 
 
 class Rank(IntEnum):
-    """What is known of a peer."""
+    """How well a peer is known."""
 
     HEARD = 0
-    """Somebody says that it is there."""
+    """Some node claims that it exists."""
     SIGNED = 1
-    """Something that its key signed was heard."""
+    """A message signed with its key has arrived."""
     PROVEN = 2
-    """A group of it held up here."""
+    """A group of it was accepted here."""
 
 
-class LotSet:
-    """Names of which one can be drawn by lot, at the same cost however many there are."""
+class RandomSet:
+    """A set with a random draw in constant time."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -70,7 +69,7 @@ class PeerTable:
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
         self._ranks: dict[str, Rank] = {}
-        self._members = {rank: LotSet() for rank in Rank}
+        self._members = {rank: RandomSet() for rank in Rank}
 
     def note(self, peer: str, *, alive: bool, seen: float) -> None:
         """It was heard of."""
@@ -83,7 +82,7 @@ class PeerTable:
                 self._peers[peer] = Peer(peer, alive, seen, self._ranks[peer] > Rank.HEARD)
 
     def raise_to(self, rank: Rank, peer: str, *, seen: float) -> bool:
-        """It deserves at least this rank; whether it was unknown."""
+        """Raise a peer to at least this rank; return whether it was unknown."""
         with self._lock:
             if peer == self._own:
                 return False
@@ -106,7 +105,7 @@ class PeerTable:
         return known is not None and known.alive
 
     def of(self, rank: Rank) -> list[str]:
-        """Those of one rank, in no order."""
+        """The peers of one rank, unordered."""
         with self._lock:
             return list(self._members[rank])
 

@@ -1,12 +1,12 @@
-"""Files in a folder that strangers can write to, used through directory descriptors alone.
+"""Files in a folder that strangers can write to, accessed through directory descriptors alone.
 
-True of it:
-- Below the root, which the user chose, no link is followed: every component is opened relative to the descriptor of its
-  parent and only if it is itself a folder. One that is swapped between two calls is refused, or is still the old one.
-- A file is judged by its opened descriptor, never by its name: only a plain file with one name that belongs to the owner
-  of its folder is read, a bounded part of it, and a pipe or a device is never waited for.
-- What is written gets a random name that must be new, then its own. What is removed is a plain file of this process's
-  user, and removing a name never follows it.
+Invariants:
+- Below the root, which the user chose, no link is followed: every component is opened relative to its parent's descriptor,
+  and only if it is itself a folder. A component that is swapped between two calls is refused, or is still the old one.
+- A file is judged by its open descriptor, never by its name: only a regular file with one hard link that belongs to the
+  owner of its folder is read, up to a limit. Pipes and devices never block.
+- A file is written under a random, new name, then renamed. Only regular files of this process's user are removed, and
+  removing a name never follows it.
 """
 
 import contextlib
@@ -28,21 +28,21 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial\Z")
-"""Names of files that are still being written."""
+"""Names of files under construction."""
 
 OWN_MODE = 0o755
-"""Of a folder with one writer: all may read it."""
+"""Mode of a folder with one writer: all users may read it."""
 
 _FILE_MODE = 0o644
-"""The same of a file."""
+"""Mode of a file with one writer."""
 
 
 class UnacceptableFile(RollwrightError):
-    """There is something of that name, and it is not to be touched."""
+    """An entry that must not be used."""
 
 
 class SharedFolder:
-    """An open folder; closes its descriptor when it is left."""
+    """An open folder; a context manager that closes its descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -52,7 +52,7 @@ class SharedFolder:
 
     @classmethod
     def root(cls, path: Path) -> "SharedFolder":
-        """The folder that the user chose; it alone may be a link."""
+        """Open the folder that the user chose; it alone may be a link."""
         return cls(os.open(path, _FOLDER))
 
     def __enter__(self) -> "SharedFolder":
@@ -64,7 +64,7 @@ class SharedFolder:
         os.close(self._descriptor)
 
     def folder(self, name: str) -> "SharedFolder":
-        """A folder in this one; raises `FileNotFoundError`, or `UnacceptableFile` for anything that is no folder."""
+        """Open a subfolder; raise `FileNotFoundError`, or `UnacceptableFile` for any other kind of entry."""
         try:
             return SharedFolder(os.open(_component(name), _FOLDER | os.O_NOFOLLOW, dir_fd=self._descriptor))
         except OSError as error:
@@ -73,15 +73,15 @@ class SharedFolder:
             raise
 
     def make_folder(self, name: str, *, shared: bool) -> "SharedFolder":
-        """The folder of that name, made when there is none. One that is `shared` can be written to by whoever can write
-        to this one, and only the owner of an entry can take it away."""
+        """Open a subfolder, creating it if it is missing. A `shared` one is writable for the users that can write to this
+        one, and only the owner of an entry can remove it."""
         try:
             os.mkdir(_component(name), 0o777 if shared else OWN_MODE, dir_fd=self._descriptor)
         except FileExistsError:
             return self.folder(name)
         made = self.folder(name)
         if self.mode & _OTHERS_WRITE and made.owner == os.geteuid():
-            # Several users share: whatever this one's umask is, they are to see what is put here for them.
+            # Several users share: they must see the files, whatever this user's umask is.
             mode = self.mode | stat.S_ISVTX if shared else OWN_MODE
             with contextlib.suppress(OSError):  # not every mount has modes
                 os.fchmod(made._descriptor, mode)
@@ -89,14 +89,13 @@ class SharedFolder:
         return made
 
     def entries(self) -> Iterator[str]:
-        """Names, one by one, in the order of the file system. Has a descriptor of its own: it may outlive this one."""
+        """Iterate over the names in file system order. Has its own descriptor, so it may outlive this object."""
         with os.scandir(self._descriptor) as found:
             for entry in found:
                 yield entry.name
 
     def read(self, name: str, limit: int, *, owner: int | None = None) -> bytes | None:
-        """At most `limit` bytes of a plain file of this folder's owner, or of another one; `None`: there is none of that
-        name."""
+        """Read at most `limit` bytes of a regular file of this folder's owner, or of `owner`; `None` if it is missing."""
         try:
             handle = os.open(_component(name), _READ, dir_fd=self._descriptor)
         except FileNotFoundError:
@@ -112,7 +111,7 @@ class SharedFolder:
             os.close(handle)
 
     def write(self, name: str, content: bytes, *, into: "SharedFolder | None" = None) -> None:
-        """Puts a file into this folder, or `into` another one on the same disk: whole under its name, or not at all."""
+        """Write a file atomically into this folder, or `into` another one on the same disk."""
         partial = f".{secrets.token_hex(16)}.partial"
         handle = os.open(partial, _CREATE, _FILE_MODE, dir_fd=self._descriptor)
         try:
@@ -129,7 +128,7 @@ class SharedFolder:
             raise
 
     def user(self) -> int:
-        """Whose the files are that this process makes here: a mount may know its user by another number."""
+        """The owner of files that this process creates here: a mount may map user ids."""
         partial = f".{secrets.token_hex(16)}.partial"
         handle = os.open(partial, _CREATE, _FILE_MODE, dir_fd=self._descriptor)
         try:
@@ -139,7 +138,7 @@ class SharedFolder:
             os.unlink(partial, dir_fd=self._descriptor)
 
     def stat_own(self, name: str, user: int) -> os.stat_result | None:
-        """What is known of a plain file of the user; `None`: there is no such file."""
+        """Stat a regular file of the user; `None` if there is no such file."""
         try:
             found = os.stat(_component(name), dir_fd=self._descriptor, follow_symlinks=False)
         except OSError:
@@ -147,7 +146,7 @@ class SharedFolder:
         return found if _is_plain(found, user) else None
 
     def remove(self, name: str, user: int) -> bool:
-        """Takes a plain file of the user away; whether there was one."""
+        """Remove a regular file of the user; return whether there was one."""
         if self.stat_own(name, user) is None:
             return False
         try:
@@ -158,14 +157,14 @@ class SharedFolder:
 
 
 def _component(name: str) -> str:
-    """A name that leads nowhere but into its folder."""
+    """Return the name if it is a single path component."""
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise UnacceptableFile(f"{name!r}: not the name of a file")
     return name
 
 
 def _is_plain(found: os.stat_result, owner: int) -> bool:
-    # With a second name somewhere else, a file may be one that its owner never put here.
+    # A hard link to another user's file would make it look as if its owner had put it here.
     return stat.S_ISREG(found.st_mode) and found.st_uid == owner and found.st_nlink <= 1
 
 

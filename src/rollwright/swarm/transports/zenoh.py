@@ -1,15 +1,15 @@
-"""The default network: zenoh peers that find each other by gossip, from any address of any of them.
+"""The default transport: zenoh peers that find each other by gossip, from the address of any one of them.
 
-True of it: no node is special. A bootstrap address only has to be alive when somebody joins; who has joined is
-connected to everybody it heard of, and stays so when the bootstrap dies. An address that does not answer is tried again
-in the background for ever, so a node that starts alone joins by itself later. Manifests are put to all; content lies at
-its owner and is asked for by a query. Liveliness tokens tell who is there. Callbacks of zenoh's threads only fill
-locked, bounded containers or hand a value to the event loop.
-
-Anybody can answer a query and declare a token, in any name, and none of that is trusted: an answer to a fetch counts only
-if it has the digest that was asked for, and however many others come before it, they are hashed and dropped where they
-arrive; a token makes a peer known, and only its signature keeps it so (`peer_table`). zenoh slows a sender down that is
-faster than its answers are dropped, so what junk costs, it costs the sender's own link.
+Invariants:
+- No node is special. A bootstrap address has to answer only when a node joins; nodes that have joined are connected to all
+  peers that they heard of, and stay so when the bootstrap dies. An address that does not answer is retried in the
+  background forever, so a node that starts alone joins later by itself.
+- Manifests are put to all peers; content stays with its owner and is fetched by a query. Liveliness tokens show who is
+  there. Callbacks on zenoh's threads only fill locked, bounded containers or hand a value to the event loop.
+- Any node can answer a query and declare a token in any name, and none of that is trusted: an answer counts only with the
+  requested digest, and wrong answers are hashed and dropped where they arrive, however many; a token makes a peer known,
+  and only its signature keeps it so (`peer_table`). zenoh slows down a sender that is faster than its answers are dropped,
+  so junk costs the sender's own link.
 """
 
 import asyncio
@@ -32,20 +32,20 @@ from rollwright.swarm.transports.base import (
     FetchProblem,
     PassedOver,
     Peer,
-    checked_content,
-    checked_manifest,
+    check_content,
+    check_manifest,
 )
 from rollwright.swarm.transports.inbox import MAX_PER_PEER, Held, Inbox
 from rollwright.swarm.transports.peer_table import PeerTable, Rank
 from rollwright.swarm.transports.zenoh_queries import CatchUp, ReplyThread
 
 LOOPBACK, ALL, ALL_OF_IPV6 = "tcp/127.0.0.1:0", "tcp/0.0.0.0:0", "tcp/[::]:0"
-"""Any free port, for this machine alone or for whoever reaches it."""
+"""Any free port, on loopback or on all addresses."""
 
 STARTUP_SECONDS = 60.0
 
 _MAX_MESSAGE_BYTES = 2 * MAX_CONTENT_BYTES
-"""zenoh itself would take a message of 1 GiB together."""
+"""zenoh's own limit for reassembled messages is 1 GiB."""
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -53,9 +53,9 @@ _CLOSE_SECONDS = 5.0
 
 
 def listening(listen: Sequence[str], bootstrap: Sequence[str]) -> list[str]:
-    """Where a node is reached: at the addresses that it is told. Without any it is loopback as long as it knows this
-    machine alone, else every address of the machine: nodes that only a bootstrap can reach would lose each other with
-    it. For links other than plain TCP an address has to be told, because they need certificates or the like."""
+    """The addresses that a node listens on: those configured, if any. Otherwise loopback, unless a bootstrap is on another
+    machine; then all addresses, because nodes that only the bootstrap can reach would lose each other with it. Links other
+    than plain TCP need a configured address, because they need certificates or the like."""
     if listen:
         return list(listen)
     hosts = [
@@ -86,15 +86,15 @@ class ZenohTransport:
         self._inbox = Inbox(peer)
         self._held = Held()
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=MAX_PER_PEER)
-        """What a node that joins now is told of this one."""
+        """Manifests for nodes that join later."""
         self._announced = 0
         self._content_replies, self._manifest_replies = ReplyThread(), ReplyThread()
-        """Apart, so that a flood of one kind of question leaves the other alone."""
+        """Separate, so that a flood of one kind of query does not delay the other."""
         self._peers = PeerTable(peer)
         self._catch_up = CatchUp(self._ask_recent, self._ask_all_recent)
         self._session: Any = None
         self._declared: list[Any] = []
-        """Tokens, subscribers and queryables live as long as somebody holds them."""
+        """Tokens, subscribers and queryables live as long as they are referenced."""
 
     @classmethod
     async def open(
@@ -109,9 +109,9 @@ class ZenohTransport:
         settings: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> "ZenohTransport":
-        """Joins. Addresses are zenoh's: `tcp/HOST:PORT`; without any in `listen`, see `listening`. `multicast`: also find
-        peers on the same network without any address. `settings` are zenoh's own, by path: `transport/link/tls` for
-        certificates, say."""
+        """Join the swarm. Addresses are zenoh's: `tcp/HOST:PORT`; for an empty `listen`, see `listening`. `multicast`: also
+        find peers on the local network without an address. `settings` are zenoh's own, by path, such as
+        `transport/link/tls` for certificates."""
         made = cls(swarm, peer, clock)
         config = _config(listening(listen, bootstrap), bootstrap, multicast, settings or {})
         try:
@@ -125,7 +125,7 @@ class ZenohTransport:
 
     async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
         self._announced += 1
-        self._recent.append((self._announced, checked_manifest(manifest)))
+        self._recent.append((self._announced, check_manifest(manifest)))
         await self._call(deadline, self._put, self._announced, manifest)
 
     async def manifests(self, since: int = 0, deadline: float = CALL_SECONDS) -> Announced:
@@ -167,12 +167,12 @@ class ZenohTransport:
         self._content_replies.close()
         self._manifest_replies.close()
         if session is not None:
-            # A session that is stuck is left to the end of the process.
+            # A stuck session is abandoned until the process exits.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.to_thread(session.close), _CLOSE_SECONDS)
 
     async def _call(self, deadline: float, work: Callable[..., None], *arguments: object) -> None:
-        """zenoh's calls are short but blocking: a congested link holds a thread, never the node."""
+        """Run a blocking zenoh call in a thread: a congested link blocks that thread, never the node."""
         import zenoh
 
         session = self._session
@@ -205,7 +205,7 @@ class ZenohTransport:
     def _put(self, session: Any, number: int, manifest: bytes) -> None:
         import zenoh
 
-        # Dropped rather than waited for on a congested link: who missed it asks for the last ones when it reconnects.
+        # On a congested link the message is dropped: a peer that missed it asks for the last ones when it reconnects.
         session.put(
             f"{self._root}/manifests/{self._peer}/{number}",
             manifest,
@@ -240,10 +240,10 @@ class ZenohTransport:
     def _hear(self, sample: Any) -> None:
         peer = self._inbox.add(sample.payload.to_bytes())
         if peer is not None and self._peers.raise_to(Rank.SIGNED, peer, seen=self._clock()):
-            self._catch_up.want(peer, Rank.SIGNED)  # strangers pushed its token out, or it has not come yet
+            self._catch_up.want(peer, Rank.SIGNED)  # its token was pushed out, or has not arrived yet
 
     def _notice(self, sample: Any) -> None:
-        """Somebody came or went; of who came, the last manifests are asked for."""
+        """Handle a liveliness token: a peer came or went. A peer that came is asked for its last manifests."""
         import zenoh
 
         peer = str(sample.key_expr).rpartition("/")[2]
@@ -264,7 +264,7 @@ class ZenohTransport:
         self._get(f"{self._root}/manifests/*/*", self._remember, done)
 
     def _get(self, key: str, heard: Callable[[Any], None], done: Callable[[], None]) -> None:
-        """Asks all that may know: of several that claim to know it all, zenoh would choose one."""
+        """Query all nodes that may know: of several that claim completeness, zenoh would choose one."""
         import zenoh
 
         session = self._session
@@ -302,8 +302,8 @@ class ZenohTransport:
 
 
 class _Answers:
-    """Waits among the replies to one query for the right one. What is not right is dropped in zenoh's thread, so it takes
-    no room; there is no limit to how often, because whoever could use that up would keep the right one out."""
+    """Waits for the right reply to one query. Wrong replies are dropped on zenoh's thread, so they take no memory. Their
+    number is not limited, because an attacker could use up a limit and so keep the right reply out."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, digest: str, max_bytes: int) -> None:
         import zenoh
@@ -313,9 +313,9 @@ class _Answers:
         self._max_bytes = max_bytes
         self._problem = FetchProblem.ABSENT
         self.right: asyncio.Future[bytes] = loop.create_future()
-        """The content; or `FetchFailed`, once nobody can answer any more."""
+        """The content, or `FetchFailed` once no further reply can arrive."""
         self.junk = 0
-        """Answers that were not what was asked for."""
+        """Replies with another digest or size."""
         made = getattr(zenoh, "CancellationToken", None)  # releases before 1.7 have none
         self.cancellation: Any = None if made is None else made()
 
@@ -325,7 +325,7 @@ class _Answers:
         try:
             if len(reply.ok.payload) > self._max_bytes:  # not worth a copy
                 raise FetchFailed(FetchProblem.TOO_LARGE, self._digest)
-            content = checked_content(reply.ok.payload.to_bytes(), self._digest, self._max_bytes)
+            content = check_content(reply.ok.payload.to_bytes(), self._digest, self._max_bytes)
         except FetchFailed as failed:
             self.junk += 1
             self._problem = failed.problem
@@ -336,11 +336,11 @@ class _Answers:
         self._post(lambda: self.right.set_exception(FetchFailed(self._problem, self._digest)))
 
     def stop(self) -> None:
-        """Nobody waits any more: zenoh drops what still comes."""
+        """Stop waiting; zenoh drops later replies."""
         if self.cancellation is not None:
             self.cancellation.cancel()
         if self.right.done() and not self.right.cancelled():
-            self.right.exception()  # it was looked at
+            self.right.exception()  # marks it as retrieved
         self.right.cancel()
 
     def _post(self, settle: Callable[[], None]) -> None:
@@ -348,7 +348,7 @@ class _Answers:
             if not self.right.done():
                 settle()
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(settle_once)
 
 
@@ -381,5 +381,5 @@ def _config(
 
 
 def _line(error: Exception) -> str:
-    """What zenoh says, without where in its source it says so."""
+    """zenoh's message without its source location."""
     return " ".join(str(error).partition(" at /")[0].split())

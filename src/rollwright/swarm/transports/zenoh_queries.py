@@ -19,13 +19,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rollwright.swarm.transports.peer_table import MAX_PEERS, LotSet, Rank
+from rollwright.swarm.transports.peer_table import MAX_PEERS, RandomSet, Rank
 
 AT_ONCE = 8
-"""Each takes one of zenoh's threads until it is answered or its time is over."""
+"""Each query occupies one of zenoh's threads until it is answered or times out."""
 
 WIDE_SECONDS = 30.0
-"""Between two questions to everybody: each is answered with the last manifests of all, some 25 KB a peer."""
+"""Least time between two queries to all peers: each peer answers with its last manifests, some 25 KB."""
 
 
 class CatchUp:
@@ -36,31 +36,31 @@ class CatchUp:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ask` asks one peer, `ask_all` everybody; both call what they are given when there is nothing more to come."""
+        """`ask` queries one peer, `ask_all` all peers; both call their argument when all answers have arrived."""
         self._ask = ask
         self._ask_all = ask_all
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting = {rank: LotSet() for rank in sorted(Rank, reverse=True)}
+        self._waiting = {rank: RandomSet() for rank in sorted(Rank, reverse=True)}
         self._asking = 0
         self._asked_all = float("-inf")
 
     def want(self, peer: str, rank: Rank) -> None:
-        """This peer may have announced something that was not heard."""
+        """Ask this peer, which may have announced manifests that did not arrive."""
         with self._lock:
             waiting = self._waiting[rank]
             waiting.add(peer)
             if len(waiting) > MAX_PEERS:
                 waiting.discard(waiting.draw())
-        self._go_on()
+        self._ask_next()
 
-    def _go_on(self) -> None:
+    def _ask_next(self) -> None:
         with self._lock:
             now = self._clock()
             wide = sum(map(len, self._waiting.values())) > AT_ONCE and now - self._asked_all >= WIDE_SECONDS
             if wide:
                 self._asked_all = now
-                self._waiting = {rank: LotSet() for rank in self._waiting}
+                self._waiting = {rank: RandomSet() for rank in self._waiting}
             peers = []
             while self._asking < AT_ONCE and (waiting := next(filter(len, self._waiting.values()), None)):
                 peer = waiting.draw()
@@ -75,15 +75,15 @@ class CatchUp:
     def _done(self) -> None:
         with self._lock:
             self._asking -= 1
-        self._go_on()
+        self._ask_next()
 
 
 MAX_WAITING = 1024
-"""Queries: what honest nodes ask of one owner in the time that an answer may be held up, many times over."""
+"""Queries: many times what honest nodes send to one peer while an answer may be held up."""
 
 
 class ReplyThread:
-    """One thread, started when it is needed: more than one would only wait for the same link, one after the other."""
+    """Sends replies on one thread, started when needed: more threads would only wait for the same link."""
 
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:
         self._waiting: deque[Callable[[], None]] = deque(maxlen=max_waiting)
@@ -92,7 +92,7 @@ class ReplyThread:
         self._closed = False
 
     def send(self, reply: Callable[[], None]) -> None:
-        """Soon, on the thread; what it raises is lost, as its asker is."""
+        """Run `reply` on the thread; its exceptions are dropped, because its receiver has gone."""
         with self._changed:
             if self._closed:
                 return
@@ -103,7 +103,7 @@ class ReplyThread:
             self._changed.notify()
 
     def close(self) -> None:
-        """Leaves the rest unanswered."""
+        """Stop; the waiting queries stay unanswered."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
