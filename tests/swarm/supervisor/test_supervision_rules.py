@@ -19,8 +19,8 @@ from rollwright.swarm.supervisor.rules import (
     Stop,
     Watch,
     WatchRules,
+    classify_exit,
     decide,
-    ending_of,
 )
 
 RULES = RestartRules(first_delay=1, factor=2, max_delay=10, max_fruitless=6, max_per_hour=20)
@@ -103,7 +103,7 @@ def test_want_of_memory_asks_for_less_until_there_is_no_less() -> None:
     ],
 )
 def test_how_a_life_ended(code: int, rounds: int, by_kernel: bool, expected: ExitCause) -> None:
-    assert ending_of(code, rounds, killed_for_memory=by_kernel) is expected
+    assert classify_exit(code, rounds, killed_for_memory=by_kernel) is expected
 
 
 WATCH = WatchRules(hang_seconds=10, start_seconds=100, stopped_seconds=5, blind_seconds=4)

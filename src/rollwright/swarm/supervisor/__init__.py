@@ -1,1 +1,1 @@
-"""Keeping one node at work: watching its progress, starting it again, and saying what happened."""
+"""The supervisor of a node: watches its progress, restarts it, and logs what happened."""

@@ -1,4 +1,4 @@
-"""What a node can do with less memory: settings that change how much is held at once, and nothing of what is learnt."""
+"""Smaller settings for a node that ran out of memory: they change the memory in use, never what is learnt."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,16 @@ from rollwright.config import RunConfig
 from rollwright.config.torch_policy import TorchPolicyConfig
 
 STEPS = 4
-"""Halvings: the last asks for a sixteenth, below which other things fill the memory."""
+"""Halvings: the last leaves a sixteenth, below which other things fill the memory."""
 
 LEAST_TOKENS = 128
-"""In a micro-batch; a single longer row is taken whole anyway."""
+"""Least tokens of a micro-batch; a single longer row is computed whole anyway."""
 
 
 def oom_fallbacks(config: RunConfig, smaller_models: Sequence[str] = ()) -> list[list[str]]:
-    """Settings for the first, second, … death for want of memory, as `key.path=value`.
+    """The settings after the first, second, … out-of-memory exit, as `key.path=value`.
 
-    `smaller_models`: what may be played with instead, the largest first; only where nothing is learnt yet.
+    `smaller_models`: alternatives, the largest first; only for a node that has learnt nothing yet.
     """
     found: list[list[str]] = []
     for step in range(1, STEPS + 1):

@@ -1,6 +1,6 @@
-"""What a supervisor lets others see of it: `supervisor.json`, whole or the one before, whenever it dies.
+"""The state of a supervisor as a file, `supervisor.json`, which is replaced atomically.
 
-One supervisor at a time holds a node's folder; the lock goes with its process.
+One supervisor at a time holds a node's folder; the kernel releases the lock with its process.
 """
 
 import fcntl
@@ -17,23 +17,23 @@ RECORD, LOCK = "supervisor.json", "supervisor.lock"
 
 
 class SupervisorState(StrEnum):
-    """What a supervisor is at."""
+    """What a supervisor does now."""
 
     RUNNING = "running"
-    """The node's process lives."""
+    """The node's process runs."""
     WAITING = "waiting"
-    """The node has died and will be started again."""
+    """The node has exited and will be restarted."""
     ENDED = "ended"
-    """Nothing will be started any more."""
+    """No further restart will follow."""
 
 
 class Restarted(msgspec.Struct, frozen=True):
-    """A death, and what was done about it."""
+    """One exit of the node."""
 
     time: float
     """Seconds since 1970."""
     ending: str
-    """As `Ending` names it."""
+    """An `ExitCause`."""
     reason: str
 
 
@@ -47,19 +47,19 @@ class SupervisorRecord(msgspec.Struct, frozen=True):
     command: list[str]
     node_pid: int | None
     life: str | None
-    """Marks all that the node has started."""
+    """The mark of all processes that the node has started."""
     starts: int
-    """Of the node, by this supervisor."""
+    """Starts of the node by this supervisor."""
     endings: dict[str, int]
-    """How often a life ended how."""
+    """Exits, by cause."""
     last: list[Restarted]
-    """The newest at the end."""
-    oom_fallbacks: list[str]
-    """Settings that were made smaller for want of memory."""
+    """The last exits, the newest at the end."""
     reason: str
-    """Why it is as it is."""
+    """Why it is in this state."""
+    oom_fallbacks: list[str] = []
+    """Settings that were made smaller after the node ran out of memory."""
     next_start: float | None = None
-    """Seconds since 1970; of one that waits."""
+    """Time of the next restart, in seconds since 1970, while it waits."""
 
 
 def write_record(folder: Path, record: SupervisorRecord) -> None:
@@ -70,7 +70,7 @@ def write_record(folder: Path, record: SupervisorRecord) -> None:
 
 
 def read_record(folder: Path) -> SupervisorRecord | None:
-    """`None`: there is none, or it is not one."""
+    """`None` if the file is missing or malformed."""
     try:
         return msgspec.json.decode((folder / RECORD).read_bytes(), type=SupervisorRecord)
     except (OSError, msgspec.MsgspecError):
@@ -78,7 +78,7 @@ def read_record(folder: Path) -> SupervisorRecord | None:
 
 
 def is_supervised(folder: Path) -> bool:
-    """Whether a supervisor holds the folder now."""
+    """Whether a supervisor holds the folder's lock."""
     try:
         lock = (folder / LOCK).open("rb")
     except OSError:
@@ -92,9 +92,9 @@ def is_supervised(folder: Path) -> bool:
 
 
 def hold(folder: Path) -> BinaryIO:
-    """The folder's lock, until the file is closed or the process ends."""
+    """Lock the folder until the returned file is closed or the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    # not inherited by the node: it may outlive its supervisor by some seconds
+    # Not inherited by the node, which may outlive its supervisor by some seconds.
     lock = os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

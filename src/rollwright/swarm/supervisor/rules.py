@@ -14,57 +14,57 @@ from enum import StrEnum
 from signal import Signals
 
 USER_ERROR = 2
-"""With this code the command line refuses what it was given."""
+"""Exit code of the command line for bad input."""
 
 KILLED = 137
-"""What shells and containers report for a process that was killed, which the kernel does for want of memory."""
+"""Exit code that shells and containers report for SIGKILL, which is the OOM killer's signal."""
 
 GAVE_UP = 1
-"""The supervisor's own code when it does not start the process again."""
+"""Exit code of a supervisor that has given up."""
 
 HOUR = 3600.0
 
 
 class ExitCause(StrEnum):
-    """How a life ended."""
+    """Why a process exited."""
 
     DONE = "done"
-    """By itself, with code 0."""
+    """By itself, with exit code 0."""
     ASKED = "asked"
-    """Because the supervisor was told to stop."""
+    """The supervisor was told to stop."""
     CRASHED = "crashed"
-    """With another code, or by a signal."""
+    """Another exit code, or a signal."""
     REFUSED = "refused"
-    """It would not have its settings, and said so before it did anything."""
+    """It refused its settings before it did anything."""
     OUT_OF_MEMORY = "out_of_memory"
-    """Killed by the kernel, or code 137."""
+    """Killed by the kernel's OOM killer, or exit code 137."""
     HUNG = "hung"
-    """It lived, but nothing moved; the supervisor ended it."""
+    """No progress; the supervisor killed it."""
     STOPPED = "stopped"
-    """It was suspended (SIGSTOP) and not continued; the supervisor ended it."""
+    """Suspended (SIGSTOP) and not continued; the supervisor killed it."""
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """One process from its start to its end."""
+    """The end of one process."""
 
     ending: ExitCause
     code: int | None
-    """As `subprocess` has it: negative for a signal. `None` when the supervisor ended it."""
+    """The return code of `subprocess`: negative for a signal. `None` if the supervisor killed it."""
     seconds: float
     rounds: int
-    """Finished in it."""
+    """Rounds finished by the process."""
     last_words: str = ""
-    """The last line that it wrote."""
+    """The last line of its output."""
 
     def __str__(self) -> str:
         how = {
             ExitCause.HUNG: "made no progress and was killed",
             ExitCause.STOPPED: "was suspended and killed",
             ExitCause.OUT_OF_MEMORY: "was killed for want of memory",
-        }.get(self.ending, _how(self.code))
+        }.get(self.ending, _describe(self.code))
         rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
-        # Only who ends by itself with an error says why in its last line.
+        # The last line is an error message only if the process exited by itself with an error.
         is_why = self.ending in (ExitCause.CRASHED, ExitCause.REFUSED) and (self.code or 0) > 0
         said = f': "{self.last_words}"' if is_why and self.last_words else ""
         return f"{how} after {self.seconds:.0f} s and {rounds}{said}"
@@ -72,51 +72,51 @@ class ProcessExit:
 
 @dataclass(frozen=True)
 class RestartRules:
-    """When and how soon a process is started again."""
+    """When and how soon a process is restarted."""
 
     first_delay: float = 1.0
-    """Seconds before the first new start."""
+    """Seconds before the first restart."""
     factor: float = 2.0
-    """Each further death without a finished round makes the wait so many times longer."""
+    """Growth of the delay with each further exit without a finished round."""
     max_delay: float = 300.0
-    """Longest wait: a machine that comes back is not left alone for long."""
+    """Longest delay: a machine that recovers is not left idle for long."""
     max_fruitless: int = 5
-    """Deaths in a row without a finished round after which it is given up."""
+    """Exits in a row without a finished round before giving up."""
     max_per_hour: int = 20
-    """Starts in an hour after which it is given up, though rounds get done: something is badly wrong."""
+    """Restarts in an hour before giving up, even if rounds are finished: something is badly wrong."""
 
 
 @dataclass(frozen=True)
 class RestartHistory:
-    """What is remembered from life to life."""
+    """The state between two processes."""
 
     fruitless: int = 0
-    """Lives in a row that finished no round."""
+    """Exits in a row without a finished round."""
     oom_fallbacks: int = 0
-    """How often it was made smaller, so far."""
+    """Fallbacks used so far."""
     starts: tuple[float, ...] = ()
-    """When it was started again, in the last hour."""
+    """Times of the restarts in the last hour."""
 
 
 @dataclass(frozen=True)
 class Restart:
     delay: float
-    """Seconds to wait first."""
+    """Seconds to wait before it."""
     reason: str
 
 
 @dataclass(frozen=True)
 class Stop:
     code: int
-    """For the supervisor to end with."""
+    """The supervisor's exit code."""
     reason: str
-    """With the last life in it, for whoever asks later."""
+    """With the last exit in it, for `supervisor.json`."""
     line: str
-    """For a log in which that life stands right before."""
+    """For the log, where the last exit stands on the line before."""
 
 
-def ending_of(code: int, rounds: int, *, killed_for_memory: bool) -> ExitCause:
-    """Of a process that ended by itself. `killed_for_memory` is what the kernel's counters say of a SIGKILL."""
+def classify_exit(code: int, rounds: int, *, killed_for_memory: bool) -> ExitCause:
+    """Classify an exit. `killed_for_memory`: whether the kernel's counters attribute a SIGKILL to the OOM killer."""
     if code == 0:
         return ExitCause.DONE
     if code == KILLED or (code == -9 and killed_for_memory):
@@ -127,22 +127,23 @@ def ending_of(code: int, rounds: int, *, killed_for_memory: bool) -> ExitCause:
 
 
 def decide(
-    history: RestartHistory, life: ProcessExit, now: float, rules: RestartRules, *, oom_fallbacks: int
+    history: RestartHistory, last: ProcessExit, now: float, rules: RestartRules, *, oom_fallbacks: int
 ) -> tuple[RestartHistory, Restart | Stop]:
-    """What to do now, and what to remember. `oom_fallbacks`: how often the process can be made smaller in all."""
-    if life.ending in (ExitCause.DONE, ExitCause.ASKED):
-        why = "the node ended by itself" if life.ending is ExitCause.DONE else "asked to stop"
+    """Decide what follows an exit; return the new history and the decision. `oom_fallbacks`: the number of fallbacks that
+    exist."""
+    if last.ending in (ExitCause.DONE, ExitCause.ASKED):
+        why = "the node ended by itself" if last.ending is ExitCause.DONE else "asked to stop"
         return history, Stop(0, why, why)
-    if life.ending is ExitCause.REFUSED:
+    if last.ending is ExitCause.REFUSED:
         why = "the node refused to start, and would again"
-        return history, Stop(USER_ERROR, f"{why}: {life.last_words}", why)
+        return history, Stop(USER_ERROR, f"{why}: {last.last_words}", why)
     starts = tuple(each for each in history.starts if now - each < HOUR)
-    fruitless = 0 if life.rounds else history.fruitless + 1
+    fruitless = 0 if last.rounds else history.fruitless + 1
     remembered = replace(history, fruitless=fruitless, starts=(*starts, now))
-    if life.ending is ExitCause.OUT_OF_MEMORY and history.oom_fallbacks < oom_fallbacks:
-        # asking for less is a new try, not one more of the same
+    if last.ending is ExitCause.OUT_OF_MEMORY and history.oom_fallbacks < oom_fallbacks:
+        # smaller settings are a new try, not a repetition
         smaller = replace(remembered, oom_fallbacks=history.oom_fallbacks + 1, fruitless=0)
-        return smaller, Restart(rules.first_delay, f"the node {life}; it is started again with less")
+        return smaller, Restart(rules.first_delay, f"the node {last}; it is started again with less")
     if fruitless >= rules.max_fruitless:
         why = f"{fruitless} times in a row no round was finished"
     elif len(remembered.starts) > rules.max_per_hour:
@@ -150,12 +151,12 @@ def decide(
     else:
         why = ""
     if why:
-        return remembered, Stop(GAVE_UP, f"{why}; the last time the node {life}", f"giving up: {why}")
+        return remembered, Stop(GAVE_UP, f"{why}; the last time the node {last}", f"giving up: {why}")
     delay = min(rules.max_delay, rules.first_delay * rules.factor ** max(0, fruitless - 1))
-    return remembered, Restart(delay, f"the node {life}")
+    return remembered, Restart(delay, f"the node {last}")
 
 
-def _how(code: int | None) -> str:
+def _describe(code: int | None) -> str:
     if code is None:
         return "was killed"
     if code >= 0:
@@ -168,34 +169,34 @@ def _how(code: int | None) -> str:
 
 @dataclass(frozen=True)
 class WatchRules:
-    """How long is too long."""
+    """When a process counts as hung."""
 
     hang_seconds: float = 900.0
-    """Without progress. Longer than the slowest single thing a round does: a training step of a large batch."""
+    """Seconds without progress. Longer than the slowest operation of a round, a training step of a large batch."""
     start_seconds: float = 3600.0
-    """Without progress while it starts: a model may have to be downloaded first."""
+    """Seconds without progress during the start: a model may have to be downloaded."""
     stopped_seconds: float = 60.0
-    """Suspended: long enough for someone to look at it with a debugger, and to let go."""
+    """Seconds of suspension: long enough to attach a debugger and detach again."""
     blind_seconds: float = 30.0
-    """Between two looks. After a longer gap the watcher itself was not running, and judges nobody by it."""
+    """Seconds between two observations. After a longer gap the watcher itself was not running, and starts anew."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One look at the process."""
+    """One observation of the process."""
 
     at: float
-    """By the watcher's monotonic clock."""
+    """Time on the watcher's monotonic clock."""
     beat: int | None
-    """Of its heartbeat; `None`: it has not beaten yet."""
+    """The count of its heartbeat; `None` before the first."""
     suspended: bool
-    """Whether the kernel says that it is stopped."""
+    """Whether the kernel shows it as stopped."""
     starting: bool = False
-    """Whether it says that it is still loading and joining."""
+    """Whether its heartbeat shows that it is still loading and joining."""
 
 
 class Watch:
-    """Follows one life."""
+    """Watches one process."""
 
     def __init__(self, rules: WatchRules, started: float) -> None:
         self._rules = rules
@@ -205,7 +206,7 @@ class Watch:
         self._suspended_since: float | None = None
 
     def look(self, seen: Seen) -> ExitCause | None:
-        """`None`: leave it alone."""
+        """Return the reason to kill the process, or `None`."""
         rules = self._rules
         if seen.at - self._looked > rules.blind_seconds:
             self._moved = seen.at

@@ -1,9 +1,9 @@
-"""Keeps a node at work: starts it, watches its progress, starts it again, and gives up when that does not help.
+"""The supervisor of one node: start, watch, restart, give up.
 
-True of it: at most one process of the node lives at a time, and nothing of an earlier life is left when the next one
-starts; every death is in both logs and in `supervisor.json` with its reason; being told to stop reaches the node first,
-which then has `stop_seconds` to write its checkpoint. The supervisor knows nothing of what the node does but its
-heartbeat. It is meant to have a process of its own, because it adopts and ends the node's orphans.
+Invariants: at most one process of the node runs at a time, and no process of an earlier life is left when the next one
+starts; every exit is in both logs and in `supervisor.json` with its cause; a stop request reaches the node first, which
+then has `stop_seconds` to write its checkpoint. The supervisor knows the node only by its heartbeat. It needs a process of
+its own, because it adopts and kills the node's orphans.
 """
 
 import os
@@ -38,35 +38,35 @@ from rollwright.swarm.supervisor.rules import (
     Stop,
     Watch,
     WatchRules,
+    classify_exit,
     decide,
-    ending_of,
 )
 
 LOGS = "logs"
-"""Folder of the logs, in the node's."""
+"""Folder of the logs, in the node's home."""
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the node: soon enough that a death costs little, seldom enough that looking costs nothing."""
+"""Between two observations: soon enough that an exit costs little, seldom enough that watching costs nothing."""
 
 REMEMBERED = 50
-"""Deaths that `supervisor.json` tells of one by one."""
+"""Exits listed in `supervisor.json`."""
 
 STOP_SECONDS = 60.0
-"""For a node to finish what it is at and to write a checkpoint."""
+"""For a node to finish its work and write a checkpoint."""
 
 _LAST_OUTPUT_SECONDS = 2.0
-"""For the last lines of a dead process to arrive."""
+"""For the last lines of a process that has exited to arrive."""
 
 
 @dataclass(frozen=True)
 class Supervision:
-    """What is kept at work, and how."""
+    """What to supervise, and how."""
 
     command: Sequence[str]
     home: Path
     """The node's folder: its heartbeat is read there, logs and `supervisor.json` are written there."""
     oom_fallbacks: Sequence[Sequence[str]] = ()
-    """What is added to the command after the first, second, … death for want of memory; each replaces the one before."""
+    """Arguments added to the command after the first, second, … out-of-memory exit; each replaces the one before."""
     restarts: RestartRules = field(default_factory=RestartRules)
     watching: WatchRules = field(default_factory=WatchRules)
     stop_seconds: float = STOP_SECONDS
@@ -80,15 +80,15 @@ class Supervisor:
         self._logs = logs or NodeLogs(supervision.home / LOGS)
         self._history = RestartHistory()
         self._told: int | None = None
-        """The signal that asked to stop."""
+        """The signal that requested the stop."""
         self._impatient = False
-        """Asked twice: the node is not waited for."""
+        """Whether the stop was requested twice: the node is not waited for."""
         self._wake = threading.Event()
         self._last_words = ""
         self._pid = 0
-        """Of the last process that was started."""
+        """Process id of the last start."""
         self._rounds = self._rounds_done()
-        """Most rounds that the heartbeat ever told of: one that is still starting may not know them yet."""
+        """Most rounds that a heartbeat has shown: a starting node may not know them yet."""
         self._record = SupervisorRecord(
             pid=os.getpid(),
             state=SupervisorState.WAITING,
@@ -104,19 +104,19 @@ class Supervisor:
         )
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Ends the node, then the supervisor; a second time, at once."""
+        """Stop the node, then the supervisor; the second call does not wait for the node."""
         self._impatient = self._told is not None
         self._told = self._told or number
         self._wake.set()
 
     def run(self) -> int:
-        """Until the node has ended for good; returns the code to end with."""
+        """Run until the node has ended for good; return the exit code."""
         with hold(self._what.home):
-            self._end_leftovers()
+            self._kill_leftovers()
             adopt_orphans()
             before = {each: signal.signal(each, self._on_signal) for each in (signal.SIGTERM, signal.SIGINT)}
             try:
-                return self._keep_at_work()
+                return self._run_until_done()
             finally:
                 for each, handler in before.items():
                     signal.signal(each, handler)
@@ -124,21 +124,21 @@ class Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop(number)
 
-    def _end_leftovers(self) -> None:
-        """What a supervisor that was killed has left running would hold the node's identity and ports."""
+    def _kill_leftovers(self) -> None:
+        """Kill processes of a supervisor that was killed: they would hold the node's identity and ports."""
         earlier = read_record(self._what.home)
         if earlier is not None and earlier.life is not None and (ended := kill_life(earlier.life)):
             self._logs.write_event(
                 "leftovers", f"ended {ended} processes of an earlier supervisor's node", processes=ended
             )
 
-    def _keep_at_work(self) -> int:
+    def _run_until_done(self) -> int:
         while True:
-            life = self._live()
+            life = self._run_once()
             if self._told is not None and life.ending is not ExitCause.DONE:
-                self._count(life)
+                self._record_exit(life)
                 return self._end_as_told()
-            smaller = self._smaller()
+            smaller = self._fallback()
             self._history, decision = decide(
                 self._history,
                 life,
@@ -148,17 +148,17 @@ class Supervisor:
             )
             match decision:
                 case Stop(code, reason, line):
-                    self._count(life)
+                    self._record_exit(life)
                     return self._end(code, reason, line)
                 case Restart(delay, reason):
-                    less = "" if self._smaller() == smaller else f" with {' '.join(self._smaller())}"
-                    self._count(life, f"; next start in {delay:g} s{less}", delay=delay)
+                    less = "" if self._fallback() == smaller else f" with {' '.join(self._fallback())}"
+                    self._record_exit(life, f"; next start in {delay:g} s{less}", delay=delay)
                     if self._wait(delay, reason):
                         return self._end_as_told()
 
-    def _live(self) -> ProcessExit:
-        """One process of the node, from its start to its end, and nothing of it left behind."""
-        words = [*self._what.command, *self._smaller()]
+    def _run_once(self) -> ProcessExit:
+        """Run one process of the node to its end, and leave none of its descendants behind."""
+        words = [*self._what.command, *self._fallback()]
         kills_before = memory_kills()
         began = time.monotonic()
         self._last_words = ""
@@ -170,13 +170,13 @@ class Supervisor:
             "start", f"started process {tree.pid}{restart}: {' '.join(words)}", pid=tree.pid
         )
         listening = threading.Thread(target=self._listen, args=(tree,), daemon=True)
-        listening.start()  # now, so that nothing the node says stands before its start
-        self._note(
+        listening.start()  # after the start event, so that the node's output follows it in the log
+        self._update_record(
             state=SupervisorState.RUNNING,
             node_pid=tree.pid,
             life=tree.life,
             starts=number + 1,
-            oom_fallbacks=list(self._smaller()),
+            oom_fallbacks=list(self._fallback()),
             reason="the node runs",
             next_start=None,
         )
@@ -195,16 +195,16 @@ class Supervisor:
         if judged is None:
             kills = memory_kills()
             by_kernel = kills is None or kills_before is None or kills > kills_before
-            judged = ending_of(tree.process.returncode, rounds, killed_for_memory=by_kernel)
+            judged = classify_exit(tree.process.returncode, rounds, killed_for_memory=by_kernel)
             code = tree.process.returncode
         return ProcessExit(judged, code, time.monotonic() - began, rounds, self._last_words)
 
     def _watch(self, tree: ProcessTree, began: float) -> ExitCause | None:
-        """Until the process ends (`None`) or is to be ended."""
+        """Watch until the process exits (`None`) or must be killed (the cause)."""
         watch = Watch(self._what.watching, began)
         while tree.process.poll() is None:
             if self._told is not None:
-                return self._ask_to_end(tree)
+                return self._stop_node(tree)
             beat = self._heartbeat(tree)
             seen = Seen(
                 time.monotonic(),
@@ -218,8 +218,8 @@ class Supervisor:
             self._wake.wait(self._what.look_seconds)
         return None
 
-    def _ask_to_end(self, tree: ProcessTree) -> ExitCause | None:
-        """A node that ends by itself in time has done all it should; `None` then leaves its own code to tell."""
+    def _stop_node(self, tree: ProcessTree) -> ExitCause | None:
+        """Ask the node to stop, and wait for it."""
         self._logs.write_event("stop", f"asked process {tree.pid} to stop", pid=tree.pid)
         tree.terminate()
         deadline = time.monotonic() + self._what.stop_seconds
@@ -232,8 +232,8 @@ class Supervisor:
         return ExitCause.ASKED
 
     def _wait(self, delay: float, reason: str) -> bool:
-        """Whether it was told to stop meanwhile."""
-        self._note(
+        """Wait before a restart; return whether a stop was requested meanwhile."""
+        self._update_record(
             state=SupervisorState.WAITING,
             node_pid=None,
             life=None,
@@ -254,7 +254,7 @@ class Supervisor:
                 self._logs.write_output(text)
 
     def _heartbeat(self, tree: ProcessTree) -> Heartbeat | None:
-        """Of this process: one that an earlier life has left says nothing."""
+        """The heartbeat of this process; one that an earlier process has left does not count."""
         found = read_heartbeat(self._what.home)
         return found if found is not None and found.pid == tree.pid else None
 
@@ -262,12 +262,12 @@ class Supervisor:
         found = read_heartbeat(self._what.home)
         return 0 if found is None else found.rounds_done
 
-    def _smaller(self) -> Sequence[str]:
+    def _fallback(self) -> Sequence[str]:
         taken = self._history.oom_fallbacks
         return self._what.oom_fallbacks[taken - 1] if taken else ()
 
-    def _count(self, life: ProcessExit, follows: str = "", **details: object) -> None:
-        """A death is one line, with what is done about it."""
+    def _record_exit(self, life: ProcessExit, follows: str = "", **details: object) -> None:
+        """Log and record an exit, in one line with what follows it."""
         ending = str(life.ending)
         self._logs.write_event(
             "end",
@@ -279,7 +279,7 @@ class Supervisor:
             rounds=life.rounds,
             **details,
         )
-        self._note(
+        self._update_record(
             node_pid=None,
             life=None,
             endings={**self._record.endings, ending: self._record.endings.get(ending, 0) + 1},
@@ -295,9 +295,11 @@ class Supervisor:
         self._logs.write_event(
             "give_up" if code == 1 else "ended", f"the supervisor ends with code {code}: {line}", code=code
         )
-        self._note(state=SupervisorState.ENDED, node_pid=None, life=None, reason=reason, next_start=None)
+        self._update_record(
+            state=SupervisorState.ENDED, node_pid=None, life=None, reason=reason, next_start=None
+        )
         return code
 
-    def _note(self, **changed: object) -> None:
+    def _update_record(self, **changed: object) -> None:
         self._record = msgspec.structs.replace(self._record, **changed)
         write_record(self._what.home, self._record)
