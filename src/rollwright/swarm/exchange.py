@@ -93,7 +93,7 @@ Verifier = Callable[[content.SharedGroup, str, TaskBook, Scorer, float], Awaitab
 """The signature of `verification.verify`."""
 
 
-class Listener:
+class ManifestListener:
     """The stage that admits announced manifests as candidates."""
 
     def __init__(
@@ -241,7 +241,7 @@ class Exchange:
             counts=self.counts,
             clock=clock,
         )
-        self._listener = Listener(
+        self._listener = ManifestListener(
             transport,
             self.admission,
             self._candidates,
@@ -265,7 +265,7 @@ class Exchange:
         return await self.publisher.publish(round, index, tag, trajectories, tokenizer)
 
     async def listen(self, round: int) -> None:
-        """Admit new manifests; see `Listener.listen`."""
+        """Admit new manifests; see `ManifestListener.listen`."""
         await self._listener.listen(round)
 
     async def gather(self, round: int, count: int, scorer: Scorer) -> list[ForeignGroup]:
