@@ -21,7 +21,7 @@ from overhead_episode import (
     measure,
     report,
 )
-from rollwright.run.garbage import rare_collections
+from rollwright.run.gc_tuning import rare_collections
 
 
 async def run(order: Order) -> Cell:

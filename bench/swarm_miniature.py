@@ -29,8 +29,8 @@ from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, pl
 from rollwright.swarm.content import SharedGroup
 from rollwright.swarm.exchange import Exchange, ExchangeLimits, Verifier
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.memory_transport import MemorySwarm
 from rollwright.swarm.recipes import TaskBook, task_level, task_seed
+from rollwright.swarm.transports.memory import MemorySwarm
 from rollwright.swarm.verification import Scorer, Verified, verify
 from rollwright.training.advantages import make_advantage
 from rollwright.training.rows import build_rows

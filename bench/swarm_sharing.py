@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.table import Table
 
 from results_file import write_results
-from rollwright.swarm import content, envelope
+from rollwright.swarm import content, signed
+from rollwright.swarm.admission import Admission
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.manifests import Gate
-from rollwright.swarm.selection import choose
-from rollwright.swarm.transport import digest_of
-from rollwright.swarm.zenoh_transport import ZenohTransport
+from rollwright.swarm.selection import in_turns
+from rollwright.swarm.transports.base import digest_of
+from rollwright.swarm.transports.zenoh import ZenohTransport
 from rollwright.trajectory import FinishReason
 from venvs import peer_python
 
@@ -60,10 +60,10 @@ def made_group(identity: Identity, index: int) -> content.SharedGroup:
     members = []
     for member in range(MEMBERS):
         text = "".join(luck.choices("abcdefgh ", k=room // 2))
-        action = content.Action(text, luck.randbytes(room // 8 * 4), FinishReason.STOP)
-        members.append(content.Member((action,), float(member % 2)))
+        action = content.SharedAction(text, luck.randbytes(room // 8 * 4), FinishReason.STOP)
+        members.append(content.SharedMember((action,), float(member % 2)))
     recipe = content.Recipe("bench", "1", 1, index, "0" * 64)
-    return content.SharedGroup(envelope.PROTOCOL, identity.peer, recipe, "bench", tuple(members))
+    return content.SharedGroup(signed.PROTOCOL, identity.peer, recipe, "bench", tuple(members))
 
 
 class Node:
@@ -71,7 +71,7 @@ class Node:
 
     def __init__(self, nodes: int) -> None:
         self.identity = Identity.generate()
-        self.gate = Gate(SWARM, self.identity.peer)
+        self.gate = Admission(SWARM, self.identity.peer)
         self.nodes = nodes
         self.cursor = 0
         self.sequence = 0
@@ -89,7 +89,7 @@ class Node:
         """Shares and gathers; the bytes that came."""
         for index in range(GROUPS):
             await self.share(number, self.groups[index])
-        heard: list[envelope.Manifest] = []
+        heard: list[signed.Manifest] = []
         received = 0
         while len(heard) < GROUPS * (self.nodes - 1):
             announced = await self.transport.manifests(self.cursor)
@@ -98,7 +98,7 @@ class Node:
             heard += [self.gate.admit(each, round=number, now=time.time()) for each in announced.manifests]
             if not announced.manifests:
                 await asyncio.sleep(0.0005)
-        chosen = choose(heard, GROUPS, per_peer=GROUPS, key=(self.identity.peer, number))
+        chosen = in_turns(heard, (self.identity.peer, number))[:GROUPS]
         fetched = await asyncio.gather(
             *(self.transport.fetch(each.peer, each.digest, each.size) for each in chosen)
         )
@@ -113,7 +113,7 @@ class Node:
     async def share(self, number: int, group: content.SharedGroup) -> None:
         data = content.encode(group)
         self.sequence += 1
-        manifest = envelope.Manifest(
+        manifest = signed.Manifest(
             swarm=SWARM,
             peer=self.identity.peer,
             round=number,
@@ -127,7 +127,7 @@ class Node:
             rewards=group.rewards,
         )
         await self.transport.publish(manifest.digest, data)
-        await self.transport.announce(envelope.seal(manifest, self.identity))
+        await self.transport.announce(signed.sign_manifest(manifest, self.identity))
 
 
 async def serve(place: int, nodes: int) -> None:

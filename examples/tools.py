@@ -13,7 +13,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from rollwright.agents import Session
 from rollwright.agents.tool_agent import ToolAgent
@@ -58,14 +61,12 @@ async def submit(kilometres: int) -> int:
 async def search_server() -> AsyncIterator[str]:
     index = Bm25Index(PASSAGES)
 
-    app = FastAPI()
-
-    @app.post("/search")
-    async def search(asked: dict[str, Any]) -> dict[str, Any]:
+    async def search(request: Request) -> JSONResponse:
+        asked = await request.json()
         found = index.find(asked["query"], asked["count"])
-        return {"results": [{"title": each.title, "text": each.text} for each in found]}
+        return JSONResponse({"results": [{"title": each.title, "text": each.text} for each in found]})
 
-    server = Listener(app)
+    server = Listener(Starlette(routes=[Route("/search", search, methods=["POST"])]))
     bound = listening_socket("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve([bound]))
     yield f"http://127.0.0.1:{bound.getsockname()[1]}/search"

@@ -66,9 +66,8 @@ MAY_KNOW = {
         "training",
         "swarm",
     },
-    "swarm": {"trajectory", "envs", "policies", "agents", "rollout"},
-    "supervision": {"config", "swarm"},
-    "doctor": {"config", "hardware", "models", "policies", "run", "swarm", "supervision"},
+    "swarm": {"trajectory", "config", "envs", "policies", "agents", "rollout"},
+    "doctor": {"config", "hardware", "models", "policies", "run", "swarm"},
     "observe": {"trajectory", "config", "rollout", "run"},
     "cli": {
         "trajectory",
@@ -85,7 +84,6 @@ MAY_KNOW = {
         "training",
         "run",
         "swarm",
-        "supervision",
         "hardware",
         "doctor",
         "observe",
@@ -169,16 +167,38 @@ def test_no_box_knows_itself_through_another() -> None:
     [
         (
             "import rollwright",
-            {"torch", "ray", "sqlalchemy", "numpy", "gymnasium", "aiohttp", "pydantic", "msgspec"},
+            {
+                *("torch", "ray", "sqlalchemy", "numpy", "gymnasium", "aiohttp", "pydantic", "msgspec"),
+                *("psutil", "starlette", "huggingface_hub"),
+            },
         ),
         (
             "import rollwright.run.local",
-            {"torch", "ray", "transformers", "pyarrow", "reasoning_gym", "gymnasium", "aiohttp"},
+            {
+                "huggingface_hub",
+                "torch",
+                "ray",
+                "transformers",
+                "pyarrow",
+                "reasoning_gym",
+                "gymnasium",
+                "aiohttp",
+            },
         ),
         (PLAYED_OVER_HTTP, {"torch", "ray", "aiohttp", "httpx", "numpy"}),
         (
             "import rollwright.cli.main",
-            {"torch", "ray", "transformers", "pyarrow", "reasoning_gym", "aiohttp", "sqlalchemy", "numpy"},
+            {
+                "huggingface_hub",
+                "torch",
+                "ray",
+                "transformers",
+                "pyarrow",
+                "reasoning_gym",
+                "aiohttp",
+                "sqlalchemy",
+                "numpy",
+            },
         ),
     ],
 )

@@ -16,7 +16,7 @@ from rollwright.doctor.machine import check_clock, check_machine
 from rollwright.doctor.node import check_engine, check_identity, check_lives, check_ports
 from rollwright.doctor.startup import PARTS, check_startup, compare, median_start
 from rollwright.errors import FormatError
-from rollwright.swarm.heartbeat import Phase, Pulse
+from rollwright.swarm.heartbeat import NodePhase, Pulse
 
 SOUND = """
 policy: {kind: random}
@@ -97,11 +97,11 @@ def test_a_node_without_a_supervisor_is_known_by_its_heartbeat(tmp_path: Path) -
         listen = [f"tcp/127.0.0.1:{taken.getsockname()[1]}"]
         config = build({"swarm": {"communication": {"listen": listen}}})
         pulse = Pulse(tmp_path)
-        pulse.enter(Phase.TRAIN, 7, 7)
+        pulse.enter(NodePhase.TRAIN, 7, 7)
         (running,), (port,) = check_lives(tmp_path), check_ports(config, tmp_path)
         assert "it runs, with 7 rounds done" in running.what
         assert (port.health, "by this node" in port.what) == (Health.WELL, True)
-        pulse.enter(Phase.STOPPED, 7, 7)
+        pulse.enter(NodePhase.STOPPED, 7, 7)
         (stopped,), (port,) = check_lives(tmp_path), check_ports(config, tmp_path)
         assert "does not run now" in stopped.what
         assert port.health is Health.FIX
@@ -126,7 +126,7 @@ def test_a_model_is_looked_for_where_it_would_be_loaded_from(
 
 
 def test_a_clock_that_went_back_is_seen_by_the_heartbeat(tmp_path: Path) -> None:
-    Pulse(tmp_path, clock=lambda: time.time() + 3600).enter(Phase.TRAIN, 1, 0)
+    Pulse(tmp_path, clock=lambda: time.time() + 3600).enter(NodePhase.TRAIN, 1, 0)
     (found,) = check_clock(tmp_path)
     assert found.health is Health.FIX
     assert "3600 s in the future" in found.what or "3599 s in the future" in found.what

@@ -19,7 +19,7 @@ from rollwright.gateway.service import GatewayService, ServiceSettings
 from rollwright.policies.base import Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.simulated import SimulatedEngine
-from rollwright.run.garbage import short_collections
+from rollwright.run.gc_tuning import short_collections
 from rollwright.store.http.decoding import json_values
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.store.memory import MemoryStore

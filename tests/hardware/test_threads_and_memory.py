@@ -76,14 +76,14 @@ def test_a_group_without_limit_leaves_what_the_process_may_run_on(tmp_path: Path
     assert usable_cores(Cgroups(tmp_path / "none", tmp_path / "none")).count == HERE
 
 
-def test_free_memory_is_the_groups_when_that_is_less(second: Cgroups, first: Cgroups, tmp_path: Path) -> None:
-    table = tmp_path / "meminfo"
-    table.write_text(f"MemTotal: {64 * 1024**2} kB\nMemAvailable: {32 * 1024**2} kB\n")
-    assert free_memory(second, table) == 3 * GIB
-    assert free_memory(first, table) == 3 * GIB
-    table.write_text(f"MemAvailable: {1024**2} kB\n")
-    assert free_memory(second, table) == GIB
-    assert free_memory() is not None
+def test_free_memory_is_the_groups_when_that_is_less(second: Cgroups, first: Cgroups) -> None:
+    assert free_memory(second, lambda: 32 * GIB) == 3 * GIB
+    assert free_memory(first, lambda: 32 * GIB) == 3 * GIB
+    assert free_memory(second, lambda: GIB) == GIB
+
+
+def test_free_memory_of_this_machine_is_a_part_of_what_it_has() -> None:
+    assert 0 < free_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from rollwright.config import build
 from rollwright.hardware.memory import GIB
-from rollwright.models.needs import KNOWN, LEAST_CALLS, LIBRARIES, ModelShape, Use, need_of, shape_of
+from rollwright.models.memory_needs import KNOWN, LEAST_CALLS, LIBRARIES, ModelShape, Use, need_of, shape_of
 from rollwright.models.tiny import tiny_llama
 from rollwright.run import memory_plan
 from rollwright.run.memory_plan import cache_room

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from rollwright.cli.model import app
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models import fetch, load_model, load_tokenizer, model_folder
-from rollwright.models.cache import CACHE_VARIABLE
+from rollwright.models.catalogue import CACHE_VARIABLE
 
 NAME = "smollm2"
 

@@ -13,7 +13,7 @@ from rollwright.errors import ConfigError
 from rollwright.hardware.memory import GIB
 from rollwright.models.fetching import Progress
 from rollwright.models.hub import DownloadError
-from rollwright.models.needs import KNOWN, MemoryNeed, Use, need_of, shape_of
+from rollwright.models.memory_needs import KNOWN, MemoryNeed, Use, need_of, shape_of
 from rollwright.models.pools import ROOM, choose_model
 from rollwright.models.tiny import tiny_llama
 from rollwright.run import model_choice

@@ -11,8 +11,7 @@ from transformers import LlamaForCausalLM
 
 from rollwright.draws import digest
 from rollwright.errors import ConfigError, FormatError, RollwrightError
-from rollwright.models.checksum import weights_checksum
-from rollwright.models.loading import set_threads
+from rollwright.models.loading import set_threads, weights_checksum
 from rollwright.models.tiny import tiny_llama
 from rollwright.policies.base import EngineError, Generation, Prompt, Sampling, UpdateMode, Weights
 from rollwright.policies.bytes_renderer import VOCABULARY_SIZE, BytesRenderer

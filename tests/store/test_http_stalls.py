@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollwright.run.garbage import short_collections
+from rollwright.run.gc_tuning import short_collections
 from rollwright.store.call_kinds import MAX_FILTER_IDS, MAX_ITEMS
 from rollwright.store.http.decoding import MAX_VALUES, SMALL_BODY, BodyDecoder, json_values, msgpack_values
 from rollwright.store.http.protocol import JSON, MSGPACK

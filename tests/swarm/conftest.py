@@ -16,13 +16,13 @@ from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.players import SkilledPlayer
 from rollwright.rollout.episode import Episode, new_session, play_episode
 from rollwright.run.assembly import SettingsTable
-from rollwright.swarm import content, envelope
+from rollwright.swarm import content, signed
 from rollwright.swarm.exchange import Exchange, ForeignGroup
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.memory_transport import MemorySwarm
 from rollwright.swarm.recipes import TaskBook, task_digest, task_level, task_seed
 from rollwright.swarm.selection import is_flat
-from rollwright.swarm.transport import Transport, digest_of
+from rollwright.swarm.transports.base import Transport, digest_of
+from rollwright.swarm.transports.memory import MemorySwarm
 from rollwright.trajectory import Floats, TokenIds, Trajectory, floats
 
 SWARM = "test-swarm"
@@ -117,7 +117,7 @@ class Node:
             task_digest(played[0].observation),
         )
         members = tuple(map(content.shared_member, played))
-        return content.SharedGroup(envelope.PROTOCOL, self.peer, recipe, TOKENIZER, members)
+        return content.SharedGroup(signed.PROTOCOL, self.peer, recipe, TOKENIZER, members)
 
     async def send(self, group: content.SharedGroup, round: int, **claims: Any) -> bytes:
         """Announces and serves a group as it is, under this node's signature."""
@@ -125,9 +125,9 @@ class Node:
 
     async def send_raw(self, data: bytes, group: content.SharedGroup, round: int, **claims: Any) -> bytes:
         """The same for any bytes that are said to be a group."""
-        manifest = self.exchange._manifest(round, group, data)
+        manifest = self.exchange.publisher.manifest(round, group, data)
         manifest = msgspec.structs.replace(manifest, **{"peer": self.peer, **claims})
-        sealed = envelope.seal(manifest, self.identity)
+        sealed = signed.sign_manifest(manifest, self.identity)
         await self.transport.publish(digest_of(data), data)
         await self.transport.announce(sealed)
         return sealed

@@ -5,10 +5,10 @@ import pytest
 
 from rollwright.envs.scoring import Score
 from rollwright.sandbox.frames import LENGTH
-from rollwright.swarm import envelope
-from rollwright.swarm.content import Action, Member, Recipe, SharedGroup
+from rollwright.swarm import signed
+from rollwright.swarm.content import Recipe, SharedAction, SharedGroup, SharedMember
 from rollwright.swarm.recipes import task_digest, task_level, task_seed
-from rollwright.swarm.refusals import Refusal
+from rollwright.swarm.refusals import PeerRefusal
 from rollwright.trajectory import FinishReason
 
 SWARM = "test-swarm"
@@ -47,10 +47,10 @@ async def forged(node, tag: str, text: str) -> SharedGroup:
     await env.close()
     recipe = Recipe(tag, node.book.version(tag), seed, 0, task_digest(shown))
     members = tuple(
-        Member((Action(f"<answer>{answer}</answer>", b"", FinishReason.STOP),), reward)
+        SharedMember((SharedAction(f"<answer>{answer}</answer>", b"", FinishReason.STOP),), reward)
         for answer, reward in ((text, 1.0), ("no idea", honest), ("no idea", honest))
     )
-    return SharedGroup(envelope.PROTOCOL, node.peer, recipe, "bytes", members)
+    return SharedGroup(signed.PROTOCOL, node.peer, recipe, "bytes", members)
 
 
 @pytest.mark.parametrize("dataset", OF_THE_SWARM + EVALUATED)
@@ -61,9 +61,9 @@ async def test_a_forged_answer_is_refused_and_its_sender_put_into_quarantine(nod
         bad = node(tag)
         await bad.send(await forged(bad, tag, text), number)
         assert await receiver.gather(number, 8) == [], name
-        assert receiver.exchange.counts[Refusal.WRONG_REWARD] == number, name
+        assert receiver.exchange.counts[PeerRefusal.WRONG_REWARD] == number, name
         verdict = receiver.exchange.quarantine.verdicts[-1]
-        assert (verdict.peer, verdict.reason) == (bad.peer, Refusal.WRONG_REWARD), name
+        assert (verdict.peer, verdict.reason) == (bad.peer, PeerRefusal.WRONG_REWARD), name
         assert "claims 1, earns 0" in verdict.detail
     assert receiver.exchange.counts["accepted"] == 0
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollwright.swarm.content import Action, Member, Recipe, SharedGroup
+from rollwright.swarm.content import Recipe, SharedAction, SharedGroup, SharedMember
 from rollwright.swarm.duplicates import SeenGroups
-from rollwright.swarm.envelope import Manifest
-from rollwright.swarm.gathering import Gathering, Look
-from rollwright.swarm.refusals import BLAMED, Refusal, Refused
+from rollwright.swarm.gathering import Gathering, GroupCheck
+from rollwright.swarm.refusals import BLAMED, PeerRefusal, PeerRefused
 from rollwright.swarm.selection import in_turns
+from rollwright.swarm.signed import Manifest
 from rollwright.swarm.verification import Verified
 from rollwright.trajectory import FinishReason
 
@@ -24,7 +24,7 @@ STRIKES = 2
 class Kind:
     """What a group is found to be, and how long that takes."""
 
-    def __init__(self, peer: int, number: int, refusal: Refusal | None, text: int, delay: int) -> None:
+    def __init__(self, peer: int, number: int, refusal: PeerRefusal | None, text: int, delay: int) -> None:
         self.peer = f"{peer:064x}"
         self.digest = f"{peer * 1000 + number:064x}"
         self.refusal = refusal
@@ -33,7 +33,7 @@ class Kind:
         self.manifest = Manifest(
             "s", self.peer, 1, number + 1, 0.0, "e", "v", number, self.digest, 1, (0.0, 1.0)
         )
-        member = Member((Action(f"{text}", b"", FinishReason.STOP),), 0.0)
+        member = SharedMember((SharedAction(f"{text}", b"", FinishReason.STOP),), 0.0)
         self.group = SharedGroup(1, self.peer, Recipe("e", "v", 1, number, "ab" * 32), "t", (member, member))
 
 
@@ -53,12 +53,11 @@ class Round:
             per_peer=None,
             beam_size=beam_size,
             seen=SeenGroups(),
-            is_caught=self._caught.__contains__,
-            look=self._look,
-            judge=self._judge,
+            checker=self,
+            peers=self,
         )
 
-    async def _look(self, look: Look) -> None:
+    async def check(self, look: GroupCheck) -> None:
         kind = self._kinds[look.manifest.digest]
         self.asked.append(kind.peer)
         self.together += 1
@@ -68,20 +67,26 @@ class Round:
                 await asyncio.sleep(0)
         finally:
             self.together -= 1
-        if kind.refusal is Refusal.NOT_FETCHED:
-            look.unanswered = True
-            raise Refused(kind.refusal)
+        if kind.refusal is PeerRefusal.NOT_FETCHED:
+            look.timed_out = True
+            raise PeerRefused(kind.refusal)
         look.data, look.group = b"came", kind.group
         if kind.refusal is not None:
-            raise Refused(kind.refusal)
+            raise PeerRefused(kind.refusal)
         look.verified = Verified([], off_policy=False)
 
-    def _judge(self, look: Look) -> None:
+    def is_caught(self, peer: str) -> bool:
+        return peer in self._caught
+
+    def is_proven(self, peer: str) -> bool:
+        return False
+
+    def judge(self, look: GroupCheck) -> None:
         peer = look.manifest.peer
         if look.refused is None:
             self._strikes[peer] = 0
             return
-        self._strikes[peer] += look.refused.reason is Refusal.WRONG_TOKENS
+        self._strikes[peer] += look.refused.reason is PeerRefusal.WRONG_TOKENS
         if look.refused.reason in BLAMED or self._strikes[peer] >= STRIKES:
             self._caught.add(peer)
 
@@ -94,7 +99,15 @@ class Round:
 
 
 refusals = st.sampled_from(
-    [None, None, None, Refusal.WRONG_REWARD, Refusal.WRONG_TOKENS, Refusal.TOO_LONG, Refusal.NOT_FETCHED]
+    [
+        None,
+        None,
+        None,
+        PeerRefusal.WRONG_REWARD,
+        PeerRefusal.WRONG_TOKENS,
+        PeerRefusal.TOO_LONG,
+        PeerRefusal.NOT_FETCHED,
+    ]
 )
 pools = st.lists(
     st.builds(
@@ -162,7 +175,7 @@ def test_of_two_that_repeat_each_other_the_first_by_lot_is_taken(first_is_slow: 
 
 
 def test_a_peer_that_does_not_answer_is_asked_once_in_a_round() -> None:
-    silent = [Kind(1, number, Refusal.NOT_FETCHED, number, 50) for number in range(8)]
+    silent = [Kind(1, number, PeerRefusal.NOT_FETCHED, number, 50) for number in range(8)]
     honest = [Kind(2, number, None, 50 + number, 1) for number in range(3)]
     round = Round([*silent, *honest], 4, beam_size=8)
     assert set(round.taken()) == {each.digest for each in honest}
@@ -170,7 +183,9 @@ def test_a_peer_that_does_not_answer_is_asked_once_in_a_round() -> None:
 
 
 def test_a_peer_that_is_caught_leaves_its_places_to_others() -> None:
-    mixed = [Kind(1, number, Refusal.WRONG_REWARD if number else None, number, number) for number in range(4)]
+    mixed = [
+        Kind(1, number, PeerRefusal.WRONG_REWARD if number else None, number, number) for number in range(4)
+    ]
     honest = [Kind(2, number, None, 50 + number, 9) for number in range(6)]
     for key in range(20):
         taken = Round([*mixed, *honest], 6, beam_size=8, key=key).taken()

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from rollwright.errors import RollwrightError
-from rollwright.swarm import directory_transport
-from rollwright.swarm.content import Action, Member, Recipe, SharedGroup, encode
-from rollwright.swarm.directory_transport import DirectoryTransport
-from rollwright.swarm.envelope import Manifest, seal
+from rollwright.swarm.content import Recipe, SharedAction, SharedGroup, SharedMember, encode
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.transport import FetchFailed, FetchProblem, PassedOver, digest_of
-from rollwright.swarm.transport_inbox import MAX_PER_PEER
+from rollwright.swarm.signed import Manifest, sign_manifest
+from rollwright.swarm.transports import directory
+from rollwright.swarm.transports.base import FetchFailed, FetchProblem, PassedOver, digest_of
+from rollwright.swarm.transports.directory import DirectoryTransport
+from rollwright.swarm.transports.inbox import MAX_PER_PEER
 from rollwright.trajectory import FinishReason
 
 SECONDS = 20.0
@@ -37,12 +37,13 @@ def sealed(identity: Identity, number: int = 1) -> bytes:
     manifest = Manifest(
         "s", identity.peer, 1, number, time.time(), "e", "v", number, "ab" * 32, 1, (0.0, 1.0)
     )
-    return seal(manifest, identity)
+    return sign_manifest(manifest, identity)
 
 
 def own_group(peer: str, index: int) -> bytes:
     members = tuple(
-        Member((Action(secrets.token_hex(600), b"", FinishReason.STOP),), float(each)) for each in range(2)
+        SharedMember((SharedAction(secrets.token_hex(600), b"", FinishReason.STOP),), float(each))
+        for each in range(2)
     )
     return encode(SharedGroup(1, peer, Recipe("e", "v", 1, index, "0" * 64), "bytes", members))
 
@@ -248,7 +249,7 @@ def sealed_by(identity: Identity, manifests: object) -> int:
 
 
 async def test_a_crowd_of_names_hides_nobody_and_holds_nobody_up(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(directory_transport, "STRANGER_SECONDS", 0.02)
+    monkeypatch.setattr(directory, "STRANGER_SECONDS", 0.02)
     known, late, receiver = (Identity.generate() for _ in range(3))
     first = DirectoryTransport(tmp_path, "s", known.peer)
     reading = DirectoryTransport(tmp_path, "s", receiver.peer)
@@ -280,7 +281,7 @@ async def test_a_crowd_in_one_peer_s_folder_is_that_peer_s_alone(tmp_path: Path)
     crowded = DirectoryTransport(tmp_path, "s", loud.peer)
     other = DirectoryTransport(tmp_path, "s", quiet.peer)
     reading = DirectoryTransport(tmp_path, "s", receiver.peer)
-    for number in range(directory_transport.LISTED + 500):
+    for number in range(directory.LISTED + 500):
         (crowded._home / "manifests" / loud.peer / f"{number:064x}").write_bytes(b"junk")
     await other.announce(sealed(quiet))
     announced = await reading.manifests(0)
@@ -290,7 +291,7 @@ async def test_a_crowd_in_one_peer_s_folder_is_that_peer_s_alone(tmp_path: Path)
     await crowded.announce(sealed(loud))
     await crowded.close()
     left = len(list((crowded._home / "manifests" / loud.peer).iterdir()))
-    assert left == directory_transport.LISTED + 501, "a node removes only what it wrote"
+    assert left == directory.LISTED + 501, "a node removes only what it wrote"
 
 
 async def test_what_an_earlier_process_wrote_is_cleared_away_and_nothing_else(tmp_path: Path) -> None:

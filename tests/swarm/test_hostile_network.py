@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import zenoh
 
-from rollwright.swarm.envelope import Manifest, seal
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.peer_table import MAX_PEERS, PeerTable, Rank
-from rollwright.swarm.transport import PassedOver, digest_of
-from rollwright.swarm.transport_inbox import MAX_PER_PEER, Inbox
-from rollwright.swarm.zenoh_catch_up import AT_ONCE, CatchUp
-from rollwright.swarm.zenoh_replies import ReplyThread
-from rollwright.swarm.zenoh_transport import ZenohTransport
+from rollwright.swarm.signed import Manifest, sign_manifest
+from rollwright.swarm.transports.base import PassedOver, digest_of
+from rollwright.swarm.transports.inbox import MAX_PER_PEER, Inbox
+from rollwright.swarm.transports.peer_table import MAX_PEERS, PeerTable, Rank
+from rollwright.swarm.transports.zenoh import ZenohTransport
+from rollwright.swarm.transports.zenoh_queries import AT_ONCE, CatchUp, ReplyThread
 
 from .test_transports import SECONDS, free_port, heard, until
 
@@ -30,7 +29,7 @@ def sealed(identity: Identity, number: int = 1, swarm: str = "s") -> bytes:
     manifest = Manifest(
         swarm, identity.peer, 1, number, time.time(), "e", "v", number, "ab" * 32, 1, (0.0, 1.0)
     )
-    return seal(manifest, identity)
+    return sign_manifest(manifest, identity)
 
 
 class Hostile:

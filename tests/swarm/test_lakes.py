@@ -10,9 +10,9 @@ import pytest
 
 from rollwright.config import load
 from rollwright.run.swarm_node import SwarmNode
-from rollwright.swarm.heartbeat import Phase, read_heartbeat, read_status
+from rollwright.swarm.heartbeat import NodePhase, read_heartbeat, read_status
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity
-from rollwright.swarm.memory_transport import MemorySwarm
+from rollwright.swarm.transports.memory import MemorySwarm
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -40,7 +40,7 @@ async def test_its_nodes_get_rewards_take_groups_and_leave_a_home_that_can_be_sh
         for home in homes
     ]
     first = asyncio.create_task(nodes[0].run())
-    while not first.done() and ((beat := read_heartbeat(homes[0])) is None or beat.phase is Phase.START):
+    while not first.done() and ((beat := read_heartbeat(homes[0])) is None or beat.phase is NodePhase.START):
         await asyncio.sleep(0.05)
     await asyncio.gather(first, nodes[1].run())
     for home in homes:

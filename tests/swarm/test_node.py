@@ -16,14 +16,14 @@ from rollwright.errors import ConfigError
 from rollwright.run.folder import RunReader
 from rollwright.run.swarm_assembly import node_config, task_book
 from rollwright.run.swarm_node import SwarmNode
-from rollwright.swarm import content, envelope
+from rollwright.swarm import content, signed
 from rollwright.swarm.exchange import Exchange
-from rollwright.swarm.heartbeat import Phase, Pulse, read_heartbeat, read_status
+from rollwright.swarm.heartbeat import NodePhase, Pulse, read_heartbeat, read_status
 from rollwright.swarm.identity import IDENTITY_FILE, Identity
-from rollwright.swarm.memory_transport import MemorySwarm
+from rollwright.swarm.node import next_round
 from rollwright.swarm.recipes import task_digest, task_level, task_seed
-from rollwright.swarm.rounds import next_round
-from rollwright.swarm.transport import digest_of
+from rollwright.swarm.transports.base import digest_of
+from rollwright.swarm.transports.memory import MemorySwarm
 from rollwright.trajectory import FinishReason
 
 SWARM = "tiny"
@@ -73,15 +73,17 @@ class Peer:
         for place in range(2):
             text = "".join(self._random.choices("abcdefgh", k=5))
             earned = (await env.step(text)).reward + lie * (place == 0)
-            members.append(content.Member((content.Action(text, b"", FinishReason.STOP),), earned))
+            members.append(
+                content.SharedMember((content.SharedAction(text, b"", FinishReason.STOP),), earned)
+            )
         recipe = content.Recipe(
             TAG, task_book(self._config).version(TAG), seed, index, task_digest(first.observation)
         )
-        group = content.SharedGroup(envelope.PROTOCOL, self.name, recipe, "another", tuple(members))
+        group = content.SharedGroup(signed.PROTOCOL, self.name, recipe, "another", tuple(members))
         data = content.encode(group)
-        manifest = self.exchange._manifest(AHEAD, group, data)
+        manifest = self.exchange.publisher.manifest(AHEAD, group, data)
         await self._transport.publish(digest_of(data), data)
-        await self._transport.announce(envelope.seal(manifest, self.identity))
+        await self._transport.announce(signed.sign_manifest(manifest, self.identity))
 
 
 async def run(home: Path, config: RunConfig, network: MemorySwarm | None = None) -> SwarmNode:
@@ -141,7 +143,7 @@ async def test_a_node_alone_trains_alone_and_says_so(model: Path, tmp_path: Path
     assert [(each.own_groups, each.foreign_groups) for each in status.rounds] == [(2, 0), (2, 0)]
     assert (status.rounds_done, status.version, status.peers, status.accepted) == (2, 2, [], 0)
     assert status.shared > 0, "what it shares waits for those who come"
-    assert (beat.phase, beat.rounds_done) == (Phase.STOPPED, 2)
+    assert (beat.phase, beat.rounds_done) == (NodePhase.STOPPED, 2)
     assert beat.beat > 10, "progress inside the phases counts too"
     assert node.training.report is not None
     assert node.training.report.gap is not None
@@ -210,15 +212,15 @@ def test_the_round_is_the_swarms_and_one_liar_does_not_move_it(
 
 def test_a_heartbeat_counts_progress_and_is_always_whole(tmp_path: Path) -> None:
     pulse = Pulse(tmp_path, clock=lambda: 5.0)
-    pulse.enter(Phase.GENERATE, 3, 2)
+    pulse.enter(NodePhase.GENERATE, 3, 2)
     first = read_heartbeat(tmp_path)
     for _ in range(10):
         pulse.progress()
-    pulse.enter(Phase.TRAIN, 3, 2)
+    pulse.enter(NodePhase.TRAIN, 3, 2)
     second = read_heartbeat(tmp_path)
     assert first is not None
     assert second is not None
-    assert (first.phase, first.round, first.rounds_done, first.time) == (Phase.GENERATE, 3, 2, 5.0)
+    assert (first.phase, first.round, first.rounds_done, first.time) == (NodePhase.GENERATE, 3, 2, 5.0)
     assert second.beat > first.beat + 10
     (tmp_path / "heartbeat.json").write_text('{"pid": 1')
     assert read_heartbeat(tmp_path) is None

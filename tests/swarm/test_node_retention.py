@@ -18,10 +18,10 @@ from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.retention import read_forgotten
 from rollwright.run.swarm_assembly import KEPT_STEPS, node_config
 from rollwright.run.swarm_node import SwarmNode
-from rollwright.swarm import manifests
+from rollwright.swarm import admission
 from rollwright.swarm.heartbeat import NodeStatus
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.memory_transport import MemorySwarm
+from rollwright.swarm.transports.memory import MemorySwarm
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ async def test_peers_that_the_gate_has_forgotten_are_forgotten(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of peers that come and go, three at a time, with keys that are new each time."""
-    monkeypatch.setattr(manifests, "MAX_PEERS", 3)
+    monkeypatch.setattr(admission, "MAX_PEERS", 3)
     config, network = keeping(model, 2, 4), MemorySwarm()
     peers = [Peer(number, network, config, tmp_path / "peers") for number in range(20, 32)]
     left = iter(peers)
@@ -143,7 +143,8 @@ async def test_peers_that_the_gate_has_forgotten_are_forgotten(
     await node.run()
     await asyncio.gather(*sharing)
     assert len(sharing) == len(peers)
-    assert len(node._heard) <= 3
+    assert node.counter is not None
+    assert len(node.counter.heard) <= 3
     assert node.training.pipeline.done == 4
     for each in peers:
         await each.exchange.close()

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rollwright.swarm.admission import Freshness
 from rollwright.swarm.content import decode, encode
-from rollwright.swarm.envelope import seal, unseal
 from rollwright.swarm.exchange import ExchangeLimits
-from rollwright.swarm.gathering import Look
-from rollwright.swarm.manifests import Freshness
+from rollwright.swarm.gathering import GroupCheck
 from rollwright.swarm.quarantine import Quarantine
-from rollwright.swarm.refusals import BLAMED, SUSPECT, Refusal, Refused
-from rollwright.swarm.transport import digest_of
+from rollwright.swarm.refusals import BLAMED, SUSPECT, PeerRefusal, PeerRefused
+from rollwright.swarm.signed import open_signed, sign_manifest
+from rollwright.swarm.transports.base import digest_of
 
 BINARY_MATRIX = "reasoning_gym:binary_matrix"
 """reasoning-gym's own scorer would evaluate an answer that is not the right one as code."""
@@ -49,14 +49,14 @@ async def test_wrong_rewards_lead_to_quarantine_with_the_evidence(swarm) -> None
     sealed = await bad.send(lie, 1)
     taken = await receiver.gather(1, 8)
     assert {each.peer for each in taken} == {honest.peer}
-    assert receiver.exchange.counts[Refusal.WRONG_REWARD] == 1
+    assert receiver.exchange.counts[PeerRefusal.WRONG_REWARD] == 1
     (verdict,) = receiver.exchange.quarantine.verdicts
     assert verdict.peer == bad.peer
-    assert verdict.reason is Refusal.WRONG_REWARD
+    assert verdict.reason is PeerRefusal.WRONG_REWARD
     evidence = receiver.folder / "quarantine" / bad.peer
     assert (evidence / "manifest.bin").read_bytes() == sealed
     assert (evidence / "content.bin").read_bytes() == encode(lie)
-    assert unseal(sealed).peer == bad.peer, "anybody can check who signed it"
+    assert open_signed(sealed).peer == bad.peer, "anybody can check who signed it"
 
 
 async def test_a_caught_peer_stays_out_over_a_restart_until_it_is_released(swarm, node) -> None:
@@ -67,7 +67,7 @@ async def test_a_caught_peer_stays_out_over_a_restart_until_it_is_released(swarm
     again = node(identity=receiver.identity)
     await bad.share(2, 1)
     assert await again.gather(2, 4) == []
-    assert again.exchange.counts[Refusal.QUARANTINED] >= 1
+    assert again.exchange.counts[PeerRefusal.QUARANTINED] >= 1
     assert again.exchange.quarantine.release(bad.peer)
     await bad.share(3, 2)
     assert [each.peer for each in await again.gather(3, 4)] == [bad.peer]
@@ -78,7 +78,7 @@ async def test_another_s_group_under_an_own_name_is_refused(swarm) -> None:
     group = await honest.shared_group(0)
     await bad.send(group, 1)
     assert await receiver.gather(1, 4) == []
-    assert receiver.exchange.counts[Refusal.CONTENT_DIFFERS] == 1
+    assert receiver.exchange.counts[PeerRefusal.CONTENT_DIFFERS] == 1
     assert bad.peer in receiver.exchange.quarantine
     assert honest.peer not in receiver.exchange.quarantine
     await honest.share(1, 0)
@@ -104,7 +104,7 @@ async def test_a_copy_of_a_taken_group_is_refused(swarm) -> None:
     assert len(await receiver.gather(1, 4)) == 1
     await honest.share(2, 0)
     assert await receiver.gather(2, 4) == []
-    assert receiver.exchange.counts[Refusal.DUPLICATE] == 1
+    assert receiver.exchange.counts[PeerRefusal.DUPLICATE] == 1
 
 
 async def test_own_groups_do_not_come_back(swarm) -> None:
@@ -123,7 +123,7 @@ async def test_a_replayed_envelope_does_not_count_twice_and_blames_nobody(swarm)
     assert await receiver.gather(1, 4) == []
     await bad.transport.announce(sealed)
     assert await receiver.gather(1, 4) == []
-    assert receiver.exchange.counts[Refusal.REPLAY] == 1
+    assert receiver.exchange.counts[PeerRefusal.REPLAY] == 1
     assert receiver.exchange.quarantine.verdicts == []
 
 
@@ -132,7 +132,7 @@ async def test_two_manifests_with_one_number_lead_to_quarantine(swarm) -> None:
     await bad.send(await bad.shared_group(0), 1, sequence=50)
     await bad.send(await bad.shared_group(1), 1, sequence=50)
     await receiver.gather(1, 4)
-    assert receiver.exchange.counts[Refusal.EQUIVOCATION] == 1
+    assert receiver.exchange.counts[PeerRefusal.EQUIVOCATION] == 1
     assert bad.peer in receiver.exchange.quarantine
 
 
@@ -142,8 +142,8 @@ async def test_old_rounds_and_wrong_clocks_are_refused_without_blame(node) -> No
     await behind.share(1, 0)
     await skewed.share(11, 0)
     assert await receiver.gather(11, 4) == []
-    assert receiver.exchange.counts[Refusal.OLD_ROUND] == 1
-    assert receiver.exchange.counts[Refusal.CLOCK_SKEW] == 1
+    assert receiver.exchange.counts[PeerRefusal.OLD_ROUND] == 1
+    assert receiver.exchange.counts[PeerRefusal.CLOCK_SKEW] == 1
     assert receiver.exchange.quarantine.verdicts == []
     await behind.share(10, 1)
     assert [each.round for each in await receiver.gather(11, 4)] == [10]
@@ -163,7 +163,7 @@ async def test_an_environment_that_is_not_played_here_is_never_made(node) -> Non
         recipe = msgspec.structs.replace(group.recipe, env=tag)
         await bad.send(msgspec.structs.replace(group, recipe=recipe), 1)
     assert await receiver.gather(1, 4) == []
-    assert receiver.exchange.counts[Refusal.UNKNOWN_ENV] == 3
+    assert receiver.exchange.counts[PeerRefusal.UNKNOWN_ENV] == 3
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ async def test_code_in_an_answer_does_nothing_here(node, tmp_path: Path, attack:
     assert not made.exists()
     assert receiver.exchange.counts["accepted"] == 0
     refused = receiver.exchange.counts
-    assert refused[Refusal.WRONG_REWARD] + refused[Refusal.UNVERIFIABLE] == 1
+    assert refused[PeerRefusal.WRONG_REWARD] + refused[PeerRefusal.UNVERIFIABLE] == 1
 
 
 HOSTILE = {
@@ -226,8 +226,8 @@ async def test_content_larger_than_said_is_not_taken(swarm) -> None:
     await bad.send_raw(encode(group), group, 1, size=10)
     await bad.send_raw(encode(group) + b"\x00" * 2_000_000, group, 1)
     assert await receiver.gather(1, 8) == []
-    assert receiver.exchange.counts[Refusal.NOT_FETCHED] == 1
-    assert receiver.exchange.counts[Refusal.TOO_LARGE] == 1
+    assert receiver.exchange.counts[PeerRefusal.NOT_FETCHED] == 1
+    assert receiver.exchange.counts[PeerRefusal.TOO_LARGE] == 1
 
 
 def mutated(data: bytes, luck: random.Random) -> bytes:
@@ -260,23 +260,23 @@ async def test_ten_thousand_fuzzed_messages_crash_nothing_and_bring_nothing(swar
     luck = random.Random(8)
     group = await bad.shared_group(0)
     data = encode(group)
-    manifest = bad.exchange._manifest(1, group, data)
-    sealed = seal(manifest, bad.identity)
-    door = receiver.exchange._gate
+    manifest = bad.exchange.publisher.manifest(1, group, data)
+    sealed = sign_manifest(manifest, bad.identity)
+    door = receiver.exchange.admission
     for _ in range(5000):
         changed = mutated(sealed, luck)
         if changed == sealed:
             continue
-        with pytest.raises(Refused):
+        with pytest.raises(PeerRefused):
             door.admit(changed, round=1, now=manifest.created)
     for _ in range(5000):
         changed = mutated(data, luck)
         try:
             found = decode(changed)
-            claims = bad.exchange._manifest(1, found, changed)
+            claims = bad.exchange.publisher.manifest(1, found, changed)
             receiver.book.check(claims.env, claims.env_version)
-            await receiver.exchange._verify(Look(claims, changed), receiver.scorer)
-        except Refused:
+            await receiver.exchange.checker(receiver.scorer).verify(GroupCheck(claims, changed))
+        except PeerRefused:
             continue
         # Signed anew by a peer that changed only what has no meaning, such as the name of its tokenizer.
         assert said(found) == said(group)
@@ -287,7 +287,9 @@ async def test_ten_thousand_fuzzed_messages_crash_nothing_and_bring_nothing(swar
 async def test_a_fuzzing_peer_on_the_wire_changes_nothing_for_the_others(swarm) -> None:
     receiver, honest, bad = swarm
     luck = random.Random(9)
-    sealed = seal(bad.exchange._manifest(1, group := await bad.shared_group(0), encode(group)), bad.identity)
+    sealed = sign_manifest(
+        bad.exchange.publisher.manifest(1, group := await bad.shared_group(0), encode(group)), bad.identity
+    )
     for _ in range(300):
         await bad.transport.announce(mutated(sealed, luck)[:2000])
     digest = await honest.share(1, 0)
@@ -317,7 +319,7 @@ async def test_a_peer_whose_checks_keep_failing_is_put_away_and_one_that_recover
     tmp_path: Path,
 ) -> None:
     quarantine = Quarantine(tmp_path, strikes=3)
-    slow = Refused(Refusal.UNVERIFIABLE, "took too long")
+    slow = PeerRefused(PeerRefusal.UNVERIFIABLE, "took too long")
     assert not any(quarantine.judge("a" * 64, slow, now=1.0, manifest=b"m") for _ in range(2))
     quarantine.trust_again("a" * 64)
     assert not any(quarantine.judge("a" * 64, slow, now=1.0, manifest=b"m") for _ in range(2))
@@ -327,9 +329,9 @@ async def test_a_peer_whose_checks_keep_failing_is_put_away_and_one_that_recover
 
 def test_what_an_honest_node_can_do_is_never_enough_for_quarantine(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path)
-    for reason in set(Refusal) - BLAMED - SUSPECT:
+    for reason in set(PeerRefusal) - BLAMED - SUSPECT:
         for _ in range(20):
-            assert not quarantine.judge("b" * 64, Refused(reason), now=1.0, manifest=b"m")
+            assert not quarantine.judge("b" * 64, PeerRefused(reason), now=1.0, manifest=b"m")
     assert quarantine.verdicts == []
 
 
@@ -338,7 +340,7 @@ def test_evidence_does_not_fill_the_disk(tmp_path: Path) -> None:
     for number in range(20):
         quarantine.judge(
             f"{number:064x}",
-            Refused(Refusal.WRONG_REWARD),
+            PeerRefused(PeerRefusal.WRONG_REWARD),
             now=float(number),
             manifest=b"m",
             content=bytes(3000),
@@ -350,7 +352,9 @@ def test_evidence_does_not_fill_the_disk(tmp_path: Path) -> None:
         each.peer for each in quarantine.verdicts
     ]
     quarantine.release(f"{0:064x}")
-    quarantine.judge("f" * 64, Refused(Refusal.WRONG_REWARD), now=99.0, manifest=b"m", content=bytes(3000))
+    quarantine.judge(
+        "f" * 64, PeerRefused(PeerRefusal.WRONG_REWARD), now=99.0, manifest=b"m", content=bytes(3000)
+    )
     assert quarantine.verdicts[-1].has_evidence
 
 
@@ -359,7 +363,7 @@ async def test_without_peers_a_round_goes_on_alone(node, network) -> None:
     await honest.share(1, 0)
     network.cut(honest.peer)
     assert await receiver.gather(1, 4) == []
-    assert receiver.exchange.counts[Refusal.NOT_FETCHED] == 1
+    assert receiver.exchange.counts[PeerRefusal.NOT_FETCHED] == 1
     assert await receiver.share(1, 0) is not None
     network.heal(honest.peer)
     await honest.share(2, 1)
@@ -390,9 +394,9 @@ async def test_groups_that_are_too_large_or_too_unlikely_are_refused_without_bla
     easy = node(limits=ExchangeLimits(min_mean_logprob=-3.0))
     await honest.share(1, 0)
     assert await small.gather(1, 4) == []
-    assert small.exchange.counts[Refusal.TOO_LARGE] == 1
+    assert small.exchange.counts[PeerRefusal.TOO_LARGE] == 1
     assert await picky.gather(1, 4) == []
-    assert picky.exchange.counts[Refusal.UNLIKELY] == 1
+    assert picky.exchange.counts[PeerRefusal.UNLIKELY] == 1
     assert len(await easy.gather(1, 4)) == 1
     assert small.exchange.quarantine.verdicts == picky.exchange.quarantine.verdicts == []
 
@@ -406,5 +410,5 @@ async def test_the_seen_file_keeps_groups_from_being_taken_twice(swarm, node) ->
     again = node(identity=receiver.identity)
     await honest.send(group, 2)
     assert await again.gather(2, 4) == []
-    assert again.exchange.counts[Refusal.REPLAY] == 1
-    assert again.exchange.counts[Refusal.DUPLICATE] == 1
+    assert again.exchange.counts[PeerRefusal.REPLAY] == 1
+    assert again.exchange.counts[PeerRefusal.DUPLICATE] == 1

@@ -6,11 +6,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.swarm.content import Action, Member, Recipe, SharedGroup
+from rollwright.swarm.content import Recipe, SharedAction, SharedGroup, SharedMember
 from rollwright.swarm.duplicates import SeenGroups
-from rollwright.swarm.envelope import Manifest
-from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 from rollwright.swarm.selection import STRANGERS, in_turns, is_flat, places
+from rollwright.swarm.signed import Manifest
 from rollwright.trajectory import FinishReason
 
 
@@ -117,14 +117,14 @@ LONG = "the box stands left of its target so I walk around it and push it right 
 
 
 def group(*texts: str, peer: int = 1, index: int = 0, task: str = "ab" * 32) -> SharedGroup:
-    members = tuple(Member((Action(text, b"", FinishReason.STOP),), 0.0) for text in texts)
+    members = tuple(SharedMember((SharedAction(text, b"", FinishReason.STOP),), 0.0) for text in texts)
     return SharedGroup(1, f"{peer:064x}", Recipe("e", "v", 1, index, task), "t", members)
 
 
-def reason(seen: SeenGroups, digest: str, shared: SharedGroup) -> Refusal | None:
+def reason(seen: SeenGroups, digest: str, shared: SharedGroup) -> PeerRefusal | None:
     try:
         seen.check(digest, shared)
-    except Refused as refused:
+    except PeerRefused as refused:
         return refused.reason
     return None
 
@@ -138,8 +138,8 @@ def test_the_same_bytes_and_the_same_task_are_told_apart() -> None:
     first = group(varied(1), varied(2))
     assert reason(seen, "d1", first) is None
     seen.add("d1", first)
-    assert reason(seen, "d1", first) is Refusal.DUPLICATE
-    assert reason(seen, "d2", group(varied(3), varied(4))) is Refusal.DUPLICATE_TASK
+    assert reason(seen, "d1", first) is PeerRefusal.DUPLICATE
+    assert reason(seen, "d2", group(varied(3), varied(4))) is PeerRefusal.DUPLICATE_TASK
     assert reason(seen, "d2", group(varied(3), varied(4), peer=2)) is None
 
 
@@ -147,7 +147,7 @@ def test_a_copy_with_changed_words_in_another_order_under_another_name_is_found(
     seen = SeenGroups()
     seen.add("d1", group(varied(1), varied(2), varied(3)))
     copied = [varied(number).replace(f"word{number}30", "another") for number in (3, 1, 2)]
-    assert reason(seen, "d2", group(*copied, peer=2, index=9, task="cd" * 32)) is Refusal.NEAR_DUPLICATE
+    assert reason(seen, "d2", group(*copied, peer=2, index=9, task="cd" * 32)) is PeerRefusal.NEAR_DUPLICATE
 
 
 def test_groups_that_share_few_answers_are_different() -> None:
@@ -162,7 +162,7 @@ def test_short_answers_may_repeat_in_other_tasks() -> None:
     other = group("<answer>5</answer>", "<answer>7</answer>", peer=2, task="cd" * 32)
     assert reason(seen, "d2", other) is None
     same = msgspec.structs.replace(other, recipe=msgspec.structs.replace(other.recipe, task="ab" * 32))
-    assert reason(seen, "d2", same) is Refusal.NEAR_DUPLICATE
+    assert reason(seen, "d2", same) is PeerRefusal.NEAR_DUPLICATE
 
 
 def test_what_is_remembered_is_bounded_and_survives_a_restart() -> None:
@@ -174,5 +174,5 @@ def test_what_is_remembered_is_bounded_and_survives_a_restart() -> None:
     assert reason(seen, "d0", group(varied(0), varied(50), index=0)) is None
     again = SeenGroups(remembered=3)
     again.restore(seen.snapshot())
-    assert reason(again, "d9", group(varied(90), varied(91), index=90)) is Refusal.DUPLICATE
-    assert reason(again, "d99", group(varied(90), varied(91), index=9)) is Refusal.DUPLICATE_TASK
+    assert reason(again, "d9", group(varied(90), varied(91), index=90)) is PeerRefusal.DUPLICATE
+    assert reason(again, "d99", group(varied(90), varied(91), index=9)) is PeerRefusal.DUPLICATE_TASK

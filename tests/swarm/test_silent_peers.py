@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollwright.swarm import envelope
+from rollwright.swarm import signed
 from rollwright.swarm.exchange import ExchangeLimits
-from rollwright.swarm.gathering import PATIENCE, SILENCE
+from rollwright.swarm.gathering import PATIENCE, TIMEOUT_WEIGHT
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.memory_transport import MemorySwarm
-from rollwright.swarm.refusals import Refusal
-from rollwright.swarm.transport import FetchFailed, FetchProblem
-from rollwright.swarm.zenoh_transport import ZenohTransport
+from rollwright.swarm.refusals import PeerRefusal
+from rollwright.swarm.transports.base import FetchFailed, FetchProblem
+from rollwright.swarm.transports.memory import MemorySwarm
+from rollwright.swarm.transports.zenoh import ZenohTransport
 
 FOREVER = 3600.0
 SECONDS = 60.0
@@ -86,7 +86,7 @@ async def test_a_peer_that_announces_nothing_is_asked_once_and_holds_no_round_ba
                     await asyncio.sleep(0.02)
                 assert {each.peer for each in taken} == {honest.peer}
         assert silent.asked <= len(nodes), "once by each, when they met"
-        assert not receiver.exchange.counts[Refusal.NOT_FETCHED]
+        assert not receiver.exchange.counts[PeerRefusal.NOT_FETCHED]
     finally:
         for each in nodes:
             await each.exchange.close()
@@ -106,7 +106,7 @@ async def test_a_peer_that_announces_and_does_not_answer_is_asked_once_in_a_roun
         digest = await honest.share(round, round)
         assert [each.digest for each in await receiver.gather(round, 4)] == [digest]
         assert receiver.transport.asked[mute.peer] == round
-        assert receiver.exchange.counts[Refusal.NOT_FETCHED] == round
+        assert receiver.exchange.counts[PeerRefusal.NOT_FETCHED] == round
     assert not receiver.exchange.quarantine.verdicts
     silent.clear()
     assert [each.peer for each in await receiver.gather(3, 4)] == [mute.peer], "its last group is still fresh"
@@ -129,13 +129,13 @@ async def test_a_flood_of_announcements_for_content_that_nobody_has_starves_nobo
     for round in range(2, 5):
         strangers = [Identity.generate() for _ in range(300)]
         for number, key in enumerate(strangers):
-            claimed = honest.exchange._manifest(round, template, b"")
+            claimed = honest.exchange.publisher.manifest(round, template, b"")
             claimed = msgspec.structs.replace(claimed, peer=key.peer, digest=f"{number:064x}", size=1000)
-            receiver.transport.inbox.add(envelope.seal(claimed, key))
+            receiver.transport.inbox.add(signed.sign_manifest(claimed, key))
             (silent if silently else empty).add(key.peer)
         digest = await honest.share(round, round)
         before = receiver.transport.asked.total()
         assert [each.digest for each in await receiver.gather(round, 4)] == [digest]
-        in_vain = PATIENCE // (SILENCE if silently else 1)
+        in_vain = PATIENCE // (TIMEOUT_WEIGHT if silently else 1)
         assert receiver.transport.asked.total() - before <= in_vain + limits.beam_size
         assert not receiver.exchange.quarantine.verdicts

@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.swarm.directory_transport import ALIVE_SECONDS, DirectoryTransport
-from rollwright.swarm.envelope import Manifest, seal
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.memory_transport import MemorySwarm
-from rollwright.swarm.transport import (
+from rollwright.swarm.signed import Manifest, sign_manifest
+from rollwright.swarm.transports.base import (
     MAX_MANIFEST_BYTES,
     Announced,
     FetchFailed,
@@ -27,8 +25,10 @@ from rollwright.swarm.transport import (
     Transport,
     digest_of,
 )
-from rollwright.swarm.transport_inbox import MAX_PER_PEER, Held, Inbox
-from rollwright.swarm.zenoh_transport import ZenohTransport, listening
+from rollwright.swarm.transports.directory import ALIVE_SECONDS, DirectoryTransport
+from rollwright.swarm.transports.inbox import MAX_PER_PEER, Held, Inbox
+from rollwright.swarm.transports.memory import MemorySwarm
+from rollwright.swarm.transports.zenoh import ZenohTransport, listening
 
 SECONDS = 20.0
 """For something to happen on a busy machine."""
@@ -40,7 +40,7 @@ def sealed(identity: Identity, number: int = 1) -> bytes:
     manifest = Manifest(
         "s", identity.peer, 1, number, time.time(), "e", "v", number, "ab" * 32, 1, (0.0, 1.0)
     )
-    return seal(manifest, identity)
+    return sign_manifest(manifest, identity)
 
 
 def free_port() -> int:
@@ -312,8 +312,8 @@ async def test_a_closed_transport_says_so() -> None:
 
 BOOTSTRAP = """
 import asyncio, sys
-from rollwright.swarm.transport import digest_of
-from rollwright.swarm.zenoh_transport import ZenohTransport
+from rollwright.swarm.transports.base import digest_of
+from rollwright.swarm.transports.zenoh import ZenohTransport
 async def main():
     transport = await ZenohTransport.open("s", "0" * 64, listen=[sys.argv[1]])
     await transport.publish(digest_of(b"content"), b"content")

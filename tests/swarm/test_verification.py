@@ -14,10 +14,10 @@ from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_tokenizer
 from rollwright.policies.rendering import make_renderer
 from rollwright.swarm.content import encode
-from rollwright.swarm.envelope import Manifest
 from rollwright.swarm.recipes import task_digest, task_level, task_seed
-from rollwright.swarm.refusals import Refusal, Refused
-from rollwright.swarm.transport import digest_of
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
+from rollwright.swarm.signed import Manifest
+from rollwright.swarm.transports.base import digest_of
 from rollwright.swarm.verification import FOREIGN, OFF_POLICY, check_claims, tokenizer_digest, verify
 from rollwright.training.advantages import RLOO
 from rollwright.training.rows import build_rows
@@ -85,18 +85,18 @@ async def test_a_wrong_reward_is_found(pair) -> None:
     sender, receiver = pair
     group = await sender.shared_group(1)
     lie = replaced(group, 3, reward=group.members[3].reward + 0.01)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PeerRefused) as refused:
         await verified(receiver, lie)
-    assert refused.value.reason is Refusal.WRONG_REWARD
+    assert refused.value.reason is PeerRefusal.WRONG_REWARD
 
 
 async def test_actions_behind_the_end_of_an_episode_are_found(pair) -> None:
     sender, receiver = pair
     group = await sender.shared_group(1)
     actions = group.members[0].actions
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PeerRefused) as refused:
         await verified(receiver, replaced(group, 0, actions=(*actions, actions[-1])))
-    assert refused.value.reason is Refusal.WRONG_ACTIONS
+    assert refused.value.reason is PeerRefusal.WRONG_ACTIONS
 
 
 async def test_an_episode_cut_short_earns_what_it_earned_until_then(pair) -> None:
@@ -105,9 +105,9 @@ async def test_an_episode_cut_short_earns_what_it_earned_until_then(pair) -> Non
     actions = group.members[0].actions
     cut = replaced(group, 0, actions=actions[:-1], reward=0.0)
     assert (await verified(receiver, cut)).trajectories[0].reward == 0.0
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PeerRefused) as refused:
         await verified(receiver, replaced(group, 0, actions=actions[:-1]))
-    assert refused.value.reason is Refusal.WRONG_REWARD
+    assert refused.value.reason is PeerRefusal.WRONG_REWARD
 
 
 @pytest.mark.parametrize("hidden", [[258], [300], [-5], [70, 71]])
@@ -116,9 +116,9 @@ async def test_ids_that_do_not_say_what_the_text_says_are_found(pair, hidden: li
     group = await sender.shared_group(1)
     action = group.members[0].actions[0]
     forged = b"".join(each.to_bytes(4, "little", signed=True) for each in hidden) + action.ids
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PeerRefused) as refused:
         await verified(receiver, replaced(group, 0, 0, ids=forged))
-    assert refused.value.reason is Refusal.WRONG_TOKENS
+    assert refused.value.reason is PeerRefusal.WRONG_TOKENS
 
 
 class TokenizerScorer:
@@ -164,9 +164,9 @@ async def test_a_real_tokenizer_says_whether_ids_and_text_agree(node) -> None:
         ids[:-4] + pack(token_ids([10**6])),
         ids[4:],
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(PeerRefused) as refused:
             await verified(receiver, replaced(group, 0, 0, ids=forged))
-        assert refused.value.reason is Refusal.WRONG_TOKENS
+        assert refused.value.reason is PeerRefusal.WRONG_TOKENS
 
 
 def test_the_digest_of_a_tokenizer_is_that_of_its_rules() -> None:
@@ -195,9 +195,9 @@ async def test_another_tokenizer_means_own_encoding_of_the_text_marked_as_off_po
 async def test_what_does_not_fit_here_is_refused_without_blame(node) -> None:
     sender = node("FrozenLake")
     receiver = node("FrozenLake", settings={"sequence_length": 700})
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PeerRefused) as refused:
         await verified(receiver, await sender.shared_group(1))
-    assert refused.value.reason is Refusal.TOO_LONG
+    assert refused.value.reason is PeerRefusal.TOO_LONG
 
 
 async def test_an_environment_that_fails_here_is_not_put_down_to_the_peer(pair) -> None:
@@ -213,23 +213,23 @@ async def test_an_environment_that_fails_here_is_not_put_down_to_the_peer(pair) 
         async def close(self) -> None: ...
 
     receiver.book.make_env = lambda settings: Broken()
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PeerRefused) as refused:
         await verified(receiver, await sender.shared_group(1))
-    assert refused.value.reason is Refusal.CANNOT_CHECK
+    assert refused.value.reason is PeerRefusal.CANNOT_CHECK
 
 
 async def test_time_is_limited(pair) -> None:
     sender, receiver = pair
     group = await sender.shared_group(1)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PeerRefused) as refused:
         await verify(group, "0" * 64, receiver.book, receiver.scorer, seconds=0.0)
-    assert refused.value.reason is Refusal.UNVERIFIABLE
+    assert refused.value.reason is PeerRefusal.UNVERIFIABLE
 
 
 async def test_the_manifest_binds_its_content(pair) -> None:
     sender, other = pair
     group = await sender.shared_group(1)
-    manifest = sender.exchange._manifest(1, group, encode(group))
+    manifest = sender.exchange.publisher.manifest(1, group, encode(group))
     check_claims(group, manifest, "test-swarm")
     changes = [
         {"peer": other.peer},
@@ -239,13 +239,13 @@ async def test_the_manifest_binds_its_content(pair) -> None:
         {"rewards": (9.0, *group.rewards[1:])},
     ]
     for change in changes:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(PeerRefused) as refused:
             check_claims(group, msgspec.structs.replace(manifest, **change), "test-swarm")
-        assert refused.value.reason is Refusal.CONTENT_DIFFERS
+        assert refused.value.reason is PeerRefusal.CONTENT_DIFFERS
     chosen = msgspec.structs.replace(group, recipe=msgspec.structs.replace(group.recipe, seed=1))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PeerRefused) as refused:
         check_claims(chosen, manifest, "test-swarm")
-    assert refused.value.reason is Refusal.FOREIGN_SEED
+    assert refused.value.reason is PeerRefusal.FOREIGN_SEED
 
 
 TASKS = ("FrozenLake", "SimpleSokoban", "reasoning_gym:binary_matrix")
@@ -291,12 +291,12 @@ async def test_other_settings_or_another_maker_are_another_version(node) -> None
     other = node("FrozenLake", settings={"custom_envs": {"FrozenLake": {"max_steps": 3}}})
     assert plain.book.version("FrozenLake") == node("FrozenLake").book.version("FrozenLake")
     assert plain.book.version("FrozenLake") != other.book.version("FrozenLake")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PeerRefused) as refused:
         plain.book.check("FrozenLake", other.book.version("FrozenLake"))
-    assert refused.value.reason is Refusal.OTHER_ENV_VERSION
-    with pytest.raises(Refused) as refused:
+    assert refused.value.reason is PeerRefusal.OTHER_ENV_VERSION
+    with pytest.raises(PeerRefused) as refused:
         plain.book.check("os:system", "1")
-    assert refused.value.reason is Refusal.UNKNOWN_ENV
+    assert refused.value.reason is PeerRefusal.UNKNOWN_ENV
 
 
 def test_a_manifest_has_no_answer_test_or_scorer() -> None:

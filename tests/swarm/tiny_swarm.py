@@ -21,7 +21,7 @@ from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.errors import RollwrightError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 from rollwright.swarm.heartbeat import Heartbeat, NodeStatus, read_heartbeat, read_status
-from rollwright.swarm.transport import Announced, FetchFailed, FetchProblem, Peer, Transport
+from rollwright.swarm.transports.base import Announced, FetchFailed, FetchProblem, Peer, Transport
 
 TAG = "OddOnes"
 CUT = "cut"

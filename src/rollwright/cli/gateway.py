@@ -20,7 +20,7 @@ from rollwright.gateway.service import GatewayService, ServiceSettings
 from rollwright.http_server import raise_handle_limit
 from rollwright.policies.base import Sampling
 from rollwright.run.assembly import capture_rules
-from rollwright.run.garbage import short_collections
+from rollwright.run.gc_tuning import short_collections
 from rollwright.run.policies import build_policy
 from rollwright.store.api import Store
 from rollwright.store.opening import open_store

@@ -7,8 +7,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.table import Table
 
 from rollwright.cli.console import console
-from rollwright.models.cache import is_fetched, model_folder
-from rollwright.models.catalogue import CATALOGUE
+from rollwright.models.catalogue import CATALOGUE, is_fetched, model_folder
 from rollwright.models.fetching import fetch as fetch_model
 from rollwright.models.fetching import source
 

@@ -119,8 +119,7 @@ def node_settings(config: Path | None, changes: list[str], home: Path | None) ->
 
 def _fetch_model(settings: RunConfig, screen: Console) -> None:
     """A model of the catalogue that is not here yet."""
-    from rollwright.models.cache import is_fetched
-    from rollwright.models.catalogue import CATALOGUE
+    from rollwright.models.catalogue import CATALOGUE, is_fetched
     from rollwright.models.fetching import fetch
 
     name = str(getattr(settings.policy, "model", ""))

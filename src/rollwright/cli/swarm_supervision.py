@@ -17,14 +17,13 @@ from rollwright.config import RunConfig
 from rollwright.run.folder import CONFIG, RunReader
 from rollwright.run.model_choice import smaller_models
 from rollwright.run.retention import read_forgotten
-from rollwright.supervision.concessions import concessions
-from rollwright.supervision.decisions import RestartRules
-from rollwright.supervision.logs import NodeLogs
-from rollwright.supervision.record import SupervisorRecord, is_supervised, read_record
-from rollwright.supervision.supervisor import LOGS, Supervision, Supervisor
-from rollwright.supervision.watching import WatchRules
 from rollwright.swarm.heartbeat import Heartbeat, NodeStatus, read_heartbeat, read_status
 from rollwright.swarm.identity import refuse_open_folder
+from rollwright.swarm.supervisor.logs import NodeLogs
+from rollwright.swarm.supervisor.oom_fallbacks import oom_fallbacks
+from rollwright.swarm.supervisor.record import SupervisorRecord, is_supervised, read_record
+from rollwright.swarm.supervisor.rules import RestartRules, WatchRules
+from rollwright.swarm.supervisor.supervisor import LOGS, Supervision, Supervisor
 
 NOT_AT_WORK = 3
 """Exit code of `status` for a node that nobody keeps at work; 1 and 2 mean that something is wrong."""
@@ -66,7 +65,7 @@ def run(
     supervision = Supervision(
         command=words,
         home=place,
-        concessions=concessions(settings, _smaller_models(settings, place)),
+        oom_fallbacks=oom_fallbacks(settings, _smaller_models(settings, place)),
         restarts=RestartRules(max_fruitless=max_fruitless),
         watching=WatchRules(hang_seconds=hang_seconds),
     )
@@ -127,8 +126,8 @@ def _show(
         table.add_row(
             "restarts", f"{max(0, record.starts - 1)}" + (f" (ends so far: {ends})" if ends else "")
         )
-        if record.concessions:
-            table.add_row("made smaller", ", ".join(record.concessions))
+        if record.oom_fallbacks:
+            table.add_row("made smaller", ", ".join(record.oom_fallbacks))
         for death in record.last[-LAST_DEATHS:]:
             table.add_row(f"  {_ago(death.time)}", Text(death.reason))
     if beat is not None:

@@ -17,7 +17,7 @@ from rollwright.cli.event_loop import run_async
 from rollwright.http_server import raise_handle_limit
 from rollwright.rollout import Activity
 from rollwright.rollout.worker import WorkerSettings
-from rollwright.run.garbage import short_collections
+from rollwright.run.gc_tuning import short_collections
 from rollwright.run.playbook import load_function
 from rollwright.run.worker_process import end_with_parent, run_worker
 from rollwright.signals import INTERRUPTS

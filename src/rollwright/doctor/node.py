@@ -12,14 +12,13 @@ from rollwright.config.engines import EnginePolicyConfig
 from rollwright.config.torch_policy import TorchPolicyConfig
 from rollwright.doctor.findings import Finding, must_fix, note, well
 from rollwright.errors import RollwrightError
-from rollwright.models.cache import is_fetched
-from rollwright.models.catalogue import CATALOGUE
+from rollwright.models.catalogue import CATALOGUE, is_fetched
 from rollwright.models.hub import DownloadRules, is_hub_name, local_copy
 from rollwright.run.model_choice import POOLED, pick_model
-from rollwright.supervision.record import is_supervised, read_record
-from rollwright.swarm.heartbeat import Phase, read_heartbeat
+from rollwright.swarm.heartbeat import NodePhase, read_heartbeat
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity, short_name
-from rollwright.swarm.zenoh_transport import listening
+from rollwright.swarm.supervisor.record import is_supervised, read_record
+from rollwright.swarm.transports.zenoh import listening
 
 REACH_SECONDS = 3.0
 """For an address to answer: enough around the world."""
@@ -156,7 +155,7 @@ def check_identity(home: Path) -> Iterator[Finding]:
 def _runs(home: Path) -> bool:
     """Whether the node itself is there now, under a supervisor or not."""
     beat = read_heartbeat(home)
-    if beat is None or beat.phase is Phase.STOPPED:
+    if beat is None or beat.phase is NodePhase.STOPPED:
         return False
     try:
         os.kill(beat.pid, 0)

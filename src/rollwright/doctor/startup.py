@@ -17,7 +17,7 @@ from typing import Any
 
 from rollwright.doctor.findings import Finding, note, well
 from rollwright.errors import FormatError, RollwrightError
-from rollwright.models.cache import is_fetched, model_folder
+from rollwright.models.catalogue import is_fetched, model_folder
 
 PARTS = ("interpreter", "command", "torch", "policy", "tokenizer", "model", "first_token")
 """In order: Python itself; the command line's modules; torch; transformers and the policy; the tokenizer and renderer;

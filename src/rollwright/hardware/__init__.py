@@ -1,1 +1,1 @@
-"""What this machine has, and how much of it may be used: cores, memory, devices."""
+"""The machine's cores, memory and devices, and how much of them this process may use."""

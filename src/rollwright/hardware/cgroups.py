@@ -1,7 +1,7 @@
-"""The groups that Linux counts this process in, with the limits that containers and service managers set on them.
+"""Limits of Linux control groups, which containers and service managers set.
 
 A limit holds for everything below it, so the tightest on the way up counts. Both layouts are read: version 2 with one
-tree, version 1 with a tree for each controller.
+hierarchy, version 1 with one for each controller. `psutil` does not know these limits.
 """
 
 from collections.abc import Iterator
@@ -11,18 +11,18 @@ ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 _NO_LIMIT = 1 << 60
-"""Version 1 writes a number near 2**63 where there is no limit."""
+"""Version 1 writes a number near 2**63 for "no limit"."""
 
 
 class Cgroups:
-    """What the system's files say now."""
+    """Reads the current limits of this process."""
 
     def __init__(self, root: Path = ROOT, membership: Path = MEMBERSHIP) -> None:
         self._root = root
         self._membership = membership
 
     def cores(self) -> float | None:
-        """Cores' worth of time that may be used; `None`: no limit."""
+        """The CPU quota in cores; `None`: no limit."""
         found = [
             int(quota) / int(period)
             for folder in self._folders("")
@@ -36,7 +36,7 @@ class Cgroups:
         return min(found, default=None)
 
     def free_memory(self) -> int | None:
-        """Bytes that may still be taken; what the kernel keeps of files and can drop counts as free. `None`: no limit."""
+        """Bytes that may still be allocated; reclaimable page cache counts as free. `None`: no limit."""
         found = []
         for folder in self._folders(""):
             limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
@@ -49,13 +49,13 @@ class Cgroups:
         return max(0, min(found)) if found else None
 
     def _folders(self, controller: str) -> Iterator[Path]:
-        """This process's group of a controller and all above it; `""` is the one tree of version 2."""
+        """This process's group of a controller and its ancestors; `""` is the hierarchy of version 2."""
         path = self._path(controller)
         if path is None:
             return
         bases = [self._root / controller] if controller else [self._root, self._root / "unified"]
         for base in (each for each in bases if each.is_dir()):
-            # inside a container the path may be that of the host, and only the root is to be seen
+            # inside a container the path may be the host's, and only the root is visible
             place = base / path.lstrip("/")
             while place != base:
                 if place.is_dir():

@@ -1,7 +1,6 @@
-"""Where a model computes: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`, and `CPU_ONLY` above them all.
+"""The device of a model: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`, overridden by `CPU_ONLY`.
 
-True of it: with `CPU_ONLY` set, or with `cpu`, no device but the CPU is asked for or touched, not even to see whether
-there is one.
+Invariant: with `CPU_ONLY` set, or with `cpu`, no other device is touched, not even to see whether it exists.
 """
 
 import os
@@ -22,13 +21,13 @@ _FALSE = ("", "0", "false", "no", "off")
 
 
 def cpu_only(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether the user has set `CPU_ONLY`, to anything but a no."""
+    """Whether `CPU_ONLY` is set to anything but a no."""
     environment = os.environ if environment is None else environment
     return environment.get(CPU_ONLY_VARIABLE, "").strip().lower() not in _FALSE
 
 
 def device_name(wanted: str) -> str:
-    """The device that `wanted` means here, as torch names it."""
+    """Resolve `wanted` to a device of this machine, by torch's name."""
     if not _DEVICE.fullmatch(wanted):
         raise ConfigError(f"device: {wanted!r} is unknown; accepted: auto, cpu, cuda, cuda:N, mps")
     if wanted == "cpu" or cpu_only():

@@ -1,23 +1,30 @@
-"""How much memory can still be taken, on the machine and on a device, and whether an error says that it ran out."""
+"""How much memory is available, on the machine and on a device, and whether an error says that it ran out."""
 
-from pathlib import Path
+from collections.abc import Callable
 
 from rollwright.hardware.cgroups import Cgroups
 
 GIB = 1 << 30
 
 _ALLOCATION_FAILED = ("can't allocate memory", "out of memory", "not enough memory")
-"""What torch's allocators say; on a CPU it is a plain RuntimeError."""
+"""Messages of torch's allocators; on a CPU the error is a plain RuntimeError."""
 
 
-def free_memory(cgroups: Cgroups | None = None, table: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes of main memory: what the machine has and what this process's group allows. `None`: it cannot be told."""
-    found = [each for each in (_available(table), (cgroups or Cgroups()).free_memory()) if each is not None]
-    return min(found, default=None)
+def available_memory() -> int:
+    """Bytes of main memory that can be allocated without swapping, container limits aside."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
-def free_device_memory(device: str) -> int | None:
-    """Bytes on a device as torch names it; of the CPU, main memory. `None`: it cannot be told."""
+def free_memory(cgroups: Cgroups | None = None, available: Callable[[], int] = available_memory) -> int:
+    """Bytes of main memory: the smaller of what the machine has and what this process's cgroup allows."""
+    limit = (cgroups or Cgroups()).free_memory()
+    return available() if limit is None else min(available(), limit)
+
+
+def free_device_memory(device: str) -> int:
+    """Bytes on a device as torch names it; for the CPU, main memory."""
     if not device.startswith("cuda"):
         return free_memory()
     import torch
@@ -27,7 +34,7 @@ def free_device_memory(device: str) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this, or what caused it, is a lack of memory."""
+    """Whether this error, or its cause, is a lack of memory."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     said = isinstance(error, RuntimeError) and any(each in str(error).lower() for each in _ALLOCATION_FAILED)
     cause = error.__cause__
@@ -36,11 +43,3 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def gigabytes(count: int) -> str:
     return f"{count / GIB:.1f} GiB"
-
-
-def _available(table: Path) -> int | None:
-    try:
-        lines = table.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

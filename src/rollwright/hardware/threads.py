@@ -1,11 +1,11 @@
-"""How many threads a model computes with: as many cores as this process may use, shared out over its workers.
+"""The number of compute threads: the cores that this process may use, divided by its workers.
 
-True of it: `OMP_NUM_THREADS` and `MKL_NUM_THREADS` win when the user has set them; what is decided here is in the
-environment before torch loads, for this process and for what it starts; a worker decides anew for itself, because it
-can tell what was decided here from what the user wants, and is told how many workers there are.
+Invariants: `OMP_NUM_THREADS` and `MKL_NUM_THREADS` win when the user has set them; the decision is in the environment before
+torch loads, for this process and its children; a worker decides anew, because it can tell an inherited decision from the
+user's wish, and knows how many workers there are.
 
-Threads wait for each other by sleeping (`OMP_WAIT_POLICY`), not by spinning as is the default: on a machine where
-anything else runs, two spinning threads on two cores are many times slower than one.
+Threads wait for each other by sleeping (`OMP_WAIT_POLICY`), not by spinning as is the default: on a busy machine, two
+spinning threads on two cores are many times slower than one.
 """
 
 import os
@@ -20,35 +20,35 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLE = "OMP_WAIT_POLICY"
 
 DECIDED_VARIABLE = "ROLLWRIGHT_THREADS"
-"""Holds the number of threads where it was decided here and not by the user."""
+"""Holds the number of threads if this module decided it, not the user."""
 
 WORKERS_VARIABLE = "ROLLWRIGHT_WORKERS"
-"""Tells a worker process how many of its kind share the machine."""
+"""Tells a worker process how many workers share the machine."""
 
 Threads = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
 class Cores:
-    """How many cores this process may use."""
+    """The cores that this process may use."""
 
     count: int
     reason: str
-    """What limits it, for people."""
+    """What limits the number."""
 
 
 @dataclass(frozen=True)
 class ThreadPlan:
-    """How many threads torch is to have."""
+    """The number of threads for torch."""
 
     threads: int
     reason: str
     by_user: bool = False
-    """Whether the user's variables have decided."""
+    """Whether the user's variables decided."""
 
 
 def usable_cores(cgroups: Cgroups | None = None) -> Cores:
-    """The smaller of the cores that this process may run on and the time that its group may use; 1 at least."""
+    """The smaller of the process's CPU affinity and its control group's quota; at least 1."""
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = (cgroups or Cgroups()).cores()
     if quota is not None and quota < there:
@@ -61,7 +61,7 @@ def plan_threads(
     environment: Mapping[str, str] | None = None,
     cores: Cores | None = None,
 ) -> ThreadPlan:
-    """The number for this process, which may be one of several workers that share the machine."""
+    """Decide the number for this process, which may be one of several workers."""
     environment = os.environ if environment is None else environment
     if users := [name for name in THREAD_VARIABLES if _is_users(name, environment)]:
         number = next(int(environment[name].split(",")[0]) for name in users)
@@ -76,8 +76,8 @@ def plan_threads(
 
 
 def claim_threads(wanted: Threads = "auto") -> ThreadPlan:
-    """Decides for this process, before torch loads. Afterwards it is too late to change how threads wait, so that
-    `auto` is one thread then."""
+    """Decide for this process and export the decision. Once torch is loaded it is too late to change how threads wait, so
+    `auto` gives one thread then."""
     plan = plan_threads(wanted)
     if "torch" in sys.modules:
         if wanted == "auto" and not plan.by_user and WAIT_VARIABLE not in os.environ:
@@ -92,7 +92,6 @@ def claim_threads(wanted: Threads = "auto") -> ThreadPlan:
 
 def _is_users(name: str, environment: Mapping[str, str]) -> bool:
     value = environment.get(name, "")
-    is_number = value.split(",")[
-        0
-    ].isdigit()  # one number for each level of nesting; the first is the outermost
+    # One number for each level of nesting; the first is the outermost.
+    is_number = value.split(",")[0].isdigit()
     return is_number and environment.get(DECIDED_VARIABLE) != value

@@ -1,10 +1,8 @@
-"""Language models on this machine: what can be fetched, where it lies, and how it is loaded."""
+"""Language models on this machine: fetched, loaded, and chosen to fit the hardware."""
 
-from rollwright.models.cache import model_folder
-from rollwright.models.catalogue import CATALOGUE, ModelSource
-from rollwright.models.checksum import weights_checksum
-from rollwright.models.fetching import Progress, fetch
-from rollwright.models.loading import load_model, load_tokenizer
+from rollwright.models.catalogue import CATALOGUE, ModelSource, Progress, model_folder
+from rollwright.models.fetching import fetch
+from rollwright.models.loading import load_model, load_tokenizer, weights_checksum
 
 __all__ = [
     "CATALOGUE",

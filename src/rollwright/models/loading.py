@@ -1,6 +1,6 @@
-"""A model and its tokenizer from a folder, from the cache by name, or from a model hub by `owner/name`.
+"""Load a model and its tokenizer from a folder, from the cache by name, or from a model hub by `owner/name`.
 
-Code that lies beside a model's weights is never run.
+Invariant: code that lies beside a model's weights is never run.
 """
 
 import difflib
@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING, Any
 from rollwright.errors import ConfigError
 from rollwright.hardware.devices import device_name
 from rollwright.hardware.threads import Threads, claim_threads
-from rollwright.models.cache import is_fetched, model_folder
-from rollwright.models.catalogue import CATALOGUE
+from rollwright.models.catalogue import CATALOGUE, is_fetched, model_folder
 from rollwright.models.hub import download, is_hub_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hashlib import sha256
+
+from rollwright.errors import FormatError
+
+_CHUNK = 1 << 20
+"""Bytes read at a time, so that large files are never in memory as a whole."""
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def resolve(model: str | Path) -> str:
-    """The folder of a model: itself, of a name of the catalogue, or of an `owner/name`, downloaded if need be."""
+    """Resolve a folder, a name of the catalogue or an `owner/name` to a folder; the last is downloaded if needed."""
     if Path(model).is_dir():
         return str(model)
     name = str(model)
@@ -37,7 +43,7 @@ def resolve(model: str | Path) -> str:
 
 
 def unknown_model(name: str) -> ConfigError:
-    """For a name that is neither a folder nor a model that could be fetched: says what was nearly meant."""
+    """The error for a name that is neither a folder nor a known model, with the nearest names."""
     near = [f"`{each}`" for each in _nearest(name)]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return ConfigError(
@@ -47,7 +53,7 @@ def unknown_model(name: str) -> ConfigError:
 
 
 def _nearest(name: str) -> list[str]:
-    """Models whose names are like this one: in the catalogue, and in the folder that it would stand in."""
+    """Models with similar names, in the catalogue and in the folder that the name points into."""
     path = Path(name).expanduser()
     beside = path.parent if path.parent.is_dir() else path.parent.parent
     try:
@@ -64,8 +70,8 @@ def _nearest(name: str) -> list[str]:
 def load_model(
     model: str | Path, *, dtype: str = "float32", device: str = "cpu", threads: Threads = "auto"
 ) -> "PreTrainedModel":
-    """In evaluation mode. `threads` are torch's for the whole process, unless `OMP_NUM_THREADS` or `MKL_NUM_THREADS`
-    says how many; see `rollwright.hardware.threads`."""
+    """Load a model in evaluation mode. `threads` sets torch's threads for the whole process, unless `OMP_NUM_THREADS` or
+    `MKL_NUM_THREADS` does; see `rollwright.hardware.threads`."""
     place = resolve(model)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: {dtype!r} is unknown; accepted: {', '.join(DTYPES)}")
@@ -92,16 +98,16 @@ def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
 
 
 def set_threads(threads: Threads = "auto") -> None:
-    """How many threads torch computes with, in this process; the user's variables come first."""
+    """Set torch's number of threads in this process; the user's variables win."""
     plan = claim_threads(threads)
     torch, _ = _libraries()
-    # said again, because torch cuts what the variables say to the number of cores
+    # set explicitly, because torch caps the variables at the number of cores
     torch.set_num_threads(plan.threads)
 
 
 @contextmanager
 def quiet_library() -> Iterator[None]:
-    """Keeps the progress bars and notices of transformers to itself; whoever calls shows its own."""
+    """Silence the progress bars and notices of transformers; the caller shows its own."""
     logging: Any = _libraries()[1].utils.logging
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
@@ -125,7 +131,27 @@ def _libraries() -> tuple[Any, Any]:
 
 
 def _why(place: str, error: Exception) -> str:
-    """In one line; of a folder that was never a model, more plainly than the library says it."""
+    """The error in one line; plainer than the library's for a folder that is no model."""
     if not (Path(place) / "config.json").is_file():
         return "the folder has no config.json; a model's has, beside its weights and its tokenizer"
     return str(error).strip().split("\n")[0]
+
+
+def weights_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files, sorted; raise `FormatError` if there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FormatError(
+            f"{folder}: holds no *.safetensors; accepted: a folder as transformers saves a model"
+        )
+    return files
+
+
+def weights_checksum(folder: Path) -> str:
+    """SHA-256 of the folder's safetensors files, concatenated in name order; of a single file, its own SHA-256."""
+    total = sha256()
+    for path in weights_files(folder):
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                total.update(chunk)
+    return total.hexdigest()

@@ -1,7 +1,7 @@
-"""Which model of the pools fits the machine: needs and free memory in, a choice with its reasons out.
+"""The choice of a model from the pools: memory needs and free memory in, a choice with its reasons out. Pure.
 
-True of it: the same seed, pools, needs and free memory give the same choice; nothing is chosen that is not expected to
-fit with some room to spare; every candidate is named with the reason why it was taken or left.
+Invariants: the same seed, pools, needs and free memory give the same choice; a chosen model is expected to fit with room to
+spare; every candidate is listed with the reason why it was taken or left.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from rollwright.draws import digest
 from rollwright.errors import ConfigError
 from rollwright.hardware.memory import gigabytes
-from rollwright.models.needs import MemoryNeed
+from rollwright.models.memory_needs import MemoryNeed
 
 ROOM = 0.9
-"""Share of the free memory that a choice may need: others run here, too, and the estimate is one."""
+"""Share of the free memory that a choice may need: other processes run here too, and needs are estimates."""
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model, and why it."""
+    """A chosen model with the reasons."""
 
     model: str
     pool: str
     need: int
-    """Bytes at least, as estimated."""
+    """Estimated minimum in bytes."""
     reasons: tuple[str, ...]
-    """One for each candidate, in the order of the pools, and what was decided at the end."""
+    """One line for each candidate, in the order of the pools, and the decision at the end."""
 
 
 def choose_model(
@@ -37,8 +37,8 @@ def choose_model(
     below: int | None = None,
     out_of_reach: Collection[str] = (),
 ) -> ModelChoice:
-    """Of the first pool that has models which fit, one drawn by the seed. `below`: only what needs less than this.
-    `out_of_reach`: what is not on this machine and cannot be fetched now."""
+    """Choose from the first pool with models that fit, by the seed. `below`: only models that need less than this.
+    `out_of_reach`: models that are not on this machine and cannot be fetched now."""
     reasons: list[str] = []
     for pool, models in pools.items():
         fitting: dict[str, MemoryNeed] = {}
@@ -78,7 +78,7 @@ def _calls(need: MemoryNeed, free: int | None) -> str:
 
 
 def _too_much(need: MemoryNeed | None, free: int | None, below: int | None) -> str | None:
-    """Why it is left, or `None`."""
+    """The reason to leave a model, or `None`."""
     if need is None:
         return "so it is left; fetch it first, then its files tell"
     if below is not None and need.total >= below:

@@ -1,4 +1,4 @@
-"""Small models made on the spot: for tests, examples and demos that need weights but no knowledge."""
+"""Small random models for tests, examples and demos."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any

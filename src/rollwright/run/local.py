@@ -40,7 +40,7 @@ from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
 from rollwright.run.engine_check import ask_engine
 from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.folder import RunFolder
-from rollwright.run.garbage import rare_collections
+from rollwright.run.gc_tuning import rare_collections
 from rollwright.run.orchestras import build_run_policy
 from rollwright.run.process_fleet import ProcessFleet
 from rollwright.run.recovery import enter_finished

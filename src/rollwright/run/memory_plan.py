@@ -12,10 +12,9 @@ from rollwright.config.torch_policy import TorchPolicyConfig
 from rollwright.hardware.devices import device_name
 from rollwright.hardware.memory import free_device_memory
 from rollwright.hardware.threads import WORKERS_VARIABLE
-from rollwright.models.cache import is_fetched, model_folder
-from rollwright.models.catalogue import CATALOGUE
+from rollwright.models.catalogue import CATALOGUE, is_fetched, model_folder
 from rollwright.models.hub import is_hub_name, local_copy
-from rollwright.models.needs import MemoryNeed, Use, need_of, shape_of
+from rollwright.models.memory_needs import MemoryNeed, Use, need_of, shape_of
 from rollwright.models.pools import ROOM
 
 

@@ -9,12 +9,12 @@ from rollwright.errors import ConfigError
 from rollwright.rollout.episode import Episode
 from rollwright.run.assembly import SettingsTable
 from rollwright.run.training_assembly import check, training_of
-from rollwright.swarm.directory_transport import DirectoryTransport
+from rollwright.swarm.admission import Freshness
 from rollwright.swarm.exchange import ExchangeLimits
-from rollwright.swarm.manifests import Freshness
 from rollwright.swarm.recipes import TaskBook, task_seed
-from rollwright.swarm.transport import Transport
-from rollwright.swarm.zenoh_transport import ZenohTransport
+from rollwright.swarm.transports.base import Transport
+from rollwright.swarm.transports.directory import DirectoryTransport
+from rollwright.swarm.transports.zenoh import ZenohTransport
 
 KEPT_STEPS = 200
 """Steps that a node keeps which is not told how many: more than its status shows, so that its last rounds can be looked

@@ -1,7 +1,7 @@
-"""A node's own policy, as far as checking foreign rollouts needs it.
+"""The node's own policy as the `Scorer` of verification.
 
-The log-probabilities are the trainer's: its weights are those that the engine has, whatever engine that is, and between
-two steps it has nothing else to do. Calls that come while it computes are computed together afterwards.
+The log-probabilities are the trainer's: it has the engine's weights, whatever the engine is, and is idle between two steps.
+Calls that arrive while it computes are batched for the next computation.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Policy, Renderer
 from rollwright.run.training_run import TrainingRun
-from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 from rollwright.swarm.verification import tokenizer_digest
 from rollwright.trajectory import Floats, TokenIds, floats, token_ids
 
@@ -40,7 +40,7 @@ class PolicyScorer:
         self._run = run
         self._tokenizer = tokenizer
         self._marks = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-        """Ids of roles and ends, which no text may bring in."""
+        """Special ids of roles and ends, which no text may introduce."""
         self._on_progress = on_progress
         self._waiting: list[_Call] = []
         self._work: asyncio.Task[None] | None = None
@@ -51,9 +51,9 @@ class PolicyScorer:
 
     def encode(self, text: str) -> TokenIds:
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        if self._marks & set(ids):  # honest words of another model may be marks of this one
-            raise Refused(
-                Refusal.CANNOT_CHECK, "its text has marks that this node's model reads as roles or ends"
+        if self._marks & set(ids):  # plain text for another model may be special tokens of this one
+            raise PeerRefused(
+                PeerRefusal.CANNOT_CHECK, "its text contains special tokens of this node's model"
             )
         return token_ids([*ids, self.renderer.stop_ids[0]])
 
@@ -71,12 +71,12 @@ class PolicyScorer:
             calls, self._waiting = self._waiting, []
             try:
                 found = await self._run.logprobs([(prompt, sampled) for prompt, sampled, _ in calls])
-            except Exception as error:  # noqa: BLE001 - each caller gets it, and ends its own group
+            except Exception as error:  # noqa: BLE001 - every caller gets the error and ends its own group
                 for _, _, done in calls:
                     if not done.done():
                         done.set_exception(error)
                 continue
             self._on_progress()
             for (_, _, done), own in zip(calls, found, strict=True):
-                if not done.done():  # its group was given up meanwhile
+                if not done.done():  # the check was cancelled meanwhile
                     done.set_result(own)

@@ -71,15 +71,11 @@ Row = Callable[[str, int, float, Batch], dict[str, Any]]
 Result = TypeVar("Result")
 
 
-class Sharing(Protocol):
-    """Groups that others have played, as a further source beside the scheduler."""
+class BatchSource(Protocol):
+    """Makes batches of own groups and of groups that others have played."""
 
-    async def begin(self, step: int) -> None:
-        """Before the own groups of a step are asked for."""
-        ...
-
-    async def complete(self, own: Batch) -> Batch:
-        """The own groups, and those of others behind them; these become a part of the record."""
+    async def next_batch(self, step: int, play: Callable[[], Awaitable[Batch]]) -> Batch:
+        """`play` gives the next batch of own groups. Foreign groups follow them, and become a part of the record."""
         ...
 
 
@@ -95,7 +91,6 @@ class TrainingRun:
         policy: Policy | None = None,
         store: str | None = None,
         row: Row = plain_row,
-        sharing: Sharing | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """`resume`: go on with a folder that was reopened. `policy`: instead of the one that the settings name.
@@ -131,7 +126,7 @@ class TrainingRun:
         self._resume = resume
         self._store = store
         self._row = row
-        self._sharing = sharing
+        self._batches: BatchSource | None = None
         self._on_progress = on_progress
         self._record = TrainingRecord()
         self._validated: dict[int, Ledger] = {}
@@ -152,8 +147,10 @@ class TrainingRun:
         """Version of the trainer's weights; `None` before it is made."""
         return None if self._trainer is None else self._trainer.version
 
-    async def run(self) -> None:
-        """Trains until `max_steps`; then `model` in the run's folder is the result."""
+    async def run(self, batches: BatchSource | None = None) -> None:
+        """Trains until `max_steps`; then `model` in the run's folder is the result. `batches`: makes the batches instead
+        of the scheduler alone."""
+        self._batches = batches
         (self.folder.path / FIGURES).mkdir(exist_ok=True)
         async with AsyncExitStack() as stack:
             stack.callback(self._close)
@@ -321,10 +318,9 @@ class TrainingRun:
 
     async def _next_batch(self) -> Batch:
         assert self.local is not None
-        if self._sharing is None:
+        if self._batches is None:
             return await self.local.get_batch()
-        await self._sharing.begin(self.pipeline.done)
-        batch = await self._sharing.complete(await self.local.get_batch())
+        batch = await self._batches.next_batch(self.pipeline.done, self.local.get_batch)
         for trajectory in batch.trajectories:
             self.folder.add_trajectory(trajectory.rollout_id, trajectory.to_bytes())
         return batch

@@ -13,7 +13,7 @@ from rollwright.rollout import Activity, AgentFunction, InflightLimit, RolloutCo
 from rollwright.rollout.concurrency import START
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.run.assembly import make_env
-from rollwright.run.garbage import rare_collections
+from rollwright.run.gc_tuning import rare_collections
 from rollwright.run.playbook import StoreSettingsSource
 from rollwright.store.opening import USUAL_PATIENCE, open_store
 from rollwright.store.records import AttemptedRollout

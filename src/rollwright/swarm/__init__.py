@@ -1,1 +1,1 @@
-"""Machines that do not trust each other train together by sharing rollouts."""
+"""Nodes that train together by sharing rollouts, without trusting each other."""

@@ -1,55 +1,59 @@
-"""Tells whether a group was seen before: the same bytes, the same task, or nearly the same answers.
+"""Detection of groups that were seen before: the same bytes, the same task, or nearly the same answers.
 
-Long answers are compared by a sketch (the smallest hashes of their runs of words), so a changed word or another order of
-members hides nothing; short ones only together with their task, because honest answers of a few words repeat. It
-remembers a bounded number of groups, the newest.
+Long answers are compared by a sketch (the smallest hashes of their word n-grams), so a changed word or another order of
+members hides nothing. Short answers are compared only together with their task, because honest short answers repeat. The
+memory holds a bounded number of groups, the newest.
 """
 
 from collections import Counter, OrderedDict
 from hashlib import blake2b
 
 from rollwright.swarm.content import SharedGroup
-from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 
 REMEMBERED = 4096
-"""Groups; some 8 sketches of 16 numbers each, about 60 MB when full."""
+"""Groups, each with some 8 sketches of 16 numbers; about 60 MB when full."""
 
 SKETCH = 16
-"""Hashes that stand for an answer."""
+"""Hashes in the sketch of an answer."""
 
 RUN = 4
-"""Words that are hashed together: fewer would find honest answers alike, more would miss changed ones."""
+"""Words in an n-gram: fewer would match honest answers, more would miss edited copies."""
 
 LONG = 24
-"""Words from which on an answer is compared by itself."""
+"""Words from which on an answer is compared without its task."""
 
 NEAR = 0.75
-"""Share of a sketch that has to be that of one earlier answer."""
+"""Share of a sketch that one earlier group must have for a near duplicate."""
 
 
 class SeenGroups:
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
         self._groups: OrderedDict[str, tuple[tuple[str, str, int], list[int]]] = OrderedDict()
-        """By digest: the task of whom, and the hashes of its answers."""
+        """By digest: the task with its peer, and the hashes of the answers."""
         self._tasks: set[tuple[str, str, int]] = set()
         self._owners: dict[int, str] = {}
-        """For each hash, the newest group that has it."""
+        """The newest group with each hash."""
 
     def check(self, digest: str, group: SharedGroup, beside: "SeenGroups | None" = None) -> None:
-        """Raises `Refused` for a group that brings nothing new to what is in here, and in `beside`."""
+        """Raise `PeerRefused` for a group that repeats one of these, or one of `beside`."""
         known = [self] if beside is None else [self, beside]
         if any(digest in each._groups for each in known):
-            raise Refused(Refusal.DUPLICATE, f"content {digest[:12]} again")
+            raise PeerRefused(PeerRefusal.DUPLICATE, f"content {digest[:12]} again")
         if any(_task(group) in each._tasks for each in known):
-            raise Refused(Refusal.DUPLICATE_TASK, f"task {group.recipe.index} of {group.recipe.env} again")
+            raise PeerRefused(
+                PeerRefusal.DUPLICATE_TASK, f"task {group.recipe.index} of {group.recipe.env} again"
+            )
         sketches = _sketches(group)
         near = sum(any(each._is_near(sketch) for each in known) for sketch in sketches)
         if 2 * near > len(sketches):
-            raise Refused(Refusal.NEAR_DUPLICATE, f"{near} of {len(sketches)} answers were seen before")
+            raise PeerRefused(
+                PeerRefusal.NEAR_DUPLICATE, f"{near} of {len(sketches)} answers were seen before"
+            )
 
     def add(self, digest: str, group: SharedGroup) -> None:
-        """Remembers a group; own ones too, so that they are not taken back from somebody who copied them."""
+        """Remember a group. Own groups too, so that copies of them are refused."""
         if digest in self._groups:
             return
         hashes = [each for sketch in _sketches(group) for each in sketch]
@@ -64,11 +68,11 @@ class SeenGroups:
                     del self._owners[each]
 
     def peers(self) -> set[str]:
-        """Whose groups are remembered, the own ones among them."""
+        """The peers of the remembered groups, this node included."""
         return {peer for peer, *_ in self._tasks}
 
     def snapshot(self) -> list[tuple[str, tuple[str, str, int]]]:
-        """What must not be forgotten over a restart; sketches are left out, because they are large and only help."""
+        """The state that outlives a restart; without the sketches, which are large and only an additional check."""
         return [(digest, task) for digest, (task, _) in self._groups.items()]
 
     def restore(self, seen: list[tuple[str, tuple[str, str, int]]]) -> None:

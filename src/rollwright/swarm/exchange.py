@@ -1,15 +1,17 @@
-"""One node's dealings with its swarm: shares own groups, and gathers foreign ones that hold up.
+"""One node's exchange with its swarm, as stages: publish own groups, listen to manifests, gather foreign groups.
 
-True of it: nothing of a peer reaches the trainer that did not pass, in this order, the gate (signature, swarm, sequence,
-round, clock, quota), the choice, the digest, the schema, the duplicate check and the replay; whatever a peer does ends at
-most that one group, is counted under one reason, and what no honest node signs puts the peer into quarantine with its own
-signed bytes as evidence. Without peers, or with an unreachable network, both calls return in time, with nothing.
+Invariants:
+- Nothing of a peer reaches the trainer that did not pass, in this order, admission (signature, swarm, sequence, round,
+  clock, quota), selection, the digest, the schema, the duplicate check and the replay.
+- A peer's misbehaviour ends at most the one group, is counted under one reason, and puts the peer into quarantine when no
+  honest node would have signed it, with the peer's own signed bytes as evidence.
+- Without peers, or with an unreachable network, every stage returns in time, with nothing.
 """
 
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -18,89 +20,189 @@ from pathlib import Path
 import msgspec
 
 from rollwright.errors import FormatError, RollwrightError
-from rollwright.swarm import content, envelope
+from rollwright.swarm import content
+from rollwright.swarm.admission import Admission, Candidates, Freshness
 from rollwright.swarm.duplicates import SeenGroups
-from rollwright.swarm.gathering import Gathering, Look
-from rollwright.swarm.identity import SEQUENCE_FILE, Identity, SequenceFile, short_name
-from rollwright.swarm.manifests import Candidates, Freshness, Gate
+from rollwright.swarm.gathering import Gathering, GroupCheck
+from rollwright.swarm.identity import SEQUENCE_FILE, Identity, SequenceFile
+from rollwright.swarm.publishing import Publisher
 from rollwright.swarm.quarantine import Quarantine
-from rollwright.swarm.recipes import TaskBook, task_digest, task_seed
-from rollwright.swarm.refusals import Refusal, Refused
-from rollwright.swarm.selection import in_turns, is_flat
-from rollwright.swarm.transport import FetchFailed, FetchProblem, Peer, Transport, digest_of
-from rollwright.swarm.verification import (
-    SCORER_KILLED,
-    VERIFY_SECONDS,
-    Scorer,
-    Verified,
-    check_claims,
-    verify,
-)
+from rollwright.swarm.recipes import TaskBook
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
+from rollwright.swarm.reputation import Reputation
+from rollwright.swarm.selection import in_turns
+from rollwright.swarm.signed import MAX_GROUP, Manifest
+from rollwright.swarm.transports.base import FetchFailed, FetchProblem, Peer, Transport
+from rollwright.swarm.verification import VERIFY_SECONDS, Scorer, Verified, check_claims, verify
 from rollwright.trajectory import Trajectory
 
-ACCEPTED, SHARED, NOT_SHARED, MISSED = "accepted", "shared", "not_shared", "missed"
-"""Counters beside the reasons of `Refusal`: groups taken, groups announced, groups that could not be, manifests that
-came too fast to be read."""
+ACCEPTED, MISSED = "accepted", "missed"
+"""Counters beside the reasons of `PeerRefusal`: foreign groups accepted, and manifests lost because they came too fast."""
 
 SEEN_FILE = "seen"
 QUARANTINE_FOLDER = "quarantine"
 
-SILENT_FOR = 3
-"""Gatherings in which a peer whose content did not come stands behind the others."""
-
-_MAX_SILENT = 4096
 _ADMITTED_AT_ONCE = 64
-"""Manifests between two looks at other work: checking a signature takes a tenth of a millisecond."""
+"""Manifests admitted before the event loop may do other work: checking a signature takes a tenth of a millisecond."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ExchangeLimits:
-    """What dealing with peers may cost."""
+    """What the exchange with peers may cost."""
 
     freshness: Freshness = field(default_factory=Freshness)
     per_peer: int | None = None
-    """Groups that one peer may give to a round; `None`: as many as are left when the others have given theirs."""
+    """Groups of one peer in a round; `None`: no limit, as long as the other peers had their turn."""
     beam_size: int = 4
-    """Groups that are fetched and verified at the same time."""
+    """Groups that are fetched and verified concurrently."""
     fetch_seconds: float = 10.0
     verify_seconds: float = VERIFY_SECONDS
     gather_seconds: float = 60.0
-    """For all of it, in one round."""
+    """Deadline of a round's whole gathering."""
     max_group_bytes: int = 1 << 20
-    """Of content; groups that say they are larger are not fetched."""
-    max_group_size: int = envelope.MAX_GROUP
-    """Members of a foreign group: one that is larger than own ones would weigh more than they do."""
+    """Size of the content; groups that claim to be larger are not fetched."""
+    max_group_size: int = MAX_GROUP
+    """Members of a foreign group: a group larger than own ones would weigh more than they do."""
     min_mean_logprob: float | None = None
-    """Under this node's own policy, over the tokens of each member: below it a group is text that this policy would
-    hardly ever say, whatever it earned. `None`: no limit."""
+    """Least mean log-probability of each member's tokens under this node's policy: below it a group is text that this
+    policy would hardly ever sample, whatever its reward. `None`: no limit."""
 
 
 class ForeignGroup(msgspec.Struct, frozen=True):
-    """A peer's group that held up: its trajectories train like own ones."""
+    """A peer's group that passed every check: its trajectories train like own ones."""
 
     peer: str
     digest: str
     round: int
-    """Of the peer, when it made the group."""
+    """The peer's round when it played the group."""
     trajectories: list[Trajectory]
     off_policy: bool
     """Whether its token ids were made here, because the peer has another tokenizer."""
 
 
 class _Memory(msgspec.Struct, frozen=True, array_like=True):
-    """What must outlive a restart, so that nothing is trained on twice."""
+    """State that outlives a restart, so that no group is trained on twice."""
 
     gate: bytes
     groups: list[tuple[str, tuple[str, str, int]]]
 
 
 Verifier = Callable[[content.SharedGroup, str, TaskBook, Scorer, float], Awaitable[Verified]]
-"""As `verification.verify`."""
+"""The signature of `verification.verify`."""
+
+
+class ManifestListener:
+    """The stage that admits announced manifests as candidates."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        admission: Admission,
+        candidates: Candidates,
+        book: TaskBook,
+        reputation: Reputation,
+        *,
+        limits: ExchangeLimits,
+        counts: Counter[str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._transport = transport
+        self._admission = admission
+        self._candidates = candidates
+        self._book = book
+        self._reputation = reputation
+        self._limits = limits
+        self._counts = counts
+        self._clock = clock
+        self._cursor = 0
+
+    async def listen(self, round: int) -> None:
+        """Read all manifests that arrived since the last call."""
+        try:
+            announced = await self._transport.manifests(self._cursor)
+        except RollwrightError as error:
+            _log.warning("round %d: no manifests were read: %s", round, error)
+            return
+        self._cursor = announced.cursor
+        if announced.missed:
+            self._counts[MISSED] += announced.missed
+        self._counts.update(announced.passed_over)
+        for number, envelope in enumerate(announced.manifests, 1):
+            if number % _ADMITTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            try:
+                self._admit(envelope, round)
+            except PeerRefused as refused:
+                self._counts[str(refused.reason)] += 1
+                if refused.reason is PeerRefusal.EQUIVOCATION:
+                    self._reputation.judge_announcement(envelope, refused)
+
+    def _admit(self, envelope: bytes, round: int) -> None:
+        manifest = self._admission.admit(envelope, round=round, now=self._clock())
+        size, members = manifest.size, len(manifest.rewards)
+        if size > self._limits.max_group_bytes or members > self._limits.max_group_size:
+            raise PeerRefused(PeerRefusal.TOO_LARGE, f"{members} members, {size} bytes of content")
+        self._book.check(manifest.env, manifest.env_version)
+        self._candidates.add(manifest, envelope)
+
+
+@dataclass(frozen=True)
+class GroupChecker:
+    """The stage that fetches and verifies one group; a `gathering.Checker`."""
+
+    swarm: str
+    transport: Transport
+    book: TaskBook
+    seen: SeenGroups
+    scorer: Scorer
+    limits: ExchangeLimits
+    verifier: Verifier = verify
+
+    async def check(self, check: GroupCheck) -> None:
+        await self._fetch(check)
+        await self.verify(check)
+
+    async def _fetch(self, check: GroupCheck) -> None:
+        manifest = check.manifest
+        try:
+            check.data = await self.transport.fetch(
+                manifest.peer, manifest.digest, manifest.size, self.limits.fetch_seconds
+            )
+        except FetchFailed as failed:
+            check.timed_out = failed.problem is FetchProblem.DEADLINE
+            raise PeerRefused(PeerRefusal.NOT_FETCHED, str(failed)) from failed
+        if len(check.data) != manifest.size:
+            raise PeerRefused(PeerRefusal.CONTENT_DIFFERS, f"{len(check.data)} bytes, not {manifest.size}")
+
+    async def verify(self, check: GroupCheck) -> None:
+        """Check content that was fetched: the cheap tests first, the replay last."""
+        manifest = check.manifest
+        check.group = content.decode(check.data)
+        check_claims(check.group, manifest, self.swarm)
+        self.seen.check(manifest.digest, check.group)
+        verified = await self.verifier(
+            check.group, manifest.digest, self.book, self.scorer, self.limits.verify_seconds
+        )
+        self._check_likely(verified)
+        check.verified = verified
+
+    def _check_likely(self, verified: Verified) -> None:
+        least = self.limits.min_mean_logprob
+        if least is None:
+            return
+        for trajectory in verified.trajectories:
+            logprobs = [each for turn in trajectory.turns for each in turn.logprobs]
+            if logprobs and sum(logprobs) / len(logprobs) < least:
+                raise PeerRefused(
+                    PeerRefusal.UNLIKELY, f"{trajectory.rollout_id}: mean log-probability below {least:g}"
+                )
 
 
 class Exchange:
+    """The stages of one node, with the state that they share."""
+
     def __init__(
         self,
         identity: Identity,
@@ -113,8 +215,8 @@ class Exchange:
         verifier: Verifier = verify,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`folder` keeps what must outlive a restart: the sequence, what was seen, the quarantine. `verifier` is there
-        for benchmarks that show what happens without one."""
+        """`folder` keeps the state that outlives a restart: the sequence, the seen groups, the quarantine. `verifier`
+        lets a benchmark show what happens without verification."""
         self.counts: Counter[str] = Counter()
         self.quarantine = Quarantine(folder / QUARANTINE_FOLDER)
         self._identity = identity
@@ -123,54 +225,56 @@ class Exchange:
         self._book = book
         self._limits = limits or ExchangeLimits()
         self._verifier = verifier
-        self._clock = clock
         self._sequence = SequenceFile(folder / SEQUENCE_FILE)
         self._seen_file = folder / SEEN_FILE
-        self._gate = Gate(swarm, identity.peer, self._limits.freshness, self.quarantine.__contains__)
+        self._seen = SeenGroups()
         self._candidates = Candidates()
-        self._groups = SeenGroups()
-        self._gatherings = 0
-        self._silent: OrderedDict[str, int] = OrderedDict()
-        """Peers whose content did not come, and in which gathering that was."""
-        self._cursor = 0
+        self.admission = Admission(swarm, identity.peer, self._limits.freshness, self.quarantine.__contains__)
+        self._reputation = Reputation(self.quarantine, self._seen, self._candidates, clock)
+        self.publisher = Publisher(
+            identity,
+            swarm,
+            transport,
+            book,
+            sequence=self._sequence,
+            seen=self._seen,
+            counts=self.counts,
+            clock=clock,
+        )
+        self._listener = ManifestListener(
+            transport,
+            self.admission,
+            self._candidates,
+            book,
+            self._reputation,
+            limits=self._limits,
+            counts=self.counts,
+            clock=clock,
+        )
         self._secret = int.from_bytes(
             sha256(identity.sign(b"rollwright swarm selection\x00")).digest()[:8], "big"
         )
-        """What the draw is keyed by; the same after a restart, and known to nobody else."""
+        """The key of the draw: the same after a restart, and known to no other node."""
         if self._seen_file.exists():
             self.restore(self._seen_file.read_bytes())
 
     async def share(
         self, round: int, index: int, tag: str, trajectories: Sequence[Trajectory], tokenizer: str
     ) -> str | None:
-        """Announces an own group, the `index`-th of this node's stream; its digest, or `None` when there is nothing to
-        learn from it, or it cannot be shared (counted)."""
-        if is_flat([each.reward for each in trajectories]):
-            return None
-        try:
-            if any(each.metrics.get(SCORER_KILLED) for each in trajectories):
-                raise RollwrightError("a scorer was stopped: another machine may find another reward")
-            group = self._shared(index, tag, trajectories, tokenizer)
-            data = content.encode(group)
-            content.decode(data)  # what no peer would take is not announced
-            manifest = self._manifest(round, group, data)
-            self._groups.add(manifest.digest, group)
-            await self._transport.publish(manifest.digest, data)
-            await self._transport.announce(envelope.seal(manifest, self._identity))
-        except RollwrightError as error:
-            self.counts[NOT_SHARED] += 1
-            _log.warning("group %d of round %d was not shared: %s", index, round, error)
-            return None
-        self.counts[SHARED] += 1
-        return manifest.digest
+        """Publish an own group; see `Publisher.publish`."""
+        return await self.publisher.publish(round, index, tag, trajectories, tokenizer)
+
+    async def listen(self, round: int) -> None:
+        """Admit new manifests; see `ManifestListener.listen`."""
+        await self._listener.listen(round)
 
     async def gather(self, round: int, count: int, scorer: Scorer) -> list[ForeignGroup]:
-        """Up to `count` foreign groups for this round, by the rule of `selection`; fewer when there are no more."""
+        """Take up to `count` foreign groups for this round, by the rule of `selection`."""
         gathering: Gathering | None = None
         try:
             async with asyncio.timeout(self._limits.gather_seconds) as limit:
-                await self.listen(round)
-                gathering = self._gathering(round, count, scorer)
+                await self._listener.listen(round)
+                gathering = self._new_gathering(round, count, scorer)
                 await gathering.run()
         except TimeoutError:
             if not limit.expired():
@@ -178,206 +282,83 @@ class Exchange:
         taken = [] if gathering is None else self._take(gathering)
         if limit.expired():
             _log.warning("round %d: gathering took too long; going on with %d groups", round, len(taken))
-        self._keep()
+        self._save()
         return sorted(taken, key=lambda each: (each.peer, each.digest))
 
-    async def listen(self, round: int) -> None:
-        """Lets in what was announced; `gather` does so too."""
-        try:
-            announced = await self._transport.manifests(self._cursor)
-        except RollwrightError as error:
-            _log.warning("round %d: nothing heard: %s", round, error)
-            return
-        self._cursor = announced.cursor
-        if announced.missed:
-            self.counts[MISSED] += announced.missed
-        self.counts.update(announced.passed_over)
-        for number, data in enumerate(announced.manifests, 1):
-            if number % _ADMITTED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            try:
-                manifest = self._gate.admit(data, round=round, now=self._clock())
-                self._check_size(manifest)
-                self._book.check(manifest.env, manifest.env_version)
-                self._candidates.add(manifest, data)
-            except Refused as refused:
-                self._refuse(refused, data)
+    def checker(self, scorer: Scorer) -> GroupChecker:
+        """The stage that checks single groups with this node's policy."""
+        return GroupChecker(
+            self._swarm, self._transport, self._book, self._seen, scorer, self._limits, self._verifier
+        )
 
     def peers(self) -> Sequence[Peer]:
         return self._transport.peers()
 
     def rounds(self) -> dict[str, int]:
-        """The last round that each peer told of."""
-        return self._gate.rounds()
+        """The last round that each peer announced."""
+        return self.admission.rounds()
 
     def sequences(self) -> dict[str, int]:
-        """The highest sequence number of each peer; it moves with everything that a peer announces."""
-        return self._gate.sequences()
+        """The highest sequence number of each peer; it grows with every announcement."""
+        return self.admission.sequences()
 
     def snapshot(self) -> bytes:
-        """What was seen already; kept in the folder after every round."""
-        return msgspec.msgpack.encode(_Memory(self._gate.snapshot(), self._groups.snapshot()))
+        """The manifests and groups seen so far; saved in the folder after every round."""
+        return msgspec.msgpack.encode(_Memory(self.admission.snapshot(), self._seen.snapshot()))
 
     def restore(self, data: bytes) -> None:
         try:
             memory = msgspec.msgpack.decode(data, type=_Memory)
         except msgspec.MsgspecError as error:
             raise FormatError(f"{self._seen_file}: not what a node has seen: {error}; remove it") from error
-        self._gate.restore(memory.gate)
-        self._groups.restore(memory.groups)
-        for peer in self._groups.peers() - {self._identity.peer}:
+        self.admission.restore(memory.gate)
+        self._seen.restore(memory.groups)
+        for peer in self._seen.peers() - {self._identity.peer}:
             self._transport.prefer(peer)
 
     async def close(self) -> None:
-        self._keep()
+        self._save()
         self._sequence.close()
         await self._transport.close()
 
-    def _shared(
-        self, index: int, tag: str, trajectories: Sequence[Trajectory], tokenizer: str
-    ) -> content.SharedGroup:
-        recipe = content.Recipe(
-            env=tag,
-            env_version=self._book.version(tag),
-            seed=task_seed(self._swarm, self._identity.peer),
-            index=index,
-            task=task_digest(trajectories[0].observation),
-        )
-        members = tuple(content.shared_member(each) for each in trajectories)
-        return content.SharedGroup(envelope.PROTOCOL, self._identity.peer, recipe, tokenizer, members)
-
-    def _manifest(self, round: int, group: content.SharedGroup, data: bytes) -> envelope.Manifest:
-        return envelope.Manifest(
-            swarm=self._swarm,
-            peer=self._identity.peer,
-            round=round,
-            sequence=self._sequence.next(),
-            created=self._clock(),
-            env=group.recipe.env,
-            env_version=group.recipe.env_version,
-            index=group.recipe.index,
-            digest=digest_of(data),
-            size=len(data),
-            rewards=group.rewards,
-        )
-
-    def _check_size(self, manifest: envelope.Manifest) -> None:
-        size, members = manifest.size, len(manifest.rewards)
-        if size > self._limits.max_group_bytes or members > self._limits.max_group_size:
-            raise Refused(Refusal.TOO_LARGE, f"{members} members, {size} bytes of content")
-
-    def _gathering(self, round: int, count: int, scorer: Scorer) -> Gathering:
-        """The search of a round, which has looked at nothing yet."""
-
-        async def look(at: Look) -> None:
-            await self._look(at, scorer)
-
-        fresh = self._candidates.fresh(lambda each: self._gate.is_fresh(each, round))
-        proven = self._groups.peers()
-        self._gatherings += 1
-        silent = {peer for peer, when in self._silent.items() if self._gatherings - when <= SILENT_FOR}
+    def _new_gathering(self, round: int, count: int, scorer: Scorer) -> Gathering:
+        fresh = self._candidates.fresh(lambda each: self.admission.is_fresh(each, round))
+        proven, silent = self._reputation.begin_gathering()
         return Gathering(
             in_turns(fresh, (self._secret, round), proven=proven, silent=silent),
             count,
             per_peer=self._limits.per_peer,
             beam_size=self._limits.beam_size,
-            seen=self._groups,
-            is_caught=self.quarantine.__contains__,
-            look=look,
-            judge=self._judge,
-            is_proven=proven.__contains__,
+            seen=self._seen,
+            checker=self.checker(scorer),
+            peers=self._reputation,
         )
-
-    async def _look(self, look: Look, scorer: Scorer) -> None:
-        """Fetches and verifies a group; raises `Refused`."""
-        await self._fetch(look)
-        await self._verify(look, scorer)
-
-    async def _fetch(self, look: Look) -> None:
-        manifest = look.manifest
-        try:
-            look.data = await self._transport.fetch(
-                manifest.peer, manifest.digest, manifest.size, self._limits.fetch_seconds
-            )
-        except FetchFailed as failed:
-            look.unanswered = failed.problem is FetchProblem.DEADLINE
-            raise Refused(Refusal.NOT_FETCHED, str(failed)) from failed
-        if len(look.data) != manifest.size:
-            raise Refused(Refusal.CONTENT_DIFFERS, f"{len(look.data)} bytes, not {manifest.size}")
-
-    async def _verify(self, look: Look, scorer: Scorer) -> None:
-        manifest = look.manifest
-        look.group = content.decode(look.data)
-        check_claims(look.group, manifest, self._swarm)
-        self._groups.check(manifest.digest, look.group)  # before it is played again, which takes longer
-        verified = await self._verifier(
-            look.group, manifest.digest, self._book, scorer, self._limits.verify_seconds
-        )
-        self._check_likely(verified)
-        look.verified = verified
-
-    def _check_likely(self, verified: Verified) -> None:
-        least = self._limits.min_mean_logprob
-        if least is None:
-            return
-        for trajectory in verified.trajectories:
-            logprobs = [each for turn in trajectory.turns for each in turn.logprobs]
-            if logprobs and sum(logprobs) / len(logprobs) < least:
-                raise Refused(
-                    Refusal.UNLIKELY, f"{trajectory.rollout_id}: mean log-probability below {least:g}"
-                )
 
     def _take(self, gathering: Gathering) -> list[ForeignGroup]:
-        """Those that have a place; they, and all that are refused, are not looked at again."""
-        taken, refused = gathering.results()
-        for look, reason in refused:
-            self.counts[str(reason.reason)] += 1
-            self._candidates.take(look.manifest)
-            if reason.reason is Refusal.NOT_FETCHED:
-                self._note_silent(look.manifest.peer)
-        for look in taken:
-            assert look.group is not None, "it was verified"
+        """Account for the results: accepted and refused groups are no candidates any more."""
+        accepted, refused = gathering.results()
+        for check, why in refused:
+            self.counts[str(why.reason)] += 1
+            self._candidates.take(check.manifest)
+            if why.reason is PeerRefusal.NOT_FETCHED:
+                self._reputation.note_silence(check.manifest.peer)
+        for check in accepted:
+            assert check.group is not None, "it was verified"
             self.counts[ACCEPTED] += 1
-            self._candidates.take(look.manifest)
-            self._groups.add(look.manifest.digest, look.group)
-            self._transport.prefer(look.manifest.peer)
-            self._silent.pop(look.manifest.peer, None)
-        return [_foreign(look) for look in taken]
+            self._candidates.take(check.manifest)
+            self._seen.add(check.manifest.digest, check.group)
+            self._transport.prefer(check.manifest.peer)
+            self._reputation.note_answer(check.manifest.peer)
+        return [_foreign_group(check.manifest, check.verified) for check in accepted]
 
-    def _note_silent(self, peer: str) -> None:
-        self._silent[peer] = self._gatherings
-        self._silent.move_to_end(peer)
-        if len(self._silent) > _MAX_SILENT:
-            self._silent.popitem(last=False)
-
-    def _judge(self, look: Look) -> None:
-        """What a group says about its peer."""
-        if look.refused is None:
-            self.quarantine.trust_again(look.manifest.peer)
-        else:
-            self._blame(look.manifest.peer, look.refused, self._candidates.envelope(look.manifest), look.data)
-
-    def _refuse(self, refused: Refused, signed: bytes) -> None:
-        """At the gate."""
-        self.counts[str(refused.reason)] += 1
-        if refused.reason is Refusal.EQUIVOCATION:
-            self._blame(envelope.unseal(signed).peer, refused, signed)
-
-    def _blame(self, peer: str, refused: Refused, signed: bytes, data: bytes = b"") -> None:
-        if peer in self.quarantine:
-            return
-        if self.quarantine.judge(peer, refused, now=self._clock(), manifest=signed, content=data):
-            _log.warning("peer %s (%s) is in quarantine: %s", short_name(peer), peer[:16], refused)
-
-    def _keep(self) -> None:
+    def _save(self) -> None:
         partial = self._seen_file.with_name(f"{SEEN_FILE}.partial")
         partial.write_bytes(self.snapshot())
         partial.replace(self._seen_file)
 
 
-def _foreign(look: Look) -> ForeignGroup:
-    manifest, verified = look.manifest, look.verified
-    assert verified is not None, "it has a place"
+def _foreign_group(manifest: Manifest, verified: Verified | None) -> ForeignGroup:
+    assert verified is not None, "only verified groups are accepted"
     return ForeignGroup(
         manifest.peer, manifest.digest, manifest.round, verified.trajectories, verified.off_policy
     )

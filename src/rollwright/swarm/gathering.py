@@ -1,70 +1,98 @@
-"""One round's search for foreign groups: looks at them side by side, and decides in the order of the draw.
+"""Gather foreign groups for one round: check several at a time, and decide in the order of the draw.
 
-True of it:
-- What is taken follows from the order and from what each group is found to be, never from who was quick: a place is
-  kept for every group that is still looked at, and whether one repeats another, or a peer is caught, is decided in the
-  order of the draw.
-- A peer of which nothing is taken changes nothing for the others: a refused group, or one of a peer that is caught
-  meanwhile, gives its place to the next in the order.
-- A group is looked at only while fewer than `count` before it may still be taken, so nothing is checked in vain.
-- A peer that does not answer is asked once: for a second group only when the first has come, and not at all in this
-  round when it has not.
-- Strangers that announce what they do not give cost a round a bounded time: beyond `PATIENCE` no other stranger has a
-  place in it.
+Invariants:
+- The result follows from the order of the draw and from each group's verdict, never from who answers first: a group that
+  is still being checked keeps its place, and duplicates and caught peers are decided in the order of the draw.
+- A peer of which nothing is taken changes nothing for the others: a refused group, or a group of a peer that is caught
+  meanwhile, gives its place to the next one in the order.
+- A group is checked only while fewer than `count` groups before it may still be taken, so no check is wasted.
+- A peer that does not answer is asked once: a second group is fetched only after the first has arrived, and none in this
+  round if the first one timed out.
+- Strangers that announce groups which they do not deliver cost a round a bounded time: beyond `PATIENCE` no further
+  stranger has a place in it.
+
+Algorithm: `_standing` assigns the `count` places, optimistically: a group without a verdict counts as good. `_start`
+begins checks for groups that have a place. When a check ends, `_settle` judges peers up to the first undecided place,
+which may free places, and the loop starts again with a new assignment.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rollwright.swarm.content import SharedGroup
 from rollwright.swarm.duplicates import SeenGroups
-from rollwright.swarm.envelope import Manifest
-from rollwright.swarm.refusals import BLAMED, Refusal, Refused
+from rollwright.swarm.refusals import BLAMED, PeerRefusal, PeerRefused
 from rollwright.swarm.selection import places
+from rollwright.swarm.signed import Manifest
 from rollwright.swarm.verification import Verified
 
 PATIENCE = 64
-"""Strangers, of which no group has held up yet, that may announce content which nobody has. What is announced behind them
-can be had in a later round."""
+"""Failed fetches of strangers (peers of which no group has been accepted yet) that one round tolerates. Groups that are
+announced behind them can be taken in a later round."""
 
-SILENCE = 8
-"""So many of them a stranger counts for that lets the time for its content go by: eight such cost a round twenty seconds,
+TIMEOUT_WEIGHT = 8
+"""Failed fetches that a stranger's timeout counts for: eight timeouts exhaust `PATIENCE` and cost a round twenty seconds,
 with four fetches at a time and ten seconds for each."""
 
 
 @dataclass
-class Look:
-    """What is found out about one group, while it is."""
+class GroupCheck:
+    """State and result of checking one group."""
 
     manifest: Manifest
     data: bytes = b""
-    """Its content, once that has come."""
+    """The content, once it has arrived."""
     group: SharedGroup | None = None
-    """The content, once it is decoded."""
+    """The decoded content."""
     verified: Verified | None = None
-    """Once it held up."""
-    refused: Refused | None = None
-    """Why it did not."""
-    unanswered: bool = False
-    """Whether the peer let the time for its content go by."""
+    """Set when the group passed every check."""
+    refused: PeerRefused | None = None
+    """Set when it did not."""
+    timed_out: bool = False
+    """Whether the peer let the deadline for its content pass."""
     judged: bool = False
-    """Whether the peer was judged by it."""
+    """Whether the peer's reputation accounts for this result."""
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+    """Set while the check runs."""
 
     @property
     def is_done(self) -> bool:
         return self.verified is not None or self.refused is not None
 
+    @property
+    def is_not_fetched(self) -> bool:
+        return self.refused is not None and self.refused.reason is PeerRefusal.NOT_FETCHED
 
-Looker = Callable[[Look], Awaitable[None]]
-"""Fetches and checks a group: fills in all that it finds, or raises `Refused`."""
 
-Judge = Callable[[Look], None]
-"""Draws the conclusions about the peer from a look that is done."""
+class Checker(Protocol):
+    """The stage that fetches and verifies one group."""
+
+    async def check(self, check: GroupCheck) -> None:
+        """Fill in all that is found out; raise `PeerRefused` for a group that does not pass."""
+        ...
+
+
+class PeerJudge(Protocol):
+    """What is known of peers, and what follows from a finished check."""
+
+    def is_caught(self, peer: str) -> bool:
+        """Whether the peer is in quarantine."""
+        ...
+
+    def is_proven(self, peer: str) -> bool:
+        """Whether a group of the peer was accepted in an earlier round."""
+        ...
+
+    def judge(self, check: GroupCheck) -> None:
+        """Update the peer's reputation from a finished check."""
+        ...
 
 
 class Gathering:
+    """The search of one round."""
+
     def __init__(
         self,
         order: Sequence[Manifest],
@@ -73,155 +101,160 @@ class Gathering:
         per_peer: int | None,
         beam_size: int,
         seen: SeenGroups,
-        is_caught: Callable[[str], bool],
-        look: Looker,
-        judge: Judge,
-        is_proven: Callable[[str], bool] = lambda _: False,
+        checker: Checker,
+        peers: PeerJudge,
     ) -> None:
-        """`seen`: groups of earlier rounds; nothing is added to it here. `is_proven`: whether a group of a peer has held
-        up in an earlier round."""
+        """`order`: the candidates as drawn. `seen`: groups of earlier rounds; the gathering does not change it.
+        `beam_size`: checks that run concurrently."""
         self._order = order
         self._seen = seen
         self._count = count
         self._per_peer = per_peer
         self._beam_size = beam_size
-        self._is_caught = is_caught
-        self._is_proven = is_proven
-        self._look = look
-        self._judge = judge
-        self._looks: dict[tuple[str, str], Look] = {}
+        self._checker = checker
+        self._peers = peers
+        self._checks: dict[tuple[str, str], GroupCheck] = {}
 
     async def run(self) -> None:
-        """Until there are `count` groups or no more to look at. May be cancelled at any time: the results are then
-        those that were found until then."""
+        """Run until `count` groups are found or no candidate is left. May be cancelled at any time: `results` then has
+        what was found so far."""
         try:
             while True:
                 self._start()
-                running = [each.task for each in self._looks.values() if each.task is not None]
+                running = [each.task for each in self._checks.values() if each.task is not None]
                 if not running:
                     return
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 self._settle()
         except asyncio.CancelledError:
-            for look in self._looks.values():
-                if look.refused is not None and look.refused.reason in BLAMED and not look.judged:
-                    look.judged = True
-                    self._judge(look)  # its turn does not come any more
+            # Out of time: the order before these groups will never be decided. Proof of cheating holds in any order,
+            # so it is used now; mere suspicion is dropped, or the result would depend on who was quick.
+            for check in self._checks.values():
+                if check.refused is not None and check.refused.reason in BLAMED and not check.judged:
+                    check.judged = True
+                    self._peers.judge(check)
             raise
         finally:
             await self._stop()
 
-    def results(self) -> tuple[list[Look], list[tuple[Look, Refused]]]:
-        """Those that held up and have a place, in the order of the draw; and those that are refused."""
+    def results(self) -> tuple[list[GroupCheck], list[tuple[GroupCheck, PeerRefused]]]:
+        """The accepted groups in the order of the draw, and the refused ones with their reasons."""
         standing, repeated = self._standing(stopped=True)
-        refused = [(each, each.refused) for each in self._looks.values() if each.refused is not None]
-        return [look for place in standing if (look := self._at(place)) is not None], refused + repeated
+        refused = [(each, each.refused) for each in self._checks.values() if each.refused is not None]
+        return [check for place in standing if (check := self._at(place)) is not None], refused + repeated
 
-    def _standing(self, *, stopped: bool = False) -> tuple[list[int], list[tuple[Look, Refused]]]:
-        """Who has a place as things stand, and who has none because it repeats one that has. `stopped`: nothing more
-        will be looked at."""
+    def _standing(self, *, stopped: bool = False) -> tuple[list[int], list[tuple[GroupCheck, PeerRefused]]]:
+        """Assign places by the current verdicts; also return the groups that repeat one with a place. `stopped`: no
+        further check will run, so a group without a verdict gets no place."""
+        # Recomputed from nothing each time instead of updated: a verdict can revoke places far behind it (a caught peer,
+        # a duplicate), and with a few dozen candidates this costs less than the bookkeeping that would undo them.
         near = SeenGroups()
         silent: set[str] = set()
-        in_vain: dict[str, int] = {}
-        """Strangers whose content did not come, and how much each counts."""
-        repeated: list[tuple[Look, Refused]] = []
+        failed: dict[str, int] = {}
+        """Strangers whose content did not arrive, with their weights."""
+        repeated: list[tuple[GroupCheck, PeerRefused]] = []
 
         def is_out(manifest: Manifest) -> bool:
-            if self._is_caught(manifest.peer) or manifest.peer in silent:
+            if self._peers.is_caught(manifest.peer) or manifest.peer in silent:
                 return True
-            if sum(in_vain.values()) >= PATIENCE and not self._is_proven(manifest.peer):
+            if sum(failed.values()) >= PATIENCE and not self._peers.is_proven(manifest.peer):
                 return True
-            look = self._looks.get((manifest.peer, manifest.digest))
-            if look is None:
+            check = self._checks.get((manifest.peer, manifest.digest))
+            if check is None:
                 return stopped
-            if look.unanswered:
+            if check.timed_out:
+                # Only groups *behind* this one lose their place. One before it may have been delivered, and stays.
                 silent.add(manifest.peer)
-            if _is_not_fetched(look) and not self._is_proven(manifest.peer):
-                in_vain[manifest.peer] = SILENCE if look.unanswered else 1
-            if look.verified is None:
-                return stopped or look.refused is not None
-            assert look.group is not None, "it was decoded before it was verified"
+            if check.is_not_fetched and not self._peers.is_proven(manifest.peer):
+                failed[manifest.peer] = TIMEOUT_WEIGHT if check.timed_out else 1
+            if check.verified is None:
+                return stopped or check.refused is not None
+            assert check.group is not None, "it was decoded before it was verified"
             try:
-                self._seen.check(manifest.digest, look.group, near)
-            except Refused as refused:
-                repeated.append((look, refused))
+                # Against groups of earlier rounds and those with a place before this one. The checker has compared it
+                # with earlier rounds only: which of two duplicates comes first is not known before the order is.
+                self._seen.check(manifest.digest, check.group, near)
+            except PeerRefused as refused:
+                repeated.append((check, refused))
                 return True
-            near.add(manifest.digest, look.group)
+            near.add(manifest.digest, check.group)
             return False
 
         return places(self._order, self._count, is_out=is_out, per_peer=self._per_peer), repeated
 
-    def _at(self, place: int) -> Look | None:
+    def _at(self, place: int) -> GroupCheck | None:
         manifest = self._order[place]
-        return self._looks.get((manifest.peer, manifest.digest))
+        return self._checks.get((manifest.peer, manifest.digest))
 
     def _start(self) -> None:
-        """Begins to look at as many as may be looked at together."""
+        """Begin as many checks as may run concurrently."""
         standing, _ = self._standing()
-        looks = self._looks.values()
-        free = self._beam_size - sum(each.task is not None for each in looks)
-        came = {each.manifest.peer for each in looks if each.data}
-        asked = {each.manifest.peer for each in looks if each.task is not None}
+        checks = self._checks.values()
+        free = self._beam_size - sum(each.task is not None for each in checks)
+        delivered = {each.manifest.peer for each in checks if each.data}
+        asked = {each.manifest.peer for each in checks if each.task is not None}
         for place in standing:
             manifest = self._order[place]
             if free <= 0:
                 return
-            if self._at(place) is not None or (manifest.peer in asked and manifest.peer not in came):
+            # A peer that has not delivered its first group yet may be dead: one open fetch is all it may hold.
+            if self._at(place) is not None or (manifest.peer in asked and manifest.peer not in delivered):
                 continue
-            look = Look(manifest)
-            look.task = asyncio.create_task(self._looked(look), name="look")
-            self._looks[manifest.peer, manifest.digest] = look
+            check = GroupCheck(manifest)
+            check.task = asyncio.create_task(self._check(check), name="check foreign group")
+            self._checks[manifest.peer, manifest.digest] = check
             asked.add(manifest.peer)
             free -= 1
 
-    async def _looked(self, look: Look) -> None:
+    async def _check(self, check: GroupCheck) -> None:
         try:
-            await self._look(look)
-        except Refused as refused:
-            look.refused = refused
+            await self._checker.check(check)
+        except PeerRefused as refused:
+            check.refused = refused
 
     def _settle(self) -> None:
-        """Draws the conclusions from the looks that are done, in the order of the draw."""
-        for look in self._looks.values():
-            if look.task is not None and look.task.done():
-                task, look.task = look.task, None
-                task.result()  # whatever is no refusal is a fault of this node
+        """Collect finished checks, then judge their peers in the order of the draw."""
+        for check in self._checks.values():
+            if check.task is not None and check.task.done():
+                task, check.task = check.task, None
+                task.result()  # an exception other than a refusal is a bug of this node, and ends the round
+        # One at a time: each judgement may put a peer into quarantine, which changes who has a place.
         while (found := self._next_to_judge()) is not None:
             found.judged = True
-            self._judge(found)
+            self._peers.judge(found)
 
-    def _next_to_judge(self) -> Look | None:
-        """The first that is done, before which nothing is open; what lies behind a peer's silence does not count."""
+    def _next_to_judge(self) -> GroupCheck | None:
+        """The first finished check with nothing undecided before it."""
+        # Strikes count "in a row", so a peer's groups must be judged in the order of the draw, not as they arrive.
+        # Groups behind a timeout of the same peer are skipped: whether they had been asked for is a matter of timing.
         silent: set[str] = set()
         standing, _ = self._standing()
         for place in range(self._decided(standing)):
-            look = self._at(place)
-            if look is None or look.manifest.peer in silent:
+            check = self._at(place)
+            if check is None or check.manifest.peer in silent:
                 continue
-            if look.is_done and not look.judged:
-                return look
-            if look.unanswered:
-                silent.add(look.manifest.peer)
+            if check.is_done and not check.judged:
+                return check
+            if check.timed_out:
+                silent.add(check.manifest.peer)
         return None
 
     def _decided(self, standing: Sequence[int]) -> int:
-        """Up to where in the order nothing is open any more."""
+        """The length of the prefix of the order that no running or future check can change."""
         for place in standing:
-            look = self._at(place)
-            if look is None or not look.is_done:
+            check = self._at(place)
+            if check is None or not check.is_done:
                 return place
+        # All places are filled: what lies behind the last one is not looked at any more. Otherwise the order is used up.
         full = len(standing) >= self._count
         return standing[-1] + 1 if full and standing else len(self._order)
 
     async def _stop(self) -> None:
-        running = [each for each in self._looks.values() if each.task is not None]
-        for look in running:
-            assert look.task is not None
-            look.task.cancel()
-        await asyncio.gather(*(look.task for look in running if look.task), return_exceptions=True)
-        for look in running:
-            look.task = None
-
-
-def _is_not_fetched(look: Look) -> bool:
-    return look.refused is not None and look.refused.reason is Refusal.NOT_FETCHED
+        """Cancel the running checks and wait for them."""
+        running = [each for each in self._checks.values() if each.task is not None]
+        for check in running:
+            assert check.task is not None
+            check.task.cancel()
+        await asyncio.gather(*(check.task for check in running if check.task), return_exceptions=True)
+        for check in running:
+            check.task = None

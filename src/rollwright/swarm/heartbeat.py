@@ -1,8 +1,8 @@
-"""What a node lets others see of it: a heartbeat that moves when work does, and its status after each round.
+"""The files by which a node shows its state: a heartbeat that counts progress, and a status after each round.
 
-True of both files: they are whole or the ones before, whenever the node dies. The heartbeat counts progress, not life:
-it moves when a phase begins and whenever something in it got done, so a node that hangs stops beating though its process
-lives. Whoever watches compares `beat` over its own clock, and need not trust the node's.
+Invariants: both files are replaced atomically. The heartbeat counts progress, not life: it moves when a phase begins and
+when work inside it is done, so a node that hangs stops beating though its process lives. A watcher compares `beat` over its
+own clock and need not trust the node's.
 """
 
 import os
@@ -18,25 +18,25 @@ import msgspec
 HEARTBEAT, STATUS = "heartbeat.json", "status.json"
 
 LEAST_SECONDS = 0.2
-"""Between two writes of the heartbeat inside a phase: nobody reads it more often, and rollouts may end much faster."""
+"""Least time between two writes inside a phase: rollouts may end much faster than any watcher reads."""
 
 
-class Phase(StrEnum):
-    """What a node is at."""
+class NodePhase(StrEnum):
+    """The phase of a node's round."""
 
     START = "start"
-    """Loading the model, joining the swarm, going back to the last checkpoint."""
+    """Loading the model, joining the swarm, restoring the last checkpoint."""
     GENERATE = "generate"
     """Playing its own groups."""
     SHARE = "share"
-    """Announcing those with something to learn from."""
+    """Publishing the own groups whose rewards differ."""
     SAMPLE = "sample"
-    """Choosing, fetching and checking groups of peers."""
+    """Selecting, fetching and verifying groups of peers."""
     TRAIN = "train"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
     STOPPED = "stopped"
-    """Ended by itself, or when it was asked to."""
+    """Ended by itself or on request."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -44,11 +44,11 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
     pid: int
     beat: int
-    """One more with every bit of progress, from 1 in each process."""
+    """Grows with every bit of progress, from 1 in each process."""
     time: float
     """Seconds since 1970, by the node's clock."""
     round: int
-    phase: Phase
+    phase: NodePhase
     rounds_done: int
     """Over all restarts."""
 
@@ -57,15 +57,15 @@ class PeerStatus(msgspec.Struct, frozen=True):
     """A peer, as this node sees it."""
 
     name: str
-    """For people; made of the key."""
+    """Readable name, derived from the key."""
     peer: str
     alive: bool
     round: int | None
-    """The last that it told of."""
+    """The last round that it announced."""
 
 
 class RoundStatus(msgspec.Struct, frozen=True):
-    """One round's result."""
+    """The result of one round."""
 
     round: int
     reward: float | None
@@ -87,26 +87,26 @@ class NodeStatus(msgspec.Struct, frozen=True):
     time: float
     """When it was written, by the node's clock."""
     version: int
-    """Of the weights: updates made so far."""
+    """Version of the weights: the number of updates."""
     rounds_done: int
     rounds: list[RoundStatus]
-    """The last ones, the newest at the end."""
+    """The last rounds, the newest at the end."""
     peers: list[PeerStatus]
-    """That something signed was heard of."""
+    """Peers of which a signed message has arrived."""
     accepted: int
-    """Foreign groups that held up, since the process started."""
+    """Foreign groups accepted since the process started."""
     shared: int
     """Own groups announced."""
     refused: dict[str, int]
-    """By reason."""
+    """Refused manifests and groups, by reason."""
     quarantined: list[str]
-    """Names of the peers."""
+    """Names of the peers in quarantine."""
     strangers: int = 0
-    """Peers that are said to be there and have signed nothing yet: anybody can say so."""
+    """Peers that were only heard of and have signed nothing yet."""
 
 
 class Pulse:
-    """Writes a node's heartbeat; any thread may beat it."""
+    """Writes a node's heartbeat. Safe to use from threads."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._file = folder / HEARTBEAT
@@ -114,18 +114,18 @@ class Pulse:
         self._lock = threading.Lock()
         self._beat = 0
         self._round = 0
-        self._phase = Phase.START
+        self._phase = NodePhase.START
         self._rounds_done = 0
         self._written = float("-inf")
 
-    def enter(self, phase: Phase, round: int, rounds_done: int) -> None:
-        """A phase begins."""
+    def enter(self, phase: NodePhase, round: int, rounds_done: int) -> None:
+        """Begin a phase."""
         with self._lock:
             self._phase, self._round, self._rounds_done = phase, round, rounds_done
             self._write()
 
     def progress(self) -> None:
-        """Something in the phase got done."""
+        """Count progress inside the phase."""
         with self._lock:
             self._beat += 1
             if time.monotonic() - self._written >= LEAST_SECONDS:
@@ -143,12 +143,12 @@ def write_status(folder: Path, status: NodeStatus) -> None:
 
 
 def read_heartbeat(folder: Path) -> Heartbeat | None:
-    """`None`: there is none, or it is not one."""
+    """`None` if the file is missing or malformed."""
     return _read(folder / HEARTBEAT, Heartbeat)
 
 
 def read_status(folder: Path) -> NodeStatus | None:
-    """`None`: there is none, or it is not one."""
+    """`None` if the file is missing or malformed."""
     return _read(folder / STATUS, NodeStatus)
 
 

@@ -1,9 +1,12 @@
-"""Who a node is: an Ed25519 key in a file that only its owner can read.
+"""A node's identity: an Ed25519 key in a file that only its owner can read.
 
-True of it: a peer's id is its public key, so nobody can sign for an id that is not theirs; a key file that others
-could read is refused, not repaired, because it may have been read already; so is a folder that all users may write to; and a sequence number is on disk before it
-is used, so that a node never signs two messages with the same one, whenever it dies. At each start it goes on at least
-from the clock's milliseconds, so a file that was lost or came back from a backup does not use old numbers again.
+Invariants:
+- A peer's id is its public key, so no other node can sign for it.
+- A key file that other users could read is refused, not repaired, because it may have been read already; so is a folder
+  that all users may write to.
+- A sequence number is on disk before it is used, so a node never signs two messages with the same number, whenever it
+  dies. At each start the numbers continue at least from the clock's milliseconds, so a file that was lost or restored from
+  a backup repeats none.
 """
 
 import contextlib
@@ -31,7 +34,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """No permission of group and others is tolerated on the key."""
 
 _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aiou"
-"""Sixteen and four: a syllable pair says 16 bits, and can be read out on a telephone."""
+"""Sixteen and four: two syllables encode 16 bits and can be read out on a telephone."""
 
 
 def _ed25519() -> ModuleType:
@@ -52,7 +55,7 @@ class Identity:
 
     @classmethod
     def generate(cls) -> "Identity":
-        """A new one, in memory only."""
+        """Make a new identity, in memory only."""
         return cls(_ed25519().Ed25519PrivateKey.generate())
 
     def sign(self, message: bytes) -> bytes:
@@ -63,7 +66,7 @@ class Identity:
 
 
 def load_identity(path: Path) -> Identity:
-    """The identity in a file, made there when there is none."""
+    """Load the identity from a file; create the file if it is missing."""
     try:
         refuse_open_folder(path.parent)
         with contextlib.suppress(FileExistsError):
@@ -87,7 +90,7 @@ def load_identity(path: Path) -> Identity:
 
 
 def _create(path: Path) -> None:
-    """Whole or not at all: the key is written beside its place and linked there, so a crash leaves no half of one."""
+    """Create the key file atomically: it is written under another name and linked, so a crash leaves no partial key."""
     if path.exists():
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -117,8 +120,8 @@ def _refuse_others(path: Path, found: os.stat_result) -> None:
 
 
 def refuse_open_folder(folder: Path) -> None:
-    """Makes the folder when there is none. All that a node writes lies beside its key: whoever can put links there could
-    have it write anywhere."""
+    """Create the folder if it is missing; refuse one that other users control. A node writes all its files there: a user who
+    could place links in it could make the node write anywhere."""
     folder.mkdir(parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid not in (os.geteuid(), 0):
@@ -134,7 +137,7 @@ def refuse_open_folder(folder: Path) -> None:
 
 
 def is_signed(peer: str, message: bytes, signature: bytes) -> bool:
-    """Whether the holder of the peer's key signed exactly this message."""
+    """Whether the peer's key signed exactly this message."""
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -145,7 +148,7 @@ def is_signed(peer: str, message: bytes, signature: bytes) -> bool:
 
 
 def short_name(peer: str) -> str:
-    """A name for people, made of the first 32 bits of the key: easy to tell apart, too short to prove anything."""
+    """A readable name of the first 32 bits of the key: easy to tell apart, too short to prove an identity."""
     try:
         number = int(peer[:8], 16)
     except ValueError:
@@ -167,7 +170,7 @@ def _syllables(bits: int) -> str:
 
 
 class SequenceFile:
-    """Numbers that never come twice, though the process may die at any time; one process at a time can hold it."""
+    """Sequence numbers that never repeat, though the process may die at any time. One process at a time holds the file."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +191,7 @@ class SequenceFile:
 
     def next(self) -> int:
         self._last += 1
-        # Of one length always: the new number lies exactly over the old one, within one sector of the disk.
+        # Of fixed length: the new number overwrites the old one within one disk sector.
         os.pwrite(self._file.fileno(), b"%020d\n" % self._last, 0)
         os.fsync(self._file.fileno())
         return self._last

@@ -1,10 +1,10 @@
-"""Peers that were caught, and what they were caught with.
+"""Peers that were caught cheating, with the evidence.
 
-True of it: a verdict is on disk before it counts, and holds over restarts until somebody takes it back; the evidence is
-what the peer itself signed, so anybody can check it; a folder cannot be filled, because the evidence of one peer and of
-all has a limit, beyond which a verdict is kept without it.
+Invariants: a verdict is on disk before it takes effect, and holds across restarts until it is released; the evidence is
+signed by the peer itself, so any third party can check it; the folder's size is bounded: beyond the limit a verdict is
+kept without its evidence.
 
-Layout: one folder for each peer, with `verdict.json` and, as far as there is room, `manifest.bin` and `content.bin`.
+Layout: one folder for each peer, with `verdict.json` and, within the limit, `manifest.bin` and `content.bin`.
 """
 
 import json
@@ -18,28 +18,28 @@ import msgspec
 
 from rollwright.errors import FormatError
 from rollwright.swarm.identity import short_name
-from rollwright.swarm.refusals import BLAMED, SUSPECT, Refusal, Refused
+from rollwright.swarm.refusals import BLAMED, SUSPECT, PeerRefusal, PeerRefused
 
 STRIKES = 5
-"""Times in a row that what may happen to an honest peer now and then leads to quarantine."""
+"""Suspicious refusals in a row that lead to quarantine; an honest peer has one now and then."""
 
 MAX_EVIDENCE_BYTES = 256 << 20
-"""Of all peers together."""
+"""Evidence of all peers together."""
 
 MAX_VERDICTS = 10_000
-"""The oldest go: a peer can make a new key whenever it likes, so old keys protect from little."""
+"""Beyond it the oldest are dropped: a peer can make a new key at any time, so old verdicts protect little."""
 
 _MAX_SUSPECTS = 4096
 _PEER = re.compile(r"[0-9a-f]{64}\Z")
 
 
-class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class QuarantineVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why a peer is in quarantine."""
 
     peer: str
     name: str
-    """For people."""
-    reason: Refusal
+    """Readable name."""
+    reason: PeerRefusal
     detail: str
     time: float
     """Seconds since 1970."""
@@ -54,7 +54,7 @@ class Quarantine:
         self._strikes = strikes
         self._max_evidence_bytes = max_evidence_bytes
         self._suspects: OrderedDict[str, int] = OrderedDict()
-        """Times in a row, by peer."""
+        """Suspicious refusals in a row, by peer."""
         folder.mkdir(parents=True, exist_ok=True)
         self._verdicts = OrderedDict(
             (each.peer, each) for each in sorted(self._read(), key=lambda each: each.time)
@@ -67,14 +67,14 @@ class Quarantine:
         return peer in self._verdicts
 
     @property
-    def verdicts(self) -> list[Verdict]:
-        """The oldest first."""
+    def verdicts(self) -> list[QuarantineVerdict]:
+        """All verdicts, the oldest first."""
         return list(self._verdicts.values())
 
     def judge(
-        self, peer: str, refused: Refused, *, now: float, manifest: bytes, content: bytes = b""
+        self, peer: str, refused: PeerRefused, *, now: float, manifest: bytes, content: bytes = b""
     ) -> bool:
-        """Whether the peer is in quarantine after this refusal."""
+        """Account for a refusal; return whether the peer is in quarantine now."""
         if peer in self._verdicts:
             return True
         if refused.reason in SUSPECT:
@@ -90,23 +90,25 @@ class Quarantine:
         return True
 
     def trust_again(self, peer: str) -> None:
-        """A group of the peer held up: what came before was no habit."""
+        """Reset the peer's strikes, because a group of it was verified."""
         self._suspects.pop(peer, None)
 
     def release(self, peer: str) -> bool:
-        """Takes a verdict back; whether there was one."""
+        """Revoke a verdict; return whether there was one."""
         verdict = self._verdicts.pop(peer, None)
         self._suspects.pop(peer, None)
         if verdict is not None:
             self._clear(peer)
         return verdict is not None
 
-    def _condemn(self, peer: str, refused: Refused, now: float, manifest: bytes, content: bytes) -> None:
+    def _condemn(self, peer: str, refused: PeerRefused, now: float, manifest: bytes, content: bytes) -> None:
         evidence = {"manifest.bin": manifest, "content.bin": content}
         size = sum(map(len, evidence.values()))
         has_room = self._evidence_bytes + size <= self._max_evidence_bytes
         detail = refused.detail[:500]
-        verdict = Verdict(peer, short_name(peer), refused.reason, detail, now, has_evidence=has_room)
+        verdict = QuarantineVerdict(
+            peer, short_name(peer), refused.reason, detail, now, has_evidence=has_room
+        )
         place = self._folder / peer
         place.mkdir(exist_ok=True)
         if has_room:
@@ -125,14 +127,14 @@ class Quarantine:
         self._evidence_bytes -= sum(file.stat().st_size for file in place.glob("*.bin"))
         shutil.rmtree(place, ignore_errors=True)
 
-    def _read(self) -> list[Verdict]:
+    def _read(self) -> list[QuarantineVerdict]:
         found = []
         for file in self._folder.glob("*/verdict.json"):
             if not _PEER.match(file.parent.name):
                 continue
             try:
                 plain: Any = json.loads(file.read_text(encoding="utf-8"))
-                found.append(msgspec.convert(plain, Verdict))
+                found.append(msgspec.convert(plain, QuarantineVerdict))
             except (ValueError, msgspec.ValidationError) as error:
                 raise FormatError(
                     f"{file}: not a verdict: {error}; remove its folder to release the peer"

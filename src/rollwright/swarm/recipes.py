@@ -1,8 +1,8 @@
-"""Tasks that two nodes agree on without sending them: an environment, its version, a seed and an index.
+"""Recipes of tasks: an environment, its version, a seed and an index, from which any node makes the same task.
 
-True of it: the task follows from the recipe alone, in any process; which tasks a peer may share follows from its key,
-so it can neither choose easy ones nor pass off another's group as its own; and how a task is played is always this
-node's own setting: nothing in a recipe is imported, evaluated or given to an environment but the seed.
+Invariants: a task follows from its recipe alone, in any process; the seed follows from the peer's key, so a peer can
+neither choose easy tasks nor pass off another peer's group as its own; how a task is played is always this node's own
+setting: nothing of a recipe but the seed reaches an environment, and nothing is imported or evaluated.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,32 +18,32 @@ from rollwright.envs import registry
 from rollwright.envs.base import Env
 from rollwright.errors import ConfigError
 from rollwright.rollout.episode import EpisodeSettings, level_seed
-from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 
 _SETTINGS_DIGITS = 16
-"""Of the digest of an environment's settings: tells settings apart, and is not there to withstand anybody."""
+"""Hex digits of the digest of an environment's settings: tells settings apart, no security depends on it."""
 
 _MODE = "train"
-"""Tasks that are shared come from the stream of levels that nodes train on."""
+"""Shared tasks come from the stream of training levels."""
 
 
 def task_seed(swarm: str, peer: str) -> int:
-    """The run seed that a node plays its training groups with."""
+    """The run seed of a node's training groups."""
     return draws.seed("swarm", swarm, peer)
 
 
 def task_level(seed: int, index: int) -> int:
-    """What the environment is reset with."""
+    """The seed that the environment is reset with."""
     return level_seed(seed, _MODE, index)
 
 
 def task_digest(observation: str) -> str:
-    """Tells whether two nodes see the same task."""
+    """Digest of the first observation: equal if two nodes have the same task."""
     return sha256(observation.encode(errors="replace")).hexdigest()
 
 
 def env_version(settings: EpisodeSettings) -> str:
-    """Whatever decides which task a seed gives and what an action earns: who makes it, and with which settings."""
+    """Identifies the code and the settings that decide which task a seed gives and which reward an action earns."""
     told = (settings.env_type, settings.env_config, settings.max_steps)
     own = sha256(msgspec.json.encode(told, order="deterministic")).hexdigest()[:_SETTINGS_DIGITS]
     return f"{_maker(settings.env_type)}/{own}"
@@ -51,7 +51,7 @@ def env_version(settings: EpisodeSettings) -> str:
 
 @cache
 def _maker(env_type: str) -> str:
-    """The package that an environment comes from, and its version."""
+    """The package of an environment, with its version."""
     package = env_type.partition(":")[0] if ":" in env_type else "rollwright"
     package = package.partition(".")[0]
     try:
@@ -60,17 +60,17 @@ def _maker(env_type: str) -> str:
         return f"{package}-{rollwright.__version__}"
 
 
-def _made(settings: EpisodeSettings) -> Env:
+def _make_env(settings: EpisodeSettings) -> Env:
     return registry.make(settings.env_type, settings.env_config)
 
 
 class TaskBook:
-    """The environments that this node plays: it can check groups of these, and takes no others."""
+    """The environments that this node plays; it can verify groups of these and refuses all others."""
 
     def __init__(
-        self, settings: Mapping[str, EpisodeSettings], make_env: Callable[[EpisodeSettings], Env] = _made
+        self, settings: Mapping[str, EpisodeSettings], make_env: Callable[[EpisodeSettings], Env] = _make_env
     ) -> None:
-        """`settings`: how each tag is played here."""
+        """`settings`: of each tag's episodes here."""
         self._settings = dict(settings)
         self._versions = {tag: env_version(each) for tag, each in settings.items()}
         self.make_env = make_env
@@ -85,10 +85,10 @@ class TaskBook:
         return self._settings[tag]
 
     def check(self, tag: str, version: str) -> None:
-        """Raises `Refused` for an environment that is not the same here."""
+        """Raise `PeerRefused` for an environment that is unknown or another version here."""
         if tag not in self._versions:
-            raise Refused(Refusal.UNKNOWN_ENV, f"{tag!r} is not played here")
+            raise PeerRefused(PeerRefusal.UNKNOWN_ENV, f"{tag!r} is not played here")
         if version != self._versions[tag]:
-            raise Refused(
-                Refusal.OTHER_ENV_VERSION, f"{tag}: {version!r} there, {self._versions[tag]!r} here"
+            raise PeerRefused(
+                PeerRefusal.OTHER_ENV_VERSION, f"{tag}: {version!r} there, {self._versions[tag]!r} here"
             )

@@ -1,94 +1,94 @@
-"""Why something of a peer was not taken. Every refusal has exactly one reason, and is counted under it."""
+"""Reasons for refusing a peer's manifest or group. Every refusal has exactly one, and is counted under it."""
 
 from enum import StrEnum
 
 from rollwright.errors import RollwrightError
 
 
-class Refusal(StrEnum):
-    """Grouped by when it shows: at the envelope, at the manifest, while fetching, at the content."""
+class PeerRefusal(StrEnum):
+    """Grouped by stage: envelope, manifest, fetch, content."""
 
     MALFORMED = "malformed"
-    """Not a manifest at all, or one that breaks its limits."""
+    """Not a manifest, or one beyond the limits."""
     OTHER_PROTOCOL = "other_protocol"
-    """Of a release that speaks another version."""
+    """Another protocol version."""
     BAD_SIGNATURE = "bad_signature"
     """Not signed by the peer that it names."""
     OTHER_SWARM = "other_swarm"
 
     OWN = "own"
-    """This node's own, come back."""
+    """A manifest of this node."""
     QUARANTINED = "quarantined"
-    """Of a peer that was caught before."""
+    """The peer is in quarantine."""
     REPLAY = "replay"
-    """Seen before, or so old that it cannot be told."""
+    """A sequence number that was used before, or is too old to tell."""
     EQUIVOCATION = "equivocation"
-    """Two different manifests with one sequence number, both signed."""
+    """Two different signed manifests with one sequence number."""
     OLD_ROUND = "old_round"
     FUTURE_ROUND = "future_round"
     CLOCK_SKEW = "clock_skew"
     """The peer's clock and this node's differ by more than is allowed."""
     OVER_QUOTA = "over_quota"
-    """More manifests than one peer may announce in a round."""
+    """More manifests of one peer than a round allows."""
     TOO_LARGE = "too_large"
     UNKNOWN_ENV = "unknown_env"
-    """This node does not play that environment, so it cannot check."""
+    """This node does not play that environment, so it cannot verify the group."""
     OTHER_ENV_VERSION = "other_env_version"
-    """The same seed may give another task there."""
+    """Another version of the environment, in which a seed may give another task."""
     FOREIGN_SEED = "foreign_seed"
-    """The task is not one of the peer's own: it chose it, or took another peer's group."""
+    """The task is not from the peer's own stream: a chosen task, or another peer's group."""
     DUPLICATE_TASK = "duplicate_task"
-    """A group of this task was taken from this peer already."""
+    """A group of this task was accepted from this peer before."""
 
     NOT_FETCHED = "not_fetched"
-    """The content did not come in time, or was not what was asked for."""
+    """The content did not arrive in time, or had another digest."""
 
     MALFORMED_CONTENT = "malformed_content"
-    """Signed for, and still not a shared group, or one that breaks its limits."""
+    """The digest is right, but the content is no shared group, or one beyond the limits."""
     CONTENT_DIFFERS = "content_differs"
-    """The content is not what its manifest says."""
+    """The content contradicts its manifest."""
     DUPLICATE = "duplicate"
     NEAR_DUPLICATE = "near_duplicate"
-    """Most of its answers are nearly those of a group that was seen before."""
+    """Most of its answers nearly repeat those of an earlier group."""
     OTHER_TASK = "other_task"
-    """The recipe gives another task here than there."""
+    """The recipe gives another task on this node."""
     WRONG_REWARD = "wrong_reward"
-    """The environment gives other rewards for these actions than were claimed."""
+    """The replay earned other rewards than were claimed."""
     WRONG_TOKENS = "wrong_tokens"
-    """The token ids do not say what the text says."""
+    """The token ids do not decode to the text."""
     WRONG_ACTIONS = "wrong_actions"
-    """The episode ends before its last action, or goes on behind it."""
+    """The replayed episode ends before its last action."""
     UNVERIFIABLE = "unverifiable"
-    """Checking its actions failed or took too long here; says nothing certain about the peer."""
+    """The replay failed or took too long; says nothing certain about the peer."""
     CANNOT_CHECK = "cannot_check"
-    """This node's own environment failed before any action, or its policy did, or its tokenizer has no ids for the text:
-    nothing that the peer could help."""
+    """This node's own environment failed before any action, or its policy did, or its tokenizer cannot encode the text:
+    not the peer's fault."""
     TOO_LONG = "too_long"
     """Does not fit into this node's `sequence_length`."""
     UNLIKELY = "unlikely"
-    """This node's policy would hardly ever say it: true, and still nothing to learn from."""
+    """This node's policy would hardly ever sample it: correct, but useless for training."""
 
 
 BLAMED = frozenset(
     {
-        Refusal.EQUIVOCATION,
-        Refusal.FOREIGN_SEED,
-        Refusal.MALFORMED_CONTENT,
-        Refusal.CONTENT_DIFFERS,
-        Refusal.WRONG_REWARD,
-        Refusal.WRONG_ACTIONS,
+        PeerRefusal.EQUIVOCATION,
+        PeerRefusal.FOREIGN_SEED,
+        PeerRefusal.MALFORMED_CONTENT,
+        PeerRefusal.CONTENT_DIFFERS,
+        PeerRefusal.WRONG_REWARD,
+        PeerRefusal.WRONG_ACTIONS,
     }
 )
-"""What no honest node signs: once is enough for quarantine."""
+"""Reasons that no honest node gives: one is enough for quarantine."""
 
-SUSPECT = frozenset({Refusal.UNVERIFIABLE, Refusal.WRONG_TOKENS})
-"""What may happen to an honest node now and then; several times in a row, it leads to quarantine too."""
+SUSPECT = frozenset({PeerRefusal.UNVERIFIABLE, PeerRefusal.WRONG_TOKENS})
+"""Reasons that an honest node gives now and then; several in a row lead to quarantine."""
 
 
-class Refused(RollwrightError):
-    """Something of a peer is not taken."""
+class PeerRefused(RollwrightError):
+    """A manifest or group of a peer is refused."""
 
-    def __init__(self, reason: Refusal, detail: str = "") -> None:
+    def __init__(self, reason: PeerRefusal, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
         self.reason = reason
         self.detail = detail

@@ -1,18 +1,17 @@
-"""Which foreign groups a node trains on: those with something to learn from, drawn by lot, everybody in turn.
+"""Selection of foreign groups: those with a learning signal, in random order, every peer in turn.
 
-The order of SAPO: groups whose members all got the same reward are left out *first*, because their advantages are zero
-and they would take the place of others; the rest is drawn. Here each peer's first group by lot comes before anybody's
-second one, and so on. So the draw is uniform over the peers, and over the groups of each; where all have as many, over
-all groups; and nobody gives more than another that has something left, however quick or loud it is.
+The order of SAPO: groups whose members all have the same reward are dropped *first*, because their advantages are zero and
+they would take the place of others; the rest is drawn. Here each peer's first group comes before any peer's second, and so
+on. So the draw is uniform over the peers and over the groups of each; where all peers have equally many, over all groups;
+and no peer gives more than another that has groups left, however fast or loud it is.
 
-Keys cost nothing, so strangers may come in any number. Where some peers have given groups that held up, no more strangers
-than those (and never fewer than `STRANGERS`) are in a turn with them; the others come after them in it, and who did not
-answer the last time comes last. Which strangers that are is drawn anew in every round.
+Keys cost nothing, so strangers may come in any number. Where some peers are proven, no more strangers than proven peers
+(and never fewer than `STRANGERS`) share a turn with them; the other strangers come later in the turn, and peers that did
+not answer the last time come last. Which strangers share the turn is drawn anew in every round.
 
-True of it: as long as there are no more strangers than that, whose groups are all refused might as well not be there. The
-places of the others in the order follow from their own groups and the key alone, and places go to the first in that order
-that are not out. Pure, and since a node's
-key is secret, nobody can make a group that is drawn for sure.
+Invariant: as long as there are no more strangers than that, a peer whose groups are all refused might as well not be there:
+the positions of the others follow from their own groups and the key alone. Pure; and since a node's key is secret, no peer
+can craft a group that is drawn for sure.
 """
 
 from collections import Counter
@@ -20,17 +19,18 @@ from collections.abc import Callable, Collection, Sequence
 
 from rollwright import draws
 from rollwright.draws import KeyPart
-from rollwright.swarm.envelope import Manifest
+from rollwright.swarm.signed import Manifest
 
 FLAT = 1e-9
-"""Rewards that differ by no more are equal: what is left of rounding."""
+"""Rewards that differ by no more are equal: rounding errors."""
 
 STRANGERS = 8
-"""Peers of which no group has held up yet that are drawn among the others: new ones come in, and a flood does not."""
+"""Strangers (peers of which no group was accepted yet) that share a turn with proven peers: newcomers get in, a flood does
+not."""
 
 
 def is_flat(rewards: Sequence[float]) -> bool:
-    """Whether there is nothing to learn from a group: every advantage is zero."""
+    """Whether all rewards are equal, so that every advantage is zero."""
     return max(rewards) - min(rewards) <= FLAT
 
 
@@ -41,10 +41,11 @@ def in_turns(
     proven: Collection[str] = (),
     silent: Collection[str] = (),
 ) -> list[Manifest]:
-    """All that there is something to learn from: one of every peer, then a second of every peer, and so on. By lot, which
-    of a peer's groups it is; by another lot, who comes first in a turn: the lowest of many lots would be low.
+    """Order the groups with a learning signal: one of every peer, then a second of every peer, and so on. One draw decides
+    which of a peer's groups comes first, another the order of the peers in a turn: with a single draw, the peer with more
+    groups would have the lower minimum.
 
-    `proven`: peers of which a group held up; `silent`: those that did not answer when they were asked last."""
+    `proven`: peers of which a group was accepted; `silent`: peers that did not answer the last fetch."""
 
     def lot(manifest: Manifest) -> int:
         return draws.digest(*key, manifest.peer, manifest.digest)
@@ -63,7 +64,7 @@ def in_turns(
 def _later(
     peers: set[str], key: Sequence[KeyPart], proven: Collection[str], silent: Collection[str]
 ) -> dict[str, int]:
-    """Who comes behind the others in each turn, and how far."""
+    """The peers that come later in each turn, with their rank."""
     known = peers.intersection(proven)
     strangers = sorted(peers - known - set(silent), key=lambda peer: draws.digest(*key, peer, "stranger"))
     room = max(STRANGERS, len(known)) if known else len(strangers)
@@ -77,8 +78,9 @@ def places(
     is_out: Callable[[Manifest], bool],
     per_peer: int | None = None,
 ) -> list[int]:
-    """Where in the order those stand that have a place: the first `count` that are not out, at most `per_peer` of each.
-    `is_out` is asked in order, and only of those that would have a place otherwise: it may go by who stands before."""
+    """Positions in the order of the groups that get a place: the first `count` that are not out, at most `per_peer` of each
+    peer. `is_out` is called in order, and only for groups that would have a place otherwise: it may depend on the groups
+    before."""
     given: Counter[str] = Counter()
     found: list[int] = []
     for place, manifest in enumerate(order):

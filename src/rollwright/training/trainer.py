@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rollwright import draws
 from rollwright.errors import ConfigError, FormatError, RollwrightError
-from rollwright.models.checksum import weights_checksum
+from rollwright.models.loading import weights_checksum
 from rollwright.policies.base import Weights
 from rollwright.training.checkpoints import (
     Checkpoint,

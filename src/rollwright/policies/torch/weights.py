@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rollwright.errors import ConfigError, FormatError
-from rollwright.models.checksum import weights_checksum, weights_files
+from rollwright.models.loading import weights_checksum, weights_files
 from rollwright.policies.base import Weights
 
 Tensors = Mapping[str, torch.Tensor]

@@ -10,9 +10,8 @@ import signal
 import socket
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -36,15 +35,20 @@ _CALLS = "/v1/"
 """Path prefix of the calls."""
 
 
-class StoreApp(FastAPI):
+class StoreApp(Starlette):
     """The web app, with an OpenAPI document generated from the call records."""
 
     def __init__(self, endpoint: CallEndpoint) -> None:
-        super().__init__(docs_url=None, redoc_url=None, redirect_slashes=False)
+        super().__init__(
+            routes=[
+                Route(f"{_CALLS}{{call}}", endpoint, methods=["POST"]),
+                Route("/health", _health, methods=["GET"]),
+                Route("/openapi.json", _openapi, methods=["GET"]),
+            ],
+            exception_handlers={HTTPException: _refuse},
+        )
+        self.router.redirect_slashes = False
         self.endpoint = endpoint
-        self.router.routes.append(Route(f"{_CALLS}{{call}}", endpoint, methods=["POST"]))
-        self.router.routes.append(Route("/health", _health, methods=["GET"]))
-        self.add_exception_handler(HTTPException, _refuse)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A call goes straight to its endpoint: route matching and the middleware around it, which catches what the
@@ -57,9 +61,6 @@ class StoreApp(FastAPI):
         else:
             await super().__call__(scope, receive, send)
 
-    def openapi(self) -> dict[str, Any]:
-        return openapi.document()
-
 
 def build_app(store: Store, token: str | None = None, max_body: int = MAX_BODY) -> StoreApp:
     """The ASGI app over any store. Without a token it must only be served on loopback, as `serve` ensures."""
@@ -70,6 +71,10 @@ def build_app(store: Store, token: str | None = None, max_body: int = MAX_BODY) 
 
 async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
+
+
+async def _openapi(request: Request) -> Response:
+    return JSONResponse(openapi.document())
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
