@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rollwright.store.contract import StoreUnavailable
 from rollwright.store.sql.changes import expire
@@ -53,6 +53,9 @@ _CONTENTION_SECONDS = 1.0
 """For how long after it was last seen writing another process is treated as present."""
 _LOOK_SECONDS = 0.01
 """How often to look whether another process let a lease run out, and whether the file is still there."""
+
+
+Result = TypeVar("Result")
 
 
 class Done(NamedTuple):
@@ -105,7 +108,10 @@ class Writer:
         """CPU time of the event loop's thread when a flush began."""
         self._held = HeldRows()
         """Good as long as nobody else writes, which is looked at in each transaction."""
-        self._tuned = ""
+        self._asked = Transaction(0.0, stamps, held=self._held)
+        """For calls that need none: it never writes."""
+        self._tuned: tuple[bool, bool] | None = None
+        """How `_tune` was last called."""
         self._next_lapse = 0.0
         """When, by the store's clock, to look for leases that are over."""
         self._seen_version = 0
@@ -115,7 +121,20 @@ class Writer:
 
     def gather(self, job: Job[Any]) -> None:
         self._gathered.append(job)
-        self._call_soon()
+        if not self._called and not self._handed_over:
+            self._call_soon()
+
+    def remembered(self, call: Together[Any, Result]) -> Result | None:
+        """The answer to a call that needs no transaction, if this is such a call. It may overtake calls that have
+        gathered: none of them has been answered, so nobody can tell in which order they came."""
+        if call.remembered is None or self._handed_over or self._broken is not None:
+            return None
+        try:
+            self._notice_others()
+        except sqlite3.Error:  # the transaction finds out what is wrong, and whom to tell
+            return None
+        self._asked.now = self._clock()
+        return call.remembered(self._asked, call.argument)
 
     def finish(self) -> None:
         """Leaves what has gathered to the thread; `stop` waits for it."""
@@ -136,9 +155,8 @@ class Writer:
             answer()
 
     def _call_soon(self) -> None:
-        if not self._called and not self._handed_over:
-            self._called = True
-            self._loop.call_soon(self._begin_batch)
+        self._called = True
+        self._loop.call_soon(self._begin_batch)
 
     def _begin_batch(self) -> None:
         self._called = False
@@ -186,10 +204,6 @@ class Writer:
 
     def _run_here(self, batch: Sequence[Job[Any]]) -> None:
         try:
-            remembered = self._remembered(batch)
-            if remembered is not None:
-                self._end_batch([remembered])
-                return
             self._tune(lasting=False, checkpoint=False)
             self._cursor.execute("BEGIN IMMEDIATE")
             self._notice_others()
@@ -205,21 +219,6 @@ class Writer:
                 self._make_last(done)
                 return
         self._end_batch([done])
-
-    def _remembered(self, batch: Sequence[Job[Any]]) -> Done | None:
-        """Answers that need no transaction, if all of them are such."""
-        for job in batch:
-            if type(job.make) is not Together or job.make.remembered is None:
-                return None
-        self._notice_others()
-        tx = Transaction(self._clock(), self._stamps, held=self._held)
-        outcomes: list[Outcome] = []
-        for job in batch:
-            result = job.make.remembered(tx, job.make.argument)  # type: ignore[attr-defined]
-            if result is None:
-                return None
-            outcomes.append((result, None))
-        return Done(batch, outcomes, tx.changes)
 
     def _make_last(self, done: Done) -> None:
         if self._flushes_here:
@@ -254,8 +253,10 @@ class Writer:
     def _end_batch(self, done: Sequence[Done]) -> None:
         for each in done:
             self._deliver(each)
-        if self._gathered:
-            self._call_soon()  # after those who were just answered, so that they take part
+        # Those who were just answered run before this, in the same round of the event loop, and what they ask for next
+        # takes part.
+        if not self._called and not self._handed_over:
+            self._call_soon()
 
     # -- in the writer thread -----------------------------------------------------------------------
 
@@ -314,14 +315,13 @@ class Writer:
 
     def _tune(self, *, lasting: bool, checkpoint: bool) -> None:
         """Whether the next commit is flushed to disk, and whether it may copy the log into the file."""
-        wanted = (
-            f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'};"
-            f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoint else 0}"
-        )
-        if wanted != self._tuned:
+        if (lasting, checkpoint) != self._tuned:
             # As a script, which is compiled each time: some pragmas take effect when they are compiled.
-            self._connection.executescript(wanted)
-            self._tuned = wanted
+            self._connection.executescript(
+                f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'};"
+                f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoint else 0}"
+            )
+            self._tuned = (lasting, checkpoint)
 
     def _notice_others(self) -> None:
         """Forgets what is remembered if another process has written since."""
