@@ -13,12 +13,7 @@ from sqlalchemy import ColumnElement, Double, String, bindparam, cast, null, sel
 
 from rollwright.store.checks import NewRollout, RolloutChange, config_to_bytes, merged, new_id, unpack
 from rollwright.store.contract import ImpossibleChange, NotFound
-from rollwright.store.records import (
-    AttemptedRollout,
-    AttemptStatus,
-    Rollout,
-    RolloutStatus,
-)
+from rollwright.store.records import AttemptedRollout, Rollout, RolloutStatus
 from rollwright.store.sql.changes import lease_from, withdraw
 from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow, stored_config
 from rollwright.store.sql.schema import CLAIMED as IS_CLAIMED
@@ -27,6 +22,9 @@ from rollwright.store.sql.schema import resources, rollouts
 from rollwright.store.sql.statements import Call, Operation, Row, Statement, any_of, constant, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, lease_end, unchanged
+
+_QUEUING, _PREPARING = RolloutStatus.QUEUING, RolloutStatus.PREPARING
+"""Asking an enum for a member takes as long as making a small record."""
 
 Ask = tuple[int, str | None, str | None]
 """How many at most, for which worker, under which claim id."""
@@ -106,7 +104,7 @@ def _record(new: NewRollout, now: float) -> Rollout:
     return Rollout(
         rollout_id=new.rollout_id,
         input=unpack(new.input),
-        status=RolloutStatus.QUEUING,
+        status=_QUEUING,
         start_time=now,
         mode=new.mode,
         resources_id=new.resources_id,
@@ -161,7 +159,7 @@ def _begin(
     held = RolloutRow(
         place,
         rollout_id,
-        AttemptStatus.PREPARING._value_,
+        _PREPARING._value_,
         start_time,
         None,
         mode,
@@ -185,7 +183,7 @@ def _begin(
     claimed = AttemptedRollout(
         rollout_id,
         unpack(input),
-        RolloutStatus.PREPARING,
+        _PREPARING,
         start_time,
         None,
         mode,

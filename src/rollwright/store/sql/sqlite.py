@@ -75,10 +75,12 @@ class SqliteDriver:
         orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
         future = self._future()
-        if type(make) is Together and (known := self._writer.remembered(make)) is not None:
-            future.set_result(known)
-        else:
-            self._writer.gather(Job(make, future, lasting, brief, orphaned))
+        if type(make) is Together and make.remembered is not None:
+            known = self._writer.remembered(make.remembered, make.argument)
+            if known is not None:
+                future.set_result(known)
+                return future
+        self._writer.gather(Job(make, future, lasting, brief, orphaned))
         return future
 
     def read(self, make: Read[Result]) -> "asyncio.Future[Result]":

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rollwright.store.contract import StoreUnavailable
 from rollwright.store.sql.changes import expire
-from rollwright.store.sql.driver import Job, Outcome, Together, run_all
+from rollwright.store.sql.driver import Job, Outcome, run_all
 from rollwright.store.sql.looking import FIRST_LEASE
 from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES, check_file, file_identity
 from rollwright.store.sql.sqlite_thread import ConnectionThread, drive, plain
@@ -39,7 +39,7 @@ loop for a millisecond or two. In the thread they would take it as long: most of
 in one thread at a time."""
 COMMITS_HERE = 100
 """Batches committed in the event loop, after which one goes to the thread, which may copy the log into the file."""
-FLUSHES_HERE = 32
+FLUSHES_HERE = 128
 """How often the event loop waits for the disk itself, after it had nothing else to do while the thread did."""
 QUICK_FLUSH_SECONDS = 0.0005
 """A flush that takes longer is the thread's."""
@@ -55,6 +55,7 @@ _LOOK_SECONDS = 0.01
 """How often to look whether another process let a lease run out, and whether the file is still there."""
 
 
+Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
@@ -110,6 +111,9 @@ class Writer:
         """Good as long as nobody else writes, which is looked at in each transaction."""
         self._asked = Transaction(0.0, stamps, held=self._held)
         """For calls that need none: it never writes."""
+        self._noticed = False
+        """Whether others' writes were looked for in this round of the event loop. Once is enough: no word of a later
+        one can have reached a caller here, because the event loop takes in news between its rounds."""
         self._tuned: tuple[bool, bool] | None = None
         """How `_tune` was last called."""
         self._next_lapse = 0.0
@@ -124,17 +128,23 @@ class Writer:
         if not self._called and not self._handed_over:
             self._call_soon()
 
-    def remembered(self, call: Together[Any, Result]) -> Result | None:
-        """The answer to a call that needs no transaction, if this is such a call. It may overtake calls that have
+    def remembered(
+        self, answer: Callable[[Transaction, Argument], Result | None], argument: Argument
+    ) -> Result | None:
+        """The answer to a call that needs no transaction, or `None` if this one does. It may overtake calls that have
         gathered: none of them has been answered, so nobody can tell in which order they came."""
-        if call.remembered is None or self._handed_over or self._broken is not None:
+        if self._handed_over or self._broken is not None:
             return None
-        try:
-            self._notice_others()
-        except sqlite3.Error:  # the transaction finds out what is wrong, and whom to tell
-            return None
+        if not self._noticed:
+            try:
+                self._notice_others()
+            except sqlite3.Error:  # the transaction finds out what is wrong, and whom to tell
+                return None
+            self._noticed = True
+            if not self._called:
+                self._call_soon()
         self._asked.now = self._clock()
-        return call.remembered(self._asked, call.argument)
+        return answer(self._asked, argument)
 
     def finish(self) -> None:
         """Leaves what has gathered to the thread; `stop` waits for it."""
@@ -159,7 +169,7 @@ class Writer:
         self._loop.call_soon(self._begin_batch)
 
     def _begin_batch(self) -> None:
-        self._called = False
+        self._called = self._noticed = False
         if self._handed_over:
             return
         batch = self._next_batch()
