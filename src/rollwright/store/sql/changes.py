@@ -19,6 +19,8 @@ from rollwright.store.sql.statements import Operation, Statement, constant, inse
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import check_rollout_change, lapsed_as, lease_end, rollout_after
 
+_CANCELLED, _RUNNING, _REQUEUING = AttemptStatus.CANCELLED, AttemptStatus.RUNNING.value, RolloutStatus.REQUEUING
+"""Asking an enum for a member takes as long as making a small record."""
 EXPIRY_BATCH = 500
 """Leases ended in one go, so that ending very many holds up nobody for long."""
 
@@ -110,9 +112,9 @@ def ending(
     """
     assert row.attempt_id is not None
     assert row.attempt_start is not None
-    tries = row.tries - (status is AttemptStatus.CANCELLED)
+    tries = row.tries - (status is _CANCELLED)
     after = becomes or rollout_after(status, row.config, tries)
-    waits = after is RolloutStatus.REQUEUING
+    waits = after is _REQUEUING
     worker_id, heartbeat, metadata = last or (
         row.worker_id,
         row.last_heartbeat_time,
@@ -137,20 +139,12 @@ def ending(
     tx.stamps.released(worker_id, tx.now)
     tx.changes.taken |= taken
     tx.changes.waiting |= waits
-    tx.event(
-        EventKind.ENDED,
-        row.rollout_id,
-        row.attempt_id,
-        worker_id,
-        status._value_,
-        row.lease_expires,
-        after._value_,
-    )
+    tx.ended(row.rollout_id, row.attempt_id, worker_id, status, row.lease_expires, after)
     journal_of = None
     if not waits:
         if trajectory is not None:
             tx.later(INSERT_TRAJECTORY, (row.place, trajectory))
-        if row.attempts > 1 or row.status == AttemptStatus.RUNNING:  # as it is once it has journalled a turn
+        if row.attempts > 1 or row.status == _RUNNING:  # as it is once it has journalled a turn
             journal_of = row.place
         tx.complete(row.place, row.rollout_id, row.attempt_id, after, reason)
     release = (after._value_, int(waits), None if waits else tx.now, tries, row.place)
@@ -159,7 +153,8 @@ def ending(
 
 def _keep(tx: Transaction, place: int, attempt: Attempt, metadata: bytes, taken: bool) -> None:
     """The attempt as one that has ended."""
-    known = (
+    why = () if attempt.reason is None else (attempt.reason,)
+    values = (
         place * ATTEMPTS_OF_ONE + attempt.sequence_id,
         place,
         attempt.sequence_id,
@@ -170,12 +165,11 @@ def _keep(tx: Transaction, place: int, attempt: Attempt, metadata: bytes, taken:
         attempt.worker_id,
         attempt.last_heartbeat_time,
         attempt.lease_expires,
+        *why,
+        bytearray(metadata),
+        int(taken and attempt.worker_id is not None),
     )
-    packed, untold = bytearray(metadata), int(taken and attempt.worker_id is not None)
-    if attempt.reason is None:
-        tx.later(INSERT_WITHOUT_REASON, (*known, packed, untold))
-    else:
-        tx.later(INSERT_ATTEMPT, (*known, attempt.reason, packed, untold))
+    tx.later(INSERT_ATTEMPT if why else INSERT_WITHOUT_REASON, values)
 
 
 def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: str | None) -> Operation[None]:

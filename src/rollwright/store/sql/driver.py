@@ -51,25 +51,22 @@ class Job(msgspec.Struct, Generic[Result], frozen=True):
     orphaned: Callable[[Result], None] | None = None
 
 
-def _kind(job: Job[Any]) -> Callable[..., Operation[Sequence[Any]]] | None:
-    return job.make.run if type(job.make) is Together else None
-
-
 def run_all(tx: Transaction, batch: Sequence[Job[Any]]) -> Operation[list[Outcome]]:
     """All calls of a transaction, and what it has gathered at its end."""
     outcomes: list[Outcome] = []
     first = 0
     while first < len(batch):
-        run, after = _kind(batch[first]), first + 1
-        if run is None:
+        make, after = batch[first].make, first + 1
+        if type(make) is not Together:
             try:
-                outcomes.append(((yield from batch[first].make(tx)), None))
+                outcomes.append(((yield from make(tx)), None))
             except StoreError as refusal:
                 outcomes.append((None, refusal))
         else:
-            while after < len(batch) and _kind(batch[after]) is run:
+            run, arguments = make.run, [make.argument]
+            while after < len(batch) and type(other := batch[after].make) is Together and other.run is run:
+                arguments.append(other.argument)
                 after += 1
-            arguments = [job.make.argument for job in batch[first:after]]  # type: ignore[attr-defined]
             for each in (yield from run(tx, arguments)):
                 outcomes.append((None, each) if isinstance(each, StoreError) else (each, None))
         first = after

@@ -16,7 +16,6 @@ from rollwright.store.checks import NewRollout, config_to_bytes, merged, new_id,
 from rollwright.store.errors import ImpossibleChange, NotFound
 from rollwright.store.records import (
     AttemptedRollout,
-    AttemptStatus,
     Rollout,
     RolloutStatus,
 )
@@ -28,6 +27,9 @@ from rollwright.store.sql.schema import resources, rollouts
 from rollwright.store.sql.statements import Call, Operation, Row, Statement, any_of, constant, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, lease_end, unchanged
+
+_QUEUING, _PREPARING = RolloutStatus.QUEUING, RolloutStatus.PREPARING
+"""Asking an enum for a member takes as long as making a small record."""
 
 Ask = tuple[int, str | None, str | None]
 """How many at most, for which worker, under which claim id."""
@@ -107,7 +109,7 @@ def _record(new: NewRollout, now: float) -> Rollout:
     return Rollout(
         rollout_id=new.rollout_id,
         input=unpack(new.input),
-        status=RolloutStatus.QUEUING,
+        status=_QUEUING,
         start_time=now,
         mode=new.mode,
         resources_id=new.resources_id,
@@ -162,7 +164,7 @@ def _begin(
     held = RolloutRow(
         place,
         rollout_id,
-        AttemptStatus.PREPARING._value_,
+        _PREPARING._value_,
         start_time,
         None,
         mode,
@@ -186,7 +188,7 @@ def _begin(
     claimed = AttemptedRollout(
         rollout_id,
         unpack(input),
-        RolloutStatus.PREPARING,
+        _PREPARING,
         start_time,
         None,
         mode,

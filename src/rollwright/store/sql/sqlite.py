@@ -18,7 +18,7 @@ from sqlalchemy import text
 from rollwright.errors import RollwrightError
 from rollwright.forks import bind_to_process
 from rollwright.store.errors import StoreError
-from rollwright.store.sql.driver import Job, Outcome, Read, Write, answer
+from rollwright.store.sql.driver import Job, Outcome, Read, Together, Write, answer
 from rollwright.store.sql.looking import progress
 from rollwright.store.sql.sqlite_file import check_file, file_identity, open_file
 from rollwright.store.sql.sqlite_thread import ConnectionThread, drive, plain
@@ -74,9 +74,14 @@ class SqliteDriver:
         brief: bool = False,
         orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
-        job = Job(make, self._future(), lasting, brief, orphaned)
-        self._writer.gather(job)
-        return job.future
+        future = self._future()
+        if type(make) is Together and make.remembered is not None:
+            known = self._writer.remembered(make.remembered, make.argument)
+            if known is not None:
+                future.set_result(known)
+                return future
+        self._writer.gather(Job(make, future, lasting, brief, orphaned))
+        return future
 
     def read(self, make: Read[Result]) -> "asyncio.Future[Result]":
         job = Job(make, self._future())

@@ -30,7 +30,7 @@ once for all of them, and all wait until the file is flushed, for milliseconds. 
 much, in milliseconds."""
 LOG_BYTES = 36 * 2**20
 """Of the log from the beginning: as much as it holds at a checkpoint, and room for what is committed until then."""
-_ZEROS = bytes(2**20)
+_ZEROS = bytes(2**16)
 _OLDEST_SQLITE = (3, 35)
 """The first with `RETURNING`."""
 

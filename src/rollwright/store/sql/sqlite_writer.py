@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rollwright.store.errors import StoreUnavailable
 from rollwright.store.sql.changes import expire
-from rollwright.store.sql.driver import Job, Outcome, Together, run_all
+from rollwright.store.sql.driver import Job, Outcome, run_all
 from rollwright.store.sql.looking import FIRST_LEASE
 from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES, check_file, file_identity
 from rollwright.store.sql.sqlite_thread import ConnectionThread, drive, plain
@@ -39,7 +39,7 @@ loop for a millisecond or two. In the thread they would take it as long: most of
 in one thread at a time."""
 COMMITS_HERE = 100
 """Batches committed in the event loop, after which one goes to the thread, which may copy the log into the file."""
-FLUSHES_HERE = 32
+FLUSHES_HERE = 128
 """How often the event loop waits for the disk itself, after it had nothing else to do while the thread did."""
 QUICK_FLUSH_SECONDS = 0.0005
 """A flush that takes longer is the thread's."""
@@ -53,6 +53,10 @@ _CONTENTION_SECONDS = 1.0
 """For how long after it was last seen writing another process is treated as present."""
 _LOOK_SECONDS = 0.01
 """How often to look whether another process let a lease run out, and whether the file is still there."""
+
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
 class Done(NamedTuple):
@@ -105,7 +109,13 @@ class Writer:
         """CPU time of the event loop's thread when a flush began."""
         self._held = HeldRows()
         """Good as long as nobody else writes, which is looked at in each transaction."""
-        self._tuned = ""
+        self._asked = Transaction(0.0, stamps, held=self._held)
+        """For calls that need none: it never writes."""
+        self._noticed = False
+        """Whether others' writes were looked for in this round of the event loop. Once is enough: no word of a later
+        one can have reached a caller here, because the event loop takes in news between its rounds."""
+        self._tuned: tuple[bool, bool] | None = None
+        """How `_tune` was last called."""
         self._next_lapse = 0.0
         """When, by the store's clock, to look for leases that are over."""
         self._seen_version = 0
@@ -115,7 +125,26 @@ class Writer:
 
     def gather(self, job: Job[Any]) -> None:
         self._gathered.append(job)
-        self._call_soon()
+        if not self._called and not self._handed_over:
+            self._call_soon()
+
+    def remembered(
+        self, answer: Callable[[Transaction, Argument], Result | None], argument: Argument
+    ) -> Result | None:
+        """The answer to a call that needs no transaction, or `None` if this one does. It may overtake calls that have
+        gathered: none of them has been answered, so nobody can tell in which order they came."""
+        if self._handed_over or self._broken is not None:
+            return None
+        if not self._noticed:
+            try:
+                self._notice_others()
+            except sqlite3.Error:  # the transaction finds out what is wrong, and whom to tell
+                return None
+            self._noticed = True
+            if not self._called:
+                self._call_soon()
+        self._asked.now = self._clock()
+        return answer(self._asked, argument)
 
     def finish(self) -> None:
         """Leaves what has gathered to the thread; `stop` waits for it."""
@@ -136,12 +165,11 @@ class Writer:
             answer()
 
     def _call_soon(self) -> None:
-        if not self._called and not self._handed_over:
-            self._called = True
-            self._loop.call_soon(self._begin_batch)
+        self._called = True
+        self._loop.call_soon(self._begin_batch)
 
     def _begin_batch(self) -> None:
-        self._called = False
+        self._called = self._noticed = False
         if self._handed_over:
             return
         batch = self._next_batch()
@@ -186,10 +214,6 @@ class Writer:
 
     def _run_here(self, batch: Sequence[Job[Any]]) -> None:
         try:
-            remembered = self._remembered(batch)
-            if remembered is not None:
-                self._end_batch([remembered])
-                return
             self._tune(lasting=False, checkpoint=False)
             self._cursor.execute("BEGIN IMMEDIATE")
             self._notice_others()
@@ -205,21 +229,6 @@ class Writer:
                 self._make_last(done)
                 return
         self._end_batch([done])
-
-    def _remembered(self, batch: Sequence[Job[Any]]) -> Done | None:
-        """Answers that need no transaction, if all of them are such."""
-        for job in batch:
-            if type(job.make) is not Together or job.make.remembered is None:
-                return None
-        self._notice_others()
-        tx = Transaction(self._clock(), self._stamps, held=self._held)
-        outcomes: list[Outcome] = []
-        for job in batch:
-            result = job.make.remembered(tx, job.make.argument)  # type: ignore[attr-defined]
-            if result is None:
-                return None
-            outcomes.append((result, None))
-        return Done(batch, outcomes, tx.changes)
 
     def _make_last(self, done: Done) -> None:
         if self._flushes_here:
@@ -254,8 +263,10 @@ class Writer:
     def _end_batch(self, done: Sequence[Done]) -> None:
         for each in done:
             self._deliver(each)
-        if self._gathered:
-            self._call_soon()  # after those who were just answered, so that they take part
+        # Those who were just answered run before this, in the same round of the event loop, and what they ask for next
+        # takes part.
+        if not self._called and not self._handed_over:
+            self._call_soon()
 
     # -- in the writer thread -----------------------------------------------------------------------
 
@@ -314,14 +325,13 @@ class Writer:
 
     def _tune(self, *, lasting: bool, checkpoint: bool) -> None:
         """Whether the next commit is flushed to disk, and whether it may copy the log into the file."""
-        wanted = (
-            f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'};"
-            f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoint else 0}"
-        )
-        if wanted != self._tuned:
+        if (lasting, checkpoint) != self._tuned:
             # As a script, which is compiled each time: some pragmas take effect when they are compiled.
-            self._connection.executescript(wanted)
-            self._tuned = wanted
+            self._connection.executescript(
+                f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'};"
+                f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoint else 0}"
+            )
+            self._tuned = (lasting, checkpoint)
 
     def _notice_others(self) -> None:
         """Forgets what is remembered if another process has written since."""

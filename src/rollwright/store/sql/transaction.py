@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Table, bindparam, exists, func, select, union_all, update
 
 from rollwright.store.checks import EMPTY
-from rollwright.store.records import EventKind, RolloutStatus
+from rollwright.store.records import AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.sql.rows import RolloutRow
 from rollwright.store.sql.schema import HELD, completions, counters, events, rollouts, workers
 from rollwright.store.sql.statements import Operation, Statement, Values, constant, insert_into
@@ -165,6 +165,18 @@ class Transaction:
     ) -> None:
         self._note(INSERT_CLAIMED, (self.now, rollout_id, attempt_id, worker_id, lease_expires))
 
+    def ended(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        worker_id: str | None,
+        status: AttemptStatus,
+        lease_expires: float | None,
+        becomes: RolloutStatus,
+    ) -> None:
+        values = (self.now, rollout_id, attempt_id, worker_id, status._value_, lease_expires, becomes._value_)
+        self._note(INSERT_ENDED, values)
+
     def _note(self, insert: Statement, values: Values) -> None:
         if self._events and self._events[-1][0] is insert:
             self._events[-1][1].append(values)
@@ -250,6 +262,9 @@ INSERT_CLAIMED = Statement(
     insert_into(
         events, *_others(events, "time", "rollout_id", "attempt_id", "worker_id", "lease_expires")
     ).values(kind=constant(EventKind.CLAIMED.value))
+)
+INSERT_ENDED = Statement(
+    insert_into(events, "sequence", "kind").values(kind=constant(EventKind.ENDED.value))
 )
 """These name no column that they leave empty: SQLite's driver takes as long to bind an empty value as to insert one."""
 _is_last_cursor = counters.c.name == constant(COMPLETIONS)
