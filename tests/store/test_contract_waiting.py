@@ -101,8 +101,9 @@ async def test_waiting_for_rollouts_ends_when_all_are_final(ticking: Store) -> N
     await asyncio.sleep(0.05)
     for each in claimed:
         await ticking.update_attempt(each.rollout_id, each.attempt.attempt_id, status="succeeded")
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
+    two = await ticking.wait_for_rollouts(["ro-1", "ro-2"], timeout=LONG)
+    assert [str(each.status) for each in two] == ["succeeded"] * 2
+    assert not waiting.done(), "the third has not ended"
     await ticking.cancel_rollouts(["ro-3"], "enough")
     async with asyncio.timeout(LONG / 3):
         rollouts = await waiting
