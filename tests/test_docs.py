@@ -68,6 +68,11 @@ def generator() -> ModuleType:
     return module
 
 
+def test_there_are_pages_programs_settings_and_commands_to_look_at() -> None:
+    """Otherwise the tests below would pass over nothing."""
+    assert min(len(PAGES), len(PROGRAMS), len(blocks("yaml")), len(commands())) >= 10
+
+
 PROGRAMS = [(page, program) for page, program in blocks("python") if page not in RUN_ELSEWHERE]
 
 

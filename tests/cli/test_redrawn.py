@@ -10,29 +10,28 @@ from rollwright.cli.live import episodes_wanted
 from rollwright.cli.pace import Pace, clock_time, next_line
 from rollwright.cli.redrawn import Redrawn
 from rollwright.config import build
+from rollwright.policies.virtual_clock import run_virtual
 
 
 @pytest.mark.parametrize(("terminal", "enabled"), [(True, True), (True, False), (False, True)])
-async def test_it_is_drawn_again_and_again_on_a_terminal_alone(terminal: bool, enabled: bool) -> None:
-    drawn, twice = 0, asyncio.Event()
+def test_it_is_drawn_again_and_again_on_a_terminal_alone(terminal: bool, enabled: bool) -> None:
+    drawn = 0
 
     def draw() -> str:
         nonlocal drawn
         drawn += 1
-        if drawn == 2:
-            twice.set()
         return "figures"
 
-    screen = Console(file=StringIO(), force_terminal=terminal)
-    async with Redrawn(screen, draw, every=0.001, enabled=enabled):
-        if terminal and enabled:
-            await asyncio.wait_for(twice.wait(), 60)
-        else:
-            await asyncio.sleep(0.05)
-    assert bool(drawn) is (terminal and enabled)
-    after = drawn
-    await asyncio.sleep(0.02)
-    assert drawn == after, "nothing is drawn once it is left"
+    async def main() -> tuple[int, int]:
+        screen = Console(file=StringIO(), force_terminal=terminal)
+        async with Redrawn(screen, draw, every=10.0, enabled=enabled):
+            await asyncio.sleep(35.0)
+        inside = drawn
+        await asyncio.sleep(3600.0)
+        return inside, drawn
+
+    times = 4 if terminal and enabled else 0
+    assert run_virtual(main()) == (times, times), "nothing is drawn once it is left"
 
 
 async def test_without_a_terminal_lines_say_how_far_it_is() -> None:

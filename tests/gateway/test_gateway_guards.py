@@ -175,17 +175,27 @@ async def test_a_prompt_without_room_is_told_as_such_and_does_not_end_the_rollou
     assert not played.recorder.out_of_room
 
 
+class Replaceable:
+    """An engine that can be replaced while a rollout is played."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
 async def test_an_engine_that_fails_is_an_engines_failure_until_another_try_succeeds(
     clients: Any, gateway: Gateway
 ) -> None:
-    engine = clients.engine(failure_rate=1.0)
+    engine = Replaceable(clients.engine(failure_rate=1.0))
     played = clients.rollout(gateway, engine, "ro-1")
     url, key = f"{played.access.base_url}/chat/completions", played.access.api_key
     status, answer = await post(url, key, CHAT)
     assert (status, answer["error"]["code"]) == (503, "engine_failed")
     with pytest.raises(EpisodeFailure, match="engine: EngineError"):
         played.recorder.raise_failure()
-    engine._failure_rate = 0.0
+    engine.inner = clients.engine()
     assert (await post(url, key, CHAT))[0] == 200
     played.recorder.raise_failure()
     assert len(played.trajectory.turns) == 1

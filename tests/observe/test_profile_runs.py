@@ -164,7 +164,9 @@ def test_what_episodes_wait_for_now_and_what_their_commits_took_can_be_read_from
 
 
 def test_a_rollouts_intervals_say_what_each_wait_took() -> None:
-    for trajectory in played(config(SLOW_LAKE, groups=2), engine(slots=64)):
+    trajectories = played(config(SLOW_LAKE, groups=2), engine(slots=64))
+    assert len(trajectories) >= 2
+    for trajectory in trajectories:
         timing = trajectory.timing
         assert timing is not None
         seconds = dict.fromkeys(Phase, 0.0)

@@ -175,7 +175,10 @@ async def test_no_server_can_make_a_call_wait_for_ever() -> None:
     script = Scripted((429, {}, {"Retry-After": "86400"}), (200, COMPLETION, {}))
     async with served(script) as url, opened(url, retry=RetryPolicy(first=0.001, longest=0.05)) as policy:
         async with asyncio.timeout(30):
-            await policy.generate(prompt("k"), Sampling())
+            made = await policy.generate(prompt("k"), Sampling())
+        assert made.finish == "stop"
+        assert len(script.requests) == 2
+        assert policy.counters.retries.total() == 1
 
 
 async def test_a_refusal_is_not_retried_and_shows_the_servers_words() -> None:
@@ -339,9 +342,12 @@ def test_a_loop_that_ended_without_close_does_not_spoil_the_next(server_url: str
 
 async def test_after_close_a_call_opens_new_connections(server_url: str) -> None:
     async with opened(server_url) as policy:
-        await generate_many(policy, 2)
+        before = await generate_many(policy, 2)
         await policy.close()
-        await generate_many(policy, 2)
+        again = await generate_many(policy, 2)
+    assert all(each.text for each in [*before, *again])
+    assert policy.counters.failures == {}
+    assert policy.counters.retries == {}
 
 
 async def test_the_version_is_what_it_was_last_set_to() -> None:

@@ -99,11 +99,12 @@ async def test_waiting_for_rollouts_ends_when_all_are_final(ticking: Store) -> N
         await ticking.enqueue_rollout(None, rollout_id=name)
     claimed = await ticking.dequeue_many_rollouts(2, "worker-0")
     waiting = asyncio.create_task(ticking.wait_for_rollouts(["ro-3", "ro-1", "ro-2", "ro-1"], timeout=LONG))
+    behind = asyncio.create_task(ticking.wait_for_rollouts(["ro-1", "ro-2"], timeout=LONG))
     await asyncio.sleep(0.05)
     for each in claimed:
         await ticking.update_attempt(each.rollout_id, each.attempt.attempt_id, status="succeeded")
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
+    assert [str(each.status) for each in await behind] == ["succeeded"] * 2
+    assert not waiting.done(), "the third has not ended"
     await ticking.cancel_rollouts(["ro-3"], "enough")
     async with asyncio.timeout(LONG / 3):
         rollouts = await waiting

@@ -178,11 +178,8 @@ def test_what_is_not_of_here_and_now_is_refused(changes, expected) -> None:
 def test_the_edges_of_freshness_pass() -> None:
     door = gate()
     for number, (round, skew) in enumerate([(7, 0), (10, 299), (10, -299), (1010, 0)], start=1):
-        door.admit(
-            sign_manifest(manifest(sequence=number, round=round, created=NOW + skew), SENDER),
-            round=10,
-            now=NOW,
-        )
+        sent = manifest(sequence=number, round=round, created=NOW + skew)
+        assert door.admit(sign_manifest(sent, SENDER), round=10, now=NOW) == sent
 
 
 def test_own_manifests_and_those_of_caught_peers_are_refused() -> None:

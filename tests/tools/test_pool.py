@@ -32,8 +32,8 @@ class Workshop:
         self.things: list[Thing] = []
         self.seed = seed
         self.calls = 0
-        renew = self.renew if renews else None
-        self.pool: Pool[Thing] = Pool(self.make, size=size, close=self.close, renew=renew, **options)
+        renewing = {"renew": self.renew if renews else None}
+        self.pool: Pool[Thing] = Pool(self.make, size=size, close=self.close, **{**renewing, **options})
 
     @property
     def alive(self) -> int:
@@ -171,8 +171,7 @@ def test_waiters_are_served_in_the_order_of_asking_whatever_they_ask_for() -> No
 
 def test_a_resource_that_is_as_new_is_lent_again_only_for_what_it_was_made_for() -> None:
     async def main() -> None:
-        workshop = Workshop(2)
-        workshop.pool._renew = always
+        workshop = Workshop(2, renew=always)
         for key in ("a", "a", "b", "a"):
             lease = await workshop.pool.acquire(key)
             assert lease.resource.key == key

@@ -261,7 +261,10 @@ async def test_cancelling_a_rollout_ends_the_code_it_was_waiting_for() -> None:
             await call(box, "python", context, code="while True: pass")
 
     task = asyncio.create_task(play())
-    await asyncio.sleep(0.3)
+    async with asyncio.timeout(60):
+        while not python.pool.leased:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)  # so that it is in the loop
     task.cancel()
     await asyncio.wait({task})
     assert python.pool.leased == 0

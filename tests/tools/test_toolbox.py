@@ -243,11 +243,16 @@ async def test_a_hung_function_is_told_as_late_and_keeps_its_place_until_it_ends
         second.set()
         return "ran"
 
-    box = Toolbox([hang])
+    @tool
+    def other() -> str:
+        return "ran beside"
+
+    box = Toolbox([hang, other])
     (late,) = await run(("hang", '{"first": true}'), box=box)
     assert late.problem is Problem.TIMEOUT
     waiting = asyncio.create_task(run(("hang", '{"first": false}'), box=box))
-    await asyncio.sleep(0.05)
+    (beside,) = await run(("other", "{}"), box=box)
+    assert beside.content == "ran beside"
     assert not second.is_set()
     go_on.set()
     (result,) = await asyncio.wait_for(waiting, 20)

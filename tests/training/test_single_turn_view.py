@@ -53,7 +53,9 @@ def played(history: dict[str, Any]) -> list[list[Trajectory]]:
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_a_turns_row_is_the_prompt_that_the_model_saw_and_what_it_sampled(history: str) -> None:
-    for group in played(HISTORIES[history]):
+    groups = played(HISTORIES[history])
+    assert any(trajectory.turns for group in groups for trajectory in group)
+    for group in groups:
         for trajectory in group:
             for turn, row in zip(trajectory.turns, turn_samples(trajectory), strict=True):
                 assert row.token_ids == full_prompt(trajectory.turns, turn.id) + turn.sampled_ids
@@ -120,7 +122,9 @@ def test_the_price_of_rows_by_turn_is_what_the_arithmetic_says(turns: int, paths
 def test_the_sizes_are_those_of_the_samples(history: str) -> None:
     sizes = ViewSizes()
     rows: dict[str, list[int]] = {"paths": [], "turns": []}
-    for group in played(HISTORIES[history]):
+    groups = played(HISTORIES[history])
+    assert any(trajectory.turns for group in groups for trajectory in group)
+    for group in groups:
         for trajectory in group:
             sizes.add(trajectory)
             rows["paths"] += [len(row.token_ids) for row in samples(trajectory)]

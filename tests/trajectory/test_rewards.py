@@ -80,7 +80,9 @@ def test_what_passes_can_be_summed_and_squared_in_single_precision(number: float
     try:
         taken = reward_of(number, "the reward")
     except FormatError:
+        assert not abs(number) <= LARGEST_REWARD
         return
+    assert taken == number
     assert np.isfinite(np.float32(taken) * np.float32(taken) * np.float32(64))
 
 

@@ -72,6 +72,12 @@ def play_settings(agent: Agent) -> EpisodeSettings:
 
 
 @pytest.fixture
+def new_workshop() -> type[Workshop]:
+    """For tests with a loop of their own."""
+    return Workshop
+
+
+@pytest.fixture
 async def workshop() -> AsyncIterator[Workshop]:
     made = Workshop()
     yield made

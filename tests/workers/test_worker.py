@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rollwright.errors import ConfigError
+from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout.worker import RolloutWorker
 
 PATIENCE = 30.0
@@ -23,10 +24,17 @@ class Held:
     def __init__(self) -> None:
         self.began: asyncio.Queue[int] = asyncio.Queue()
         self.go = asyncio.Event()
+        self.open = self.most_open = 0
 
     async def play(self, task: Any, session: Any) -> float:
         self.began.put_nowait(task["task"])
-        await self.go.wait()
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            await self.go.wait()
+            await asyncio.sleep(0)  # so that the next ones are open at the same time, too
+        finally:
+            self.open -= 1
         return 1.0
 
     async def wait_until_began(self, count: int) -> None:
@@ -51,14 +59,14 @@ async def test_a_worker_ends_by_itself_after_max_rollouts_C5(workshop: Any) -> N
 
 async def test_no_more_episodes_are_open_than_a_worker_may_have(workshop: Any) -> None:
     held = Held()
-    await workshop.enqueue(9)
+    rollouts = await workshop.enqueue(9)
     workshop.start(workshop.worker(held.play, envs=3))
     await held.wait_until_began(3)
-    await asyncio.sleep(0.1)
-    assert held.began.empty()
     assert (await workshop.store.statistics())["queuing"] == 6
     held.go.set()
-    await held.wait_until_began(6)
+    await workshop.store.wait_for_rollouts(rollouts, timeout=PATIENCE)
+    assert await statuses(workshop.store, rollouts) == ["succeeded"] * 9
+    assert held.most_open == 3
 
 
 @pytest.mark.parametrize("interval", [5.0, 6.0])
@@ -69,16 +77,20 @@ async def test_heartbeats_that_would_come_too_late_are_refused(workshop: Any, in
             await workshop.worker(quick, heartbeat_interval=interval).run()
 
 
-async def test_heartbeats_keep_a_long_episode_alive_past_its_lease_C7(workshop: Any) -> None:
-    held = Held()
-    [rollout] = await workshop.enqueue(1, unresponsive_seconds=0.3, max_attempts=1)
-    workshop.start(workshop.worker(held.play, heartbeat_interval=0.05))
-    await held.wait_until_began(1)
-    await asyncio.sleep(0.9)
-    held.go.set()
-    await workshop.store.wait_for_rollouts([rollout], timeout=PATIENCE)
-    assert await statuses(workshop.store, [rollout]) == ["succeeded"]
-    assert await workshop.by_worker() == {"worker-0": 1}
+def test_heartbeats_keep_a_long_episode_alive_past_its_lease_C7(new_workshop: Any) -> None:
+    async def main() -> tuple[list[str], dict[str, int]]:
+        held, workshop = Held(), new_workshop()
+        [rollout] = await workshop.enqueue(1, unresponsive_seconds=30.0, max_attempts=1)
+        workshop.start(workshop.worker(held.play, heartbeat_interval=5.0))
+        await held.wait_until_began(1)
+        await asyncio.sleep(600.0)  # twenty leases
+        held.go.set()
+        await workshop.store.wait_for_rollouts([rollout], timeout=PATIENCE)
+        ended = await statuses(workshop.store, [rollout]), await workshop.by_worker()
+        await workshop.close()
+        return ended
+
+    assert run_virtual(main()) == (["succeeded"], {"worker-0": 1})
 
 
 async def test_a_rollout_whose_worker_falls_silent_goes_to_another_C7(workshop: Any) -> None:
@@ -136,7 +148,9 @@ async def test_a_cancelled_rollout_stops_and_is_never_recorded_as_succeeded(work
     workshop.start(workshop.worker(held.play))
     await held.wait_until_began(3)
     assert await workshop.store.cancel_rollouts([rollouts[1]], "not needed") == [rollouts[1]]
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE):
+        while not workshop.activity.withdrawn:
+            await asyncio.sleep(0.01)
     assert workshop.activity.withdrawn == 1
     held.go.set()
     await workshop.store.wait_for_rollouts(rollouts, timeout=PATIENCE)
