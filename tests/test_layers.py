@@ -20,8 +20,14 @@ FOUNDATION = {
     "http_client",
     "http_server",
     "addresses",
+    "registry",
+    "settings",
 }
-"""Modules that know nobody and that everybody may use."""
+"""Modules that know nobody but each other, and that everybody may use."""
+
+SETTINGS = "settings"
+"""A box declares its settings in this module of its own, which imports no other part of any box. `config` may import the
+settings of every box, and nothing else of them."""
 
 MAY_KNOW = {
     "errors": set(),
@@ -34,6 +40,8 @@ MAY_KNOW = {
     "http_client": set(),
     "http_server": set(),
     "addresses": set(),
+    "registry": set(),
+    "settings": set(),
     "trajectory": set(),
     "config": set(),
     "sandbox": set(),
@@ -128,7 +136,8 @@ asyncio.run(play())
 """Rollouts against an engine over HTTP, from a store over HTTP."""
 
 
-def imported_boxes(file: Path) -> set[str]:
+def imported_modules(file: Path) -> set[str]:
+    """The modules of the package that a file imports, wherever in it, without `rollwright.` before their names."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         names = []
@@ -138,8 +147,12 @@ def imported_boxes(file: Path) -> set[str]:
             )
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("rollwright.")}
+        found |= {name.removeprefix("rollwright.") for name in names if name.startswith("rollwright.")}
     return found - {"__version__"}
+
+
+def is_settings(module: str) -> bool:
+    return module.count(".") == 1 and module.endswith(f".{SETTINGS}")
 
 
 def test_every_box_is_placed() -> None:
@@ -153,8 +166,17 @@ def test_every_box_is_placed() -> None:
 def test_imports_point_in_one_direction(box: str) -> None:
     place = PACKAGE / box
     for file in [place.with_suffix(".py")] if place.with_suffix(".py").is_file() else place.rglob("*.py"):
-        foreign = imported_boxes(file) - {box} - FOUNDATION - MAY_KNOW[box]
+        modules = imported_modules(file)
+        if box == "config":
+            modules = {each for each in modules if not is_settings(each)}
+        foreign = {each.split(".")[0] for each in modules} - {box} - FOUNDATION - MAY_KNOW[box]
         assert not foreign, f"{file.relative_to(PACKAGE)} may not import {sorted(foreign)}"
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.glob(f"*/{SETTINGS}.py")), ids=lambda file: file.parent.name)
+def test_the_settings_of_a_box_know_nothing_but_other_settings(file: Path) -> None:
+    foreign = {each for each in imported_modules(file) if each not in FOUNDATION and not is_settings(each)}
+    assert not foreign, f"{file.relative_to(PACKAGE)} may not import {sorted(foreign)}"
 
 
 def test_no_box_knows_itself_through_another() -> None:
@@ -176,6 +198,10 @@ def test_no_box_knows_itself_through_another() -> None:
         (
             "import rollwright.run.local",
             {"torch", "ray", "transformers", "pyarrow", "reasoning_gym", "gymnasium", "aiohttp"},
+        ),
+        (
+            "import rollwright.config",
+            {"torch", "ray", "transformers", "numpy", "sqlalchemy", "gymnasium", "aiohttp"},
         ),
         (PLAYED_OVER_HTTP, {"torch", "ray", "aiohttp", "httpx", "numpy"}),
         (

@@ -26,7 +26,7 @@ from rollwright.training.rows import Row, build_rows
 from rollwright.trajectory import Trajectory
 
 Make = Callable[..., Trajectory]
-ALL = [pytest.param(make_advantage(name), id=name) for name in ADVANTAGES]
+ALL = [pytest.param(make_advantage(name), id=name) for name in ADVANTAGES.kinds]
 VIEWS: Any = ["paths", "turns"]
 
 

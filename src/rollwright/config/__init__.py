@@ -16,7 +16,7 @@ from rollwright.config.policies import (
 )
 from rollwright.config.run import AgentConfig, HistoryConfig, LimitsConfig, RunConfig, SamplingConfig
 from rollwright.config.swarm import CommunicationConfig, SwarmConfig
-from rollwright.config.training import AdvantageConfig, LoraConfig, LossConfig, TrainingConfig
+from rollwright.training.settings import AdvantageConfig, TrainingConfig
 
 __all__ = [
     "AdvantageConfig",
@@ -26,8 +26,6 @@ __all__ = [
     "EnvManagerConfig",
     "HistoryConfig",
     "LimitsConfig",
-    "LoraConfig",
-    "LossConfig",
     "OpenAIPolicyConfig",
     "OraclePolicyConfig",
     "PolicyConfig",

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from rollwright.config.base import EngineUrl, Settings
 from rollwright.config.rendering import RendererConfig
+from rollwright.settings import EngineUrl, Settings
 
 
 class EnginePolicyConfig(Settings):

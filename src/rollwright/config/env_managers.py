@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from rollwright.config.base import Settings
 from rollwright.config.filters import AnyFilterConfig, by_name
+from rollwright.settings import Settings
 
 DEFAULT_MAX_STEPS = 10
 """Action limit of the built-in games, as their levels are made to be solvable within it."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rollwright.config.base import Settings
+from rollwright.settings import Settings
 
 Share = Annotated[float, Field(ge=0, le=1)]
 TurnAction = Literal["count", "mask", "drop", "stop"]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from rollwright.config.base import Settings
+from rollwright.settings import Settings
 
 ModelPool = Annotated[list[str], Field(min_length=1)]
 

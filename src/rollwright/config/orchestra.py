@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
-from rollwright.config.base import Settings
 from rollwright.config.tools import AnyToolConfig, tools_by_name
+from rollwright.settings import Settings
 
 
 class PerformanceConfig(Settings):

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from rollwright.config.base import EngineUrl, Settings
 from rollwright.config.engines import LlamaCppPolicyConfig, SglangPolicyConfig, VllmPolicyConfig
 from rollwright.config.torch_policy import TorchPolicyConfig
+from rollwright.settings import EngineUrl, Settings
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

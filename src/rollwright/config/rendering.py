@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rollwright.config.base import Settings
+from rollwright.settings import Settings
 
 
 class RendererConfig(Settings):

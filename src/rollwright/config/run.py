@@ -4,14 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from rollwright.config.base import Settings
 from rollwright.config.env_managers import CustomEnvConfig, TrainEnvManagerConfig, ValEnvManagerConfig
 from rollwright.config.model_pools import DownloadConfig, ModelPool, large_model_pool, small_model_pool
 from rollwright.config.orchestra import OrchestraConfig, PerformanceConfig
 from rollwright.config.policies import PolicyConfig, SimulatedPolicyConfig
 from rollwright.config.strategy import ChainStrategyConfig, StrategyConfig
 from rollwright.config.swarm import SwarmConfig
-from rollwright.config.training import TrainingConfig
+from rollwright.settings import Settings
+from rollwright.training.settings import TrainingConfig
 
 
 class SamplingConfig(Settings):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator
 
-from rollwright.config.base import Settings
+from rollwright.settings import Settings
 
 
 class ChainStrategyConfig(Settings):

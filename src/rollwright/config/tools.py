@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rollwright.config.base import EngineUrl, Settings
+from rollwright.settings import EngineUrl, Settings
 
 
 class ToolConfig(Settings):

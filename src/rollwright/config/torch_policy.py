@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from rollwright.config.base import Settings
-from rollwright.config.hardware import Device, Threads
+from rollwright.hardware.settings import Device, Threads
+from rollwright.settings import Settings
 
 
 class TorchPolicyConfig(Settings):
