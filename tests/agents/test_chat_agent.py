@@ -9,7 +9,8 @@ from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.errors import ConfigError
 from rollwright.policies.base import EngineError, Generation, Prompt, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.rollout.episode import EpisodeSettings, Limits, play
+from rollwright.rollout.episode import EpisodeSettings, play
+from rollwright.rollout.settings import LimitsConfig
 from rollwright.trajectory import (
     Boundary,
     FinishReason,
@@ -106,7 +107,15 @@ async def played(
 ) -> Trajectory:
     agent = ChatAgent(PROMPTS, history, max_steps=6, max_response_length=32)
     sampling = Sampling(max_tokens=32)
-    settings = EpisodeSettings("Corridor", {}, agent, sampling, 6, sequence_length, Limits(1.0, 1.0, 5.0))
+    settings = EpisodeSettings(
+        "Corridor",
+        {},
+        agent,
+        sampling,
+        6,
+        sequence_length,
+        LimitsConfig(step_timeout=1.0, generate_timeout=1.0, episode_timeout=5.0),
+    )
     env = env or Corridor()
     session = Session(
         Trajectory("r", "a", "g", "Corridor", 0),

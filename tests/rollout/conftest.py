@@ -17,8 +17,9 @@ from rollwright.policies.base import Policy, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.players import RandomPlayer
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout import Activity, EpisodeSettings, Gate, Limits, Role, RolloutContext, RolloutScheduler
+from rollwright.rollout import Activity, EpisodeSettings, Gate, Role, RolloutContext, RolloutScheduler
 from rollwright.rollout.episode import read_episode
+from rollwright.rollout.settings import LimitsConfig
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Trajectory
@@ -118,7 +119,7 @@ class Lab:
                 sampling=Sampling(temperature=0.0 if mode == "val" else 1.0),
                 max_steps=20,
                 sequence_length=self.config.sequence_length,
-                limits=Limits(step, generate, episode),
+                limits=LimitsConfig(step_timeout=step, generate_timeout=generate, episode_timeout=episode),
                 max_staleness=int(-(-self.config.async_generation_ratio // 1)) if mode == "train" else None,
             )
         return self._cache[mode]

@@ -1,11 +1,5 @@
 """Settings as pydantic models; YAML and dotted overrides."""
 
-from rollwright.config.env_managers import (
-    CustomEnvConfig,
-    EnvManagerConfig,
-    TrainEnvManagerConfig,
-    ValEnvManagerConfig,
-)
 from rollwright.config.loading import build, dump, load
 from rollwright.config.policies import (
     OpenAIPolicyConfig,
@@ -14,8 +8,15 @@ from rollwright.config.policies import (
     RandomPolicyConfig,
     SimulatedPolicyConfig,
 )
-from rollwright.config.run import AgentConfig, HistoryConfig, LimitsConfig, RunConfig, SamplingConfig
+from rollwright.config.run import AgentConfig, HistoryConfig, RunConfig, SamplingConfig
 from rollwright.config.swarm import CommunicationConfig, SwarmConfig
+from rollwright.rollout.settings import (
+    CustomEnvConfig,
+    EnvManagerConfig,
+    LimitsConfig,
+    TrainEnvManagerConfig,
+    ValEnvManagerConfig,
+)
 from rollwright.training.settings import AdvantageConfig, TrainingConfig
 
 __all__ = [

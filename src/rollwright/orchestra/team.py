@@ -146,7 +146,9 @@ class Team:
                 return StopReason.MAX_LENGTH
             with session.waiting(Phase.ENVIRONMENT, "step", agent=self.name):
                 done = len(trajectory.turns)
-                taken = await bounded(env.step(action.text), settings.limits.step, Boundary.ENVIRONMENT, done)
+                taken = await bounded(
+                    env.step(action.text), settings.limits.step_timeout, Boundary.ENVIRONMENT, done
+                )
             answered = action.observe(session, taken)
             if answered.terminated:
                 return StopReason.TERMINATED

@@ -2,7 +2,7 @@
 
 from rollwright.rollout.activity import Activity
 from rollwright.rollout.env_manager import EnvManager, Playbook, Role, RolloutContext
-from rollwright.rollout.episode import Chain, Episode, EpisodeSettings, Limits
+from rollwright.rollout.episode import Chain, Episode, EpisodeSettings
 from rollwright.rollout.function import AgentFunction, ThreadSession
 from rollwright.rollout.gate import Gate
 from rollwright.rollout.groups import Group, GroupBook, GroupRules
@@ -22,7 +22,6 @@ __all__ = [
     "GroupBook",
     "GroupRules",
     "Ledger",
-    "Limits",
     "Place",
     "Playbook",
     "Role",

@@ -156,7 +156,7 @@ def function_session(
         settings.sampling,
         (claimed.rollout_id,),
         sequence_length=settings.sequence_length,
-        generate_timeout=settings.limits.generate,
+        generate_timeout=settings.limits.generate_timeout,
         attempt=claimed.attempt.sequence_id,
         env=NO_BOARD,
         journal=journal,
@@ -176,7 +176,7 @@ async def play_function(
     """
     loop = asyncio.get_running_loop()
     started = loop.time()
-    limit = TimeLimit(settings.limits.episode)
+    limit = TimeLimit(settings.limits.episode_timeout)
     reward: float | None = None
     error: BaseException | None = None
     try:
@@ -210,7 +210,7 @@ async def play_function(
 
 def _failure(error: BaseException, expired: bool, settings: EpisodeSettings, turns: int) -> EpisodeFailure:
     if expired:
-        message = f"the episode took longer than {settings.limits.episode:g} s"
+        message = f"the episode took longer than {settings.limits.episode_timeout:g} s"
         return timed_out(Boundary.SYSTEM, message, turns)
     return failed(Boundary.AGENT, error, turns)
 

@@ -18,7 +18,6 @@ from typing import Self
 import msgspec
 
 from rollwright.agents import EpisodeFailure, failed
-from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import FormatError, RollwrightError, RunClosed
 from rollwright.rollout.causes import FailureCauses
 from rollwright.rollout.env_manager import STALE
@@ -34,6 +33,7 @@ from rollwright.rollout.groups import (
 )
 from rollwright.rollout.ledger import Ledger, Place
 from rollwright.rollout.retelling import NO_REASON, Retelling
+from rollwright.rollout.settings import EnvManagerConfig, StreamSettings
 from rollwright.store.contract import Store
 from rollwright.store.records import (
     AttemptStatus,
@@ -95,7 +95,7 @@ class RolloutScheduler:
     def __init__(
         self,
         store: Store,
-        config: RunConfig,
+        config: StreamSettings,
         manager: EnvManagerConfig,
         version: Version,
         *,

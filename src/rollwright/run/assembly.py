@@ -19,8 +19,8 @@ from rollwright.errors import ConfigError
 from rollwright.gateway import CaptureRules
 from rollwright.orchestra import Team
 from rollwright.policies.base import Sampling
-from rollwright.rollout.curriculum import Curriculum, CurriculumRules, level_tag
-from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits, Strategy
+from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
+from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.function import AgentFunction
 from rollwright.run.orchestras import build_teams
@@ -89,14 +89,12 @@ def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling)
             )
 
 
-def build_curriculum(config: RunConfig) -> Curriculum | None:
+def build_curriculum(config: RunConfig) -> LevelSampler | None:
     """Of the training stream, where there is one; nobody's level has changed yet."""
     manager = config.train_env_manager
     if manager is None or manager.curriculum is None:
         return None
-    told = manager.curriculum
-    rules = CurriculumRules(told.levels, told.raise_at, told.lower_at, told.window)
-    return Curriculum(rules, dict.fromkeys(tag for tag, _ in _level_tags(config)))
+    return make_curriculum(manager.curriculum, dict.fromkeys(tag for tag, _ in _level_tags(config)))
 
 
 def _level_tags(config: RunConfig) -> Iterator[tuple[str, int]]:
@@ -133,7 +131,7 @@ def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSett
         ),
         max_steps=1,
         sequence_length=config.sequence_length,
-        limits=Limits(generate=config.limits.generate_timeout, episode=config.limits.episode_timeout),
+        limits=config.limits,
         capture=capture_rules(config),
     )
 
@@ -169,6 +167,9 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
         max_response_length=max_tokens,
     )
     agent.check_templates(f"custom_envs.{tag}")
+    limits = config.limits
+    if custom.step_timeout is not None:
+        limits = limits.model_copy(update={"step_timeout": custom.step_timeout})
     return EpisodeSettings(
         env_type=env_type,
         env_config=env_config,
@@ -181,11 +182,7 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
         ),
         max_steps=max_steps,
         sequence_length=config.sequence_length,
-        limits=Limits(
-            step=custom.step_timeout or config.limits.step_timeout,
-            generate=config.limits.generate_timeout,
-            episode=config.limits.episode_timeout,
-        ),
+        limits=limits,
         max_staleness=math.ceil(config.async_generation_ratio),
         strategy=build_strategy(config.strategy),
     )

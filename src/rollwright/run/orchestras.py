@@ -18,7 +18,6 @@ from rollwright.config.orchestra import (
     SearchTeamConfig,
     TeamAgentConfig,
 )
-from rollwright.config.strategy import ChainStrategyConfig
 from rollwright.errors import ConfigError
 from rollwright.orchestra import (
     CriticLoop,
@@ -40,6 +39,7 @@ from rollwright.orchestra import (
     stages,
 )
 from rollwright.policies.base import Policy, takes_tools
+from rollwright.rollout.settings import ChainStrategyConfig
 from rollwright.run.memory_plan import cache_room
 from rollwright.run.policies import build_policy, build_simulated
 from rollwright.run.tools import ToolShelf
