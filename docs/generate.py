@@ -106,7 +106,7 @@ def _type(annotation: Any, limits: Sequence[Any] = ()) -> str:
         return ", ".join(f"`{value}`" for value in parts)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return ", ".join(f"`{member.value}`" for member in annotation)
-    if origin is list:
+    if origin in (list, tuple):
         return f"list of: {_type(parts[0])}"
     if origin is dict:
         return "keys and values"

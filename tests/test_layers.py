@@ -26,8 +26,8 @@ FOUNDATION = {
 """Modules that know nobody but each other, and that everybody may use."""
 
 SETTINGS = "settings"
-"""A box declares its settings in this module of its own, which imports no other part of any box. `config` may import the
-settings of every box, and nothing else of them."""
+"""A box declares its settings in this module of its own. It imports no other part of any box, except for modules of its own
+box of which the same is true. `config` may import the settings of every box, and nothing else of them."""
 
 MAY_KNOW = {
     "errors": set(),
@@ -175,8 +175,13 @@ def test_imports_point_in_one_direction(box: str) -> None:
 
 @pytest.mark.parametrize("file", sorted(PACKAGE.glob(f"*/{SETTINGS}.py")), ids=lambda file: file.parent.name)
 def test_the_settings_of_a_box_know_nothing_but_other_settings(file: Path) -> None:
-    foreign = {each for each in imported_modules(file) if each not in FOUNDATION and not is_settings(each)}
-    assert not foreign, f"{file.relative_to(PACKAGE)} may not import {sorted(foreign)}"
+    box = file.parent.name
+    modules = {each for each in imported_modules(file) if each not in FOUNDATION and not is_settings(each)}
+    beside = {each for each in modules if each.startswith(f"{box}.")}
+    assert not modules - beside, f"{file.relative_to(PACKAGE)} may not import {sorted(modules - beside)}"
+    for each in beside:
+        beyond = imported_modules(file.with_name(f"{each.split('.')[1]}.py")) - FOUNDATION
+        assert not beyond, f"{each}, which settings import, may not import {sorted(beyond)}"
 
 
 def test_no_box_knows_itself_through_another() -> None:

@@ -101,7 +101,8 @@ class Registry(Generic[T]):
 
     def unknown(self, name: str) -> str:
         """Says in one line that there is no such name, which one is near, and which there are."""
-        known = self.names()
+        if not (known := self.names()):
+            return f"unknown `{name}`; expected module:name"
         near = get_close_matches(name, known, n=1)
         hint = f" (did you mean `{near[0]}`?)" if near else ""
         return f"unknown `{name}`{hint}; known: {', '.join(known)}, or module:name"

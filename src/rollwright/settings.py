@@ -54,3 +54,16 @@ def choose_kind(value: Any, registry: Registry[Any], key: str) -> Any:
     if not registry.knows(kind):
         raise ValueError(f"kind: {registry.unknown(kind)}")
     return {**value, "kind": OWN, key: kind}
+
+
+def choose_kinds(values: Any, registry: Registry[Any], key: str) -> Any:
+    """`choose_kind` for each section of a list."""
+    if not isinstance(values, list):
+        return values
+    chosen = []
+    for place, value in enumerate(values):
+        try:
+            chosen.append(choose_kind(value, registry, key))
+        except ValueError as error:
+            raise ValueError(f"{place}.{error}") from None
+    return chosen

@@ -158,7 +158,7 @@ async def test_the_ids_sent_are_the_ids_of_the_conversation() -> None:
 
 async def test_a_window_starts_a_new_sequence_each_turn_and_keeps_the_rules() -> None:
     policy = Recorder()
-    trajectory = await played(policy, History(HistoryMode.WINDOW, 1))
+    trajectory = await played(policy, History(mode=HistoryMode.WINDOW, length=1))
     assert [turn.extends for turn in trajectory.turns] == [None] * 4
     assert [turn.after for turn in trajectory.turns] == [None, 0, 1, 2]
     assert len(samples(trajectory)) == 4
@@ -172,7 +172,7 @@ async def test_a_window_starts_a_new_sequence_each_turn_and_keeps_the_rules() ->
 
 async def test_an_actions_history_leaves_earlier_reasoning_out_D4() -> None:
     policy = Recorder("a long thought about going right")
-    trajectory = await played(policy, History(HistoryMode.ACTIONS))
+    trajectory = await played(policy, History(mode=HistoryMode.ACTIONS))
     last = BytesRenderer().decode(policy.asked[3].ids)
     assert "thought" not in last
     assert last.count("do right") == 3

@@ -4,7 +4,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -207,7 +206,7 @@ def test_the_timeout_is_120_seconds_unless_the_variable_says_otherwise() -> None
 
 def test_a_try_that_failed_is_told_when_it_failed(hub: Hub) -> None:
     said: list[str] = []
-    missing = replace(QUICK, retries=1)
+    missing = QUICK.model_copy(update={"retries": 1})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
         with pytest.raises(DownloadError, match="is no folder here, and its download from"):

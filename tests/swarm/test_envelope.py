@@ -11,7 +11,7 @@ from rollwright.errors import FormatError
 from rollwright.swarm.content import SharedGroup, decode
 from rollwright.swarm.envelope import PROTOCOL, Manifest, seal, unseal
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.manifests import WINDOW, Candidates, Freshness, Gate
+from rollwright.swarm.manifests import WINDOW, Candidates, Gate
 from rollwright.swarm.refusals import Refusal, Refused
 from rollwright.swarm.wire import check_shape
 
@@ -37,7 +37,7 @@ def manifest(identity: Identity = SENDER, **changes) -> Manifest:
 
 
 def gate(**freshness) -> Gate:
-    return Gate("s", RECEIVER.peer, Freshness(**freshness))
+    return Gate("s", RECEIVER.peer, **{"max_round_lead": 1000, **freshness})
 
 
 def reason(call, *arguments, **named) -> Refusal:

@@ -9,9 +9,10 @@ from rollwright.agents.boundary import (
     timed_out,
     together,
 )
-from rollwright.agents.chat import ChatAgent, History, HistoryMode
+from rollwright.agents.chat import ChatAgent
 from rollwright.agents.journal import Interrupted, Journal, JournalEntry, ReplayDiffers, Superseded, entries
 from rollwright.agents.session import OutOfRoom, Session
+from rollwright.agents.settings import History, HistoryMode
 from rollwright.agents.stopwatch import Stopwatch
 from rollwright.trajectory import Phase
 

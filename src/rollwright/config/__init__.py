@@ -8,8 +8,7 @@ from rollwright.config.policies import (
     RandomPolicyConfig,
     SimulatedPolicyConfig,
 )
-from rollwright.config.run import AgentConfig, HistoryConfig, RunConfig, SamplingConfig
-from rollwright.config.swarm import CommunicationConfig, SwarmConfig
+from rollwright.config.run import AgentConfig, RunConfig, SamplingConfig
 from rollwright.rollout.settings import (
     CustomEnvConfig,
     EnvManagerConfig,
@@ -17,6 +16,7 @@ from rollwright.rollout.settings import (
     TrainEnvManagerConfig,
     ValEnvManagerConfig,
 )
+from rollwright.swarm.settings import CommunicationConfig, SwarmConfig
 from rollwright.training.settings import AdvantageConfig, TrainingConfig
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "CommunicationConfig",
     "CustomEnvConfig",
     "EnvManagerConfig",
-    "HistoryConfig",
     "LimitsConfig",
     "OpenAIPolicyConfig",
     "OraclePolicyConfig",

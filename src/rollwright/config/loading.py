@@ -138,7 +138,7 @@ def _explain(error: ErrorDetails) -> str:
     if error["type"] == "value_error":
         message = str(error["ctx"]["error"])
         # A check of a whole section begins with the key that it is about; one of a single value does not.
-        below = re.match(r"[a-z_]+: ", message) is not None
+        below = re.match(r"[\w.]+: ", message) is not None
         return f"{key}{'.' if below else ': '}{message}" if key else message
     if error["type"].startswith("union_tag"):
         return f"{key}.kind: {_one_line(error['msg'])}"

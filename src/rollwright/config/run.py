@@ -1,13 +1,14 @@
 """The whole configuration of a run."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
-from rollwright.config.model_pools import DownloadConfig, ModelPool, large_model_pool, small_model_pool
-from rollwright.config.orchestra import OrchestraConfig, PerformanceConfig
+from rollwright.agents.settings import History
 from rollwright.config.policies import PolicyConfig, SimulatedPolicyConfig
-from rollwright.config.swarm import SwarmConfig
+from rollwright.gateway.settings import CaptureRules
+from rollwright.models.settings import DownloadConfig, ModelPool, large_model_pool, small_model_pool
+from rollwright.orchestra.settings import OrchestraConfig, Performance
 from rollwright.rollout.settings import (
     ChainStrategyConfig,
     CustomEnvConfig,
@@ -16,6 +17,7 @@ from rollwright.rollout.settings import (
     ValEnvManagerConfig,
 )
 from rollwright.settings import Settings
+from rollwright.swarm.settings import SwarmConfig
 from rollwright.training.settings import TrainingConfig
 
 
@@ -30,40 +32,11 @@ class SamplingConfig(Settings):
     """Texts that end a completion."""
 
 
-class HistoryConfig(Settings):
-    """What of the episode so far the model sees. Anything but `whole` starts a new token sequence each turn."""
-
-    mode: Literal["whole", "window", "actions", "current"] = "whole"
-    """`whole`: everything. `window`: the last `length` turns. `actions`: of earlier turns only the actions and
-    observations, without the reasoning around them. `current`: nothing but the state now, in the opening's words."""
-    length: PositiveInt | None = None
-    """Earlier turns that are kept; needed for `window`, optional for `actions`."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> "HistoryConfig":
-        if self.mode == "window" and self.length is None:
-            raise ValueError("length: a window needs the number of earlier turns to keep")
-        if self.mode in ("whole", "current") and self.length is not None:
-            raise ValueError(f"length: history `{self.mode}` has none; use mode `window` to limit it")
-        return self
-
-
 class AgentConfig(Settings):
     """How the agent writes prompts."""
 
-    history: HistoryConfig = HistoryConfig()
-    performance: PerformanceConfig = PerformanceConfig()
-
-
-class GatewayConfig(Settings):
-    """What agents may do whose calls are recorded by the gateway."""
-
-    client_sampling: Literal["pinned", "honoured"] = "pinned"
-    """What becomes of a temperature, top_p or other sampling setting that a client asks for. `pinned`: every call is
-    sampled as `sampling` says, and wishes are counted. `honoured`: a call's own temperature and top_p count; tokens
-    drawn at temperature 0 or with a top_p below 1 are then out of the loss."""
-    allow_no_calls: bool = False
-    """Whether a rollout whose agent made no call may end with a reward; else it is a failure."""
+    history: History = History()
+    performance: Performance = Performance()
 
 
 class RunConfig(StreamSettings):
@@ -96,7 +69,7 @@ class RunConfig(StreamSettings):
     """How training episodes are played."""
     orchestras: dict[str, OrchestraConfig] = Field(default_factory=dict)
     """Teams of agents, by the tag of the environment that each plays. Other tags are played by one agent."""
-    gateway: GatewayConfig = GatewayConfig()
+    gateway: CaptureRules = CaptureRules()
     training: TrainingConfig | None = None
     swarm: SwarmConfig | None = None
     val_env_manager: ValEnvManagerConfig | None = None

@@ -10,8 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +19,7 @@ from rollwright.errors import RollwrightError
 from rollwright.gateway.asked import Api, Asked, Reply
 from rollwright.gateway.conversations import Conversations, answered
 from rollwright.gateway.retries import Call, Calls
+from rollwright.gateway.settings import CaptureRules
 from rollwright.policies.base import RateLimited, Sampling
 from rollwright.store.contract import StoreError, StoreUnavailable
 from rollwright.store.http.refusals import HttpRefusal
@@ -38,8 +38,7 @@ NO_CALL = "no_call"
 PASSING = frozenset({429, 500, 503})
 """Statuses that are not the client's doing: the same request may be answered; SDKs are told not to repeat the others."""
 
-ClientSampling = Literal["pinned", "honoured"]
-"""What becomes of a temperature or top_p that a client asks for."""
+USUAL_RULES = CaptureRules()
 
 OVER = "the rollout is over: its trajectory is sealed"
 
@@ -53,24 +52,13 @@ class Given(NamedTuple):
     success: bool | None = None
 
 
-@dataclass(frozen=True)
-class CaptureRules:
-    """What an agent behind the gateway may do."""
-
-    client_sampling: ClientSampling = "pinned"
-    """`pinned`: all calls are drawn as the rollout's are. `honoured`: a call's own temperature and top_p count; tokens
-    drawn with a top_p below 1 or at temperature 0 are then out of the loss."""
-    allow_no_calls: bool = False
-    """Whether a rollout without a single answered call may end as a result; else it is a failure."""
-
-
 class CapturedRollout:
     def __init__(
         self,
         session: Session,
         sampling: Sampling,
         *,
-        rules: CaptureRules = CaptureRules(),
+        rules: CaptureRules = USUAL_RULES,
         on_replay_differs: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`sampling` bounds what a client may ask for.

@@ -20,15 +20,18 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import PositiveFloat
+
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models.cache import cache_folder
 from rollwright.models.fetching import Progress, quiet_progress
+from rollwright.models.settings import DownloadConfig
 
 TIMEOUT_VARIABLE = "HF_HUB_DOWNLOAD_TIMEOUT"
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -55,18 +58,10 @@ class DownloadError(RollwrightError):
     """A model did not come; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class DownloadRules:
-    """How patient a download is."""
+class DownloadRules(DownloadConfig):
+    """The settings of downloads, and the pause between two tries."""
 
-    timeout: float = 120.0
-    """Seconds without a byte after which a connection is given up and made anew."""
-    total_timeout: float = 7200.0
-    """Seconds for a whole model."""
-    retries: int = 5
-    """Tries in a row that may bring nothing."""
-    offline: bool = False
-    first_pause: float = 1.0
+    first_pause: PositiveFloat = 1.0
     """Seconds before the second try; each further wait is twice as long."""
 
     def in_environment(self, environment: Mapping[str, str] | None = None) -> "DownloadRules":
@@ -83,7 +78,7 @@ class DownloadRules:
         offline = any(
             environment.get(name, "").lower() in ("1", "true", "yes", "on") for name in OFFLINE_VARIABLES
         )
-        return replace(self, timeout=timeout, offline=self.offline or offline)
+        return self.model_copy(update={"timeout": timeout, "offline": self.offline or offline})
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from rollwright.agents import (
 from rollwright.cancellation import is_asked_for
 from rollwright.envs.base import Env, Reset
 from rollwright.errors import FormatError
-from rollwright.gateway.captured import CaptureRules
+from rollwright.gateway.settings import CaptureRules
 from rollwright.policies.base import Playable, Policy, Sampling
 from rollwright.rollout.filters import Filter, stops
 from rollwright.rollout.settings import LimitsConfig

@@ -28,6 +28,7 @@ from rollwright.draws import digest
 from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import FormatError, RollwrightError
 from rollwright.gateway import Access, CapturedRollout, CaptureRules, Gateway
+from rollwright.gateway.captured import USUAL_RULES
 from rollwright.gateway.no_board import NO_BOARD
 from rollwright.policies.base import Parsed, Policy, Sampling, ToolSpec
 from rollwright.rollout.episode import EpisodeSettings
@@ -44,7 +45,7 @@ class FunctionSession(Session):
     """A session that can also be reached through the worker's gateway."""
 
     gateway: Gateway | None = None
-    rules: CaptureRules = CaptureRules()
+    rules: CaptureRules = USUAL_RULES
     """What an agent that is reached so may do."""
     captured: CapturedRollout | None = None
     """What came in through the gateway; `None`: nobody has asked for an address."""

@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from rollwright.registry import Registry
-from rollwright.settings import Settings, Share, choose_kind
+from rollwright.settings import Settings, Share, choose_kind, choose_kinds
 
 FILTERS: Registry[Any] = Registry(
     "filters",
@@ -213,9 +213,7 @@ class EnvManagerConfig(Settings):
     @field_validator("filters", mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
-        return [choose_kind(each, FILTERS, "test") for each in value]
+        return choose_kinds(value, FILTERS, "test")
 
     @model_validator(mode="after")
     def _fits(self) -> "EnvManagerConfig":

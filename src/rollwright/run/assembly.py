@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 import rollwright.envs.registry as registry
-from rollwright.agents import ChatAgent, History, HistoryMode
+from rollwright.agents import ChatAgent
 from rollwright.config import (
     CustomEnvConfig,
     RunConfig,
@@ -16,8 +16,8 @@ from rollwright.config import (
 from rollwright.envs.base import Env, Prompts
 from rollwright.envs.inspection import inspected_env
 from rollwright.errors import ConfigError
-from rollwright.gateway import CaptureRules
 from rollwright.orchestra import Team
+from rollwright.orchestra.agent import changed_sampling
 from rollwright.policies.base import Sampling
 from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
@@ -81,7 +81,7 @@ class SettingsTable:
 def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
     """An agent whose every token would be out of the loss is not trained by a run that says it is."""
     for name, agent in team.agents.items() if config.training is not None else ():
-        why = agent.sampling.over(sampling).params().not_modelled
+        why = changed_sampling(sampling, agent.sampling).params().not_modelled
         if agent.trainable and why is not None:
             raise ConfigError(
                 f"orchestras.{tag}.agents.{name}.sampling: what is {why} cannot be trained; accepted: a temperature of "
@@ -132,12 +132,8 @@ def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSett
         max_steps=1,
         sequence_length=config.sequence_length,
         limits=config.limits,
-        capture=capture_rules(config),
+        capture=config.gateway,
     )
-
-
-def capture_rules(config: RunConfig) -> CaptureRules:
-    return CaptureRules(config.gateway.client_sampling, config.gateway.allow_no_calls)
 
 
 def make_env(settings: EpisodeSettings) -> Env:
@@ -155,14 +151,13 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
     max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
     with inspected_env(partial(registry.make, env_type, env_config)) as env:
         own = env.prompts
-    history = config.agent.history
     agent = ChatAgent(
         prompts=Prompts(
             system=own.system if custom.agent_system_template is None else custom.agent_system_template,
             opening=own.opening if custom.agent_opening_template is None else custom.agent_opening_template,
             turn=own.turn if custom.agent_template is None else custom.agent_template,
         ),
-        history=History(HistoryMode(history.mode), history.length),
+        history=config.agent.history,
         max_steps=max_steps,
         max_response_length=max_tokens,
     )

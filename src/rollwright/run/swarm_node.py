@@ -29,7 +29,7 @@ from rollwright.rollout import Batch
 from rollwright.rollout.filters import Catches, build_filters, judge, judge_group
 from rollwright.rollout.groups import Group
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
-from rollwright.run.swarm_assembly import exchange_limits, node_config, open_transport, swarm_of, task_book
+from rollwright.run.swarm_assembly import node_config, open_transport, swarm_of, task_book
 from rollwright.run.swarm_scorer import PolicyScorer
 from rollwright.run.training_assembly import make_policy, model_name
 from rollwright.run.training_record import plain_row, training_rows
@@ -129,13 +129,15 @@ class SwarmNode:
             transport = self._transport or await open_transport(
                 self.swarm, self.identity.peer, clock=self._clock
             )
+            assert config.train_env_manager is not None, "see `node_config`"
             self.exchange = Exchange(
                 self.identity,
                 self.swarm.name,
                 transport,
                 task_book(config),
                 self.home,
-                limits=exchange_limits(config),
+                settings=self.swarm,
+                max_group_size=config.train_env_manager.group_size,
                 clock=self._clock,
             )
             self._scorer = await asyncio.to_thread(self._make_scorer)

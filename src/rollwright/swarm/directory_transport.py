@@ -30,6 +30,7 @@ from rollwright.swarm.content import head_of
 from rollwright.swarm.envelope import unseal
 from rollwright.swarm.peer_table import PeerTable, Rank
 from rollwright.swarm.refusals import Refused
+from rollwright.swarm.settings import SwarmConfig
 from rollwright.swarm.shared_folder import PARTIAL, SharedFolder, UnacceptableFile
 from rollwright.swarm.transport import (
     CALL_SECONDS,
@@ -392,3 +393,12 @@ def _begins(place: SharedFolder, name: str, head: bytes) -> bool:
         return place.read(name, len(head)) == head
     except UnacceptableFile:
         return False
+
+
+def open_directory(
+    swarm: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
+) -> DirectoryTransport:
+    """The transport through the folder that the settings name."""
+    folder = swarm.communication.folder
+    assert folder is not None, "checked by the settings"
+    return DirectoryTransport(Path(folder), swarm.name, peer, clock=clock)

@@ -11,7 +11,6 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,15 +21,15 @@ from rollwright.swarm import content, envelope
 from rollwright.swarm.duplicates import SeenGroups
 from rollwright.swarm.gathering import Gathering, Look
 from rollwright.swarm.identity import SEQUENCE_FILE, Identity, SequenceFile, short_name
-from rollwright.swarm.manifests import Candidates, Freshness, Gate
+from rollwright.swarm.manifests import Candidates, Gate
 from rollwright.swarm.quarantine import Quarantine
 from rollwright.swarm.recipes import TaskBook, task_digest, task_seed
 from rollwright.swarm.refusals import Refusal, Refused
 from rollwright.swarm.selection import in_turns, is_flat
+from rollwright.swarm.settings import SwarmConfig
 from rollwright.swarm.transport import FetchFailed, FetchProblem, Peer, Transport, digest_of
 from rollwright.swarm.verification import (
     SCORER_KILLED,
-    VERIFY_SECONDS,
     Scorer,
     Verified,
     check_claims,
@@ -53,28 +52,6 @@ _ADMITTED_AT_ONCE = 64
 """Manifests between two looks at other work: checking a signature takes a tenth of a millisecond."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ExchangeLimits:
-    """What dealing with peers may cost."""
-
-    freshness: Freshness = field(default_factory=Freshness)
-    per_peer: int | None = None
-    """Groups that one peer may give to a round; `None`: as many as are left when the others have given theirs."""
-    beam_size: int = 4
-    """Groups that are fetched and verified at the same time."""
-    fetch_seconds: float = 10.0
-    verify_seconds: float = VERIFY_SECONDS
-    gather_seconds: float = 60.0
-    """For all of it, in one round."""
-    max_group_bytes: int = 1 << 20
-    """Of content; groups that say they are larger are not fetched."""
-    max_group_size: int = envelope.MAX_GROUP
-    """Members of a foreign group: one that is larger than own ones would weigh more than they do."""
-    min_mean_logprob: float | None = None
-    """Under this node's own policy, over the tokens of each member: below it a group is text that this policy would
-    hardly ever say, whatever it earned. `None`: no limit."""
 
 
 class ForeignGroup(msgspec.Struct, frozen=True):
@@ -109,24 +86,28 @@ class Exchange:
         book: TaskBook,
         folder: Path,
         *,
-        limits: ExchangeLimits | None = None,
+        settings: SwarmConfig | None = None,
+        max_group_size: int = envelope.MAX_GROUP,
         verifier: Verifier = verify,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`folder` keeps what must outlive a restart: the sequence, what was seen, the quarantine. `verifier` is there
-        for benchmarks that show what happens without one."""
+        """`folder` keeps what must outlive a restart: the sequence, what was seen, the quarantine. `max_group_size`: members
+        of a foreign group, because one that is larger than own ones would weigh more than they do. `verifier` is there for
+        benchmarks that show what happens without one."""
         self.counts: Counter[str] = Counter()
         self.quarantine = Quarantine(folder / QUARANTINE_FOLDER)
         self._identity = identity
         self._swarm = swarm
         self._transport = transport
         self._book = book
-        self._limits = limits or ExchangeLimits()
+        self._settings = settings or SwarmConfig()
+        self._communication = self._settings.communication
+        self._max_group_size = max_group_size
         self._verifier = verifier
         self._clock = clock
         self._sequence = SequenceFile(folder / SEQUENCE_FILE)
         self._seen_file = folder / SEEN_FILE
-        self._gate = Gate(swarm, identity.peer, self._limits.freshness, self.quarantine.__contains__)
+        self._gate = Gate(swarm, identity.peer, self._settings, self.quarantine.__contains__)
         self._candidates = Candidates()
         self._groups = SeenGroups()
         self._gatherings = 0
@@ -168,7 +149,7 @@ class Exchange:
         """Up to `count` foreign groups for this round, by the rule of `selection`; fewer when there are no more."""
         gathering: Gathering | None = None
         try:
-            async with asyncio.timeout(self._limits.gather_seconds) as limit:
+            async with asyncio.timeout(self._communication.gather_timeout) as limit:
                 await self.listen(round)
                 gathering = self._gathering(round, count, scorer)
                 await gathering.run()
@@ -263,7 +244,7 @@ class Exchange:
 
     def _check_size(self, manifest: envelope.Manifest) -> None:
         size, members = manifest.size, len(manifest.rewards)
-        if size > self._limits.max_group_bytes or members > self._limits.max_group_size:
+        if size > self._settings.max_group_kb << 10 or members > self._max_group_size:
             raise Refused(Refusal.TOO_LARGE, f"{members} members, {size} bytes of content")
 
     def _gathering(self, round: int, count: int, scorer: Scorer) -> Gathering:
@@ -279,8 +260,8 @@ class Exchange:
         return Gathering(
             in_turns(fresh, (self._secret, round), proven=proven, silent=silent),
             count,
-            per_peer=self._limits.per_peer,
-            beam_size=self._limits.beam_size,
+            per_peer=self._settings.per_peer,
+            beam_size=self._communication.beam_size,
             seen=self._groups,
             is_caught=self.quarantine.__contains__,
             look=look,
@@ -297,7 +278,7 @@ class Exchange:
         manifest = look.manifest
         try:
             look.data = await self._transport.fetch(
-                manifest.peer, manifest.digest, manifest.size, self._limits.fetch_seconds
+                manifest.peer, manifest.digest, manifest.size, self._communication.fetch_timeout
             )
         except FetchFailed as failed:
             look.unanswered = failed.problem is FetchProblem.DEADLINE
@@ -311,13 +292,13 @@ class Exchange:
         check_claims(look.group, manifest, self._swarm)
         self._groups.check(manifest.digest, look.group)  # before it is played again, which takes longer
         verified = await self._verifier(
-            look.group, manifest.digest, self._book, scorer, self._limits.verify_seconds
+            look.group, manifest.digest, self._book, scorer, self._communication.verify_timeout
         )
         self._check_likely(verified)
         look.verified = verified
 
     def _check_likely(self, verified: Verified) -> None:
-        least = self._limits.min_mean_logprob
+        least = self._settings.min_mean_logprob
         if least is None:
             return
         for trajectory in verified.trajectories:

@@ -15,6 +15,7 @@ import msgspec
 from rollwright.errors import FormatError
 from rollwright.swarm.envelope import Manifest, unseal
 from rollwright.swarm.refusals import Refusal, Refused
+from rollwright.swarm.settings import SwarmConfig
 from rollwright.swarm.transport import MAX_CONTENT_BYTES
 
 WINDOW = 256
@@ -27,18 +28,11 @@ MAX_CANDIDATES = 8192
 """Manifests that wait to be chosen; about 15 MB."""
 
 
-@dataclass(frozen=True)
-class Freshness:
-    """What counts as now."""
+ANY_LEAD = 1 << 53
+"""Rounds that a peer may be ahead: a node that joins late has to believe the others."""
 
-    max_round_lag: int = 3
-    """Rounds that a group may be older than the node that takes it."""
-    max_round_lead: int = 1000
-    """Rounds that a peer may be ahead; it is only there to refuse nonsense."""
-    max_clock_skew: float = 300.0
-    """Seconds between the clocks of two nodes, transport included."""
-    manifests_per_round: int = 32
-    """That one peer may announce while this node's round lasts."""
+MANIFESTS_PER_ROUND = 32
+"""Manifests that one peer may announce while this node's round lasts."""
 
 
 @dataclass
@@ -61,12 +55,17 @@ class Gate:
         self,
         swarm: str,
         own: str,
-        freshness: Freshness | None = None,
+        settings: SwarmConfig | None = None,
         is_quarantined: Callable[[str], bool] = lambda _: False,
+        *,
+        max_round_lead: int = ANY_LEAD,
+        manifests_per_round: int = MANIFESTS_PER_ROUND,
     ) -> None:
+        """`settings` say how old a manifest may be. `max_round_lead`: rounds that a peer may be ahead."""
         self._swarm = swarm
         self._own = own
-        self._freshness = freshness or Freshness()
+        self._settings = settings or SwarmConfig()
+        self._max_round_lead, self._manifests_per_round = max_round_lead, manifests_per_round
         self._is_quarantined = is_quarantined
         self._peers: OrderedDict[str, _Seen] = OrderedDict()
 
@@ -88,8 +87,8 @@ class Gate:
             raise Refused(Refusal.TOO_LARGE, f"{manifest.size} bytes of content")
         if seen.counted_in != round:
             seen.counted_in, seen.admitted = round, 0
-        if seen.admitted >= self._freshness.manifests_per_round:
-            raise Refused(Refusal.OVER_QUOTA, f"more than {self._freshness.manifests_per_round} in a round")
+        if seen.admitted >= self._manifests_per_round:
+            raise Refused(Refusal.OVER_QUOTA, f"more than {self._manifests_per_round} in a round")
         seen.admitted += 1
         return manifest
 
@@ -102,7 +101,7 @@ class Gate:
         return {peer: max(seen.digests, default=seen.floor) for peer, seen in self._peers.items()}
 
     def is_fresh(self, manifest: Manifest, round: int) -> bool:
-        return manifest.round >= round - self._freshness.max_round_lag
+        return manifest.round >= round - self._settings.max_round_lag
 
     def snapshot(self) -> bytes:
         """What must not be forgotten over a restart."""
@@ -128,14 +127,14 @@ class Gate:
         return seen
 
     def _believable(self, manifest: Manifest, round: int) -> bool:
-        return manifest.round <= round + self._freshness.max_round_lead
+        return manifest.round <= round + self._max_round_lead
 
     def _check_fresh(self, manifest: Manifest, round: int, now: float) -> None:
         if not self.is_fresh(manifest, round):
             raise Refused(Refusal.OLD_ROUND, f"round {manifest.round}, here it is {round}")
         if not self._believable(manifest, round):
             raise Refused(Refusal.FUTURE_ROUND, f"round {manifest.round}, here it is {round}")
-        if abs(manifest.created - now) > self._freshness.max_clock_skew:
+        if abs(manifest.created - now) > self._settings.max_clock_skew:
             raise Refused(
                 Refusal.CLOCK_SKEW, f"{manifest.created - now:+.0f} s; set the clock of one of the two"
             )

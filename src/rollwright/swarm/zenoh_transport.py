@@ -25,6 +25,7 @@ from typing import Any
 
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.swarm.peer_table import PeerTable, Rank
+from rollwright.swarm.settings import SwarmConfig
 from rollwright.swarm.transport import (
     CALL_SECONDS,
     MAX_CONTENT_BYTES,
@@ -384,3 +385,20 @@ def _config(
 def _line(error: Exception) -> str:
     """What zenoh says, without where in its source it says so."""
     return " ".join(str(error).partition(" at /")[0].split())
+
+
+async def open_zenoh(
+    swarm: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
+) -> ZenohTransport:
+    """Joins as the settings say."""
+    told = swarm.communication
+    return await ZenohTransport.open(
+        swarm.name,
+        peer,
+        listen=told.listen,
+        bootstrap=told.bootstrap,
+        startup_timeout=told.startup_timeout,
+        multicast=told.multicast,
+        settings=told.zenoh,
+        clock=clock,
+    )

@@ -1,4 +1,4 @@
-"""Pools that a model is picked from to fit the machine, and how models are downloaded."""
+"""Settings of the pools that a model is picked from to fit the machine, and of downloads."""
 
 from typing import Annotated
 
