@@ -19,8 +19,8 @@ from rollwright.gateway.server import Gateway
 from rollwright.gateway.service import GatewayService, ServiceSettings
 from rollwright.http_server import raise_handle_limit
 from rollwright.policies.base import Sampling
+from rollwright.policies.factory import build_policy
 from rollwright.run.garbage import short_collections
-from rollwright.run.policies import build_policy
 from rollwright.store.contract import Store
 from rollwright.store.opening import open_store
 

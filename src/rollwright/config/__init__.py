@@ -1,14 +1,15 @@
 """Settings as pydantic models; YAML and dotted overrides."""
 
 from rollwright.config.loading import build, dump, load
-from rollwright.config.policies import (
+from rollwright.config.run import AgentConfig, RunConfig
+from rollwright.policies.settings import (
     OpenAIPolicyConfig,
     OraclePolicyConfig,
     PolicyConfig,
     RandomPolicyConfig,
+    SamplingConfig,
     SimulatedPolicyConfig,
 )
-from rollwright.config.run import AgentConfig, RunConfig, SamplingConfig
 from rollwright.rollout.settings import (
     CustomEnvConfig,
     EnvManagerConfig,

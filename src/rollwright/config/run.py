@@ -1,14 +1,14 @@
 """The whole configuration of a run."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from rollwright.agents.settings import History
-from rollwright.config.policies import PolicyConfig, SimulatedPolicyConfig
 from rollwright.gateway.settings import CaptureRules
 from rollwright.models.settings import DownloadConfig, ModelPool, large_model_pool, small_model_pool
 from rollwright.orchestra.settings import OrchestraConfig, Performance
+from rollwright.policies.settings import POLICIES, PolicyConfig, SamplingConfig, SimulatedPolicyConfig
 from rollwright.rollout.settings import (
     ChainStrategyConfig,
     CustomEnvConfig,
@@ -16,20 +16,9 @@ from rollwright.rollout.settings import (
     StreamSettings,
     ValEnvManagerConfig,
 )
-from rollwright.settings import Settings
+from rollwright.settings import Settings, choose_kind
 from rollwright.swarm.settings import SwarmConfig
 from rollwright.training.settings import TrainingConfig
-
-
-class SamplingConfig(Settings):
-    """How the policy samples during training rollouts; validation always plays at temperature 0."""
-
-    temperature: NonNegativeFloat = 1.0
-    """0: the likeliest token, always."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the probability that is sampled from, likeliest tokens first."""
-    stop: list[str] = Field(default_factory=list)
-    """Texts that end a completion."""
 
 
 class AgentConfig(Settings):
@@ -79,7 +68,15 @@ class RunConfig(StreamSettings):
     @field_validator("policy", mode="before")
     @classmethod
     def _default_kind(cls, value: Any) -> Any:
-        return {"kind": "simulated", **value} if isinstance(value, dict) else value
+        value = {"kind": "simulated", **value} if isinstance(value, dict) else value
+        return choose_kind(value, POLICIES, "policy")
+
+    @field_validator("policies", mode="before")
+    @classmethod
+    def _kinds(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: choose_kind(each, POLICIES, "policy") for name, each in value.items()}
 
     @model_validator(mode="after")
     def _fits(self) -> "RunConfig":

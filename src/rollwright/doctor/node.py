@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollwright.config import OpenAIPolicyConfig, RunConfig
-from rollwright.config.engines import EnginePolicyConfig
-from rollwright.config.torch_policy import TorchPolicyConfig
 from rollwright.doctor.findings import Finding, must_fix, note, well
 from rollwright.errors import RollwrightError
 from rollwright.models.cache import is_fetched
 from rollwright.models.catalogue import CATALOGUE
 from rollwright.models.hub import DownloadRules, is_hub_name, local_copy
+from rollwright.policies.settings import EnginePolicyConfig, TorchPolicyConfig
 from rollwright.run.model_choice import POOLED, pick_model
 from rollwright.supervision.record import is_supervised, read_record
 from rollwright.swarm.heartbeat import Phase, read_heartbeat

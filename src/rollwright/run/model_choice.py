@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from rollwright.config import RunConfig
-from rollwright.config.torch_policy import TorchPolicyConfig
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.hardware.devices import device_name
 from rollwright.hardware.memory import free_device_memory, is_out_of_memory
@@ -24,6 +23,7 @@ from rollwright.models.hub import DownloadError, DownloadRules, download, is_hub
 from rollwright.models.loading import unknown_model
 from rollwright.models.pools import ModelChoice, choose_model
 from rollwright.models.settings import AUTO_MODEL, LARGE_POOL, SMALL_POOL
+from rollwright.policies.settings import TorchPolicyConfig
 from rollwright.run.memory_plan import memory_need, model_place
 
 CHOICE = "model_choice.json"

@@ -6,7 +6,6 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from rollwright.config import OpenAIPolicyConfig, PolicyConfig, RunConfig, SimulatedPolicyConfig
-from rollwright.config.engines import VllmPolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.orchestra import (
     CriticLoop,
@@ -33,10 +32,11 @@ from rollwright.orchestra.settings import (
     TeamAgentConfig,
 )
 from rollwright.policies.base import Policy, takes_tools
+from rollwright.policies.factory import build_policy, make_simulated
+from rollwright.policies.settings import VllmPolicyConfig
 from rollwright.registry import import_object
 from rollwright.rollout.settings import ChainStrategyConfig
 from rollwright.run.memory_plan import cache_room
-from rollwright.run.policies import build_policy, build_simulated
 from rollwright.run.tools import ToolShelf
 
 SERVES_ADAPTERS = ("vllm", "openai")
@@ -192,5 +192,5 @@ def _named(config: RunConfig, name: str | None, adapter: str | None, where: str)
 def _build(config: PolicyConfig, teams: Mapping[str, Team], cache_bytes: int | None = None) -> Policy:
     """A simulated engine answers for every agent in that agent's own form."""
     if isinstance(config, SimulatedPolicyConfig):
-        return build_simulated(config, Rehearsal.of(*teams.values(), skill=config.skill, approval=None))
+        return make_simulated(config, Rehearsal.of(*teams.values(), skill=config.skill, approval=None))
     return build_policy(config, cache_bytes)

@@ -8,10 +8,10 @@ from rollwright.config import RunConfig, TrainingConfig
 from rollwright.errors import ConfigError
 from rollwright.hardware.threads import claim_threads
 from rollwright.policies.base import Policy, Updatable
+from rollwright.policies.factory import build_policy
 from rollwright.run.assembly import SettingsTable
 from rollwright.run.folder import RunReader
 from rollwright.run.memory_plan import cache_room
-from rollwright.run.policies import build_policy
 from rollwright.training.advantages import Advantage, make_advantage
 from rollwright.training.settings import LOSSES
 from rollwright.trajectory import MIN_TEMPERATURE

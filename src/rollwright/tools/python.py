@@ -11,6 +11,7 @@ from pathlib import Path
 from rollwright.sandbox.client import Nursery, Sandbox, SandboxError
 from rollwright.sandbox.limits import SandboxLimits
 from rollwright.sandbox.messages import Ran
+from rollwright.sandbox.settings import SANDBOXES
 from rollwright.tools.context import ToolContext
 from rollwright.tools.pool import Key, LeaseOver, Pool
 from rollwright.tools.result import ToolFailure
@@ -37,7 +38,9 @@ class PythonSandbox:
         """`folders`: what code in a sandbox may read beside the standard library, see `Nursery`."""
         self.settings = settings or PythonToolConfig(kind="python")
         limits = SandboxLimits(seconds=self.settings.seconds, memory=self.settings.memory_mb << 20)
-        self._nursery = Nursery(limits, folders=folders, allow_unconfined=self.settings.allow_unconfined)
+        self._nursery: Nursery = SANDBOXES.make(
+            self.settings.sandbox, limits, folders=folders, allow_unconfined=self.settings.allow_unconfined
+        )
         self.limits = self._nursery.limits
         self.pool: Pool[Sandbox] = Pool(self._open, size=self.settings.size, close=_close)
 

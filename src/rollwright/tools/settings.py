@@ -51,6 +51,8 @@ class PythonToolConfig(ToolConfig):
     """Memory of one sandbox."""
     allow_unconfined: bool = False
     """True: where the machine cannot lock code in, limits alone have to do. False: the run does not start there."""
+    sandbox: str = "process"
+    """What the code is locked in by: `process`, or a sandbox of one's own as `module:name`."""
 
 
 class SearchToolConfig(ToolConfig):
