@@ -40,7 +40,8 @@ from rollwright.policies.lengths import FixedLength, Lengths, LogNormalLength, l
 from rollwright.policies.rendering import Tokenizer, make_renderer
 from rollwright.policies.simulated import SimulatedEngine
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout.episode import Episode, EpisodeSettings, Limits, new_session, play_episode
+from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
+from rollwright.rollout.settings import LimitsConfig
 from rollwright.trajectory import Message, Trajectory
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -181,7 +182,7 @@ def settings(team: Team, env: Env) -> EpisodeSettings:
         sampling=Sampling(max_tokens=1 << 14),
         max_steps=MAX_STEPS,
         sequence_length=1 << 17,
-        limits=Limits(1e6, 1e6, 1e6),
+        limits=LimitsConfig(step_timeout=1e6, generate_timeout=1e6, episode_timeout=1e6),
         strategy=team,
     )
 

@@ -27,9 +27,10 @@ from rollwright.policies.base import Generation, Prompt, Sampling
 from rollwright.policies.bytes_renderer import ASSISTANT, END, SYSTEM, USER, VOCABULARY_SIZE, BytesRenderer
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
 from rollwright.swarm.content import SharedGroup
-from rollwright.swarm.exchange import Exchange, ExchangeLimits, Verifier
+from rollwright.swarm.exchange import Exchange, Verifier
 from rollwright.swarm.identity import Identity
 from rollwright.swarm.recipes import TaskBook, task_level, task_seed
+from rollwright.swarm.settings import CommunicationConfig, SwarmConfig
 from rollwright.swarm.transports.memory import MemorySwarm
 from rollwright.swarm.verification import Scorer, Verified, verify
 from rollwright.training.advantages import make_advantage
@@ -219,7 +220,7 @@ class Node:
             network.join(self.identity.peer),
             self.book,
             home / f"{number}",
-            limits=ExchangeLimits(beam_size=NODES),
+            settings=SwarmConfig(communication=CommunicationConfig(beam_size=NODES)),
             verifier=verifier,
         )
         settings = TrainerSettings(

@@ -10,6 +10,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -104,7 +105,9 @@ def _type(annotation: Any, limits: Sequence[Any] = ()) -> str:
         return " or ".join(_type(part, limits) for part in parts if part is not NoneType)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in parts)
-    if origin is list:
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return ", ".join(f"`{member.value}`" for member in annotation)
+    if origin in (list, tuple):
         return f"list of: {_type(parts[0])}"
     if origin is dict:
         return "keys and values"

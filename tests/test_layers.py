@@ -20,8 +20,14 @@ FOUNDATION = {
     "http_client",
     "http_server",
     "addresses",
+    "registry",
+    "settings",
 }
-"""Modules that know nobody and that everybody may use."""
+"""Modules that know nobody but each other, and that everybody may use."""
+
+SETTINGS = "settings"
+"""A box declares its settings in this module of its own. It imports no other part of any box, except for modules of its own
+box of which the same is true. `config` may import the settings of every box, and nothing else of them."""
 
 MAY_KNOW = {
     "errors": set(),
@@ -34,6 +40,8 @@ MAY_KNOW = {
     "http_client": set(),
     "http_server": set(),
     "addresses": set(),
+    "registry": set(),
+    "settings": set(),
     "trajectory": set(),
     "config": set(),
     "sandbox": set(),
@@ -124,7 +132,8 @@ asyncio.run(play())
 """Rollouts against an engine over HTTP, from a store over HTTP."""
 
 
-def imported_boxes(file: Path) -> set[str]:
+def imported_modules(file: Path) -> set[str]:
+    """The modules of the package that a file imports, wherever in it, without `rollwright.` before their names."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         names = []
@@ -134,8 +143,12 @@ def imported_boxes(file: Path) -> set[str]:
             )
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("rollwright.")}
+        found |= {name.removeprefix("rollwright.") for name in names if name.startswith("rollwright.")}
     return found - {"__version__"}
+
+
+def is_settings(module: str) -> bool:
+    return module.count(".") == 1 and module.endswith(f".{SETTINGS}")
 
 
 def test_every_box_is_placed() -> None:
@@ -151,8 +164,24 @@ def test_imports_point_in_one_direction(box: str) -> None:
     files = [place.with_suffix(".py")] if place.with_suffix(".py").is_file() else list(place.rglob("*.py"))
     assert files
     for file in files:
-        foreign = imported_boxes(file) - {box} - FOUNDATION - MAY_KNOW[box]
+        modules = imported_modules(file)
+        if (
+            box == "config" or "config" in MAY_KNOW[box]
+        ):  # who knows the configuration knows what it is composed of
+            modules = {each for each in modules if not is_settings(each)}
+        foreign = {each.split(".")[0] for each in modules} - {box} - FOUNDATION - MAY_KNOW[box]
         assert not foreign, f"{file.relative_to(PACKAGE)} may not import {sorted(foreign)}"
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.glob(f"*/{SETTINGS}.py")), ids=lambda file: file.parent.name)
+def test_the_settings_of_a_box_know_nothing_but_other_settings(file: Path) -> None:
+    box = file.parent.name
+    modules = {each for each in imported_modules(file) if each not in FOUNDATION and not is_settings(each)}
+    beside = {each for each in modules if each.startswith(f"{box}.")}
+    assert not modules - beside, f"{file.relative_to(PACKAGE)} may not import {sorted(modules - beside)}"
+    for each in beside:
+        beyond = imported_modules(file.with_name(f"{each.split('.')[1]}.py")) - FOUNDATION
+        assert not beyond, f"{each}, which settings import, may not import {sorted(beyond)}"
 
 
 def test_no_box_knows_itself_through_another() -> None:
@@ -186,6 +215,10 @@ def test_no_box_knows_itself_through_another() -> None:
                 "gymnasium",
                 "aiohttp",
             },
+        ),
+        (
+            "import rollwright.config",
+            {"torch", "ray", "transformers", "numpy", "sqlalchemy", "gymnasium", "aiohttp"},
         ),
         (PLAYED_OVER_HTTP, {"torch", "ray", "aiohttp", "httpx", "numpy"}),
         (

@@ -9,7 +9,8 @@ from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.errors import ConfigError
 from rollwright.policies.base import EngineError, Generation, Prompt, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.rollout.episode import EpisodeSettings, Limits, play_episode
+from rollwright.rollout.episode import EpisodeSettings, play_episode
+from rollwright.rollout.settings import LimitsConfig
 from rollwright.trajectory import (
     Boundary,
     FinishReason,
@@ -106,7 +107,15 @@ async def played(
 ) -> Trajectory:
     agent = ChatAgent(PROMPTS, history, max_steps=6, max_response_length=32)
     sampling = Sampling(max_tokens=32)
-    settings = EpisodeSettings("Corridor", {}, agent, sampling, 6, sequence_length, Limits(1.0, 1.0, 5.0))
+    settings = EpisodeSettings(
+        "Corridor",
+        {},
+        agent,
+        sampling,
+        6,
+        sequence_length,
+        LimitsConfig(step_timeout=1.0, generate_timeout=1.0, episode_timeout=5.0),
+    )
     env = env or Corridor()
     session = Session(
         Trajectory("r", "a", "g", "Corridor", 0),
@@ -149,7 +158,7 @@ async def test_the_ids_sent_are_the_ids_of_the_conversation() -> None:
 
 async def test_a_window_starts_a_new_sequence_each_turn_and_keeps_the_rules() -> None:
     policy = Recorder()
-    trajectory = await played(policy, History(HistoryMode.WINDOW, 1))
+    trajectory = await played(policy, History(mode=HistoryMode.WINDOW, length=1))
     assert [turn.extends for turn in trajectory.turns] == [None] * 4
     assert [turn.after for turn in trajectory.turns] == [None, 0, 1, 2]
     assert len(samples(trajectory)) == 4
@@ -163,7 +172,7 @@ async def test_a_window_starts_a_new_sequence_each_turn_and_keeps_the_rules() ->
 
 async def test_an_actions_history_leaves_earlier_reasoning_out_D4() -> None:
     policy = Recorder("a long thought about going right")
-    trajectory = await played(policy, History(HistoryMode.ACTIONS))
+    trajectory = await played(policy, History(mode=HistoryMode.ACTIONS))
     last = BytesRenderer().decode(policy.asked[3].ids)
     assert "thought" not in last
     assert last.count("do right") == 3

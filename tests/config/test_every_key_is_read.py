@@ -1,15 +1,65 @@
-"""A key that nothing reads is a promise that nobody keeps."""
+"""A key that nothing reads is a promise that nobody keeps.
 
-import re
+Short real runs are played while every read of a settings attribute is recorded, with the model that declares the key.
+Reads by the configuration box itself (validation, comparing, dumping) do not count, so a key counts only where a component
+asks for it.
+"""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
-from rollwright.config import RunConfig
+from rollwright.cli.main import app
+from rollwright.config import RunConfig, build, dump
+from rollwright.errors import ConfigError, RollwrightError
+from rollwright.models.tiny import tiny_llama, tiny_tokenizer
+from rollwright.policies.factory import build_policy
+from rollwright.policies.settings import SimulatedPolicyConfig
+from rollwright.run.folder import RunFolder
+from rollwright.run.local import LocalRun
+from rollwright.run.memory_plan import cache_room
+from rollwright.run.model_choice import download_rules, settle_model
+from rollwright.run.swarm_assembly import open_transport, swarm_of
+from rollwright.run.swarm_node import SwarmNode
+from rollwright.run.training_run import TrainingRun
+from rollwright.settings import Settings
 
-PACKAGE = Path(__file__).parents[2] / "src" / "rollwright"
+Key = tuple[str, str]
+"""The model that declares a key, and the key."""
+
+_PEER = "needs a second node that shares a group; tests/swarm/test_poison.py and test_silent_peers.py set it"
+_GATEWAY = "needs an agent that calls the gateway; tests/gateway/test_gateway_sampling.py sets it"
+
+NOT_READ_HERE: dict[Key, str] = {
+    ("CommunicationConfig", "fetch_timeout"): _PEER,
+    ("CommunicationConfig", "verify_timeout"): _PEER,
+    ("SwarmConfig", "max_clock_skew"): _PEER,
+    ("SwarmConfig", "max_group_kb"): _PEER,
+    ("SwarmConfig", "max_round_lag"): _PEER,
+    ("SwarmConfig", "min_mean_logprob"): _PEER,
+    ("RunConfig", "gateway"): _GATEWAY,
+    ("CaptureRules", "allow_no_calls"): _GATEWAY,
+    ("CaptureRules", "client_sampling"): _GATEWAY,
+    (
+        "TrainerSettings",
+        "max_skips_in_a_row",
+    ): "needs a loss that is not finite; tests/training/test_trainer.py sets it",
+    (
+        "VerdictRule",
+        "malformed",
+    ): "needs a judge without a verdict; tests/orchestra/test_team_verdicts.py sets it",
+}
+"""Keys that these runs cannot read, each with the reason."""
+
+TEAM_AGENT = {"prompt": "{question} {context}"}
+JUDGE = {"prompt": "{context}", "verdict": {"malformed": "approve"}}
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -26,12 +76,219 @@ def models(root: type[BaseModel]) -> set[type[BaseModel]]:
     return found
 
 
-KEYS = sorted({key for model in models(RunConfig) for key in model.model_fields} - {"kind"})
-"""`kind` is read by pydantic, to choose the model."""
+def declared(model: type[BaseModel], key: str) -> Key:
+    """The key under the model that first declares it."""
+    owner = [each for each in model.__mro__ if key in getattr(each, "__annotations__", {})][-1]
+    return owner.__name__, key
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_every_key_is_read_somewhere(key: str) -> None:
-    use = re.compile(rf"\.{key}\b")
-    readers = [file for file in PACKAGE.rglob("*.py") if use.search(file.read_text(encoding="utf-8"))]
-    assert readers, f"nothing reads `{key}`"
+def keys(root: type[BaseModel]) -> set[Key]:
+    """All keys but `kind`, which pydantic reads to choose the model."""
+    return {declared(model, key) for model in models(root) for key in model.model_fields if key != "kind"}
+
+
+@contextmanager
+def recorded() -> Iterator[set[Key]]:
+    """The keys that are read meanwhile by components."""
+    found: set[Key] = set()
+    plain, iterate = Settings.__getattribute__, Settings.__iter__
+
+    def read(self: Settings, name: str) -> Any:
+        kind = type(self)
+        if name in kind.__pydantic_fields__ and _acts(sys._getframe(1)):
+            found.add(declared(kind, name))
+        return plain(self, name)
+
+    def every(self: Settings) -> Any:
+        found.update(declared(type(self), key) for key in type(self).model_fields)
+        return iterate(self)
+
+    Settings.__getattribute__, Settings.__iter__ = read, every  # type: ignore[assignment,method-assign]
+    try:
+        yield found
+    finally:
+        del Settings.__getattribute__, Settings.__iter__
+
+
+def _acts(frame: Any) -> bool:
+    """Whether the code that reads is a component of the package, and no validator."""
+    place, name = frame.f_code.co_filename, frame.f_code.co_name
+    if "/rollwright/" not in place or "/rollwright/config/" in place:
+        return False
+    return not (place.endswith("settings.py") and name.startswith("_"))
+
+
+async def lead(session: Any) -> Any:
+    """A flow of one's own."""
+    return await session.call("a")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with its tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = tiny_tokenizer(["0123456789", "left right up down"], vocabulary_size=270)
+    tiny_llama(len(tokenizer), hidden_size=16, layers=1, heads=2, max_length=2048).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def games(**more: Any) -> dict[str, Any]:
+    manager = {"num_env_groups": 2, "group_size": 2, "tags": ["FrozenLake"], **more.pop("manager", {})}
+    policy = {"tokens_per_second": 1e5, "mean_tokens": 5}
+    return {"name": "games", "policy": policy, "train_env_manager": manager, **more}
+
+
+FILTERS = [
+    "void_turn",
+    "format_error",
+    {"kind": "repetition", "shortest": 1},
+    {"kind": "overlong", "limit": 50, "action": "penalise"},
+    "no_trainable_token",
+    "duplicate",
+    "zero_variance",
+    "accuracy_band",
+    {"kind": "own", "test": "rollwright.rollout.filters.catching:VoidTurn"},
+]
+
+TREES = [
+    {"kind": "tree"},
+    {"kind": "tree", "branch": "random"},
+    {"kind": "tree", "branch": "uncertainty"},
+    {"kind": "tree", "branch": {"kind": "own", "function": "builtins:hash"}},
+]
+
+SEVERAL = {"a": {**TEAM_AGENT, "reading": {}}, "b": {**TEAM_AGENT, "after": ["a"]}, "c": JUDGE}
+SEARCH = {"kind": "search", "passages": "nowhere.jsonl"}
+TEAMS = [
+    {"kind": "math", "agents": {"solver": {"tools": ["calculator", "python"], "sampling": {"top_p": 1.0}}}},
+    {"kind": "search", "agents": {"search": {"policy": "other"}}},
+    {"kind": "critic", "agents": {"search": {"tools": ["rollwright.tools.calculator:calculator"]}}},
+    {"kind": "loop", "acts": "b", "critic": "c", "max_loops": 2, "agents": SEVERAL},
+    {"kind": "route", "router": "c", "approved": "a", "rejected": "b", "agents": SEVERAL},
+    {"kind": "own", "function": "every_key_flows:lead", "agents": {"a": TEAM_AGENT}},
+]
+
+
+async def play(content: dict[str, Any], batches: int = 1) -> None:
+    config = build(content)
+    async with LocalRun(config) as run:
+        for _ in range(batches if config.train_env_manager else 0):
+            async with asyncio.timeout(120):
+                await run.get_batch()
+        if config.val_env_manager is not None:
+            await run.evaluate()
+
+
+async def play_games() -> None:
+    val = {"num_env_groups": 2, "tags": ["FrozenLake"]}
+    custom = {"FrozenLake": {"env_config": {"size": 4}, "max_steps": 4, "step_timeout": 5.0}}
+    await play(
+        games(manager={"filters": FILTERS, "min_group_size": 1}, val_env_manager=val, custom_envs=custom)
+    )
+    levels = {"tags": ["reasoning_gym:leg_counting"], "curriculum": {"levels": 2, "window": 1}}
+    await play(games(manager=levels))
+    await play(games(agent={"history": {"mode": "window", "length": 1}}))
+    for tree in TREES:
+        await play(games(strategy=tree))
+
+
+async def play_teams() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        await play(games(orchestras={"FrozenLake": {**TEAMS[0], "agents": {"solver": {"tools": [SEARCH]}}}}))
+    for team in TEAMS:
+        await play(games(orchestras={"FrozenLake": team}, policies={"other": {"kind": "random"}}))
+
+
+async def make_policies(folder: Path) -> None:
+    engine = {"base_urls": ["http://127.0.0.1:1"], "renderer": {"tokenizer": str(folder), "name": "template"}}
+    for policy in (
+        {"kind": "random"},
+        {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "m"},
+        {"kind": "vllm", "model": "m", **engine},
+        {"kind": "sglang", **engine},
+        {"kind": "engine", "dialect": "sglang", **engine},
+        {"kind": "own", "policy": "rollwright.policies.players:RandomPlayer"},
+    ):
+        await build_policy(build({"policy": policy}).policy).close()
+
+
+async def train(folder: Path, runs: Path) -> None:
+    settings = {"lora": {"rank": 2}, "loss": {"ratio": "proximal", "kl_coefficient": 0.1}, "device": "cpu"}
+    constant = {"aggregation": "constant", "entropy_coefficient": 0.1}
+    lake = {"FrozenLake": {"max_steps": 1, "max_tokens_per_step": 4}}
+    own = {"loss": "rollwright.training.losses:clipped_loss", "device": "cpu"}
+    two = {"loss": constant, "device": "cpu"}
+    for name, training in (("one", settings), ("two", two), ("three", own)):
+        content = games(name=name, max_steps=2, custom_envs=lake, training=training, eval_steps=1)
+        content["policy"] = {"kind": "torch", "model": str(folder), "renderer": "template", "device": "cpu"}
+        content["val_env_manager"] = {"num_env_groups": 1, "tags": ["FrozenLake"]}
+        config = build(content)
+        place, config = RunFolder.create(runs, config)
+        run = TrainingRun(config, place, store=place.store_address(None))
+        try:
+            await run.run()
+        finally:
+            place.finish(run.summary())
+
+
+async def join(folder: Path, runs: Path) -> None:
+    content = games(name="node", max_steps=1, training={"device": "cpu"}, swarm={"local_groups": 1})
+    content["policy"] = {"kind": "torch", "model": str(folder), "renderer": "template", "device": "cpu"}
+    content["custom_envs"] = {"FrozenLake": {"max_steps": 1, "max_tokens_per_step": 4}}
+    content["swarm"]["communication"] = {"transport": "directory", "folder": str(runs)}
+    await SwarmNode(build(content), runs / "home").run()
+
+
+@pytest.fixture(scope="module")
+def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Key]:
+    # Tests are imported under names that no path in a configuration could have.
+    sys.modules["every_key_flows"] = sys.modules[__name__]
+
+    async def everything() -> None:
+        await play_games()
+        await play_teams()
+        await make_policies(folder)
+        await train(folder, tmp_path_factory.mktemp("runs"))
+        await join(folder, tmp_path_factory.mktemp("swarm"))
+        alone = {"communication": {"multicast": False, "listen": ["tcp/127.0.0.1:0"]}}
+        await (await open_transport(swarm_of(build({"swarm": alone})), "0" * 64)).close()
+
+    played = tmp_path_factory.mktemp("played")
+    (played / "games.yaml").write_text(dump(build(games(keep_steps=1, max_steps=2, gateway={}))))
+    with recorded() as found:
+        told = CliRunner().invoke(app, ["run", str(played / "games.yaml"), "--runs", str(played)])
+        assert told.exit_code == 0, told.output
+        asyncio.run(everything())
+        config = build({"policy": {"kind": "torch", "model": str(folder)}, "training": {}})
+        cache_room(config), download_rules(config), settle_model(config)
+        with suppress(RollwrightError):
+            settle_model(
+                build({"policy": {"kind": "torch", "model": "auto"}, "downloads": {"offline": True}})
+            )
+    return found
+
+
+def test_every_key_is_read_by_a_component(read: set[Key]) -> None:
+    unread = sorted(keys(RunConfig) - read - set(NOT_READ_HERE))
+    assert not unread, f"nothing reads {unread}"
+
+
+def test_only_keys_that_are_not_read_are_excused(read: set[Key]) -> None:
+    assert sorted(set(NOT_READ_HERE) & read) == []
+    assert sorted(set(NOT_READ_HERE) - keys(RunConfig)) == []
+
+
+class WithDeadKey(SimulatedPolicyConfig):
+    """A policy that somebody added a key to."""
+
+    dead: int = 3
+    """Nothing reads it."""
+
+
+def test_a_key_that_nothing_reads_is_found() -> None:
+    settings = WithDeadKey(kind="simulated")
+    with recorded() as found:
+        build_policy(settings)
+    assert ("SimulatedPolicyConfig", "slots") in found
+    assert keys(WithDeadKey) - found == {("WithDeadKey", "dead")}

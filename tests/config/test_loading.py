@@ -133,7 +133,7 @@ GOOD = {"train_env_manager": {"num_env_groups": 4, "group_size": 2, "tags": ["Fr
         ("rollout_batch_size=7", "rollout_batch_size: 7 is not a multiple of group_size, which is 2"),
         ("async_generation_ratio=-1", "async_generation_ratio: got -1"),
         ("sampling.top_p=0", "sampling.top_p: got 0"),
-        ("policy.kind=vlm", "policy.kind: Input tag 'vlm'"),
+        ("policy.kind=vlm", "policy.kind: unknown `vlm` (did you mean `vllm`?); known: random, oracle"),
         ("seed=many", "seed: got 'many'; Input should be a valid integer"),
         (
             "agent.history.mode=window",

@@ -116,7 +116,7 @@ async def test_a_factory_of_ones_own_is_found_by_its_path(own_module) -> None:
 
 
 async def test_a_registered_environment_is_found_and_its_name_is_taken(monkeypatch) -> None:
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(registry.ENVIRONMENTS, "_kinds", dict(registry.ENVIRONMENTS.kinds))
     registry.register(EnvSpec("Echo", "says what it hears", Echo, {"greeting": "hi"}, max_steps=3))
     assert "Echo" in registry.tags()
     assert registry.spec("Echo").max_steps == 3
@@ -142,11 +142,7 @@ def installed_packages(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     offered = SimpleNamespace(Whisper=Echo, SPEC=EnvSpec("ignored", "from a package", Echo, max_steps=5))
     monkeypatch.setitem(sys.modules, "package_envs", offered)
-    for cached in (registry._offered, registry._from_entry_point):
-        cached.cache_clear()
-    yield
-    for cached in (registry._offered, registry._from_entry_point):
-        cached.cache_clear()
+    monkeypatch.setattr(registry.ENVIRONMENTS, "_offered", None)
 
 
 @pytest.mark.usefixtures("installed_packages")

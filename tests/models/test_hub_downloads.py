@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -179,7 +178,7 @@ def test_a_cut_connection_is_gone_on_with_where_it_broke(hub: Hub) -> None:
 def test_files_that_came_whole_survive_the_process_and_are_not_paid_twice(hub: Hub, tmp_path: Path) -> None:
     hub.stall = True
     with pytest.raises(DownloadError, match=r"not done in 5 s"):
-        download(NAME, replace(QUICK, total_timeout=5.0))
+        download(NAME, QUICK.model_copy(update={"total_timeout": 5.0}))
     assert local_copy(NAME) is None, "half a model is none"
     assert not list(tmp_path.rglob("*.incomplete")), "nothing is left that nobody will use"
     hub.stall = False
@@ -215,7 +214,7 @@ def test_a_server_that_stalls_is_left_at_the_deadline(hub: Hub, monkeypatch: pyt
     monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
     told: list[str] = []
     with pytest.raises(DownloadError, match=r"not done in 6 s"):
-        download(NAME, replace(QUICK, total_timeout=6.0), on_trouble=told.append)
+        download(NAME, QUICK.model_copy(update={"total_timeout": 6.0}), on_trouble=told.append)
     assert any("timed out" in each for each in told), "the connection was made anew after the timeout"
 
 
@@ -225,7 +224,7 @@ def test_a_process_that_says_nothing_is_a_failed_try(hub: Hub, monkeypatch: pyte
     with pytest.raises(
         DownloadError, match=r"2 tries in a row failed, the last: timed out: nothing came in 3 s"
     ):
-        download(NAME, replace(QUICK, retries=1))
+        download(NAME, QUICK.model_copy(update={"retries": 1}))
 
 
 def test_damaged_weights_are_not_kept(hub: Hub) -> None:
@@ -267,7 +266,7 @@ def test_the_timeout_is_120_seconds_unless_the_variable_says_otherwise() -> None
 
 def test_a_try_that_failed_is_told_when_it_failed(hub: Hub) -> None:
     said: list[str] = []
-    missing = replace(QUICK, retries=1)
+    missing = QUICK.model_copy(update={"retries": 1})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
         with pytest.raises(DownloadError, match="is no folder here, and its download from"):

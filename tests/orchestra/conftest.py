@@ -14,7 +14,8 @@ from rollwright.orchestra import Team
 from rollwright.policies.base import Generation, Policy, Prompt, Sampling
 from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.rollout.episode import Episode, EpisodeSettings, Limits, new_session, play_episode
+from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
+from rollwright.rollout.settings import LimitsConfig
 from rollwright.trajectory import FinishReason, Trajectory, VersionRun, floats, samples, turn_samples
 
 EPISODE = Episode("Stage", seed=7, mode="train", group_id="g0", group=0, member=0, run_seed=1)
@@ -122,7 +123,7 @@ class Stage:
         *,
         max_steps: int | None = None,
         sequence_length: int = 100_000,
-        limits: Limits | None = None,
+        limits: LimitsConfig | None = None,
         journal: Journal | None = None,
         max_staleness: int | None = None,
         member: int = 0,
@@ -135,7 +136,7 @@ class Stage:
             sampling=Sampling(max_tokens=20_000),
             max_steps=max_steps or getattr(env, "steps", 4),
             sequence_length=sequence_length,
-            limits=limits or Limits(generate=1e6, episode=1e6),
+            limits=limits or LimitsConfig(generate_timeout=1e6, episode_timeout=1e6),
             strategy=team,
             max_staleness=max_staleness,
         )

@@ -218,7 +218,7 @@ def test_one_agents_hang_ends_its_attempt_in_time_and_leaves_no_call_behind(
 ) -> None:
     from rollwright.agents import EpisodeFailure
     from rollwright.orchestra import Team
-    from rollwright.rollout.episode import Limits
+    from rollwright.rollout.settings import LimitsConfig
 
     async def panel(s: Any) -> Any:
         return (await s.gather("quick", "stuck"))[0]
@@ -227,7 +227,7 @@ def test_one_agents_hang_ends_its_attempt_in_time_and_leaves_no_call_behind(
     team = Team("panel", agents, panel, Performance(enable_parallel_agents=parallel))
     policy = stage.Script({"panel/quick": ["42"], "panel/stuck": ["never"]}, {"panel/stuck": 1e5})
     with pytest.raises(EpisodeFailure, match="engine: timeout"):
-        stage.play(team, policy, limits=Limits(generate=30.0, episode=1e4))
+        stage.play(team, policy, limits=LimitsConfig(generate_timeout=30.0, episode_timeout=1e4))
     assert policy.running == 0
 
 

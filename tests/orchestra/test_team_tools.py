@@ -293,9 +293,12 @@ def test_tools_with_the_same_settings_are_shared_and_others_are_not() -> None:
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
-        (["calculater"], r"agents\.solver\.tools\.0\.kind: .*'calculator', 'python', 'search', 'own'"),
+        (
+            ["calculater"],
+            r"agents\.solver\.tools\.0\.kind: unknown `calculater` .*known: calculator, python, search",
+        ),
         (["calculator", "calculator"], r"agents\.solver\.tools: two tools are named 'calculator'"),
-        (["nowhere:tool"], r"tools\.0\.function: 'nowhere:tool' cannot be imported"),
+        (["nowhere:tool"], r"tools\.0\.function: tool nowhere:tool: cannot be imported"),
         (["os.path:sep"], r"tools\.0\.function: 'os\.path:sep' is no tool"),
         ([{"kind": "search"}], r"agents\.solver\.tools\.0\.passages: either this or url is needed"),
         ([{"kind": "search", "passages": "nowhere.jsonl"}], r"nowhere\.jsonl: cannot be read"),

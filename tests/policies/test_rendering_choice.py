@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollwright.config.rendering import RendererConfig
 from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_tokenizer
 from rollwright.policies.rendering import PackageRenderer, TemplateRenderer, load_tokenizer, make_renderer
+from rollwright.policies.settings import RendererConfig
 from rollwright.trajectory import Message
 
 QWEN3 = [
@@ -90,7 +90,7 @@ def test_the_settings_need_a_tokenizer_and_know_no_other_keys(tmp_path: Path) ->
 
 def test_importing_the_rendering_package_imports_nothing_heavy() -> None:
     program = (
-        "import sys, rollwright.policies.rendering, rollwright.config.rendering; "
+        "import sys, rollwright.policies.rendering, rollwright.policies.settings; "
         "print([each for each in ('renderers', 'transformers', 'torch', 'jinja2', 'tokenizers') if each in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

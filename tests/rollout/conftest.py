@@ -22,11 +22,11 @@ from rollwright.rollout import (
     Assignment,
     EpisodeSettings,
     InflightLimit,
-    Limits,
     RolloutContext,
     RolloutScheduler,
 )
 from rollwright.rollout.episode import read_episode
+from rollwright.rollout.settings import LimitsConfig
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptedRollout
@@ -126,7 +126,7 @@ class Lab:
                 sampling=Sampling(temperature=0.0 if mode == "val" else 1.0),
                 max_steps=20,
                 sequence_length=self.config.sequence_length,
-                limits=Limits(step, generate, episode),
+                limits=LimitsConfig(step_timeout=step, generate_timeout=generate, episode_timeout=episode),
                 max_staleness=int(-(-self.config.async_generation_ratio // 1)) if mode == "train" else None,
             )
         return self._cache[mode]

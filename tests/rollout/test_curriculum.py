@@ -1,8 +1,9 @@
 """Which level is played next (E9). Pure: no environment, no event loop."""
 
-from rollwright.rollout.curriculum import Curriculum, CurriculumRules
+from rollwright.rollout.curriculum import Curriculum
+from rollwright.rollout.settings import CurriculumConfig
 
-RULES = CurriculumRules(levels=3, raise_at=0.7, lower_at=0.2, window=4)
+RULES = CurriculumConfig(levels=3, raise_at=0.7, lower_at=0.2, window=4)
 
 
 def curriculum() -> Curriculum:

@@ -31,6 +31,12 @@ from rollwright.rollout.filters import (
     judge,
     judge_group,
 )
+from rollwright.rollout.settings import (
+    AccuracyBandConfig,
+    OverlongConfig,
+    RepetitionConfig,
+    ZeroVarianceConfig,
+)
 from rollwright.run.local import LocalRun
 from rollwright.trajectory import (
     FinishReason,
@@ -120,12 +126,12 @@ def test_overlong_is_what_was_cut_off() -> None:
 @pytest.mark.parametrize(("tokens", "penalty"), [(60, 0.0), (80, 0.0), (90, -1.0), (100, -2.0), (150, -2.0)])
 def test_a_soft_penalty_grows_over_the_slack(tokens: int, penalty: float) -> None:
     long = chain(turn(0, ids=[1] * tokens))
-    found = Overlong(limit=100, slack=20, cost=2.0).penalties(long)
+    found = Overlong(OverlongConfig(kind="overlong", limit=100, slack=20, cost=2.0)).penalties(long)
     assert found == ({0: pytest.approx(penalty)} if penalty else {})
 
 
 def test_in_a_tree_only_the_long_paths_cost() -> None:
-    each = Filter(Overlong(limit=4, slack=2, cost=1.0), Action.PENALISE)
+    each = Filter(Overlong(OverlongConfig(kind="overlong", limit=4, slack=2, cost=1.0)), Action.PENALISE)
     tree = chain(turn(0, ids=[1]), turn(1, ids=[1]), turn(2, ids=[1, 2, 3]))
     tree.turns[2] = msgspec.structs.replace(tree.turns[2], after=0, extends=0)
     judged = judge([each], tree, Catches()).trajectory
@@ -142,7 +148,7 @@ def test_in_a_tree_a_stop_takes_out_the_path_and_not_what_others_share() -> None
 
 
 def test_a_soft_penalty_is_kept_apart_from_the_reward_and_taken_once() -> None:
-    each = Filter(Overlong(limit=1, slack=1, cost=0.5), Action.PENALISE)
+    each = Filter(Overlong(OverlongConfig(kind="overlong", limit=1, slack=1, cost=0.5)), Action.PENALISE)
     judged = judge([each], chain(turn(0), turn(1, reward=1.0)), Catches()).trajectory
     again = judge([each], judged, Catches()).trajectory
     assert (judged.reward, judged.penalty) == (1.0, -0.5)
@@ -208,10 +214,10 @@ def test_group_filters_look_at_the_members_in_the_baseline() -> None:
         chain(turn(0), member=2, success=False, filtered="overlong", in_baseline=False),
     ]
     assert ZeroVariance().catches_group(group)
-    assert AccuracyBand(0.0, 0.9).catches_group(group)
+    assert AccuracyBand(AccuracyBandConfig(kind="accuracy_band", low=0.0, high=0.9)).catches_group(group)
     group[2].in_baseline = True
     assert not ZeroVariance().catches_group(group)
-    assert not AccuracyBand(0.0, 0.9).catches_group(group)
+    assert not AccuracyBand(AccuracyBandConfig(kind="accuracy_band", low=0.0, high=0.9)).catches_group(group)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +226,9 @@ def test_group_filters_look_at_the_members_in_the_baseline() -> None:
 def test_zero_variance_is_a_group_without_a_difference(rewards: list[float], caught: bool) -> None:
     group = [chain(turn(0, reward=reward), member=m) for m, reward in enumerate(rewards)]
     assert ZeroVariance().catches_group(group) is caught
-    assert ZeroVariance(tolerance=0.01).catches_group(group) is (caught or rewards == [0.5, 0.5005])
+    assert ZeroVariance(ZeroVarianceConfig(kind="zero_variance", tolerance=0.01)).catches_group(group) is (
+        caught or rewards == [0.5, 0.5005]
+    )
 
 
 def test_a_tree_whose_leaves_differ_has_variance_of_its_own() -> None:
@@ -234,14 +242,22 @@ def test_the_accuracy_band_leaves_out_what_is_too_hard_or_too_easy() -> None:
     def group(*solved: bool) -> list[Trajectory]:
         return [chain(turn(0), member=m, success=each) for m, each in enumerate(solved)]
 
-    band = AccuracyBand(0.2, 0.8)
+    band = AccuracyBand(AccuracyBandConfig(kind="accuracy_band", low=0.2, high=0.8))
     assert band.catches_group(group(True, True))
     assert band.catches_group(group(False, False))
     assert not band.catches_group(group(True, False))
     assert not band.catches_group([chain(turn(0))])
 
 
-TESTS = st.sampled_from([VoidTurn(), FormatError(), Repetition(2.0, 10), Overlong(), NoTrainableToken()])
+TESTS = st.sampled_from(
+    [
+        VoidTurn(),
+        FormatError(),
+        Repetition(RepetitionConfig(kind="repetition", ratio=2.0, shortest=10)),
+        Overlong(),
+        NoTrainableToken(),
+    ]
+)
 FILTERS = st.lists(
     st.builds(Filter, TESTS, st.sampled_from([Action.COUNT, Action.MASK]), st.booleans()), max_size=4
 )

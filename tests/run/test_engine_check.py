@@ -14,9 +14,9 @@ import pytest
 
 from rollwright.config import OpenAIPolicyConfig
 from rollwright.policies.base import EngineError
+from rollwright.policies.factory import build_policy
 from rollwright.run import engine_check
 from rollwright.run.engine_check import ask_engine, unused_proxies
-from rollwright.run.policies import build_policy
 
 MODELS = {"data": [{"id": "qwen-small"}, {"id": "qwen-large"}, {"not": "a model"}]}
 COMPLETION = {"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}

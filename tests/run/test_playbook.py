@@ -71,7 +71,7 @@ async def test_a_function_without_settings_is_played_and_told_if_it_asks_for_a_m
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("nothing", "expected module:function"),
+        ("nothing", "unknown `nothing`; expected module:name"),
         ("no_such_module:agent", "cannot be imported"),
         ("rollwright.errors:agent", "cannot be imported"),
         ("rollwright.draws:_MANTISSA_BITS", "is a int, not a function"),

@@ -82,7 +82,10 @@ class Node:
         self.scorer = options.pop("scorer", None) or ByteScorer()
         self.tag = tags[0]
         self.transport = transport_of(self.peer)
-        self.exchange = Exchange(self.identity, SWARM, self.transport, self.book, self.folder, **options)
+        sharing = options.pop("sharing", None)
+        self.exchange = Exchange(
+            self.identity, SWARM, self.transport, self.book, self.folder, settings=sharing, **options
+        )
 
     async def useful(self, number: int, tag: str | None = None) -> tuple[int, list[Trajectory]]:
         """The `number`-th group of this node's stream whose rewards differ, and its index."""

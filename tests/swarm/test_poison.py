@@ -7,12 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rollwright.swarm.admission import Freshness
 from rollwright.swarm.content import decode, encode
-from rollwright.swarm.exchange import ExchangeLimits
 from rollwright.swarm.gathering import GroupCheck
 from rollwright.swarm.quarantine import Quarantine
 from rollwright.swarm.refusals import BLAMED, SUSPECT, PeerRefusal, PeerRefused
+from rollwright.swarm.settings import SwarmConfig
 from rollwright.swarm.signed import open_signed, sign_manifest
 from rollwright.swarm.transports.base import digest_of
 
@@ -137,7 +136,7 @@ async def test_two_manifests_with_one_number_lead_to_quarantine(swarm) -> None:
 
 
 async def test_old_rounds_and_wrong_clocks_are_refused_without_blame(node) -> None:
-    receiver = node(limits=ExchangeLimits(freshness=Freshness(max_round_lag=2)))
+    receiver = node(sharing=SwarmConfig(max_round_lag=2))
     behind, skewed = node(), node(clock=lambda: 4_000_000_000.0)
     await behind.share(1, 0)
     await skewed.share(11, 0)
@@ -389,9 +388,9 @@ async def test_flat_groups_are_neither_shared_nor_taken(swarm) -> None:
 
 async def test_groups_that_are_too_large_or_too_unlikely_are_refused_without_blame(node) -> None:
     honest = node()
-    small = node(limits=ExchangeLimits(max_group_size=3))
-    picky = node(limits=ExchangeLimits(min_mean_logprob=-1.0))
-    easy = node(limits=ExchangeLimits(min_mean_logprob=-3.0))
+    small = node(max_group_size=3)
+    picky = node(sharing=SwarmConfig(min_mean_logprob=-1.0))
+    easy = node(sharing=SwarmConfig(min_mean_logprob=-3.0))
     await honest.share(1, 0)
     assert await small.gather(1, 4) == []
     assert small.exchange.counts[PeerRefusal.TOO_LARGE] == 1

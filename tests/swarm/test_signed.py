@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwright.errors import FormatError
-from rollwright.swarm.admission import WINDOW, Admission, Candidates, Freshness
+from rollwright.swarm.admission import WINDOW, Admission, Candidates
 from rollwright.swarm.content import SharedGroup, decode
 from rollwright.swarm.identity import Identity
 from rollwright.swarm.msgpack_guard import check_shape
@@ -37,7 +37,7 @@ def manifest(identity: Identity = SENDER, **changes) -> Manifest:
 
 
 def gate(**freshness) -> Admission:
-    return Admission("s", RECEIVER.peer, Freshness(**freshness))
+    return Admission("s", RECEIVER.peer, **{"max_round_lead": 1000, **freshness})
 
 
 def reason(call, *arguments, **named) -> PeerRefusal:

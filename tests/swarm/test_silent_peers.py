@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from rollwright.swarm import signed
-from rollwright.swarm.exchange import ExchangeLimits
 from rollwright.swarm.gathering import PATIENCE, TIMEOUT_WEIGHT
 from rollwright.swarm.identity import Identity
 from rollwright.swarm.refusals import PeerRefusal
+from rollwright.swarm.settings import CommunicationConfig, SwarmConfig
 from rollwright.swarm.transports.base import FetchFailed, FetchProblem
 from rollwright.swarm.transports.memory import MemorySwarm
 from rollwright.swarm.transports.zenoh import ZenohTransport
@@ -70,12 +70,14 @@ async def test_a_peer_that_announces_nothing_is_asked_once_and_holds_no_round_ba
     keys = [Identity.generate() for _ in range(3)]
     silent = await Silent.open("s", keys[0].peer, listen=[address])
     assert isinstance(silent, Silent)
-    limits = ExchangeLimits(fetch_seconds=FOREVER, gather_seconds=FOREVER)
+    settings = SwarmConfig(communication=CommunicationConfig(fetch_timeout=FOREVER, gather_timeout=FOREVER))
     nodes = []
     try:
         for identity in keys[1:]:
             joined = await ZenohTransport.open("s", identity.peer, bootstrap=[address])
-            nodes.append(node(identity=identity, transport_of=lambda _, joined=joined: joined, limits=limits))
+            nodes.append(
+                node(identity=identity, transport_of=lambda _, joined=joined: joined, sharing=settings)
+            )
         receiver, honest = nodes
         async with asyncio.timeout(SECONDS):
             while sum(each.alive for each in receiver.exchange.peers()) < 2:
@@ -96,8 +98,8 @@ async def test_a_peer_that_announces_nothing_is_asked_once_and_holds_no_round_ba
 async def test_a_peer_that_announces_and_does_not_answer_is_asked_once_in_a_round(node) -> None:
     network = MemorySwarm()
     silent: set[str] = set()
-    limits = ExchangeLimits(fetch_seconds=0.1, beam_size=8)
-    receiver = node(transport_of=lambda peer: Unanswering(network.join(peer), silent), limits=limits)
+    settings = SwarmConfig(communication=CommunicationConfig(fetch_timeout=0.1, beam_size=8))
+    receiver = node(transport_of=lambda peer: Unanswering(network.join(peer), silent), sharing=settings)
     honest, mute = node(transport_of=network.join), node(transport_of=network.join)
     silent.add(mute.peer)
     for number in range(3):
@@ -120,8 +122,10 @@ async def test_a_flood_of_announcements_for_content_that_nobody_has_starves_nobo
     network = MemorySwarm()
     silent: set[str] = set()
     empty: set[str] = set()
-    limits = ExchangeLimits(fetch_seconds=0.05, beam_size=4)
-    receiver = node(transport_of=lambda peer: Unanswering(network.join(peer), silent, empty), limits=limits)
+    settings = SwarmConfig(communication=CommunicationConfig(fetch_timeout=0.05, beam_size=4))
+    receiver = node(
+        transport_of=lambda peer: Unanswering(network.join(peer), silent, empty), sharing=settings
+    )
     honest = node(transport_of=network.join)
     first = await honest.share(1, 0)
     assert [each.digest for each in await receiver.gather(1, 4)] == [first]
@@ -137,5 +141,5 @@ async def test_a_flood_of_announcements_for_content_that_nobody_has_starves_nobo
         before = receiver.transport.asked.total()
         assert [each.digest for each in await receiver.gather(round, 4)] == [digest]
         in_vain = PATIENCE // (TIMEOUT_WEIGHT if silently else 1)
-        assert receiver.transport.asked.total() - before <= in_vain + limits.beam_size
+        assert receiver.transport.asked.total() - before <= in_vain + settings.communication.beam_size
         assert not receiver.exchange.quarantine.verdicts

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
 from rollwright.policies.virtual_clock import run_virtual
-from rollwright.sandbox.limits import SandboxLimits
 from rollwright.sandbox.messages import Ran
 from rollwright.tools import Problem, Toolbox, ToolContext, ToolFailure
 from rollwright.tools.calculator import calculate, calculator
 from rollwright.tools.python import PythonSandbox
 from rollwright.tools.search import Bm25Index, HttpSearch, Passage, search_tool
+from rollwright.tools.settings import PythonToolConfig
 from rollwright.trajectory import ToolCall
 
 
@@ -178,7 +178,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox nee
 
 @linux_only
 async def test_a_sandbox_keeps_its_state_for_one_rollout_and_is_given_back() -> None:
-    python = PythonSandbox(SandboxLimits(seconds=5), size=2)
+    python = PythonSandbox(PythonToolConfig(kind="python", seconds=5, size=2))
     await python.check()
     box = Toolbox([python.tool()])
     assert box["python"].stateful
@@ -198,7 +198,7 @@ async def test_a_sandbox_keeps_its_state_for_one_rollout_and_is_given_back() -> 
 async def test_calls_of_one_turn_share_the_sandbox_and_one_that_ends_it_does_not_fail_the_others_silently() -> (
     None
 ):
-    python = PythonSandbox(size=1)
+    python = PythonSandbox(PythonToolConfig(kind="python", size=1))
     box = Toolbox([python.tool()])
     codes = ("x = 1", "import ctypes\nctypes.string_at(0)", "x")
     async with ToolContext("r") as context:
@@ -228,7 +228,7 @@ def test_a_call_whose_sandbox_ended_before_it_could_begin_is_told_so() -> None:
         return Quick()
 
     async def main() -> list[str]:
-        python = PythonSandbox(size=4)
+        python = PythonSandbox(PythonToolConfig(kind="python", size=4))
         python.pool._make = make  # type: ignore[assignment]
         calls = [ToolCall(code, "python", json.dumps({"code": code})) for code in ("x", "end", "y")]
         async with ToolContext("r") as context:
@@ -242,7 +242,7 @@ def test_a_call_whose_sandbox_ended_before_it_could_begin_is_told_so() -> None:
 
 @linux_only
 async def test_a_sandbox_without_state_is_new_for_every_call() -> None:
-    python = PythonSandbox(size=2)
+    python = PythonSandbox(PythonToolConfig(kind="python", size=2))
     box = Toolbox([python.tool(stateful=False)])
     assert not box["python"].stateful
     assert (await call(box, "python", code="x = 1\nprint(x)")).content == "1"
@@ -253,7 +253,7 @@ async def test_a_sandbox_without_state_is_new_for_every_call() -> None:
 
 @linux_only
 async def test_cancelling_a_rollout_ends_the_code_it_was_waiting_for() -> None:
-    python = PythonSandbox(size=1)
+    python = PythonSandbox(PythonToolConfig(kind="python", size=1))
     box = Toolbox([python.tool()])
 
     async def play() -> None:

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from rollwright.cli.export import export
 from rollwright.cli.profile import profile
 from rollwright.cli.show import show
-from rollwright.config.env_managers import TrainEnvManagerConfig
 from rollwright.errors import RollwrightError
 from rollwright.observe.training_report import report_of
+from rollwright.rollout.settings import TrainEnvManagerConfig
 from rollwright.run.folder import RunReader
 from rollwright.run.releasing import Releasing
 

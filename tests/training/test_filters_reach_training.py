@@ -20,13 +20,14 @@ from rollwright.rollout.filters import (
     judge,
     judge_group,
 )
+from rollwright.rollout.settings import OverlongConfig
 from rollwright.run.local import LocalRun
 from rollwright.training.advantages import ADVANTAGES, Advantage, left_out, make_advantage
 from rollwright.training.rows import Row, build_rows
 from rollwright.trajectory import Trajectory
 
 Make = Callable[..., Trajectory]
-ALL = [pytest.param(make_advantage(name), id=name) for name in ADVANTAGES]
+ALL = [pytest.param(make_advantage(name), id=name) for name in ADVANTAGES.kinds]
 VIEWS: Any = ["paths", "turns"]
 
 
@@ -122,7 +123,7 @@ def test_out_of_the_baseline_is_as_if_it_had_not_been_played(
 def test_a_soft_penalty_is_added_to_the_last_turns_advantage(
     advantage: Advantage, group: list[Trajectory]
 ) -> None:
-    each = Filter(Overlong(limit=1, slack=1, cost=0.25), Action.PENALISE)
+    each = Filter(Overlong(OverlongConfig(kind="overlong", limit=1, slack=1, cost=0.25)), Action.PENALISE)
     judged = judge([each], group[1], Catches()).trajectory
     before, after = advantage([group])[0], advantage([[group[0], judged, group[2]]])[0]
     assert (after[0], after[2]) == (before[0], before[2])

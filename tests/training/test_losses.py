@@ -6,12 +6,15 @@ from math import log
 import pytest
 import torch
 
+from rollwright.config import build
 from rollwright.errors import ConfigError
+from rollwright.models.tiny import tiny_llama
 from rollwright.training.advantages import RLOO, Tree
 from rollwright.training.losses import k3, token_coefficients, token_losses
 from rollwright.training.micro_batches import PackedRow, pack, plan
 from rollwright.training.rows import build_rows
 from rollwright.training.settings import Aggregation, LossSettings, Ratio, TrainerSettings
+from rollwright.training.trainer import Trainer
 from rollwright.trajectory import Trajectory
 
 Make = Callable[..., Trajectory]
@@ -162,10 +165,12 @@ def test_a_row_longer_than_the_budget_goes_alone() -> None:
 
 
 def test_settings_out_of_range_are_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"loss\.truncation is 0\.5; accepted: 1 or more"):
-        LossSettings(truncation=0.5)
+    with pytest.raises(
+        ConfigError, match=r"training\.loss\.truncation: got 0\.5; .*greater than or equal to 1"
+    ):
+        build({"training": {"loss": {"truncation": 0.5}}})
     with pytest.raises(ConfigError, match=r"temperature is 0; accepted: 0\.01 or more"):
-        TrainerSettings(temperature=0)
+        Trainer(tiny_llama(24, hidden_size=8, layers=1), TrainerSettings(device="cpu"), temperature=0)
 
 
 def test_the_learning_rate_grows_and_then_stays() -> None:
@@ -175,6 +180,6 @@ def test_the_learning_rate_grows_and_then_stays() -> None:
 
 
 def test_the_learning_rate_falls_to_its_end() -> None:
-    settings = TrainerSettings(learning_rate=1.0, warmup_updates=2, final_learning_rate=0.5, total_updates=10)
-    rates = [settings.learning_rate_at(update) for update in (0, 1, 2, 5, 10, 12)]
+    settings = TrainerSettings(learning_rate=1.0, warmup_updates=2, final_learning_rate=0.5)
+    rates = [settings.learning_rate_at(update, 10) for update in (0, 1, 2, 5, 10, 12)]
     assert rates == pytest.approx([0.5, 0.95, 0.9, 0.75, 0.5, 0.5])

@@ -73,8 +73,11 @@ def test_wandb_gets_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_writer_that_is_unknown_or_not_installed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="unknown `tensorbord`; known: jsonl, tensorboard, wandb"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown `tensorbord` .did you mean `tensorboard`.*; known: jsonl, tensorboard, wandb",
+    ):
         Metrics(tmp_path, ["tensorbord"])
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="`wandb` needs the package wandb"):
+    with pytest.raises(ConfigError, match="metrics wandb: needs the package wandb"):
         Metrics(tmp_path, ["wandb"])

@@ -64,7 +64,7 @@ def test_a_turns_row_is_the_prompt_that_the_model_saw_and_what_it_sampled(histor
 
 
 @pytest.mark.parametrize("aggregation", list(Aggregation))
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", ADVANTAGES.kinds)
 def test_a_turn_weighs_the_same_in_the_loss_of_either_view(
     name: str, aggregation: Aggregation, forest: Make, chain: Make
 ) -> None:

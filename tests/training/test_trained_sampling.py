@@ -77,7 +77,7 @@ def test_rows_without_a_recorded_temperature_have_the_trainers_own(
     groups = [[chain("r1", [1.0]), chain("r2", [0.0])]]
     rows = scored(build_rows(groups, GRPO()), model, temperature=0.6)
     assert all(row.temperatures is None for row in rows)
-    report = Trainer(model, TrainerSettings(temperature=0.6)).step(rows)
+    report = Trainer(model, TrainerSettings(), temperature=0.6).step(rows)
     assert report.gap_max is not None
     assert report.gap_max < 1e-4
 

@@ -258,7 +258,7 @@ def test_log_probabilities_are_those_at_the_temperature_of_the_rollouts(
     model: Any, rows: list[Row], scored: Score
 ) -> None:
     batch = scored(rows, model, 0.7)
-    assert Trainer(model, settings(temperature=0.7)).step(batch).gap == pytest.approx(0, abs=1e-5)
+    assert Trainer(model, settings(), temperature=0.7).step(batch).gap == pytest.approx(0, abs=1e-5)
     gap = Trainer(model, settings(learning_rate=0.0, max_logprob_gap=ROOMY)).step(batch).gap
     assert gap is not None
     assert gap > 0.05

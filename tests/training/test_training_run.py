@@ -145,7 +145,7 @@ def folder_for(config: Any, tmp_path: Path) -> RunFolder:
         ("sampling.top_p=0.9", "only 1 is accepted"),
         ("sampling.temperature=0", "temperature"),
         ("training.advantage=gropo", "unknown `gropo`"),
-        ("training.advantage.options.stdd=true", "unknown option `stdd`"),
+        ("training.advantage.options.stdd=true", "unknown setting 'stdd'"),
         ("training.model=null", "training.model: is needed"),
         ("training.from_run=nowhere", "is not a run folder"),
     ],

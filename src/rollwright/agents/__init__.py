@@ -1,6 +1,6 @@
 """Agents: they get a session, ask it for generations, and know nothing of stores, workers or training."""
 
-from rollwright.agents.chat import ChatAgent, History, HistoryMode
+from rollwright.agents.chat import ChatAgent
 from rollwright.agents.failures import (
     TIMEOUT,
     EpisodeFailure,
@@ -12,6 +12,7 @@ from rollwright.agents.failures import (
 )
 from rollwright.agents.journal import Interrupted, Journal, JournalEntry, ReplayDiffers, Superseded, entries
 from rollwright.agents.session import OutOfRoom, Session
+from rollwright.agents.settings import History, HistoryMode
 from rollwright.agents.timing import Stopwatch
 from rollwright.trajectory import Phase
 

@@ -6,10 +6,10 @@ trained is what the model saw.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 
 from rollwright.agents.session import Session
+from rollwright.agents.settings import History, HistoryMode
 from rollwright.envs.base import Env, Prompts
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Playable
@@ -19,32 +19,12 @@ PLACEHOLDERS = ("instruction", "observation", "turn_idx", "actions_left", "max_r
 """What a template may refer to."""
 
 
-class HistoryMode(StrEnum):
-    """What of the episode so far the model sees."""
-
-    WHOLE = "whole"
-    """Everything, as one growing token sequence."""
-    WINDOW = "window"
-    """The last turns, as they were."""
-    ACTIONS = "actions"
-    """Of earlier turns only actions and observations; the reasoning around an action is left out."""
-    CURRENT = "current"
-    """Nothing: each turn asks with the opening's words and the state as it is now."""
-
-
-@dataclass(frozen=True)
-class History:
-    mode: HistoryMode = HistoryMode.WHOLE
-    length: int | None = None
-    """Earlier turns that are kept; `None`: all."""
-
-
 @dataclass(frozen=True)
 class ChatAgent:
     """Plays one environment with one prompt format; holds no state of an episode."""
 
     prompts: Prompts
-    history: History = History()
+    history: History = field(default_factory=History)
     max_steps: int = 10
     max_response_length: int = 128
 

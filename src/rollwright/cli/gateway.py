@@ -19,9 +19,8 @@ from rollwright.gateway.server import Gateway
 from rollwright.gateway.service import GatewayService, ServiceSettings
 from rollwright.http_server import raise_handle_limit
 from rollwright.policies.base import Sampling
-from rollwright.run.assembly import capture_rules
+from rollwright.policies.factory import build_policy
 from rollwright.run.gc_tuning import short_collections
-from rollwright.run.policies import build_policy
 from rollwright.store.api import Store
 from rollwright.store.opening import open_store
 
@@ -82,7 +81,7 @@ def _settings(config: RunConfig, max_tokens: int, idle_seconds: float, agent_end
         heartbeat_interval=config.limits.heartbeat_interval,
         lease_seconds=config.limits.lease_seconds,
         max_attempts=config.limits.max_attempts,
-        rules=capture_rules(config),
+        rules=config.gateway,
         agent_ends=agent_ends,
         tag=config.name,
     )

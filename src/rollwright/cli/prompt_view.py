@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollwright.config import PolicyConfig, RunConfig, SimulatedPolicyConfig
-from rollwright.config.engines import EnginePolicyConfig
-from rollwright.config.torch_policy import TorchPolicyConfig
 from rollwright.errors import RollwrightError
 from rollwright.policies.bytes_renderer import ASSISTANT, END, SYSTEM, TOOL, USER
+from rollwright.policies.settings import EnginePolicyConfig, TorchPolicyConfig
 from rollwright.trajectory import TokenIds, Turn
 
 NOT_RECORDED = "not recorded: its engine takes text and no token ids"

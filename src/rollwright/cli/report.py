@@ -13,9 +13,9 @@ from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.tables import percent
 from rollwright.config import RunConfig
-from rollwright.config.env_managers import TrainEnvManagerConfig
 from rollwright.errors import RollwrightError
 from rollwright.observe.training_report import Standing, report_of, write_report
+from rollwright.rollout.settings import TrainEnvManagerConfig
 from rollwright.run.baselines import validation_baselines
 from rollwright.run.folder import RunReader
 from rollwright.run.local import LocalRun

@@ -1,22 +1,24 @@
 """Settings as pydantic models; YAML and dotted overrides."""
 
-from rollwright.config.env_managers import (
-    CustomEnvConfig,
-    EnvManagerConfig,
-    TrainEnvManagerConfig,
-    ValEnvManagerConfig,
-)
 from rollwright.config.loading import build, dump, load
-from rollwright.config.policies import (
+from rollwright.config.run import AgentConfig, RunConfig
+from rollwright.policies.settings import (
     OpenAIPolicyConfig,
     OraclePolicyConfig,
     PolicyConfig,
     RandomPolicyConfig,
+    SamplingConfig,
     SimulatedPolicyConfig,
 )
-from rollwright.config.run import AgentConfig, HistoryConfig, LimitsConfig, RunConfig, SamplingConfig
-from rollwright.config.swarm import CommunicationConfig, SwarmConfig
-from rollwright.config.training import AdvantageConfig, LoraConfig, LossConfig, TrainingConfig
+from rollwright.rollout.settings import (
+    CustomEnvConfig,
+    EnvManagerConfig,
+    LimitsConfig,
+    TrainEnvManagerConfig,
+    ValEnvManagerConfig,
+)
+from rollwright.swarm.settings import CommunicationConfig, SwarmConfig
+from rollwright.training.settings import AdvantageConfig, TrainingConfig
 
 __all__ = [
     "AdvantageConfig",
@@ -24,10 +26,7 @@ __all__ = [
     "CommunicationConfig",
     "CustomEnvConfig",
     "EnvManagerConfig",
-    "HistoryConfig",
     "LimitsConfig",
-    "LoraConfig",
-    "LossConfig",
     "OpenAIPolicyConfig",
     "OraclePolicyConfig",
     "PolicyConfig",

@@ -137,7 +137,9 @@ def _explain(error: ErrorDetails) -> str:
         return f"{key}: is needed and has no default"
     if error["type"] == "value_error":
         message = str(error["ctx"]["error"])
-        return f"{key}.{message}" if key else message
+        # A check of a whole section begins with the key that it is about; one of a single value does not.
+        below = re.match(r"[\w.]+: ", message) is not None
+        return f"{key}{'.' if below else ': '}{message}" if key else message
     if error["type"].startswith("union_tag"):
         return f"{key}.kind: {_one_line(error['msg'])}"
     return f"{key}: got {error['input']!r}; {_one_line(error['msg'])}"

@@ -12,9 +12,9 @@ from math import lcm
 from types import MappingProxyType
 from typing import Any
 
-from rollwright.config.env_managers import EnvManagerConfig
 from rollwright.config.run import RunConfig
 from rollwright.errors import ConfigError
+from rollwright.rollout.settings import EnvManagerConfig
 
 _POLICY = {
     "": False,

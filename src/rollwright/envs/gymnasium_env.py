@@ -19,9 +19,9 @@ from gymnasium.envs.registration import load_env_creator
 from rollwright import draws
 from rollwright.envs.answers import ANSWER_PATTERN, AnswerFormat
 from rollwright.envs.base import Info, Prompts, Reset, Step
-from rollwright.envs.nearest import suggestion
 from rollwright.envs.threaded import ThreadedEnv, wrap
 from rollwright.errors import ConfigError, RollwrightError
+from rollwright.registry import suggestion
 
 DEFAULT_MAX_STEPS = 100
 """Room for the small ones; it goes over the limit that an environment may set itself."""

@@ -12,26 +12,19 @@ factory's signature, so a typo or a wrong type is one clear line.
 
 import asyncio
 import dataclasses
-import importlib
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any, cast
-
-import msgspec
 
 from rollwright.envs.base import Env, EnvironmentFailure
 from rollwright.envs.frozen_lake import FrozenLake
 from rollwright.envs.grid_game import DEFAULT_MAX_STEPS
-from rollwright.envs.nearest import suggestion
 from rollwright.envs.sokoban import DIFFERENT_VOCAB, Sokoban
 from rollwright.envs.threaded import wrap
 from rollwright.errors import ConfigError
-
-ENTRY_POINT_GROUP = "rollwright.envs"
+from rollwright.registry import Registry, checked_options, import_object, parameters_of, suggestion
 
 Factory = Callable[..., Any]
 """Takes settings as keyword arguments and returns an `Env`, or a `SyncEnv` to be run in a thread."""
@@ -54,25 +47,30 @@ class EnvSpec:
     max_tokens_per_step: int = 128
 
 
-_registered: dict[str, EnvSpec] = {
-    spec.tag: spec
-    for spec in (
-        EnvSpec("FrozenLake", "cross a 4x4 frozen lake without falling into a hole", FrozenLake),
-        EnvSpec("SimpleSokoban", "push one box onto its target in a 6x6 room", Sokoban),
-        EnvSpec(
-            "LargerSokoban",
-            "push two boxes onto targets in a 10x10 room",
-            Sokoban,
-            {"dim_room": [10, 10], "num_boxes": 2},
-        ),
-        EnvSpec(
-            "SokobanDifferentGridVocab",
-            "SimpleSokoban, the same rooms in other symbols",
-            Sokoban,
-            {"grid_vocab": DIFFERENT_VOCAB},
-        ),
-    )
-}
+_BUILT_IN = (
+    EnvSpec("FrozenLake", "cross a 4x4 frozen lake without falling into a hole", FrozenLake),
+    EnvSpec("SimpleSokoban", "push one box onto its target in a 6x6 room", Sokoban),
+    EnvSpec(
+        "LargerSokoban",
+        "push two boxes onto targets in a 10x10 room",
+        Sokoban,
+        {"dim_room": [10, 10], "num_boxes": 2},
+    ),
+    EnvSpec(
+        "SokobanDifferentGridVocab",
+        "SimpleSokoban, the same rooms in other symbols",
+        Sokoban,
+        {"grid_vocab": DIFFERENT_VOCAB},
+    ),
+)
+
+ENVIRONMENTS: Registry[EnvSpec | Factory] = Registry(
+    "envs",
+    "environment",
+    {each.tag: each for each in _BUILT_IN},
+    protocol="rollwright.envs.base:Env",
+    key="custom_envs.TAG.env_type",
+)
 
 _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
     {
@@ -99,22 +97,19 @@ PREFIXES: Mapping[str, str] = MappingProxyType({name: each.description for name,
 
 def register(spec: EnvSpec) -> None:
     """Adds an environment for this process; a tag that exists already is refused."""
-    if ":" in spec.tag or not spec.tag:
-        raise ConfigError(f"an environment tag must be a name without ':', got {spec.tag!r}")
-    if spec.tag in _registered or spec.tag in _offered():
-        raise ConfigError(f"environment tag {spec.tag!r} is taken; choose another name")
-    _registered[spec.tag] = spec
+    ENVIRONMENTS.register(spec.tag, spec)
 
 
 def tags() -> list[str]:
     """The tags that are plain names; `PREFIXES` has the others."""
-    return sorted({*_registered, *_offered()})
+    return sorted(ENVIRONMENTS.names())
 
 
 def spec(tag: str) -> EnvSpec:
-    if tag in _registered:
-        return _registered[tag]
-    if tag in _offered():
+    found = ENVIRONMENTS.kinds.get(tag)
+    if isinstance(found, EnvSpec):
+        return found
+    if tag in ENVIRONMENTS.offered():
         return _from_entry_point(tag)
     before, _, behind = tag.partition(":")
     if before and behind:
@@ -133,8 +128,8 @@ def make(tag: str, config: Mapping[str, Any] | None = None) -> Env:
     found = spec(tag)
     leading = () if found.argument is None else (found.argument,)
     try:
-        factory = _imported(found.factory) if isinstance(found.factory, str) else found.factory
-        settings = _checked(factory, {**found.config, **(config or {})}, len(leading))
+        factory = _imported(found.factory)
+        settings = checked_options(factory, {**found.config, **(config or {})}, len(leading))
         return _as_async(factory(*leading, **settings))
     except ConfigError as error:
         raise ConfigError(f"environment {tag}: {error}") from error
@@ -147,74 +142,19 @@ def make(tag: str, config: Mapping[str, Any] | None = None) -> Env:
 
 def takes(tag: str, key: str) -> bool:
     """Whether environments of this tag have a setting of this name."""
-    factory = spec(tag).factory
-    parameters = _parameters(_imported(factory) if isinstance(factory, str) else factory)
-    return any(parameter.name == key for parameter in parameters)
+    return any(parameter.name == key for parameter in parameters_of(_imported(spec(tag).factory)))
 
 
-def _imported(path: str) -> Factory:
-    module, _, name = path.partition(":")
+def _imported(factory: Factory | str) -> Factory:
+    if not isinstance(factory, str):
+        return factory
     try:
-        factory: Any = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not
-        raise ConfigError(f"no module named {error.name!r}{suggestion(module, _FAMILIES)}") from error
-    except AttributeError as error:
-        raise ConfigError(f"module {module!r} has no {name!r}") from error
-    except SystemExit as error:
-        raise ConfigError(f"module {module!r} ends the process when it is imported") from error
-    if not callable(factory):
-        raise ConfigError(f"{name!r} of module {module!r} cannot be called")
-    return factory  # type: ignore[no-any-return]
-
-
-def _checked(factory: Factory, settings: Mapping[str, Any], leading: int) -> dict[str, Any]:
-    """The settings in the types that the factory declares; a `ConfigError` names the first that is wrong."""
-    parameters = _parameters(factory)[leading:]
-    named = {
-        each.name: each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-    }
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    for key in settings:
-        if key not in named and not takes_any:
-            accepted = ", ".join(named) or "none"
-            raise ConfigError(f"unknown setting {key!r}{suggestion(key, named)}; accepted: {accepted}")
-    for name, each in named.items():
-        if each.default is each.empty and name not in settings:
-            raise ConfigError(f"needs the setting {name!r}")
-    return {
-        key: _converted(key, value, named[key].annotation) if key in named else value
-        for key, value in settings.items()
-    }
-
-
-def _parameters(factory: Factory) -> Sequence[inspect.Parameter]:
-    """Environments of one factory are made again and again."""
-    return _cached_parameters(factory) if isinstance(factory, Hashable) else _read_parameters(factory)
-
-
-def _read_parameters(factory: Factory) -> Sequence[inspect.Parameter]:
-    try:
-        signature = inspect.signature(factory, eval_str=True)
-    except NameError:  # a type that is imported for type checkers only; the names still count
-        signature = inspect.signature(factory)
-    return tuple(signature.parameters.values())
-
-
-_cached_parameters = lru_cache(maxsize=256)(_read_parameters)
-
-
-def _converted(key: str, value: Any, declared: Any) -> Any:
-    if declared is inspect.Parameter.empty:
-        return value
-    try:
-        return msgspec.convert(value, declared)
-    except msgspec.ValidationError as error:
-        reason = str(error).replace("`", "").replace(" - at $", ", at ")
-        raise ConfigError(f"{key}: {reason[0].lower()}{reason[1:]} (got {value!r})") from None
-    except TypeError:  # a type that only the factory itself can check
-        return value
+        found = import_object(factory)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{suggestion(factory.partition(':')[0], _FAMILIES)}") from error
+    if not callable(found):
+        raise ConfigError(f"{factory} cannot be called")
+    return found  # type: ignore[no-any-return]
 
 
 _MEMBERS = ("instruction", "prompts", "reset", "step", "close")
@@ -228,22 +168,10 @@ def _as_async(made: Any) -> Env:
     return cast(Env, made) if inspect.iscoroutinefunction(made.reset) else wrap(made)
 
 
-@cache
-def _offered() -> Mapping[str, Sequence[EntryPoint]]:
-    found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        found.setdefault(point.name, []).append(point)
-    return found
-
-
-@cache
 def _from_entry_point(tag: str) -> EnvSpec:
-    point, *others = _offered()[tag]
-    if others:
-        offers = ", ".join(each.value for each in (point, *others))
-        raise ConfigError(f"environment tag {tag!r} is offered by more than one package: {offers}")
-    loaded = point.load()
-    if isinstance(loaded, EnvSpec):
-        return dataclasses.replace(loaded, tag=tag)
-    description = (inspect.getdoc(loaded) or f"from {point.value}").partition("\n")[0]
-    return EnvSpec(tag, description, loaded)
+    found = ENVIRONMENTS.find(tag)
+    if isinstance(found, EnvSpec):
+        return dataclasses.replace(found, tag=tag)
+    offer = ENVIRONMENTS.offered()[tag][0].value
+    description = (inspect.getdoc(found) or f"from {offer}").partition("\n")[0]
+    return EnvSpec(tag, description, found)

@@ -12,10 +12,10 @@ from rollwright import draws
 from rollwright.envs import sokoban_level
 from rollwright.envs.answers import ANSWER_PATTERN
 from rollwright.envs.grid_game import DEFAULT_MAX_STEPS, GridGame, Move
-from rollwright.envs.nearest import suggestion
 from rollwright.envs.parts import Part
 from rollwright.envs.sokoban_level import Level, Room, State
 from rollwright.errors import ConfigError
+from rollwright.registry import suggestion
 
 FORMAT_PENALTY = -0.15
 """More than the 0.1 of an action, so that a malformed answer is always the worse way to lose time."""

@@ -10,8 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,6 +18,7 @@ from rollwright.agents import EpisodeFailure, Interrupted, OutOfRoom, ReplayDiff
 from rollwright.errors import RollwrightError
 from rollwright.gateway.conversations import Conversations, answered
 from rollwright.gateway.retries import CallLog, ModelCall
+from rollwright.gateway.settings import CaptureRules
 from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest
 from rollwright.policies.base import RateLimited, Sampling
 from rollwright.store.errors import StoreError, StoreUnavailable
@@ -38,8 +38,7 @@ NO_CALL = "no_call"
 PASSING = frozenset({429, 500, 503})
 """Statuses that are not the client's doing: the same request may be answered; SDKs are told not to repeat the others."""
 
-ClientSampling = Literal["pinned", "honoured"]
-"""What becomes of a temperature or top_p that a client asks for."""
+USUAL_RULES = CaptureRules()
 
 OVER = "the rollout is over: its trajectory is sealed"
 
@@ -53,17 +52,6 @@ class Given(NamedTuple):
     success: bool | None = None
 
 
-@dataclass(frozen=True)
-class CaptureRules:
-    """What an agent behind the gateway may do."""
-
-    client_sampling: ClientSampling = "pinned"
-    """`pinned`: all calls are drawn as the rollout's are. `honoured`: a call's own temperature and top_p count; tokens
-    drawn with a top_p below 1 or at temperature 0 are then out of the loss."""
-    allow_no_calls: bool = False
-    """Whether a rollout without a single answered call may end as a result; else it is a failure."""
-
-
 class RolloutRecorder:
     """Open until `seal`. Requests of one rollout may come at the same time, and may be repeated."""
 
@@ -72,7 +60,7 @@ class RolloutRecorder:
         session: Session,
         sampling: Sampling,
         *,
-        rules: CaptureRules = CaptureRules(),
+        rules: CaptureRules = USUAL_RULES,
         on_replay_differs: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`sampling` bounds what a client may ask for.

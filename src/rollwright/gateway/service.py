@@ -26,9 +26,10 @@ from rollwright.agents import (
 )
 from rollwright.draws import seed
 from rollwright.gateway.endpoint import EndRequest
-from rollwright.gateway.recorder import CaptureRules, ClientSampling, Given, RolloutRecorder
+from rollwright.gateway.recorder import Given, RolloutRecorder
 from rollwright.gateway.registry import check_key, unauthorized
 from rollwright.gateway.server import Access, Gateway
+from rollwright.gateway.settings import CaptureRules, ClientSampling
 from rollwright.gateway.types import decode
 from rollwright.policies.base import NO_ACTIONS, Policy, Sampling
 from rollwright.store.api import Store
@@ -84,10 +85,8 @@ class OpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether it may end as a result without a call; `None`: as the gateway's settings say."""
 
     def rules(self, usual: CaptureRules) -> CaptureRules:
-        return CaptureRules(
-            usual.client_sampling if self.client_sampling is None else self.client_sampling,
-            usual.allow_no_calls if self.allow_no_calls is None else self.allow_no_calls,
-        )
+        asked = {"client_sampling": self.client_sampling, "allow_no_calls": self.allow_no_calls}
+        return usual.model_copy(update={name: value for name, value in asked.items() if value is not None})
 
 
 _OPEN = msgspec.json.Decoder(OpenRequest)

@@ -22,15 +22,17 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import PositiveFloat
+
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models import hub_process
 from rollwright.models.catalogue import Progress, quiet_progress
+from rollwright.models.settings import DownloadConfig
 
 TIMEOUT_VARIABLE = "HF_HUB_DOWNLOAD_TIMEOUT"
 METADATA_TIMEOUT_VARIABLE = "HF_HUB_ETAG_TIMEOUT"
@@ -65,19 +67,11 @@ class DownloadError(RollwrightError):
     """A model could not be downloaded; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class DownloadRules:
-    """How patient a download is."""
+class DownloadRules(DownloadConfig):
+    """The settings of downloads, and the pause between two tries."""
 
-    timeout: float = 120.0
-    """Seconds without a byte after which a connection is given up and made anew."""
-    total_timeout: float = 7200.0
-    """Seconds for a whole model."""
-    retries: int = 5
-    """Tries in a row that may bring nothing; the library's own retries are part of one try."""
-    offline: bool = False
-    first_pause: float = 1.0
-    """Seconds before the second try; each further pause is twice as long."""
+    first_pause: PositiveFloat = 1.0
+    """Seconds before the second try; each further wait is twice as long."""
 
     def in_environment(self, environment: Mapping[str, str] | None = None) -> "DownloadRules":
         """These rules, overridden by the user's environment variables."""
@@ -93,7 +87,7 @@ class DownloadRules:
         offline = any(
             environment.get(name, "").lower() in ("1", "true", "yes", "on") for name in OFFLINE_VARIABLES
         )
-        return replace(self, timeout=timeout, offline=self.offline or offline)
+        return self.model_copy(update={"timeout": timeout, "offline": self.offline or offline})
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")

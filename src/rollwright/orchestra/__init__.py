@@ -1,15 +1,15 @@
 """Orchestras: several agents that act as one, led by ordinary async code over a team session."""
 
-from rollwright.orchestra.agent import PLACEHOLDERS, SamplingChanges, TeamAgent
+from rollwright.orchestra.agent import PLACEHOLDERS, TeamAgent
 from rollwright.orchestra.context import ContextLog, Fitted, Fragment
 from rollwright.orchestra.credit import only_agents
 from rollwright.orchestra.flows import CriticLoop, Flow, Route, When, stages
-from rollwright.orchestra.performance import Performance
 from rollwright.orchestra.policies import TeamPolicies
 from rollwright.orchestra.reading import BOXED, Answer, ReadingRule
 from rollwright.orchestra.rehearsal import Rehearsal
 from rollwright.orchestra.segments import SegmentTokenizer, with_segment_cache
 from rollwright.orchestra.session import FROZEN, Memory, Reply, Round, Situation, TeamSession
+from rollwright.orchestra.settings import Performance, SamplingChanges
 from rollwright.orchestra.shipped import critic_team, math_team, search_team
 from rollwright.orchestra.team import Action, Team
 from rollwright.orchestra.verdict import Judgement, Verdict, VerdictRule

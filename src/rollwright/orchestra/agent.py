@@ -7,6 +7,7 @@ import msgspec
 
 from rollwright.errors import ConfigError
 from rollwright.orchestra.reading import ReadingRule
+from rollwright.orchestra.settings import SamplingChanges
 from rollwright.orchestra.verdict import VerdictRule
 from rollwright.policies.base import Sampling, ToolSpec
 from rollwright.tools import Toolbox
@@ -31,18 +32,10 @@ def agent_id(team: str, agent: str) -> str:
     return f"{team}/{agent}"
 
 
-@dataclass(frozen=True)
-class SamplingChanges:
-    """What an agent samples differently; `None`: as the run says."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] | None = None
-
-    def over(self, sampling: Sampling) -> Sampling:
-        changed = {name: value for name, value in vars(self).items() if value is not None}
-        return msgspec.structs.replace(sampling, **changed) if changed else sampling
+def changed_sampling(sampling: Sampling, changes: SamplingChanges) -> Sampling:
+    """The run's sampling with an agent's own settings over it."""
+    changed = {name: value for name, value in changes if value is not None}
+    return msgspec.structs.replace(sampling, **changed) if changed else sampling
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class TeamAgent:
     again: str | None = None
     """Template of the message when it is asked again in the same episode: its prompt then continues its own earlier
     turn. `None`: every call starts a conversation, and a token sequence, of its own."""
-    reading: ReadingRule = field(default=ReadingRule())
+    reading: ReadingRule = field(default_factory=ReadingRule)
     verdict: VerdictRule | None = None
     """For an agent that judges."""
     shares: bool = True
@@ -65,7 +58,7 @@ class TeamAgent:
     """False: frozen, its tokens are never in the loss."""
     invalid_penalty: float = 0.0
     """Zero or negative: what a call without the asked-for form costs, on that call, apart from the reward."""
-    sampling: SamplingChanges = field(default=SamplingChanges())
+    sampling: SamplingChanges = field(default_factory=SamplingChanges)
     toolbox: Toolbox | None = None
     """What it may call before it answers. The calls of one completion run side by side, and it is asked again with what
     they came to; a tool that ends the episode ends its call instead, with the result as its answer."""

@@ -6,10 +6,11 @@ an invalid one is still shown to the others.
 """
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from rollwright.errors import ConfigError
+from pydantic import model_validator
+
+from rollwright.settings import Settings
 
 BOXED = r"\\boxed\s*\{"
 """A final answer as mathematicians' models write it."""
@@ -23,28 +24,25 @@ class Answer(NamedTuple):
     valid: bool
 
 
-@dataclass(frozen=True)
-class ReadingRule:
-    """How an agent's answer stands in its completion."""
+class ReadingRule(Settings):
+    """What of a completion is the agent's answer."""
 
     tags: tuple[str, ...] = ()
-    """The answer is the first of these tags; without any, it is the whole completion."""
+    """The answer is the first of these tags. Empty: the whole completion."""
     think: bool = False
-    """Whether exactly one `<think>…</think>` must stand in the completion."""
+    """Whether exactly one `<think>…</think>` is needed."""
     pattern: str | None = None
-    """A regular expression that a valid completion must match somewhere."""
+    """A regular expression that a valid completion matches somewhere."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _fits(self) -> "ReadingRule":
         try:
             re.compile(self.pattern or "")
         except re.error as error:
-            raise ConfigError(
-                f"reading.pattern {self.pattern!r} is not a regular expression: {error}"
-            ) from None
+            raise ValueError(f"pattern: {self.pattern!r} is not a regular expression: {error}") from None
         if any(not re.fullmatch(r"[\w-]+", tag) for tag in self.tags):
-            raise ConfigError(
-                f"reading.tags {list(self.tags)}: accepted are names of letters, digits, _ and -"
-            )
+            raise ValueError(f"tags: {list(self.tags)}: accepted are names of letters, digits, _ and -")
+        return self
 
     def read(self, completion: str) -> Answer:
         text, found = completion, True

@@ -13,10 +13,10 @@ import msgspec
 
 from rollwright.agents import OutOfRoom, Session
 from rollwright.errors import ConfigError
-from rollwright.orchestra.agent import TeamAgent, agent_id
+from rollwright.orchestra.agent import TeamAgent, agent_id, changed_sampling
 from rollwright.orchestra.context import ContextLog
-from rollwright.orchestra.performance import Performance
 from rollwright.orchestra.reading import Answer
+from rollwright.orchestra.settings import Performance
 from rollwright.orchestra.tool_rounds import Answered, Asked, ToolRounds
 from rollwright.orchestra.verdict import Verdict
 from rollwright.tools import ToolContext
@@ -244,7 +244,7 @@ class TeamSession:
             if fitted.cut:
                 self._count(FRAGMENTS_CUT, fitted.cut)
                 self._count(TOKENS_CUT, fitted.cut_tokens)
-        sampling = agent.sampling.over(self._session.sampling)
+        sampling = changed_sampling(self._session.sampling, agent.sampling)
         if self._greedy:
             sampling = msgspec.structs.replace(sampling, temperature=0.0)
         return Asked(agent.messages(self._values, fitted.text, again), earlier, sampling)

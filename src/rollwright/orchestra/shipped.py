@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 from rollwright.orchestra.agent import TeamAgent
 from rollwright.orchestra.flows import CriticLoop, Route, When
-from rollwright.orchestra.performance import Performance
 from rollwright.orchestra.reading import BOXED, ReadingRule
+from rollwright.orchestra.settings import Performance
 from rollwright.orchestra.team import Team
 from rollwright.orchestra.verdict import Verdict, VerdictRule
 

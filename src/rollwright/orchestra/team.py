@@ -15,8 +15,8 @@ from rollwright.envs.base import Env, Info, Step
 from rollwright.errors import ConfigError
 from rollwright.orchestra.agent import TeamAgent, agent_id
 from rollwright.orchestra.flows import Flow
-from rollwright.orchestra.performance import Performance
 from rollwright.orchestra.session import Memory, Situation, TeamSession
+from rollwright.orchestra.settings import Performance
 from rollwright.policies.base import Policy
 from rollwright.rollout.episode import EpisodeSettings, too_old
 from rollwright.rollout.filters import stops
@@ -67,7 +67,7 @@ class Team:
     """Stands before the agents' names wherever they are recorded."""
     agents: Mapping[str, TeamAgent]
     flow: Flow
-    performance: Performance = field(default=Performance())
+    performance: Performance = field(default_factory=Performance)
     is_greedy: bool = False
     """Whether every agent samples at temperature 0."""
 
@@ -146,7 +146,9 @@ class Team:
                 return StopReason.MAX_LENGTH
             with session.waiting(Phase.ENVIRONMENT, "step", agent=self.name):
                 done = len(trajectory.turns)
-                taken = await bounded(env.step(action.text), settings.limits.step, Boundary.ENVIRONMENT, done)
+                taken = await bounded(
+                    env.step(action.text), settings.limits.step_timeout, Boundary.ENVIRONMENT, done
+                )
             answered = action.observe(session, taken)
             if answered.terminated:
                 return StopReason.TERMINATED

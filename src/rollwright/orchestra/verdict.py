@@ -5,11 +5,12 @@ what a malformed one means is declared for each agent and never guessed.
 """
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from rollwright.errors import ConfigError
+from pydantic import model_validator
+
+from rollwright.settings import Settings
 
 
 class Verdict(StrEnum):
@@ -24,23 +25,26 @@ class Judgement(NamedTuple):
     """No verdict was found: `verdict` is what the rule says for that case."""
 
 
-@dataclass(frozen=True)
-class VerdictRule:
-    """How an agent writes its verdict: `<tag>word</tag>`."""
+class VerdictRule(Settings):
+    """How an agent that judges writes its verdict; the last one counts."""
 
     malformed: Verdict
-    """What a completion without a verdict means: approving fails open, rejecting fails closed."""
+    """What a completion without a verdict means."""
     tag: str = "verify"
+    """The verdict stands in this tag."""
     approve: str = "approve"
     """The word for it."""
     reject: str = "reject"
+    """The word for it."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _fits(self) -> "VerdictRule":
         if not (self.tag and self.approve and self.reject) or self.approve.lower() == self.reject.lower():
-            raise ConfigError(
-                f"verdict: tag {self.tag!r}, approve {self.approve!r}, reject {self.reject!r}: a tag and two different "
-                "words are needed"
+            raise ValueError(
+                f"tag: {self.tag!r}, approve {self.approve!r}, reject {self.reject!r}: a tag and two different words are "
+                "needed"
             )
+        return self
 
     def judge(self, text: str) -> Judgement:
         tag, words = re.escape(self.tag), f"{re.escape(self.approve)}|{re.escape(self.reject)}"

@@ -21,8 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from rollwright.config.base import Settings
 from rollwright.errors import ConfigError
+from rollwright.settings import Settings
 
 NAME = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 """Of a reward."""

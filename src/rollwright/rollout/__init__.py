@@ -4,7 +4,7 @@ from rollwright.rollout.accounting import Activity, Fate, Ledger
 from rollwright.rollout.attempt import Assignment, RolloutContext, SettingsSource
 from rollwright.rollout.concurrency import InflightLimit
 from rollwright.rollout.env_manager import EnvManager
-from rollwright.rollout.episode import ChainStrategy, Episode, EpisodeSettings, Limits
+from rollwright.rollout.episode import ChainStrategy, Episode, EpisodeSettings
 from rollwright.rollout.function import AgentFunction, ThreadSession
 from rollwright.rollout.groups import Group, GroupBook, GroupRules
 from rollwright.rollout.scheduler import Batch, RolloutScheduler, TooManyRefills
@@ -25,7 +25,6 @@ __all__ = [
     "GroupRules",
     "InflightLimit",
     "Ledger",
-    "Limits",
     "RolloutContext",
     "RolloutScheduler",
     "RolloutWorker",

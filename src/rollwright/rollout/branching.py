@@ -7,11 +7,10 @@ comes of the answers never changes it; an estimate that averages over children i
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import import_module
 from typing import Protocol
 
 from rollwright.draws import KeyPart, generator
-from rollwright.errors import ConfigError
+from rollwright.rollout.settings import BRANCH_POLICIES
 from rollwright.trajectory import Turn
 
 TRUNK = -1
@@ -139,17 +138,11 @@ class OwnBranching:
     function: Callable[[Node], int] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        module, found, function = self.name.partition(":")
-        try:
-            chosen = getattr(import_module(module), function) if found else None
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"strategy.branch: `{self.name}` cannot be imported: {error}") from error
-        if not callable(chosen):
-            raise ConfigError(f"strategy.branch: `{self.name}` is not module:function")
-        object.__setattr__(self, "function", chosen)
+        object.__setattr__(self, "function", BRANCH_POLICIES.function(self.name))
 
     def labels(self, node: Node) -> Sequence[int]:
-        return (0,) * min(self.width, max(1, int(self.function(node))))
+        with BRANCH_POLICIES.blame(self.name):
+            return (0,) * min(self.width, max(1, int(self.function(node))))
 
 
 def _uncertainty(turn: Turn | None) -> float | None:

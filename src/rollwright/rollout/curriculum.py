@@ -7,27 +7,50 @@ too low; groups of a level that was left meanwhile do not count.
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
-
-@dataclass(frozen=True)
-class CurriculumRules:
-    """When to go up and down."""
-
-    levels: int
-    raise_at: float
-    lower_at: float
-    window: int
-    """Groups whose mean reward decides."""
+from rollwright.rollout.settings import CURRICULA, CurriculumConfig
 
 
 def level_tag(tag: str, level: int) -> str:
     return f"{tag}@{level}"
 
 
+class LevelSampler(Protocol):
+    """Chooses the level that each group is played at. Made as `sampler(settings, tags, **options)`: the settings of the
+    curriculum, and the tags that have levels."""
+
+    @property
+    def levels(self) -> Mapping[str, int]:
+        """The level of each tag now."""
+        ...
+
+    def tag(self, tag: str) -> str:
+        """The tag to play for a slot of this tag, as `level_tag` writes it."""
+        ...
+
+    def observe(self, played: str, reward: float) -> None:
+        """A group of `played` was handed out, with this mean reward."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the next levels, as plain data for the record."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a recorded state."""
+        ...
+
+
+def make_curriculum(settings: CurriculumConfig, tags: Iterable[str]) -> LevelSampler:
+    """The curriculum that the settings name, at its beginning."""
+    return cast(LevelSampler, CURRICULA.make(settings.name, settings, list(tags), **settings.options))
+
+
 class Curriculum:
-    def __init__(self, rules: CurriculumRules, tags: Iterable[str]) -> None:
+    """Raises a tag's level at a high mean reward, and lowers it at a low one."""
+
+    def __init__(self, rules: CurriculumConfig, tags: Iterable[str]) -> None:
         """`tags`: those that have levels; others are played as they are."""
         self._rules = rules
         self._levels = dict.fromkeys(tags, 0)

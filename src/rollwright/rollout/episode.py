@@ -31,9 +31,10 @@ from rollwright.agents import (
 from rollwright.cancellation import is_asked_for
 from rollwright.envs.base import Env, Reset
 from rollwright.errors import FormatError
-from rollwright.gateway.recorder import CaptureRules
+from rollwright.gateway.settings import CaptureRules
 from rollwright.policies.base import Playable, Policy, Sampling
 from rollwright.rollout.filters import Filter, stops
+from rollwright.rollout.settings import LimitsConfig
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
 
 
@@ -64,15 +65,6 @@ def read_episode(data: Any) -> Episode:
 def level_seed(run_seed: int, mode: str, group: int) -> int:
     """The level of a group depends on the run's seed and the group alone."""
     return draws.seed(run_seed, "level", mode, group)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds that things may take."""
-
-    step: float = 60.0
-    generate: float = 600.0
-    episode: float = 3600.0
 
 
 class Strategy(Protocol):
@@ -114,7 +106,7 @@ class ChainStrategy:
                 return StopReason.MAX_LENGTH
             with session.waiting(Phase.ENVIRONMENT, "step", agent=turn.agent):
                 step = await bounded(
-                    env.step(turn.text), settings.limits.step, Boundary.ENVIRONMENT, turn.id + 1
+                    env.step(turn.text), settings.limits.step_timeout, Boundary.ENVIRONMENT, turn.id + 1
                 )
             turn = session.observe(turn, step)
             if (end := end_of(turn)) is not None:
@@ -145,7 +137,7 @@ class EpisodeSettings:
     sampling: Sampling
     max_steps: int
     sequence_length: int
-    limits: Limits = Limits()
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     max_staleness: int | None = None
     """Age in policy versions above which an episode is given up, because it cannot be trained on. `None`: never."""
     strategy: Strategy = CHAIN
@@ -162,12 +154,12 @@ async def play_episode(
     trajectory = session.trajectory
     loop = asyncio.get_running_loop()
     started = loop.time()
-    limit = TimeLimit(settings.limits.episode)
+    limit = TimeLimit(settings.limits.episode_timeout)
     try:
         with limit:
             with session.waiting(Phase.ENVIRONMENT, "reset"):
                 first = await bounded(
-                    env.reset(trajectory.seed), settings.limits.step, Boundary.ENVIRONMENT, 0
+                    env.reset(trajectory.seed), settings.limits.step_timeout, Boundary.ENVIRONMENT, 0
                 )
             trajectory.observation = _read_reset(first, trajectory.tag)
             trajectory.opening = settings.agent.opening(env, first.observation)
@@ -179,7 +171,7 @@ async def play_episode(
             raise
         done = len(trajectory.turns)
         if limit.expired:
-            message = f"the episode took longer than {settings.limits.episode:g} s"
+            message = f"the episode took longer than {settings.limits.episode_timeout:g} s"
             raise timed_out(Boundary.SYSTEM, message, done) from error
         raise failed(Boundary.AGENT, error, done) from error
     trajectory.duration = loop.time() - started
@@ -223,7 +215,7 @@ def new_session(
         settings.sampling,
         (episode.run_seed, episode.mode, episode.group, episode.member),
         sequence_length=settings.sequence_length,
-        generate_timeout=settings.limits.generate,
+        generate_timeout=settings.limits.generate_timeout,
         attempt=attempt,
         env=env if playable(type(env)) else None,  # type: ignore[arg-type]
         journal=journal,

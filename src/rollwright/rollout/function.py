@@ -29,6 +29,7 @@ from rollwright.draws import digest
 from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import FormatError, RollwrightError
 from rollwright.gateway import Access, CaptureRules, Gateway, RolloutRecorder
+from rollwright.gateway.recorder import USUAL_RULES
 from rollwright.policies.base import NO_ACTIONS, Parsed, Policy, Sampling, ToolSpec
 from rollwright.rollout.episode import EpisodeSettings
 from rollwright.store.records import AttemptedRollout
@@ -44,7 +45,7 @@ class FunctionSession(Session):
     """A session that can also be reached through the worker's gateway."""
 
     gateway: Gateway | None = None
-    rules: CaptureRules = CaptureRules()
+    rules: CaptureRules = USUAL_RULES
     """What an agent that is reached so may do."""
     recorder: RolloutRecorder | None = None
     """Records the calls that come in through the gateway; `None`: nobody has asked for an address."""
@@ -158,7 +159,7 @@ def function_session(
         settings.sampling,
         (claimed.rollout_id,),
         sequence_length=settings.sequence_length,
-        generate_timeout=settings.limits.generate,
+        generate_timeout=settings.limits.generate_timeout,
         attempt=claimed.attempt.sequence_id,
         env=NO_ACTIONS,
         journal=journal,
@@ -179,7 +180,7 @@ async def play_function(
     """
     loop = asyncio.get_running_loop()
     started = loop.time()
-    limit = TimeLimit(settings.limits.episode)
+    limit = TimeLimit(settings.limits.episode_timeout)
     reward: float | None = None
     error: BaseException | None = None
     try:
@@ -213,7 +214,7 @@ async def play_function(
 
 def _failure(error: BaseException, expired: bool, settings: EpisodeSettings, turns: int) -> EpisodeFailure:
     if expired:
-        message = f"the episode took longer than {settings.limits.episode:g} s"
+        message = f"the episode took longer than {settings.limits.episode_timeout:g} s"
         return timed_out(Boundary.SYSTEM, message, turns)
     return failed(Boundary.AGENT, error, turns)
 

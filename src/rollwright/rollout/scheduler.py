@@ -20,7 +20,6 @@ from typing import Self
 import msgspec
 
 from rollwright.agents import EpisodeFailure, failed
-from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.errors import FormatError, RollwrightError, RunClosed
 from rollwright.rollout.accounting import FailureCauses, Fate, Ledger
 from rollwright.rollout.env_manager import STALE
@@ -35,6 +34,7 @@ from rollwright.rollout.groups import (
     check_batch_size,
 )
 from rollwright.rollout.recovery import NO_REASON, CompletionReplay
+from rollwright.rollout.settings import EnvManagerConfig, StreamSettings
 from rollwright.store.api import Store
 from rollwright.store.records import (
     AttemptStatus,
@@ -96,7 +96,7 @@ class RolloutScheduler:
     def __init__(
         self,
         store: Store,
-        config: RunConfig,
+        config: StreamSettings,
         manager: EnvManagerConfig,
         version: Version,
         *,

@@ -185,7 +185,7 @@ class TreeStrategy:
         policy: Policy,
         make_env: Callable[[], Env],
     ) -> StopReason:
-        copies = EnvCopies(fork_mode(env, self.fork), make_env, settings.limits.step)
+        copies = EnvCopies(fork_mode(env, self.fork), make_env, settings.limits.step_timeout)
         growth = _Growth(self, session, settings, copies, Budget(self.budget, self.unit))
         live = [Branch(env, TRUNK)]
         ends: list[StopReason] = []
@@ -263,7 +263,7 @@ class _Growth:
         )
 
     async def _step(self, turn: Turn, env: Env, label: int) -> Branch:
-        limit = self.settings.limits.step
+        limit = self.settings.limits.step_timeout
         with self.session.waiting(Phase.ENVIRONMENT, "step", agent=turn.agent):
             step = await bounded(env.step(turn.text), limit, Boundary.ENVIRONMENT, turn.id + 1)
         seen = self.session.observe(turn, step)

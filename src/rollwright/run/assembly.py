@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 import rollwright.envs.registry as registry
-from rollwright.agents import ChatAgent, History, HistoryMode
+from rollwright.agents import ChatAgent
 from rollwright.config import (
     CustomEnvConfig,
     RunConfig,
@@ -16,11 +16,11 @@ from rollwright.config import (
 from rollwright.envs.base import Env, Prompts
 from rollwright.envs.inspection import inspected_env
 from rollwright.errors import ConfigError
-from rollwright.gateway import CaptureRules
 from rollwright.orchestra import Team
+from rollwright.orchestra.agent import changed_sampling
 from rollwright.policies.base import Sampling
-from rollwright.rollout.curriculum import Curriculum, CurriculumRules, level_tag
-from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Limits, Strategy
+from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
+from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.function import AgentFunction
 from rollwright.run.orchestras import build_teams
@@ -81,7 +81,7 @@ class SettingsTable:
 def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
     """An agent whose every token would be out of the loss is not trained by a run that says it is."""
     for name, agent in team.agents.items() if config.training is not None else ():
-        why = agent.sampling.over(sampling).params().not_modelled
+        why = changed_sampling(sampling, agent.sampling).params().not_modelled
         if agent.trainable and why is not None:
             raise ConfigError(
                 f"orchestras.{tag}.agents.{name}.sampling: what is {why} cannot be trained; accepted: a temperature of "
@@ -89,14 +89,12 @@ def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling)
             )
 
 
-def build_curriculum(config: RunConfig) -> Curriculum | None:
+def build_curriculum(config: RunConfig) -> LevelSampler | None:
     """Of the training stream, where there is one; nobody's level has changed yet."""
     manager = config.train_env_manager
     if manager is None or manager.curriculum is None:
         return None
-    told = manager.curriculum
-    rules = CurriculumRules(told.levels, told.raise_at, told.lower_at, told.window)
-    return Curriculum(rules, dict.fromkeys(tag for tag, _ in _level_tags(config)))
+    return make_curriculum(manager.curriculum, dict.fromkeys(tag for tag, _ in _level_tags(config)))
 
 
 def _level_tags(config: RunConfig) -> Iterator[tuple[str, int]]:
@@ -126,20 +124,12 @@ def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSett
         env_type=name,
         env_config={},
         agent=ChatAgent(Prompts("", "", "")),
-        sampling=Sampling(
-            temperature=config.sampling.temperature,
-            top_p=config.sampling.top_p,
-            stop=tuple(config.sampling.stop),
-        ),
+        sampling=Sampling(**dict(config.sampling)),
         max_steps=1,
         sequence_length=config.sequence_length,
-        limits=Limits(generate=config.limits.generate_timeout, episode=config.limits.episode_timeout),
-        capture=capture_rules(config),
+        limits=config.limits,
+        capture=config.gateway,
     )
-
-
-def capture_rules(config: RunConfig) -> CaptureRules:
-    return CaptureRules(config.gateway.client_sampling, config.gateway.allow_no_calls)
 
 
 def make_env(settings: EpisodeSettings) -> Env:
@@ -157,35 +147,28 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
     max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
     with inspected_env(partial(registry.make, env_type, env_config)) as env:
         own = env.prompts
-    history = config.agent.history
     agent = ChatAgent(
         prompts=Prompts(
             system=own.system if custom.agent_system_template is None else custom.agent_system_template,
             opening=own.opening if custom.agent_opening_template is None else custom.agent_opening_template,
             turn=own.turn if custom.agent_template is None else custom.agent_template,
         ),
-        history=History(HistoryMode(history.mode), history.length),
+        history=config.agent.history,
         max_steps=max_steps,
         max_response_length=max_tokens,
     )
     agent.check_templates(f"custom_envs.{tag}")
+    limits = config.limits
+    if custom.step_timeout is not None:
+        limits = limits.model_copy(update={"step_timeout": custom.step_timeout})
     return EpisodeSettings(
         env_type=env_type,
         env_config=env_config,
         agent=agent,
-        sampling=Sampling(
-            temperature=config.sampling.temperature,
-            top_p=config.sampling.top_p,
-            max_tokens=max_tokens,
-            stop=tuple(config.sampling.stop),
-        ),
+        sampling=Sampling(**dict(config.sampling), max_tokens=max_tokens),
         max_steps=max_steps,
         sequence_length=config.sequence_length,
-        limits=Limits(
-            step=custom.step_timeout or config.limits.step_timeout,
-            generate=config.limits.generate_timeout,
-            episode=config.limits.episode_timeout,
-        ),
+        limits=limits,
         max_staleness=math.ceil(config.async_generation_ratio),
         strategy=build_strategy(config.strategy),
     )

@@ -88,6 +88,6 @@ async def _is_solved(episode: Episode, table: SettingsTable, player: Policy) -> 
             trajectory = await play_episode(session, env, settings, player, partial(make_env, settings))
             return trajectory.success
         finally:
-            await bounded(env.close(), settings.limits.step, Boundary.ENVIRONMENT, 0)
+            await bounded(env.close(), settings.limits.step_timeout, Boundary.ENVIRONMENT, 0)
     except (EpisodeFailure, EnvironmentFailure):
         return None

@@ -9,9 +9,9 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 
 from rollwright.config import OpenAIPolicyConfig, PolicyConfig, RunConfig
-from rollwright.config.engines import EnginePolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Capabilities, EngineError, Policy, Probed
+from rollwright.policies.settings import EnginePolicyConfig
 from rollwright.run.orchestras import build_run_policy
 
 _HINTS = (

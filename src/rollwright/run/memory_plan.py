@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 from rollwright.config import RunConfig
-from rollwright.config.torch_policy import TorchPolicyConfig
 from rollwright.hardware.devices import device_name
 from rollwright.hardware.memory import free_device_memory
 from rollwright.hardware.threads import WORKERS_VARIABLE
@@ -16,6 +15,7 @@ from rollwright.models.catalogue import CATALOGUE, is_fetched, model_folder
 from rollwright.models.hub import is_hub_name, local_copy
 from rollwright.models.memory_needs import MemoryNeed, Use, need_of, shape_of
 from rollwright.models.pools import ROOM
+from rollwright.policies.settings import TorchPolicyConfig
 
 
 def model_place(model: str) -> Path | None:

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from rollwright.config import RunConfig
-from rollwright.config.model_pools import AUTO_MODEL, LARGE_POOL, SMALL_POOL
-from rollwright.config.torch_policy import TorchPolicyConfig
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.hardware.devices import device_name
 from rollwright.hardware.memory import free_device_memory, is_out_of_memory
@@ -24,6 +22,8 @@ from rollwright.models.fetching import fetch
 from rollwright.models.hub import DownloadError, DownloadRules, download, is_hub_name
 from rollwright.models.loading import unknown_model
 from rollwright.models.pools import ModelChoice, choose_model
+from rollwright.models.settings import AUTO_MODEL, LARGE_POOL, SMALL_POOL
+from rollwright.policies.settings import TorchPolicyConfig
 from rollwright.run.memory_plan import memory_need, model_place
 
 CHOICE = "model_choice.json"
@@ -159,8 +159,7 @@ def _explain(choice: ModelChoice, say: Say) -> None:
 
 
 def download_rules(config: RunConfig) -> DownloadRules:
-    wait = config.downloads
-    return DownloadRules(wait.timeout, wait.total_timeout, wait.retries, wait.offline)
+    return DownloadRules(**dict(config.downloads))
 
 
 def _fetch(config: RunConfig, say: Say, rules: DownloadRules, *, from_pool: bool = False) -> None:

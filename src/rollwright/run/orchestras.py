@@ -1,14 +1,27 @@
 """From a configuration to the teams that play, and to who answers for which agent."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from inspect import iscoroutinefunction
-from pkgutil import resolve_name
 from typing import Any
 
 from rollwright.config import OpenAIPolicyConfig, PolicyConfig, RunConfig, SimulatedPolicyConfig
-from rollwright.config.engines import VllmPolicyConfig
-from rollwright.config.orchestra import (
+from rollwright.errors import ConfigError
+from rollwright.orchestra import (
+    CriticLoop,
+    Flow,
+    Rehearsal,
+    Route,
+    Team,
+    TeamAgent,
+    TeamPolicies,
+    When,
+    critic_team,
+    math_team,
+    search_team,
+    stages,
+)
+from rollwright.orchestra.settings import (
     CriticTeamConfig,
     LoopTeamConfig,
     MathTeamConfig,
@@ -18,30 +31,12 @@ from rollwright.config.orchestra import (
     SearchTeamConfig,
     TeamAgentConfig,
 )
-from rollwright.config.strategy import ChainStrategyConfig
-from rollwright.errors import ConfigError
-from rollwright.orchestra import (
-    CriticLoop,
-    Flow,
-    Performance,
-    ReadingRule,
-    Rehearsal,
-    Route,
-    SamplingChanges,
-    Team,
-    TeamAgent,
-    TeamPolicies,
-    Verdict,
-    VerdictRule,
-    When,
-    critic_team,
-    math_team,
-    search_team,
-    stages,
-)
 from rollwright.policies.base import Policy, takes_tools
+from rollwright.policies.factory import build_policy, make_simulated
+from rollwright.policies.settings import VllmPolicyConfig
+from rollwright.registry import import_object
+from rollwright.rollout.settings import ChainStrategyConfig
 from rollwright.run.memory_plan import cache_room
-from rollwright.run.policies import build_policy, build_simulated
 from rollwright.run.tools import ToolShelf
 
 SERVES_ADAPTERS = ("vllm", "openai")
@@ -70,7 +65,6 @@ def build_teams(config: RunConfig, shelf: ToolShelf | None = None) -> dict[str, 
 
 
 def build_team(config: OrchestraConfig, run: RunConfig, where: str, shelf: ToolShelf) -> Team:
-    performance = Performance(**run.agent.performance.model_dump())
     shipped: Team | None = None
     match config:
         case MathTeamConfig():
@@ -92,37 +86,15 @@ def build_team(config: OrchestraConfig, run: RunConfig, where: str, shelf: ToolS
         for name, base in agents.items()
     }
     flow = shipped.flow if shipped is not None else _flow(config, built, where)
-    return Team(config.name or config.kind, built, flow, performance)
+    return Team(config.name or config.kind, built, flow, run.agent.performance)
 
 
 def _agent(config: TeamAgentConfig, base: TeamAgent | None, where: str, shelf: ToolShelf) -> TeamAgent:
     """The shipped agent with what is set put over it, or one made of what is set alone."""
-    given: dict[str, Any] = {
-        name: value
-        for name in (
-            "system",
-            "prompt",
-            "again",
-            "shares",
-            "trainable",
-            "invalid_penalty",
-            "max_tool_turns",
-        )
-        if (value := getattr(config, name)) is not None
-    }
-    if config.reading is not None:
-        given["reading"] = ReadingRule(
-            tuple(config.reading.tags), config.reading.think, config.reading.pattern
-        )
-    if (verdict := config.verdict) is not None:
-        given["verdict"] = VerdictRule(
-            Verdict(verdict.malformed), verdict.tag, verdict.approve, verdict.reject
-        )
+    known = {each.name for each in fields(TeamAgent)}
+    given: dict[str, Any] = {name: value for name, value in config if name in known and value is not None}
     if config.tools is not None:
         given["toolbox"] = shelf.toolbox(config.tools, f"{where}.tools") if config.tools else None
-    sampling = config.sampling
-    stop = None if sampling.stop is None else tuple(sampling.stop)
-    given["sampling"] = SamplingChanges(sampling.temperature, sampling.top_p, sampling.max_tokens, stop)
     if base is None and "prompt" not in given:
         raise ConfigError(f"{where}.prompt: is needed and has no default")
     agent = TeamAgent(**{"system": "", **given}) if base is None else replace(base, **given)
@@ -153,11 +125,9 @@ def _flow(config: OrchestraConfig, agents: Mapping[str, TeamAgent], where: str) 
 
 def _own_flow(path: str, where: str) -> Flow:
     try:
-        flow: Any = resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: {path!r} cannot be imported: {error}; expected module:function"
-        ) from error
+        flow: Any = import_object(path)
+    except (ConfigError, ImportError) as error:
+        raise ConfigError(f"{where}: {path!r}: {error}; expected module:function") from error
     if not iscoroutinefunction(flow) and not iscoroutinefunction(type(flow).__call__):
         raise ConfigError(f"{where}: {path!r} is no async function")
     return flow  # type: ignore[no-any-return]
@@ -222,5 +192,5 @@ def _named(config: RunConfig, name: str | None, adapter: str | None, where: str)
 def _build(config: PolicyConfig, teams: Mapping[str, Team], cache_bytes: int | None = None) -> Policy:
     """A simulated engine answers for every agent in that agent's own form."""
     if isinstance(config, SimulatedPolicyConfig):
-        return build_simulated(config, Rehearsal.of(*teams.values(), skill=config.skill, approval=None))
+        return make_simulated(config, Rehearsal.of(*teams.values(), skill=config.skill, approval=None))
     return build_policy(config, cache_bytes)

@@ -1,8 +1,8 @@
 """How a worker that knows nothing but a store finds out how to play a rollout: from the run's settings in the store."""
 
-from importlib import import_module
 from typing import Any
 
+from rollwright.agents.settings import AGENTS
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError
 from rollwright.policies.base import Generation, Policy, Prompt, Renderer, Sampling
@@ -92,13 +92,7 @@ class StoreSettingsSource:
 
 def load_function(path: str) -> AgentFunction:
     """A user's agent function by its path, `module:function`."""
-    module, found, name = path.partition(":")
-    if not found:
-        raise ConfigError(f"agent {path!r}: expected module:function")
-    try:
-        function: Any = getattr(import_module(module), name)
-    except (ImportError, AttributeError, SystemExit) as error:
-        raise ConfigError(f"agent {path!r}: cannot be imported: {error!r}") from error
+    function: Any = AGENTS.find(path)
     if not callable(function):
         raise ConfigError(f"agent {path!r}: is a {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]

@@ -2,7 +2,12 @@
 
 from collections.abc import Callable
 
-from rollwright.config.strategy import (
+from rollwright.envs.base import Env, can_fork
+from rollwright.envs.inspection import inspected_env
+from rollwright.errors import ConfigError
+from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
+from rollwright.rollout.episode import CHAIN, Strategy
+from rollwright.rollout.settings import (
     BranchConfig,
     FixedBranchConfig,
     OwnBranchConfig,
@@ -11,11 +16,6 @@ from rollwright.config.strategy import (
     TreeStrategyConfig,
     UncertaintyBranchConfig,
 )
-from rollwright.envs.base import Env, can_fork
-from rollwright.envs.inspection import inspected_env
-from rollwright.errors import ConfigError
-from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
-from rollwright.rollout.episode import CHAIN, Strategy
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
 
 

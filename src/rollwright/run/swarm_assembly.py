@@ -2,26 +2,21 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
+from inspect import isawaitable
+from typing import cast
 
 from rollwright.config import RunConfig, SwarmConfig
 from rollwright.errors import ConfigError
 from rollwright.rollout.episode import Episode
 from rollwright.run.assembly import SettingsTable
 from rollwright.run.training_assembly import check, training_of
-from rollwright.swarm.admission import Freshness
-from rollwright.swarm.exchange import ExchangeLimits
 from rollwright.swarm.recipes import TaskBook, task_seed
+from rollwright.swarm.settings import TRANSPORTS
 from rollwright.swarm.transports.base import Transport
-from rollwright.swarm.transports.directory import DirectoryTransport
-from rollwright.swarm.transports.zenoh import ZenohTransport
 
 KEPT_STEPS = 200
 """Steps that a node keeps which is not told how many: more than its status shows, so that its last rounds can be looked
 at with their episodes, and few beside those of a node that runs for months."""
-
-_ANY_LEAD = 1 << 53
-"""Rounds that a peer may be ahead: a node that joins late has to believe the others."""
 
 
 def swarm_of(config: RunConfig) -> SwarmConfig:
@@ -61,25 +56,6 @@ def node_config(config: RunConfig, peer: str) -> RunConfig:
     )
 
 
-def exchange_limits(config: RunConfig) -> ExchangeLimits:
-    swarm, manager = swarm_of(config), config.train_env_manager
-    assert manager is not None, "see `node_config`"
-    communication = swarm.communication
-    return ExchangeLimits(
-        freshness=Freshness(
-            max_round_lag=swarm.max_round_lag, max_round_lead=_ANY_LEAD, max_clock_skew=swarm.max_clock_skew
-        ),
-        per_peer=swarm.per_peer,
-        beam_size=communication.beam_size,
-        fetch_seconds=communication.fetch_timeout,
-        verify_seconds=communication.verify_timeout,
-        gather_seconds=communication.gather_timeout,
-        max_group_bytes=swarm.max_group_kb << 10,
-        max_group_size=manager.group_size,
-        min_mean_logprob=swarm.min_mean_logprob,
-    )
-
-
 def task_book(config: RunConfig) -> TaskBook:
     """What this node plays, and so can check."""
     table = SettingsTable(config)
@@ -89,17 +65,8 @@ def task_book(config: RunConfig) -> TaskBook:
 async def open_transport(
     config: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
 ) -> Transport:
-    told = config.communication
-    if told.transport == "directory":
-        assert told.folder is not None, "checked by the settings"
-        return DirectoryTransport(Path(told.folder), config.name, peer, clock=clock)
-    return await ZenohTransport.open(
-        config.name,
-        peer,
-        listen=told.listen,
-        bootstrap=told.bootstrap,
-        startup_timeout=told.startup_timeout,
-        multicast=told.multicast,
-        settings=told.zenoh,
-        clock=clock,
-    )
+    """Opens the transport that the settings name; its factory may be async."""
+    settings = config.communication
+    made = TRANSPORTS.make(settings.transport, config, peer, clock=clock, **settings.options)
+    with TRANSPORTS.blame(settings.transport):
+        return cast(Transport, await made if isawaitable(made) else made)

@@ -26,7 +26,7 @@ from rollwright.errors import ConfigError
 from rollwright.policies.base import Policy
 from rollwright.rollout.filters import Catches, build_filters
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
-from rollwright.run.swarm_assembly import exchange_limits, node_config, open_transport, swarm_of, task_book
+from rollwright.run.swarm_assembly import node_config, open_transport, swarm_of, task_book
 from rollwright.run.swarm_scorer import PolicyScorer
 from rollwright.run.training_assembly import make_policy, model_name
 from rollwright.run.training_record import plain_row, training_rows
@@ -128,6 +128,7 @@ class SwarmNode:
     @contextlib.asynccontextmanager
     async def _join(self) -> AsyncIterator[Exchange]:
         config = self.training.config
+        assert config.train_env_manager is not None, "see `node_config`"
         transport = self._transport or await open_transport(self.swarm, self.identity.peer, clock=self._clock)
         self.exchange = exchange = Exchange(
             self.identity,
@@ -135,7 +136,8 @@ class SwarmNode:
             transport,
             task_book(config),
             self.home,
-            limits=exchange_limits(config),
+            settings=self.swarm,
+            max_group_size=config.train_env_manager.group_size,
             clock=self._clock,
         )
         try:

@@ -6,22 +6,21 @@ Nothing is started before a call needs it; `close` ends it all.
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
 
-from rollwright.config.tools import (
+from rollwright.errors import ConfigError, RollwrightError
+from rollwright.tools import Tool, Toolbox
+from rollwright.tools.calculator import calculator
+from rollwright.tools.settings import (
+    TOOLS,
     AnyToolConfig,
     CalculatorToolConfig,
     OwnToolConfig,
     PythonToolConfig,
     SearchToolConfig,
 )
-from rollwright.errors import ConfigError
-from rollwright.sandbox.limits import SandboxLimits
-from rollwright.tools import Tool, Toolbox
-from rollwright.tools.calculator import calculator
 
 
 class ToolShelf:
@@ -68,11 +67,10 @@ class ToolShelf:
     def _python(self, config: PythonToolConfig) -> Tool:
         from rollwright.tools.python import PythonSandbox
 
-        limits = SandboxLimits(seconds=config.seconds, memory=config.memory_mb << 20)
-        sandbox = PythonSandbox(limits, size=config.size, allow_unconfined=config.allow_unconfined)
+        sandbox = PythonSandbox(config)
         self._checks.append(sandbox.check)
         self._closers.append(sandbox.close)
-        return sandbox.tool(stateful=config.stateful)
+        return sandbox.tool()
 
     def _search(self, config: SearchToolConfig, where: str) -> Tool:
         from rollwright.tools.search import Bm25Index, HttpSearch, search_tool
@@ -102,11 +100,12 @@ def _passages(file: Path, where: str) -> list[Any]:
 
 def _own(path: str, where: str) -> Sequence[Tool]:
     try:
-        found: Any = resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{where}: {path!r} cannot be imported: {error}; expected module:name") from error
+        found: Any = TOOLS.find(path)
+    except RollwrightError as error:
+        raise ConfigError(f"{where}: {error}") from error
     if callable(found) and not isinstance(found, Tool):
-        found = found()
+        with TOOLS.blame(path):
+            found = found()
     tools = [found] if isinstance(found, Tool) else found
     if not isinstance(tools, list | tuple) or not all(isinstance(each, Tool) for each in tools):
         raise ConfigError(

@@ -2,18 +2,19 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rollwright.config import RunConfig, TrainingConfig
 from rollwright.errors import ConfigError
 from rollwright.hardware.threads import claim_threads
 from rollwright.policies.base import Policy, Updatable
+from rollwright.policies.factory import build_policy
 from rollwright.run.assembly import SettingsTable
 from rollwright.run.folder import RunReader
 from rollwright.run.memory_plan import cache_room
-from rollwright.run.policies import build_policy
 from rollwright.training.advantages import Advantage, make_advantage
-from rollwright.training.settings import Aggregation, LoraSettings, LossSettings, Ratio, TrainerSettings
+from rollwright.training.settings import LOSSES
+from rollwright.trajectory import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
     from rollwright.training.trainer import Trainer
@@ -42,6 +43,11 @@ def training_of(config: RunConfig) -> TrainingConfig:
         raise ConfigError(
             f"sampling.top_p: {config.sampling.top_p:g} cuts the distribution that is trained; only 1 is accepted"
         )
+    if config.sampling.temperature < MIN_TEMPERATURE:
+        raise ConfigError(
+            f"sampling.temperature: {config.sampling.temperature:g} cannot be trained; accepted: {MIN_TEMPERATURE:g} or "
+            "more"
+        )
     return training
 
 
@@ -61,7 +67,8 @@ def check(config: RunConfig) -> None:
     """Raises what is wrong with the settings, before anything is written or loaded."""
     training = training_of(config)
     make_training_advantage(training)
-    trainer_settings(config)
+    if not LOSSES.is_built_in(training.loss.name):
+        LOSSES.function(training.loss.name, **training.loss.options)
     model_name(config)
     if training.from_run is not None:
         source = RunReader(Path(training.from_run))
@@ -124,44 +131,6 @@ def make_training_advantage(training: TrainingConfig) -> Advantage:
     return make_advantage(training.advantage.name, **training.advantage.options)
 
 
-def trainer_settings(config: RunConfig) -> TrainerSettings:
-    training = training_of(config)
-    loss, lora = training.loss, training.lora
-    return TrainerSettings(
-        learning_rate=training.learning_rate,
-        betas=(training.beta1, training.beta2),
-        weight_decay=training.weight_decay,
-        warmup_updates=training.warmup_updates,
-        final_learning_rate=training.final_learning_rate,
-        total_updates=config.max_steps * training.epochs * training.mini_batches,
-        max_grad_norm=training.max_grad_norm,
-        tokens_per_micro_batch=training.tokens_per_micro_batch,
-        epochs=training.epochs,
-        mini_batches=training.mini_batches,
-        temperature=config.sampling.temperature,
-        loss=LossSettings(
-            aggregation=Aggregation(loss.aggregation),
-            constant_length=loss.constant_length,
-            clip_low=loss.clip_low,
-            clip_high=loss.clip_high,
-            ratio=Ratio(loss.ratio),
-            truncation=loss.truncation,
-            kl_coefficient=loss.kl_coefficient,
-            entropy_coefficient=loss.entropy_coefficient,
-        ),
-        lora=None if lora is None else LoraSettings(lora.rank, lora.alpha, _modules(lora.modules)),
-        dtype=training.dtype,
-        device=training.device,
-        seed=config.seed,
-        max_logprob_gap=training.max_logprob_gap,
-        max_skips_in_a_row=training.max_skips_in_a_row,
-    )
-
-
-def _modules(modules: Any) -> Any:
-    return modules if modules == "all-linear" else tuple(modules)
-
-
 def make_trainer(config: RunConfig) -> "Trainer":
     """Loads the base model; takes seconds to minutes."""
     claim_threads()
@@ -171,7 +140,14 @@ def make_trainer(config: RunConfig) -> "Trainer":
         raise ConfigError(f"training needs {error.name}; install rollwright[train]") from error
     from rollwright.models import load_model
 
-    return Trainer(load_model(model_name(config)), trainer_settings(config))
+    training = training_of(config)
+    return Trainer(
+        load_model(model_name(config)),
+        training,
+        total_updates=config.max_steps * training.updates_per_step,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
+    )
 
 
 def updatable(policy: Policy, kind: str) -> Updatable:

@@ -7,11 +7,13 @@
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Protocol, cast
 
 from rollwright.addresses import check_address, redacted
 from rollwright.errors import ConfigError
+from rollwright.registry import Registry
 from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
 
@@ -24,6 +26,37 @@ TOKEN_VARIABLE = "ROLLWRIGHT_STORE_TOKEN"
 
 USUAL_PATIENCE = 60.0
 """Seconds of retries for a store that cannot be reached: a server that restarts is back by then."""
+
+
+OnOutage = Callable[[str], None] | None
+"""Is told, in a line for people, that a store cannot be reached."""
+
+
+class StoreOpener(Protocol):
+    """Opens the store of an address. `must_exist`: a store that would have to be made is refused. `patience`: seconds that
+    a store which cannot be reached is tried for; `on_outage` is told every few of them."""
+
+    def __call__(
+        self, address: str, *, must_exist: bool, patience: float, on_outage: OnOutage
+    ) -> Awaitable[Store]: ...
+
+
+STORES: Registry[StoreOpener] = Registry(
+    "stores",
+    "store",
+    {
+        "memory": "rollwright.store.opening:open_memory",
+        "sqlite": "rollwright.store.opening:open_sqlite",
+        "postgresql": "rollwright.store.opening:open_postgresql",
+        "postgres": "rollwright.store.opening:open_postgresql",
+        "http": "rollwright.store.opening:open_http",
+        "https": "rollwright.store.opening:open_http",
+        "http+unix": "rollwright.store.opening:open_http",
+    },
+    protocol="rollwright.store.opening:StoreOpener",
+    key="--store SCHEME://…",
+)
+"""By the scheme of an address."""
 
 
 def sqlite_path(address: str) -> Path | None:
@@ -39,7 +72,7 @@ async def open_store(
     *,
     must_exist: bool = False,
     patience: float = USUAL_PATIENCE,
-    on_outage: Callable[[str], None] | None = None,
+    on_outage: OnOutage = None,
 ) -> Store:
     """Opens the store; a missing file is created, unless it must exist.
 
@@ -50,28 +83,42 @@ async def open_store(
         check_address(address)
     except ConfigError as error:
         raise ConfigError(f"store: {error}") from None
-    scheme = address.partition("://")[0].lower()
-    if address == "memory":
-        return MemoryStore()
-    if (path := sqlite_path(address)) is not None:
-        return await _sqlite(path, must_exist)
-    if scheme in ("postgresql", "postgres"):
-        return await _postgresql(address, patience, on_outage)
-    if scheme in ("http", "https", "http+unix"):
-        from rollwright.store.http.client import HttpStore
-        from rollwright.store.http.retry import RetryRule
-
-        token, retry = os.environ.get(TOKEN_VARIABLE), RetryRule(give_up_after=patience)
-        return HttpStore(address, token=token, retry=retry, on_outage=on_outage)
-    raise ConfigError(
-        f"store {redacted(address)!r}: unknown scheme {scheme!r}; known: memory, a path, sqlite:///path, postgresql://…, http://…"
-    )
+    scheme = scheme_of(address)
+    if not STORES.knows(scheme) or ":" in scheme:
+        raise ConfigError(
+            f"store {redacted(address)!r}: unknown scheme {scheme!r}; known: memory, a path, sqlite:///path, "
+            f"postgresql://…, http://…{''.join(f', {name}://…' for name in STORES.offered())}"
+        )
+    opened = STORES.make(scheme, address, must_exist=must_exist, patience=patience, on_outage=on_outage)
+    with STORES.blame(scheme):
+        return cast(Store, await opened)
 
 
-async def _sqlite(path: Path, must_exist: bool) -> Store:
+def scheme_of(address: str) -> str:
+    """The name in `STORES` that opens this address."""
+    if sqlite_path(address) is not None:
+        return "sqlite"
+    return address.partition("://")[0].lower()
+
+
+async def open_memory(address: str, *, must_exist: bool, patience: float, on_outage: OnOutage) -> Store:
+    return MemoryStore()
+
+
+async def open_http(address: str, *, must_exist: bool, patience: float, on_outage: OnOutage) -> Store:
+    from rollwright.store.http.client import HttpStore
+    from rollwright.store.http.retry import RetryRule
+
+    token, retry = os.environ.get(TOKEN_VARIABLE), RetryRule(give_up_after=patience)
+    return HttpStore(address, token=token, retry=retry, on_outage=on_outage)
+
+
+async def open_sqlite(address: str, *, must_exist: bool, patience: float, on_outage: OnOutage) -> Store:
     from rollwright.store.sql import SqlStore
     from rollwright.store.sql.sqlite import SqliteDriver
 
+    path = sqlite_path(address)
+    assert path is not None, "see `scheme_of`"
     _check_path(path, must_exist)
     return SqlStore(await SqliteDriver.open(path))
 
@@ -83,7 +130,7 @@ def _check_path(path: Path, must_exist: bool) -> None:
         raise ConfigError(f"store {str(path)!r}: there is no such file")
 
 
-async def _postgresql(address: str, patience: float, on_outage: Callable[[str], None] | None) -> Store:
+async def open_postgresql(address: str, *, must_exist: bool, patience: float, on_outage: OnOutage) -> Store:
     from rollwright.store.sql import SqlStore
 
     try:

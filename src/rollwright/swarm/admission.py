@@ -14,6 +14,7 @@ import msgspec
 
 from rollwright.errors import FormatError
 from rollwright.swarm.refusals import PeerRefusal, PeerRefused
+from rollwright.swarm.settings import SwarmConfig
 from rollwright.swarm.signed import Manifest, open_signed
 from rollwright.swarm.transports.base import MAX_CONTENT_BYTES
 
@@ -27,18 +28,11 @@ MAX_CANDIDATES = 8192
 """Manifests that wait for selection; about 15 MB."""
 
 
-@dataclass(frozen=True)
-class Freshness:
-    """Limits on the age of a manifest."""
+ANY_LEAD = 1 << 53
+"""Rounds that a peer may be ahead: a node that joins late has to believe the others."""
 
-    max_round_lag: int = 3
-    """Rounds that a group may be behind the node that takes it."""
-    max_round_lead: int = 1000
-    """Rounds that a peer may be ahead; refuses nonsense only."""
-    max_clock_skew: float = 300.0
-    """Seconds between the clocks of two nodes, transport time included."""
-    manifests_per_round: int = 32
-    """Manifests of one peer during one round of this node."""
+MANIFESTS_PER_ROUND = 32
+"""Manifests that one peer may announce while this node's round lasts."""
 
 
 @dataclass
@@ -61,12 +55,17 @@ class Admission:
         self,
         swarm: str,
         own: str,
-        freshness: Freshness | None = None,
+        settings: SwarmConfig | None = None,
         is_quarantined: Callable[[str], bool] = lambda _: False,
+        *,
+        max_round_lead: int = ANY_LEAD,
+        manifests_per_round: int = MANIFESTS_PER_ROUND,
     ) -> None:
+        """`settings` bound the age of a manifest, `max_round_lead` the rounds that a peer may be ahead."""
         self._swarm = swarm
         self._own = own
-        self._freshness = freshness or Freshness()
+        self._settings = settings or SwarmConfig()
+        self._max_round_lead, self._manifests_per_round = max_round_lead, manifests_per_round
         self._is_quarantined = is_quarantined
         self._peers: OrderedDict[str, _PeerState] = OrderedDict()
 
@@ -88,10 +87,8 @@ class Admission:
             raise PeerRefused(PeerRefusal.TOO_LARGE, f"{manifest.size} bytes of content")
         if state.counted_in != round:
             state.counted_in, state.admitted = round, 0
-        if state.admitted >= self._freshness.manifests_per_round:
-            raise PeerRefused(
-                PeerRefusal.OVER_QUOTA, f"more than {self._freshness.manifests_per_round} in a round"
-            )
+        if state.admitted >= self._manifests_per_round:
+            raise PeerRefused(PeerRefusal.OVER_QUOTA, f"more than {self._manifests_per_round} in a round")
         state.admitted += 1
         return manifest
 
@@ -104,7 +101,7 @@ class Admission:
         return {peer: max(state.digests, default=state.floor) for peer, state in self._peers.items()}
 
     def is_fresh(self, manifest: Manifest, round: int) -> bool:
-        return manifest.round >= round - self._freshness.max_round_lag
+        return manifest.round >= round - self._settings.max_round_lag
 
     def snapshot(self) -> bytes:
         """The state that outlives a restart."""
@@ -131,14 +128,14 @@ class Admission:
         return state
 
     def _believable(self, manifest: Manifest, round: int) -> bool:
-        return manifest.round <= round + self._freshness.max_round_lead
+        return manifest.round <= round + self._max_round_lead
 
     def _check_fresh(self, manifest: Manifest, round: int, now: float) -> None:
         if not self.is_fresh(manifest, round):
             raise PeerRefused(PeerRefusal.OLD_ROUND, f"round {manifest.round}, here it is {round}")
         if not self._believable(manifest, round):
             raise PeerRefused(PeerRefusal.FUTURE_ROUND, f"round {manifest.round}, here it is {round}")
-        if abs(manifest.created - now) > self._freshness.max_clock_skew:
+        if abs(manifest.created - now) > self._settings.max_clock_skew:
             raise PeerRefused(
                 PeerRefusal.CLOCK_SKEW, f"{manifest.created - now:+.0f} s; set the clock of one of the two"
             )

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import msgspec
 
 from rollwright.errors import FormatError, RollwrightError
 from rollwright.swarm import content
-from rollwright.swarm.admission import Admission, Candidates, Freshness
+from rollwright.swarm.admission import Admission, Candidates
 from rollwright.swarm.duplicates import SeenGroups
 from rollwright.swarm.gathering import Gathering, GroupCheck
 from rollwright.swarm.identity import SEQUENCE_FILE, Identity, SequenceFile
@@ -31,9 +31,10 @@ from rollwright.swarm.recipes import TaskBook
 from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 from rollwright.swarm.reputation import Reputation
 from rollwright.swarm.selection import in_turns
+from rollwright.swarm.settings import SwarmConfig
 from rollwright.swarm.signed import MAX_GROUP, Manifest
 from rollwright.swarm.transports.base import FetchFailed, FetchProblem, Peer, Transport
-from rollwright.swarm.verification import VERIFY_SECONDS, Scorer, Verified, check_claims, verify
+from rollwright.swarm.verification import Scorer, Verified, check_claims, verify
 from rollwright.trajectory import Trajectory
 
 ACCEPTED, MISSED = "accepted", "missed"
@@ -46,28 +47,6 @@ _ADMITTED_AT_ONCE = 64
 """Manifests admitted before the event loop may do other work: checking a signature takes a tenth of a millisecond."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ExchangeLimits:
-    """What the exchange with peers may cost."""
-
-    freshness: Freshness = field(default_factory=Freshness)
-    per_peer: int | None = None
-    """Groups of one peer in a round; `None`: no limit, as long as the other peers had their turn."""
-    beam_size: int = 4
-    """Groups that are fetched and verified concurrently."""
-    fetch_seconds: float = 10.0
-    verify_seconds: float = VERIFY_SECONDS
-    gather_seconds: float = 60.0
-    """Deadline of a round's whole gathering."""
-    max_group_bytes: int = 1 << 20
-    """Size of the content; groups that claim to be larger are not fetched."""
-    max_group_size: int = MAX_GROUP
-    """Members of a foreign group: a group larger than own ones would weigh more than they do."""
-    min_mean_logprob: float | None = None
-    """Least mean log-probability of each member's tokens under this node's policy: below it a group is text that this
-    policy would hardly ever sample, whatever its reward. `None`: no limit."""
 
 
 class ForeignGroup(msgspec.Struct, frozen=True):
@@ -104,7 +83,8 @@ class ManifestListener:
         book: TaskBook,
         reputation: Reputation,
         *,
-        limits: ExchangeLimits,
+        settings: SwarmConfig,
+        max_group_size: int,
         counts: Counter[str],
         clock: Callable[[], float],
     ) -> None:
@@ -113,7 +93,8 @@ class ManifestListener:
         self._candidates = candidates
         self._book = book
         self._reputation = reputation
-        self._limits = limits
+        self._settings = settings
+        self._max_group_size = max_group_size
         self._counts = counts
         self._clock = clock
         self._cursor = 0
@@ -142,7 +123,7 @@ class ManifestListener:
     def _admit(self, envelope: bytes, round: int) -> None:
         manifest = self._admission.admit(envelope, round=round, now=self._clock())
         size, members = manifest.size, len(manifest.rewards)
-        if size > self._limits.max_group_bytes or members > self._limits.max_group_size:
+        if size > self._settings.max_group_kb << 10 or members > self._max_group_size:
             raise PeerRefused(PeerRefusal.TOO_LARGE, f"{members} members, {size} bytes of content")
         self._book.check(manifest.env, manifest.env_version)
         self._candidates.add(manifest, envelope)
@@ -157,7 +138,7 @@ class GroupChecker:
     book: TaskBook
     seen: SeenGroups
     scorer: Scorer
-    limits: ExchangeLimits
+    settings: SwarmConfig
     verifier: Verifier = verify
 
     async def check(self, check: GroupCheck) -> None:
@@ -168,7 +149,7 @@ class GroupChecker:
         manifest = check.manifest
         try:
             check.data = await self.transport.fetch(
-                manifest.peer, manifest.digest, manifest.size, self.limits.fetch_seconds
+                manifest.peer, manifest.digest, manifest.size, self.settings.communication.fetch_timeout
             )
         except FetchFailed as failed:
             check.timed_out = failed.problem is FetchProblem.DEADLINE
@@ -183,13 +164,13 @@ class GroupChecker:
         check_claims(check.group, manifest, self.swarm)
         self.seen.check(manifest.digest, check.group)
         verified = await self.verifier(
-            check.group, manifest.digest, self.book, self.scorer, self.limits.verify_seconds
+            check.group, manifest.digest, self.book, self.scorer, self.settings.communication.verify_timeout
         )
         self._check_likely(verified)
         check.verified = verified
 
     def _check_likely(self, verified: Verified) -> None:
-        least = self.limits.min_mean_logprob
+        least = self.settings.min_mean_logprob
         if least is None:
             return
         for trajectory in verified.trajectories:
@@ -211,25 +192,28 @@ class Exchange:
         book: TaskBook,
         folder: Path,
         *,
-        limits: ExchangeLimits | None = None,
+        settings: SwarmConfig | None = None,
+        max_group_size: int = MAX_GROUP,
         verifier: Verifier = verify,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`folder` keeps the state that outlives a restart: the sequence, the seen groups, the quarantine. `verifier`
-        lets a benchmark show what happens without verification."""
+        lets a benchmark show what happens without verification. `max_group_size`: members of a foreign group; a group larger
+        than own ones would weigh more than they do."""
         self.counts: Counter[str] = Counter()
         self.quarantine = Quarantine(folder / QUARANTINE_FOLDER)
         self._identity = identity
         self._swarm = swarm
         self._transport = transport
         self._book = book
-        self._limits = limits or ExchangeLimits()
+        self._settings = settings or SwarmConfig()
+        self._communication = self._settings.communication
         self._verifier = verifier
         self._sequence = SequenceFile(folder / SEQUENCE_FILE)
         self._seen_file = folder / SEEN_FILE
         self._seen = SeenGroups()
         self._candidates = Candidates()
-        self.admission = Admission(swarm, identity.peer, self._limits.freshness, self.quarantine.__contains__)
+        self.admission = Admission(swarm, identity.peer, self._settings, self.quarantine.__contains__)
         self._reputation = Reputation(self.quarantine, self._seen, self._candidates, clock)
         self.publisher = Publisher(
             identity,
@@ -247,7 +231,8 @@ class Exchange:
             self._candidates,
             book,
             self._reputation,
-            limits=self._limits,
+            settings=self._settings,
+            max_group_size=max_group_size,
             counts=self.counts,
             clock=clock,
         )
@@ -272,7 +257,7 @@ class Exchange:
         """Take up to `count` foreign groups for this round, by the rule of `selection`."""
         gathering: Gathering | None = None
         try:
-            async with asyncio.timeout(self._limits.gather_seconds) as limit:
+            async with asyncio.timeout(self._communication.gather_timeout) as limit:
                 await self._listener.listen(round)
                 gathering = self._new_gathering(round, count, scorer)
                 await gathering.run()
@@ -288,7 +273,7 @@ class Exchange:
     def checker(self, scorer: Scorer) -> GroupChecker:
         """The stage that checks single groups with this node's policy."""
         return GroupChecker(
-            self._swarm, self._transport, self._book, self._seen, scorer, self._limits, self._verifier
+            self._swarm, self._transport, self._book, self._seen, scorer, self._settings, self._verifier
         )
 
     def peers(self) -> Sequence[Peer]:
@@ -327,8 +312,8 @@ class Exchange:
         return Gathering(
             in_turns(fresh, (self._secret, round), proven=proven, silent=silent),
             count,
-            per_peer=self._limits.per_peer,
-            beam_size=self._limits.beam_size,
+            per_peer=self._settings.per_peer,
+            beam_size=self._communication.beam_size,
             seen=self._seen,
             checker=self.checker(scorer),
             peers=self._reputation,

@@ -243,7 +243,9 @@ class _Replay:
                 turn = await settings.agent.act(session, env, turn)
             except OutOfRoom:
                 return StopReason.MAX_LENGTH
-            step = await bounded(env.step(turn.text), settings.limits.step, Boundary.ENVIRONMENT, turn.id + 1)
+            step = await bounded(
+                env.step(turn.text), settings.limits.step_timeout, Boundary.ENVIRONMENT, turn.id + 1
+            )
             turn = session.observe(turn, step)
             if (end := end_of(turn)) is not None:
                 return end

@@ -11,9 +11,11 @@ from pathlib import Path
 from rollwright.sandbox.client import Nursery, Sandbox, SandboxError
 from rollwright.sandbox.limits import SandboxLimits
 from rollwright.sandbox.messages import Ran
+from rollwright.sandbox.settings import SANDBOXES
 from rollwright.tools.context import ToolContext
 from rollwright.tools.pool import Key, LeaseOver, Pool
 from rollwright.tools.result import ToolFailure
+from rollwright.tools.settings import PythonToolConfig
 from rollwright.tools.tool import FunctionTool, Tool
 
 _STATE_LOST = "[the interpreter was restarted: variables and files are gone]"
@@ -29,23 +31,26 @@ class PythonSandbox:
 
     def __init__(
         self,
-        limits: SandboxLimits | None = None,
+        settings: PythonToolConfig | None = None,
         *,
-        size: int = 64,
         folders: Sequence[Path | str] = (),
-        allow_unconfined: bool = False,
     ) -> None:
-        """At most `size` sandboxes at a time; the others wait. For the rest see `Nursery`."""
-        self._nursery = Nursery(limits, folders=folders, allow_unconfined=allow_unconfined)
+        """`folders`: what code in a sandbox may read beside the standard library, see `Nursery`."""
+        self.settings = settings or PythonToolConfig(kind="python")
+        limits = SandboxLimits(seconds=self.settings.seconds, memory=self.settings.memory_mb << 20)
+        self._nursery: Nursery = SANDBOXES.make(
+            self.settings.sandbox, limits, folders=folders, allow_unconfined=self.settings.allow_unconfined
+        )
         self.limits = self._nursery.limits
-        self.pool: Pool[Sandbox] = Pool(self._open, size=size, close=_close)
+        self.pool: Pool[Sandbox] = Pool(self._open, size=self.settings.size, close=_close)
 
     async def check(self) -> None:
         """Whether this machine can lock code in: a `SandboxError` says what is missing."""
         (await self._nursery.open()).close()
 
-    def tool(self, name: str = "python", *, stateful: bool = True) -> Tool:
-        """The tool for a toolbox."""
+    def tool(self, name: str = "python", *, stateful: bool | None = None) -> Tool:
+        """The tool for a toolbox. `stateful`: whether a rollout keeps one sandbox; unset: as the settings say."""
+        stateful = self.settings.stateful if stateful is None else stateful
 
         async def python_with_state(code: str, context: ToolContext) -> str:
             """Runs Python code and returns what it prints, and the value of its last line. Variables live on in later

@@ -7,12 +7,13 @@ weights and lengths alone, so that the gradient of the batch is the sum of the g
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from rollwright.training.micro_batches import PackedRow
-from rollwright.training.settings import Aggregation, LossSettings, Ratio
+from rollwright.training.settings import LOSSES, Aggregation, LossSettings, Ratio
 
 LARGEST_LOG_RATIO = math.log(1e4)
 """Ratios beyond it say only that something is very wrong; without a bound, the estimate of the divergence overflows."""
@@ -46,7 +47,58 @@ class TokenLosses:
     """From the base model, where it is asked for."""
 
 
+class Loss(Protocol):
+    """A loss of each trained token. All tensors hold one number for each; `new` alone carries a gradient."""
+
+    def __call__(
+        self,
+        new: Tensor,
+        engine: Tensor,
+        advantages: Tensor,
+        settings: LossSettings,
+        *,
+        proximal: Tensor | None = None,
+        reference: Tensor | None = None,
+        entropy: Tensor | None = None,
+    ) -> TokenLosses | Tensor:
+        """`new`, `engine`, `proximal`, `reference`: log-probabilities of the model, the engine, the model before the step
+        and the base model. A loss that gives a tensor alone reports nothing as clipped."""
+        ...
+
+
 def token_losses(
+    new: Tensor,
+    engine: Tensor,
+    advantages: Tensor,
+    settings: LossSettings,
+    *,
+    proximal: Tensor | None = None,
+    reference: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> TokenLosses:
+    """The loss that the settings name; an exception in one of the user's own is one line that names it."""
+    if settings.name == "clipped":
+        return clipped_loss(
+            new, engine, advantages, settings, proximal=proximal, reference=reference, entropy=entropy
+        )
+    loss = cast(Loss, LOSSES.function(settings.name, **settings.options))
+    with LOSSES.blame(settings.name):
+        found = loss(
+            new, engine, advantages, settings, proximal=proximal, reference=reference, entropy=entropy
+        )
+        if isinstance(found, Tensor):
+            found = _unclipped(found, new, engine)
+        if found.losses.shape != new.shape:
+            raise ValueError(f"gives {tuple(found.losses.shape)} losses for {tuple(new.shape)} tokens")
+        return found
+
+
+def _unclipped(losses: Tensor, new: Tensor, engine: Tensor) -> TokenLosses:
+    ratios = torch.exp(_bounded(new - engine)).detach()
+    return TokenLosses(losses, ratios, torch.zeros_like(ratios, dtype=torch.bool), None)
+
+
+def clipped_loss(
     new: Tensor,
     engine: Tensor,
     advantages: Tensor,

@@ -4,12 +4,13 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from rollwright.errors import ConfigError, naming
+from rollwright.training.settings import METRIC_WRITERS
 
 _log = logging.getLogger(__name__)
 
@@ -18,6 +19,9 @@ Figures = Mapping[str, float | str]
 
 
 class MetricWriter(Protocol):
+    """Takes the figures of each step. Made as `writer(folder, resume_at=…)`: the run's folder, and the next step where a
+    run is resumed, else `None`."""
+
     def write(self, step: int, figures: Figures) -> None: ...
 
     def forget(self, step: int) -> None:
@@ -67,7 +71,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ConfigError("metrics: `tensorboard` needs the package tensorboard") from error
+            raise ConfigError("needs the package tensorboard") from error
         # TensorBoard itself leaves out what an earlier process wrote of the steps from `purge_step` on.
         self._writer: Any = SummaryWriter(str(folder), purge_step=resume_at)
 
@@ -91,7 +95,7 @@ class Wandb:
         try:
             wandb = import_module("wandb")
         except ImportError as error:
-            raise ConfigError("metrics: `wandb` needs the package wandb") from error
+            raise ConfigError("needs the package wandb") from error
         self._run: Any = wandb.init(dir=str(folder), resume="never" if resume_at is None else "allow")
 
     def write(self, step: int, figures: Figures) -> None:
@@ -104,36 +108,41 @@ class Wandb:
         self._run.finish()
 
 
+def open_jsonl(folder: Path, resume_at: int | None = None) -> JsonLines:
+    return JsonLines(folder / "metrics.jsonl", resume_at=resume_at)
+
+
+def open_tensorboard(folder: Path, resume_at: int | None = None) -> TensorBoard:
+    return TensorBoard(folder / "tensorboard", resume_at=resume_at)
+
+
 class Metrics:
-    """Writes to all that were asked for by name, in a run's folder."""
+    """Writes to all writers that were asked for by name, in a run's folder."""
 
     def __init__(
         self, folder: Path, names: Sequence[str] = ("jsonl",), *, resume_at: int | None = None
     ) -> None:
         for name in names:
-            if name not in WRITERS:
-                raise ConfigError(f"metrics: unknown `{name}`; known: {', '.join(WRITERS)}")
-        self._writers = [WRITERS[name](folder, resume_at) for name in names]
+            METRIC_WRITERS.find(name)  # before any of them has made a file
+        self._writers: list[tuple[str, MetricWriter]] = [
+            (name, METRIC_WRITERS.make(name, folder, resume_at=resume_at)) for name in names
+        ]
 
     def write(self, step: int, figures: Figures) -> None:
-        for writer in self._writers:
-            writer.write(step, figures)
+        for name, writer in self._writers:
+            with METRIC_WRITERS.blame(name):
+                writer.write(step, figures)
 
     def forget(self, step: int) -> None:
         """The figures of earlier steps go, where they are in files of the run's own."""
-        for writer in self._writers:
-            writer.forget(step)
+        for name, writer in self._writers:
+            with METRIC_WRITERS.blame(name):
+                writer.forget(step)
 
     def close(self) -> None:
-        for writer in self._writers:
-            writer.close()
-
-
-WRITERS: Mapping[str, Callable[[Path, int | None], MetricWriter]] = {
-    "jsonl": lambda folder, resume_at: JsonLines(folder / "metrics.jsonl", resume_at=resume_at),
-    "tensorboard": lambda folder, resume_at: TensorBoard(folder / "tensorboard", resume_at=resume_at),
-    "wandb": lambda folder, resume_at: Wandb(folder, resume_at=resume_at),
-}
+        for name, writer in self._writers:
+            with METRIC_WRITERS.blame(name):
+                writer.close()
 
 
 def _lines(file: Path, steps: range) -> list[str]:

@@ -26,7 +26,7 @@ _WRAPPED = "base_model.model."
 class TrainedModel:
     """A causal language model on its device, with adapters where they are asked for."""
 
-    def __init__(self, model: "PreTrainedModel", settings: TrainerSettings) -> None:
+    def __init__(self, model: "PreTrainedModel", settings: TrainerSettings, seed: int = 0) -> None:
         self.device = pick_device(settings.device)
         self.base = model.to(self.device)  # type: ignore[arg-type]
         self._bfloat16 = settings.dtype == "bfloat16"
@@ -37,7 +37,7 @@ class TrainedModel:
         if settings.loss.kl_coefficient and settings.lora is None:
             self._reference = copy.deepcopy(self.base).requires_grad_(False).eval()
         self.module: Any = (
-            self.base if settings.lora is None else _with_adapters(self.base, settings.lora, settings.seed)
+            self.base if settings.lora is None else _with_adapters(self.base, settings.lora, seed)
         )
         # Dropout would make ratios measure its noise, so the model is never in training mode.
         self.module.eval()
@@ -129,8 +129,9 @@ def _head(model: Any) -> nn.Module:
 def _with_adapters(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    modules = lora.modules if lora.modules == "all-linear" else list(lora.modules)
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=modules, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.modules, task_type="CAUSAL_LM"
+    )
     with torch.random.fork_rng():  # adapters begin with draws from torch's global generator
         torch.manual_seed(seed)
         return get_peft_model(model, config)

@@ -33,7 +33,7 @@ from rollwright.training.report import Skip, StepReport, batch_figures
 from rollwright.training.rows import Row
 from rollwright.training.settings import Ratio
 from rollwright.training.settings import TrainerSettings as TrainerSettings
-from rollwright.trajectory import Floats, TokenIds, floats
+from rollwright.trajectory import MIN_TEMPERATURE, Floats, TokenIds, floats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,9 +49,27 @@ class TrainingStopped(RollwrightError):
 
 
 class Trainer:
-    def __init__(self, model: "PreTrainedModel", settings: TrainerSettings) -> None:
-        """`model` is the base model, also when a checkpoint is restored afterwards: the divergence is from it."""
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        settings: TrainerSettings,
+        *,
+        total_updates: int = 1,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        """`model` is the base model, also when a checkpoint is restored afterwards: the divergence is from it.
+
+        `total_updates`: of the whole training, for the learning rate. `temperature`: of tokens that do not say at which
+        temperature they were drawn; log-probabilities are of the same distribution as the engine's. `seed`: of adapters
+        and of the order of mini-batches.
+        """
+        if not MIN_TEMPERATURE <= temperature < math.inf:
+            raise ConfigError(
+                f"trainer: temperature is {temperature:g}; accepted: {MIN_TEMPERATURE:g} or more"
+            )
         self.settings = settings
+        self._total_updates, self._temperature, self._seed = total_updates, temperature, seed
         self.version = 0
         """Steps that changed the weights; 0 is the base model."""
         self.updates = 0
@@ -63,7 +81,7 @@ class Trainer:
         self._skips_in_a_row = 0
         self._budget = settings.tokens_per_micro_batch
         self._halved = False
-        self._model = TrainedModel(model, settings)
+        self._model = TrainedModel(model, settings, seed)
         self._parameters = self._model.trained_parameters()
         self._optimizer = _optimizer(self._parameters.values(), settings)
 
@@ -71,7 +89,7 @@ class Trainer:
         """Trains on one batch. Blocks; raises `TrainingStopped` when the same trouble comes back."""
         began = time.perf_counter()
         rollouts, reward, success = batch_figures(rows)
-        packed = [pack(row, self.settings.temperature) for row in rows if any(row.mask)]
+        packed = [pack(row, self._temperature) for row in rows if any(row.mask)]
         known = {
             "rollouts": rollouts,
             "reward": reward,
@@ -125,7 +143,7 @@ class Trainer:
 
     def _optimizer_step(self) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate_at(self.updates)
+            group["lr"] = self.settings.learning_rate_at(self.updates, self._total_updates)
         self._optimizer.step()
         self.updates += 1
 
@@ -190,7 +208,7 @@ class Trainer:
                 yield list(range(len(packed)))
                 continue
             rollouts = list(dict.fromkeys(row.rollout_id for row in packed))
-            draws.generator("mini-batches", self.settings.seed, self.version, epoch).shuffle(rollouts)
+            draws.generator("mini-batches", self._seed, self.version, epoch).shuffle(rollouts)
             part = {rollout: place % count for place, rollout in enumerate(rollouts)}
             for number in range(min(count, len(rollouts))):
                 yield [place for place, row in enumerate(packed) if part[row.rollout_id] == number]
@@ -226,7 +244,7 @@ class Trainer:
     def logprobs(self, sequences: Sequence[tuple[TokenIds, TokenIds]]) -> list[Floats]:
         """For each prompt and what follows it, the log-probability of every id that follows, under the weights as they
         are now and the temperature that is trained for."""
-        rows = [plain_row(prompt, sampled, self.settings.temperature) for prompt, sampled in sequences]
+        rows = [plain_row(prompt, sampled, self._temperature) for prompt, sampled in sequences]
         self._check_ids(rows)
         model = self._model
         found = self._within_memory(
@@ -309,7 +327,7 @@ def _optimizer(parameters: Iterable[nn.Parameter], settings: TrainerSettings) ->
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
-        betas=settings.betas,
+        betas=(settings.beta1, settings.beta2),
         fused=True,
     )
 

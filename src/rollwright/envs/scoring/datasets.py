@@ -19,10 +19,10 @@ import numpy.random
 from reasoning_gym.factory import CURRICULA, DATASETS, create_dataset
 from sympy.core.cache import clear_cache
 
-from rollwright.envs.nearest import suggestion
 from rollwright.envs.scoring import guard
 from rollwright.envs.scoring.messages import LEVEL, NoQuestion, Score
 from rollwright.envs.scoring.readers import ALGEBRAIC, READING
+from rollwright.registry import suggestion
 
 _SET_HERE = ("seed", "size")
 """Options of every dataset that follow from the seed of the episode."""

@@ -1,29 +1,17 @@
-"""From a configuration to the filters that it names."""
+"""From settings to the filters that they name."""
 
-from rollwright.config import EnvManagerConfig
-from rollwright.config.filters import (
-    AccuracyBandConfig,
-    AnyFilterConfig,
-    DuplicateConfig,
-    FormatErrorConfig,
-    NoTrainableTokenConfig,
-    OverlongConfig,
-    RepetitionConfig,
-    VoidTurnConfig,
-    ZeroVarianceConfig,
-)
+from collections.abc import Callable
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any, cast
+
+from rollwright.errors import ConfigError
 from rollwright.rollout.filters.base import Action, Filter, Test
-from rollwright.rollout.filters.catching import (
-    AccuracyBand,
-    Duplicate,
-    FormatError,
-    NoTrainableToken,
-    Overlong,
-    Repetition,
-    VoidTurn,
-    ZeroVariance,
-)
-from rollwright.rollout.filters.own import group_filter
+from rollwright.rollout.filters.own import OwnTest, group_filter
+from rollwright.rollout.settings import FILTERS, AnyFilterConfig, EnvManagerConfig, OwnFilterConfig
+
+_METHODS = ("catches_turn", "catches", "catches_group", "caught_members")
+"""The methods of which a test has at least one."""
 
 
 def build_filters(manager: EnvManagerConfig) -> tuple[Filter, ...]:
@@ -34,21 +22,32 @@ def build_filters(manager: EnvManagerConfig) -> tuple[Filter, ...]:
     return tuple(filters)
 
 
-def _test(config: AnyFilterConfig) -> Test:
-    match config:
-        case VoidTurnConfig():
-            return VoidTurn()
-        case FormatErrorConfig():
-            return FormatError()
-        case RepetitionConfig():
-            return Repetition(config.ratio, config.shortest)
-        case OverlongConfig():
-            return Overlong(config.limit, config.slack, config.cost)
-        case NoTrainableTokenConfig():
-            return NoTrainableToken()
-        case DuplicateConfig():
-            return Duplicate()
-        case ZeroVarianceConfig():
-            return ZeroVariance(config.tolerance)
-        case AccuracyBandConfig():
-            return AccuracyBand(config.low, config.high)
+def _test(settings: AnyFilterConfig) -> Test:
+    if isinstance(settings, OwnFilterConfig):
+        return _own_test(settings)
+    return cast(Test, FILTERS.find(settings.kind)(settings))
+
+
+def _own_test(settings: OwnFilterConfig) -> Test:
+    """A test of the user's own. An exception in it is one line that names it."""
+    name = settings.test
+    found = FILTERS.find(name)
+    if not isinstance(found, type) and callable(found):
+        return OwnTest(name, FILTERS.function(name, **settings.options))
+    test = FILTERS.make(name, **settings.options)
+    methods = [each for each in (*_METHODS, "penalties", "reason") if callable(getattr(test, each, None))]
+    if not set(methods) & set(_METHODS):
+        raise ConfigError(f"filter {name}: has none of {', '.join(_METHODS)}")
+    if settings.action == "penalise" and "penalties" not in methods:
+        raise ConfigError(f"filter {name}: action `penalise` needs the method penalties(trajectory)")
+    blamed = {each: _blamed(name, getattr(test, each)) for each in methods}
+    return cast(Test, SimpleNamespace(name=getattr(test, "name", name), **blamed))
+
+
+def _blamed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(looked_at: Any) -> Any:
+        with FILTERS.blame(name):
+            return method(looked_at)
+
+    return call

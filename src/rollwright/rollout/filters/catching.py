@@ -2,8 +2,19 @@
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
+from rollwright.rollout.settings import (
+    AccuracyBandConfig,
+    DuplicateConfig,
+    FormatErrorConfig,
+    NoTrainableTokenConfig,
+    OverlongConfig,
+    RepetitionConfig,
+    VoidTurnConfig,
+    ZeroVarianceConfig,
+)
 from rollwright.trajectory import FinishReason, StopReason, Trajectory, Turn, leaves, path
 
 
@@ -12,6 +23,7 @@ class VoidTurn:
     """A turn that does nothing: no tool call that can be read, no final answer, no action, and nothing that ends the
     episode. A call that was carried out and failed is not void."""
 
+    settings: VoidTurnConfig | None = field(default=None, compare=False)
     name = "void_turn"
 
     def catches_turn(self, turn: Turn) -> bool:
@@ -25,6 +37,7 @@ class VoidTurn:
 class FormatError:
     """A turn whose answer does not have the format that was asked for, or names something that does not exist."""
 
+    settings: FormatErrorConfig | None = field(default=None, compare=False)
     name = "format_error"
 
     def catches_turn(self, turn: Turn) -> bool:
@@ -33,18 +46,17 @@ class FormatError:
 
 @dataclass(frozen=True)
 class Repetition:
-    """A turn whose text repeats itself: zlib makes it `ratio` times smaller or more."""
+    """A turn whose text repeats itself: zlib makes it `ratio` times smaller or more. Short texts are not looked at, because
+    they compress badly whatever they say."""
 
-    ratio: float = 10.0
-    shortest: int = 500
-    """Characters below which a text is not looked at: short texts compress badly whatever they say."""
+    settings: RepetitionConfig = field(default_factory=partial(RepetitionConfig, kind="repetition"))
     name = "repetition"
 
     def catches_turn(self, turn: Turn) -> bool:
-        if len(turn.text) < self.shortest:
+        if len(turn.text) < self.settings.shortest:
             return False
         text = turn.text.encode()
-        return len(text) / len(zlib.compress(text)) >= self.ratio
+        return len(text) / len(zlib.compress(text)) >= self.settings.ratio
 
 
 @dataclass(frozen=True)
@@ -55,26 +67,24 @@ class Overlong:
     penalty is the share of the slack that each path uses, times `cost`.
     """
 
-    limit: int | None = None
-    slack: int = 0
-    cost: float = 1.0
+    settings: OverlongConfig = field(default_factory=partial(OverlongConfig, kind="overlong"))
     name = "overlong"
 
     def catches(self, trajectory: Trajectory) -> bool:
-        if self.limit is not None:
+        if self.settings.limit is not None:
             return bool(self.penalties(trajectory))
         cut = any(trajectory.turns[leaf].finish is FinishReason.LENGTH for leaf in leaves(trajectory.turns))
         return cut or trajectory.stop is StopReason.MAX_LENGTH
 
     def penalties(self, trajectory: Trajectory) -> dict[int, float]:
-        if self.limit is None:
+        if self.settings.limit is None:
             return {}
         found = {}
         for leaf in leaves(trajectory.turns):
             tokens = sum(turn.completion_tokens for turn in path(trajectory.turns, leaf))
-            over = (tokens - (self.limit - self.slack)) / max(self.slack, 1)
+            over = (tokens - (self.settings.limit - self.settings.slack)) / max(self.settings.slack, 1)
             if over > 0:
-                found[leaf] = -self.cost * min(1.0, over)
+                found[leaf] = -self.settings.cost * min(1.0, over)
         return found
 
 
@@ -82,6 +92,7 @@ class Overlong:
 class NoTrainableToken:
     """A trajectory in which nothing was sampled that could be trained on."""
 
+    settings: NoTrainableTokenConfig | None = field(default=None, compare=False)
     name = "no_trainable_token"
 
     def catches(self, trajectory: Trajectory) -> bool:
@@ -92,6 +103,7 @@ class NoTrainableToken:
 class Duplicate:
     """A member of a group that sampled exactly the tokens of an earlier one."""
 
+    settings: DuplicateConfig | None = field(default=None, compare=False)
     name = "duplicate"
 
     def caught_members(self, group: Sequence[Trajectory]) -> list[int]:
@@ -110,13 +122,12 @@ class ZeroVariance:
     """A group whose members all have the same score: relative to the group, none is better. Only members in the baseline
     are looked at. Groups of one, and trees whose leaves differ, are kept."""
 
-    tolerance: float = 0.0
-    """Scores this close together count as the same."""
+    settings: ZeroVarianceConfig = field(default_factory=partial(ZeroVarianceConfig, kind="zero_variance"))
     name = "zero_variance"
 
     def catches_group(self, group: Sequence[Trajectory]) -> bool:
         scores = [score for each in group if each.in_baseline for score in leaf_scores(each)]
-        return len(scores) > 1 and max(scores) - min(scores) <= self.tolerance
+        return len(scores) > 1 and max(scores) - min(scores) <= self.settings.tolerance
 
 
 @dataclass(frozen=True)
@@ -124,15 +135,14 @@ class AccuracyBand:
     """A group whose mean success is outside of `low` to `high`: too hard or too easy to learn from. Only members in the
     baseline are looked at."""
 
-    low: float = 0.0
-    high: float = 1.0
+    settings: AccuracyBandConfig = field(default_factory=partial(AccuracyBandConfig, kind="accuracy_band"))
     name = "accuracy_band"
 
     def catches_group(self, group: Sequence[Trajectory]) -> bool:
         shares = [share for each in group if each.in_baseline and (share := each.success_share) is not None]
         if not shares:
             return False
-        return not self.low <= sum(shares) / len(shares) <= self.high
+        return not self.settings.low <= sum(shares) / len(shares) <= self.settings.high
 
 
 def leaf_scores(trajectory: Trajectory) -> list[float]:

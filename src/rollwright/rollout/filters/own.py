@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
 from rollwright.cancellation import is_asked_for
 from rollwright.errors import ConfigError, RollwrightError
+from rollwright.registry import import_object, is_path
 from rollwright.rollout.filters.base import Action, Filter
 from rollwright.rollout.filters.catching import ZeroVariance
 from rollwright.trajectory import Trajectory
@@ -39,15 +39,14 @@ def group_filter(name: str) -> Filter:
     """`zero_variance`, or a user's own function as `module:function`."""
     if name == ZeroVariance.name:
         return Filter(ZeroVariance(), Action.DROP)
-    module, found, function = name.partition(":")
-    if not found:
+    if not is_path(name):
         raise ConfigError(
             f"group_filter: unknown `{name}`; known: {ZeroVariance.name}, or module:function; see also `filters`"
         )
     try:
-        chosen = getattr(import_module(module), function)
-    except (ImportError, AttributeError, SystemExit) as error:
-        raise ConfigError(f"group_filter: `{name}` cannot be imported: {error!r}") from error
+        chosen = import_object(name)
+    except (ConfigError, ImportError) as error:
+        raise ConfigError(f"group_filter: `{name}` cannot be imported: {error}") from error
     if not callable(chosen):
         raise ConfigError(f"group_filter: `{name}` is a {type(chosen).__name__}, not a function")
     return Filter(OwnTest(name, chosen), Action.DROP)

@@ -29,6 +29,7 @@ from typing import TypeVar
 from rollwright.errors import RollwrightError
 from rollwright.swarm.content import head_of
 from rollwright.swarm.refusals import PeerRefused
+from rollwright.swarm.settings import SwarmConfig
 from rollwright.swarm.signed import open_signed
 from rollwright.swarm.transports.base import (
     CALL_SECONDS,
@@ -393,3 +394,12 @@ def _begins(place: SharedFolder, name: str, head: bytes) -> bool:
         return place.read(name, len(head)) == head
     except UnacceptableFile:
         return False
+
+
+def open_directory(
+    swarm: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
+) -> DirectoryTransport:
+    """Open the transport through the folder that the settings name."""
+    folder = swarm.communication.folder
+    assert folder is not None, "checked by the settings"
+    return DirectoryTransport(Path(folder), swarm.name, peer, clock=clock)

@@ -24,6 +24,7 @@ from hashlib import sha256
 from typing import Any
 
 from rollwright.errors import ConfigError, RollwrightError
+from rollwright.swarm.settings import SwarmConfig
 from rollwright.swarm.transports.base import (
     CALL_SECONDS,
     MAX_CONTENT_BYTES,
@@ -383,3 +384,20 @@ def _config(
 def _line(error: Exception) -> str:
     """zenoh's message without its source location."""
     return " ".join(str(error).partition(" at /")[0].split())
+
+
+async def open_zenoh(
+    swarm: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
+) -> ZenohTransport:
+    """Join the network as the settings say."""
+    settings = swarm.communication
+    return await ZenohTransport.open(
+        swarm.name,
+        peer,
+        listen=settings.listen,
+        bootstrap=settings.bootstrap,
+        startup_timeout=settings.startup_timeout,
+        multicast=settings.multicast,
+        settings=settings.zenoh,
+        clock=clock,
+    )

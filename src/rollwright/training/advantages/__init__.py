@@ -3,10 +3,11 @@
 from rollwright.training.advantages.agents import AgentWise
 from rollwright.training.advantages.base import Advantage, Groups, TurnAdvantages, admitted, left_out
 from rollwright.training.advantages.episodes import GRPO, RLOO, DrGRPO, ReinforcePlusPlus
-from rollwright.training.advantages.names import ADVANTAGES, make_advantage
+from rollwright.training.advantages.names import make_advantage
 from rollwright.training.advantages.paths import PathGRPO, TreeGRPO
 from rollwright.training.advantages.steps import GAE, GiGPO
 from rollwright.training.advantages.tree import SegmentValue, Tree
+from rollwright.training.settings import ADVANTAGES
 
 __all__ = [
     "ADVANTAGES",

@@ -1,4 +1,4 @@
-"""Settings of where and with how much of the machine a model computes."""
+"""Settings of where, and with how much of the machine, a model computes."""
 
 from typing import Annotated, Literal
 

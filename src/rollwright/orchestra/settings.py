@@ -1,14 +1,16 @@
-"""Teams of agents that play an environment as one; `kind` chooses the shape."""
+"""Settings of teams of agents that play an environment as one; `kind` chooses the shape."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
-from rollwright.config.base import Settings
-from rollwright.config.tools import AnyToolConfig, tools_by_name
+from rollwright.orchestra.reading import ReadingRule
+from rollwright.orchestra.verdict import VerdictRule
+from rollwright.settings import Settings
+from rollwright.tools.settings import AnyToolConfig, tools_by_name
 
 
-class PerformanceConfig(Settings):
+class Performance(Settings):
     """What a team costs; what is trained is the same, `max_context_length` aside."""
 
     enable_early_termination: bool = True
@@ -24,7 +26,7 @@ class PerformanceConfig(Settings):
     or the question."""
 
 
-class AgentSamplingConfig(Settings):
+class SamplingChanges(Settings):
     """What an agent samples differently from the run."""
 
     temperature: NonNegativeFloat | None = None
@@ -33,32 +35,8 @@ class AgentSamplingConfig(Settings):
     """Unset: the run's."""
     max_tokens: PositiveInt | None = None
     """Most tokens of one answer. Unset: the environment's limit."""
-    stop: list[str] | None = None
+    stop: tuple[str, ...] | None = None
     """Texts that end a completion. Unset: the run's."""
-
-
-class ReadingConfig(Settings):
-    """What of a completion is the agent's answer."""
-
-    tags: list[str] = Field(default_factory=list)
-    """The answer is the first of these tags. Empty: the whole completion."""
-    think: bool = False
-    """Whether exactly one `<think>…</think>` is needed."""
-    pattern: str | None = None
-    """A regular expression that a valid completion matches somewhere."""
-
-
-class VerdictConfig(Settings):
-    """How an agent that judges writes its verdict; the last one counts."""
-
-    malformed: Literal["approve", "reject"]
-    """What a completion without a verdict means."""
-    tag: str = "verify"
-    """The verdict stands in this tag."""
-    approve: str = "approve"
-    """The word for it."""
-    reject: str = "reject"
-    """The word for it."""
 
 
 class TeamAgentConfig(Settings):
@@ -72,15 +50,15 @@ class TeamAgentConfig(Settings):
     again: str | None = None
     """Template of the message when it is asked again: its prompt then continues its own earlier turn. Unset: every
     call starts anew."""
-    reading: ReadingConfig | None = None
-    verdict: VerdictConfig | None = None
+    reading: ReadingRule | None = None
+    verdict: VerdictRule | None = None
     shares: bool | None = None
     """Whether the agents after it see its answer. Unset: yes."""
     trainable: bool | None = None
     """False: its tokens are never in the loss. Unset: true."""
     invalid_penalty: Annotated[float, Field(le=0)] | None = None
     """What a call without the asked-for form costs, on that call, apart from the reward. Unset: 0."""
-    sampling: AgentSamplingConfig = AgentSamplingConfig()
+    sampling: SamplingChanges = SamplingChanges()
     tools: list[AnyToolConfig] | None = None
     """What it may call before it answers: `calculator`, `python`, `module:name`, or a tool with settings. Unset: none."""
     max_tool_turns: PositiveInt | None = None

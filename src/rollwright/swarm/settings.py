@@ -1,18 +1,39 @@
-"""How a node shares rollouts with its swarm."""
+"""Settings of how a node shares rollouts with its swarm, and the plug point of transports."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rollwright.config.base import Settings
+from rollwright.registry import Registry
+from rollwright.settings import Settings
+
+TRANSPORTS: Registry[Any] = Registry(
+    "transports",
+    "transport",
+    {
+        "zenoh": "rollwright.swarm.transports.zenoh:open_zenoh",
+        "directory": "rollwright.swarm.transports.directory:open_directory",
+    },
+    protocol="rollwright.swarm.transports.base:Transport",
+    key="swarm.communication.transport",
+)
+
+
+def _known_transport(name: str) -> str:
+    if not TRANSPORTS.knows(name):
+        raise ValueError(TRANSPORTS.unknown(name))
+    return name
 
 
 class CommunicationConfig(Settings):
     """How a node reaches the others. Every call has a deadline; without reachable peers the node goes on alone, and
     joins again by itself."""
 
-    transport: Literal["zenoh", "directory"] = "zenoh"
-    """`zenoh`: over the network. `directory`: through a folder that all nodes see, mounted or synced."""
+    transport: Annotated[str, AfterValidator(_known_transport)] = "zenoh"
+    """`zenoh`: over the network. `directory`: through a folder that all nodes see, mounted or synced. Or one's own as
+    `module:name`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of a transport of one's own."""
     bootstrap: list[str] = Field(default_factory=list)
     """Addresses of nodes to begin with, as `tcp/HOST:PORT`; any node of the swarm will do, and it may be away. Unset:
     nodes of this machine find each other."""
@@ -41,7 +62,7 @@ class CommunicationConfig(Settings):
     def _fits(self) -> "CommunicationConfig":
         if self.transport == "directory" and self.folder is None:
             raise ValueError("folder: transport `directory` needs one that all nodes see")
-        if self.transport != "directory" and self.folder is not None:
+        if self.transport == "zenoh" and self.folder is not None:
             raise ValueError(f"folder: transport `{self.transport}` has none; use transport `directory`")
         return self
 

@@ -4,7 +4,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rollwright.config.base import EngineUrl, Settings
+from rollwright.registry import Registry
+from rollwright.settings import EngineUrl, Settings, choose_kinds
+
+TOOLS: Registry[Any] = Registry(
+    "tools",
+    "tool",
+    {
+        "calculator": "rollwright.tools.calculator:calculator",
+        "python": "rollwright.tools.python:PythonSandbox",
+        "search": "rollwright.tools.search:search_tool",
+    },
+    protocol="rollwright.tools.tool:Tool",
+    key="orchestras.TAG.agents.NAME.tools",
+)
 
 
 class ToolConfig(Settings):
@@ -38,6 +51,8 @@ class PythonToolConfig(ToolConfig):
     """Memory of one sandbox."""
     allow_unconfined: bool = False
     """True: where the machine cannot lock code in, limits alone have to do. False: the run does not start there."""
+    sandbox: str = "process"
+    """What the code is locked in by: `process`, or a sandbox of one's own as `module:name`."""
 
 
 class SearchToolConfig(ToolConfig):
@@ -73,10 +88,4 @@ AnyToolConfig = Annotated[
 
 def tools_by_name(value: Any) -> Any:
     """A tool that is given by its name alone has every default; a path is one's own."""
-    if not isinstance(value, list):
-        return value
-    return [_by_name(each) if isinstance(each, str) else each for each in value]
-
-
-def _by_name(name: str) -> dict[str, str]:
-    return {"kind": "own", "function": name} if ":" in name else {"kind": name}
+    return choose_kinds(value, TOOLS, "function")

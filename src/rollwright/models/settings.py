@@ -1,10 +1,10 @@
-"""Pools that a model is picked from to fit the machine, and how models are downloaded."""
+"""Settings of the pools that a model is picked from to fit the machine, and of downloads."""
 
 from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from rollwright.config.base import Settings
+from rollwright.settings import Settings
 
 ModelPool = Annotated[list[str], Field(min_length=1)]
 

@@ -1,0 +1,220 @@
+"""Plug points: implementations that a configuration names.
+
+Always true: a name is a built-in kind, an entry point of an installed package (group `rollwright.<point>`), or the path
+`module:name` of any importable object, looked up in this order. Nothing is imported before it is asked for. An unknown
+name, a module that cannot be imported and a wrong option are each one line that names the plug point and the object; so
+is an exception that the user's own code raises.
+"""
+
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import lru_cache, partial
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar, cast
+
+from rollwright.cancellation import is_asked_for
+from rollwright.errors import ConfigError, RollwrightError
+
+T = TypeVar("T")
+
+Factory = Callable[..., Any]
+
+
+class Registry(Generic[T]):
+    """The implementations of one plug point. `T` is what a name stands for: a class, a factory or a function."""
+
+    def __init__(
+        self, point: str, what: str, kinds: Mapping[str, "T | str"], *, protocol: str, key: str
+    ) -> None:
+        """`point`: names the entry-point group, `rollwright.<point>`. `what`: one implementation, in words, for error
+        lines. `kinds`: the built-in ones; a string is a path `module:name` that is imported when first needed.
+        `protocol`: path of the class that says what an implementation has to do. `key`: where a configuration names it.
+        """
+        self.point, self.what, self.protocol, self.key = point, what, protocol, key
+        self._kinds = dict(kinds)
+        self._offered: dict[str, list[EntryPoint]] | None = None
+
+    @property
+    def group(self) -> str:
+        """The entry-point group in which packages offer implementations."""
+        return f"rollwright.{self.point}"
+
+    @property
+    def kinds(self) -> Mapping[str, "T | str"]:
+        """The built-in and registered implementations, or their paths."""
+        return self._kinds
+
+    def names(self) -> list[str]:
+        """Every plain name: built-in ones first, then those of installed packages."""
+        return [*self._kinds, *sorted(set(self.offered()) - set(self._kinds))]
+
+    def is_built_in(self, name: str) -> bool:
+        return name in self._kinds
+
+    def knows(self, name: str) -> bool:
+        """Whether the name could be found; a path `module:name` is not imported for this."""
+        return name in self._kinds or is_path(name) or name in self.offered()
+
+    def register(self, name: str, implementation: "T | str") -> None:
+        """Adds an implementation for this process; a name that is taken is refused."""
+        if ":" in name or not name:
+            raise ConfigError(f"{self.what}: a name is without ':' and not empty, got {name!r}")
+        if name in self._kinds or name in self.offered():
+            raise ConfigError(f"{self.what} {name!r}: the name is taken; choose another")
+        self._kinds[name] = implementation
+
+    def find(self, name: str) -> T:
+        """The implementation of this name, imported if need be."""
+        if name in self._kinds:
+            found = self._kinds[name]
+            return cast(T, import_object(found)) if isinstance(found, str) else found
+        if name in self.offered():
+            return self._load(name)
+        if not is_path(name):
+            raise ConfigError(f"{self.what}: {self.unknown(name)}")
+        with self.blame(name):
+            return cast(T, import_object(name))
+
+    def make(self, name: str, *leading: Any, **options: Any) -> Any:
+        """Calls the implementation, a class or a factory, with options that are checked against its signature."""
+        factory = cast(Factory, self.find(name))
+        with self.blame(name):
+            if not callable(factory):
+                raise ConfigError(f"is a {type(factory).__name__}, which cannot be called")
+            return factory(*leading, **checked_options(factory, options, len(leading)))
+
+    def function(self, name: str, **options: Any) -> Callable[..., Any]:
+        """A function with its options filled in. A class is made with them first, so that its objects can be called."""
+        found = cast(Factory, self.find(name))
+        if isinstance(found, type):
+            made = self.make(name, **options)
+            if not callable(made):
+                raise ConfigError(f"{self.what} {name}: its objects cannot be called")
+            return cast(Callable[..., Any], made)
+        with self.blame(name):
+            if not callable(found):
+                raise ConfigError(f"is a {type(found).__name__}, not a function")
+            return partial(found, **options) if options else found
+
+    def unknown(self, name: str) -> str:
+        """Says in one line that there is no such name, which one is near, and which there are."""
+        if not (known := self.names()):
+            return f"unknown `{name}`; expected module:name"
+        near = get_close_matches(name, known, n=1)
+        hint = f" (did you mean `{near[0]}`?)" if near else ""
+        return f"unknown `{name}`{hint}; known: {', '.join(known)}, or module:name"
+
+    @contextmanager
+    def blame(self, name: str) -> Iterator[None]:
+        """An error inside becomes one line that names this implementation. A built-in one that fails for another reason
+        than a wrong setting has its error pass unchanged."""
+        try:
+            yield
+        except ConfigError as error:
+            raise ConfigError(f"{self.what} {name}: {error}") from error
+        except RollwrightError:
+            raise
+        except BaseException as error:
+            if self.is_built_in(name) or is_asked_for(error) or isinstance(error, KeyboardInterrupt):
+                raise
+            raise RollwrightError(f"{self.what} {name}: raised {type(error).__name__}: {error}") from error
+
+    def offered(self) -> Mapping[str, Sequence[EntryPoint]]:
+        """The entry points of installed packages, by name; several packages may offer the same."""
+        if self._offered is None:
+            self._offered = {}
+            for point in entry_points(group=self.group):
+                self._offered.setdefault(point.name, []).append(point)
+        return self._offered
+
+    def _load(self, name: str) -> T:
+        point, *others = self.offered()[name]
+        if others:
+            offers = ", ".join(each.value for each in (point, *others))
+            raise ConfigError(f"{self.what} {name!r} is offered by more than one package: {offers}")
+        with self.blame(name):
+            return cast(T, point.load())
+
+
+def is_path(name: str) -> bool:
+    """Whether this is written as `module:name`."""
+    module, _, attribute = name.partition(":")
+    return bool(module and attribute)
+
+
+def import_object(path: str) -> Any:
+    """The object at `module:name`; a `ConfigError` says what is missing."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise ConfigError(f"cannot be imported: no module named {error.name!r}") from error
+    except AttributeError as error:
+        raise ConfigError(f"cannot be imported: module {module!r} has no {name!r}") from error
+    except SystemExit as error:
+        raise ConfigError(f"module {module!r} ends the process when it is imported") from error
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """` (did you mean ...?)` when one of the known names is near, else nothing."""
+    by_lower = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[near[0]]!r}?)" if near else ""
+
+
+def checked_options(factory: Factory, options: Mapping[str, Any], leading: int = 0) -> dict[str, Any]:
+    """The options in the types that the factory declares; a `ConfigError` names the first that is wrong.
+
+    `leading`: arguments that the caller passes by position, before the options.
+    """
+    parameters = parameters_of(factory)[leading:]
+    named = {
+        each.name: each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    }
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    for key in options:
+        if key not in named and not takes_any:
+            accepted = ", ".join(named) or "none"
+            raise ConfigError(f"unknown setting {key!r}{suggestion(key, named)}; accepted: {accepted}")
+    for name, each in named.items():
+        if each.default is each.empty and name not in options:
+            raise ConfigError(f"needs the setting {name!r}")
+    return {
+        key: _converted(key, value, named[key].annotation) if key in named else value
+        for key, value in options.items()
+    }
+
+
+def parameters_of(factory: Factory) -> Sequence[inspect.Parameter]:
+    """The factory's parameters; kept, because environments of one factory are made again and again."""
+    return _cached_parameters(factory) if isinstance(factory, Hashable) else _read_parameters(factory)
+
+
+def _read_parameters(factory: Factory) -> Sequence[inspect.Parameter]:
+    try:
+        signature = inspect.signature(factory, eval_str=True)
+    except NameError:  # a type that is imported for type checkers only; the names still count
+        signature = inspect.signature(factory)
+    return tuple(signature.parameters.values())
+
+
+_cached_parameters = lru_cache(maxsize=256)(_read_parameters)
+
+
+def _converted(key: str, value: Any, declared: Any) -> Any:
+    if declared is inspect.Parameter.empty:
+        return value
+    import msgspec  # only where something is made: importing a registry stays cheap
+
+    try:
+        return msgspec.convert(value, declared)
+    except msgspec.ValidationError as error:
+        reason = str(error).replace("`", "").replace(" - at $", ", at ")
+        raise ConfigError(f"{key}: {reason[0].lower()}{reason[1:]} (got {value!r})") from None
+    except TypeError:  # a type that only the factory itself can check
+        return value

@@ -1,0 +1,466 @@
+"""Settings of how rollouts are played, grouped, filtered and limited, and the plug points of this box."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from rollwright.registry import Registry
+from rollwright.settings import Settings, Share, choose_kind, choose_kinds
+
+FILTERS: Registry[Any] = Registry(
+    "filters",
+    "filter",
+    {
+        "void_turn": "rollwright.rollout.filters.catching:VoidTurn",
+        "format_error": "rollwright.rollout.filters.catching:FormatError",
+        "repetition": "rollwright.rollout.filters.catching:Repetition",
+        "overlong": "rollwright.rollout.filters.catching:Overlong",
+        "no_trainable_token": "rollwright.rollout.filters.catching:NoTrainableToken",
+        "duplicate": "rollwright.rollout.filters.catching:Duplicate",
+        "zero_variance": "rollwright.rollout.filters.catching:ZeroVariance",
+        "accuracy_band": "rollwright.rollout.filters.catching:AccuracyBand",
+    },
+    protocol="rollwright.rollout.filters.base:Test",
+    key="train_env_manager.filters",
+)
+"""A built-in filter is made with its settings below; one of the user's own with `options` as keyword arguments."""
+
+BRANCH_POLICIES: Registry[Any] = Registry(
+    "branch_policies",
+    "strategy.branch",
+    {
+        "fixed": "rollwright.rollout.branching:FixedFanOut",
+        "random": "rollwright.rollout.branching:RandomExpansion",
+        "uncertainty": "rollwright.rollout.branching:Uncertainty",
+    },
+    protocol="rollwright.rollout.branching:Branching",
+    key="strategy.branch",
+)
+
+CURRICULA: Registry[Any] = Registry(
+    "curricula",
+    "curriculum",
+    {"by_reward": "rollwright.rollout.curriculum:Curriculum"},
+    protocol="rollwright.rollout.curriculum:LevelSampler",
+    key="train_env_manager.curriculum.name",
+)
+
+TurnAction = Literal["count", "mask", "drop", "stop"]
+MemberAction = Literal["count", "mask", "drop"]
+GroupAction = Literal["count", "mask", "drop"]
+
+
+class FilterConfig(Settings):
+    """What all filters share."""
+
+    baseline: bool = True
+    """Whether a trajectory that is masked as a whole still counts in its group's baseline."""
+
+
+class VoidTurnConfig(FilterConfig):
+    """Turns without an action, a readable tool call or a final answer."""
+
+    kind: Literal["void_turn"]
+    """Chooses this filter."""
+    action: TurnAction = "stop"
+    """`count`: only counted. `mask`: the turn's tokens stay out of the loss. `drop`: the trajectory is replaced. `stop`:
+    the episode ends there, and stays out of the loss as a whole."""
+
+
+class FormatErrorConfig(FilterConfig):
+    """Turns whose answer has not the format that was asked for."""
+
+    kind: Literal["format_error"]
+    """Chooses this filter."""
+    action: TurnAction = "count"
+    """As for `void_turn`."""
+
+
+class RepetitionConfig(FilterConfig):
+    """Turns whose text repeats itself."""
+
+    kind: Literal["repetition"]
+    """Chooses this filter."""
+    action: TurnAction = "count"
+    """As for `void_turn`."""
+    ratio: PositiveFloat = 10.0
+    """How many times smaller zlib makes the text."""
+    shortest: NonNegativeInt = 500
+    """Characters below which a text is not looked at."""
+
+
+class OverlongConfig(FilterConfig):
+    """Trajectories that were cut off for want of room."""
+
+    kind: Literal["overlong"]
+    """Chooses this filter."""
+    action: Literal["count", "mask", "drop", "penalise"] = "mask"
+    """`mask`: out of the loss. `drop`: replaced. `penalise`: costs up to `cost`, by how much of `slack` it uses."""
+    limit: PositiveInt | None = None
+    """Sampled tokens in a path; needed for `penalise`. Unset: what was cut off is caught."""
+    slack: NonNegativeInt = 0
+    """Tokens before `limit` in which the penalty grows from 0 to `cost`."""
+    cost: NonNegativeFloat = 1.0
+    """The whole penalty."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "OverlongConfig":
+        if self.action == "penalise" and self.limit is None:
+            raise ValueError("limit: a penalty needs the number of tokens that it ends at")
+        return self
+
+
+class NoTrainableTokenConfig(FilterConfig):
+    """Trajectories without a token that could be trained on."""
+
+    kind: Literal["no_trainable_token"]
+    """Chooses this filter."""
+    action: MemberAction = "drop"
+    """`drop`: replaced. `mask`: kept in its group. `count`: only counted."""
+
+
+class DuplicateConfig(FilterConfig):
+    """Members of a group that sampled exactly the tokens of an earlier one."""
+
+    kind: Literal["duplicate"]
+    """Chooses this filter."""
+    action: Literal["count", "mask"] = "count"
+    """`mask`: out of the loss. `count`: only counted."""
+
+
+class ZeroVarianceConfig(FilterConfig):
+    """Groups whose members all have the same score."""
+
+    kind: Literal["zero_variance"]
+    """Chooses this filter."""
+    action: GroupAction = "drop"
+    """`drop`: another group takes its place. `mask`: kept in the batch, out of the loss. `count`: only counted."""
+    tolerance: NonNegativeFloat = 0.0
+    """Scores this close together count as the same."""
+
+
+class AccuracyBandConfig(FilterConfig):
+    """Groups that are too hard or too easy."""
+
+    kind: Literal["accuracy_band"]
+    """Chooses this filter."""
+    action: GroupAction = "drop"
+    """As for `zero_variance`."""
+    low: Share = 0.0
+    """Least mean success of a group that is kept."""
+    high: Share = 1.0
+    """Highest mean success of a group that is kept."""
+
+
+class OwnFilterConfig(FilterConfig):
+    """A filter of one's own; `module:name` in place of the kind does the same."""
+
+    kind: Literal["own"]
+    """Chooses this filter."""
+    test: str
+    """As `module:name`: a class with `name` and one of `catches_turn`, `catches`, `catches_group`, `caught_members`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings that the class is made with."""
+    action: Literal["count", "mask", "drop", "stop", "penalise"] = "count"
+    """`count`: only counted. `mask`: out of the loss. `drop`: left out, and replaced. `stop`, of turns: the episode ends
+    there. `penalise`, of trajectories: costs what `penalties` gives."""
+
+
+AnyFilterConfig = Annotated[
+    VoidTurnConfig
+    | FormatErrorConfig
+    | RepetitionConfig
+    | OverlongConfig
+    | NoTrainableTokenConfig
+    | DuplicateConfig
+    | ZeroVarianceConfig
+    | AccuracyBandConfig
+    | OwnFilterConfig,
+    Field(discriminator="kind"),
+]
+
+
+class EnvManagerConfig(Settings):
+    """Groups of environments. All members of a group have the same configuration and seed."""
+
+    num_env_groups: PositiveInt
+    """Groups that run at the same time."""
+    group_size: PositiveInt = 1
+    """Trajectories that make a group complete."""
+    tags: Annotated[list[str], Field(min_length=1)]
+    """Which environments to play."""
+    num_groups_partition: list[PositiveInt] | None = None
+    """Groups for each tag, in the order of `tags`. Unset: split evenly, the remainder going to the first tags."""
+    max_env_num_per_worker: PositiveInt | None = None
+    """Most environments that one worker runs. Unset: one worker runs them all."""
+    group_size_redundancy: Annotated[int, Field(ge=0)] = 0
+    """Extra members started in each group; the first `group_size` to finish count, the rest are cancelled."""
+    min_group_size: PositiveInt | None = None
+    """Fewest members with which a group may stand when others failed for good. Unset: all of `group_size`."""
+    group_filter: str | None = None
+    """Which complete groups to leave out: `zero_variance`, or a function of one's own as `module:function`."""
+    filters: list[AnyFilterConfig] = Field(default_factory=list)
+    """What else is left out of the loss, the batch or the baseline; a name alone takes every default."""
+
+    @field_validator("filters", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return choose_kinds(value, FILTERS, "test")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "EnvManagerConfig":
+        if len(set(self.tags)) != len(self.tags):
+            raise ValueError(f"tags: {self.tags} names a tag twice; each may stand once")
+        if self.num_groups_partition is None:
+            if len(self.tags) > self.num_env_groups:
+                raise ValueError(
+                    f"num_env_groups: {self.num_env_groups} groups cannot be split over {len(self.tags)} tags; "
+                    f"at least {len(self.tags)} are needed"
+                )
+        elif len(self.num_groups_partition) != len(self.tags):
+            raise ValueError(
+                f"num_groups_partition: {len(self.num_groups_partition)} numbers for {len(self.tags)} tags; "
+                "one for each tag is needed"
+            )
+        elif sum(self.num_groups_partition) != self.num_env_groups:
+            raise ValueError(
+                f"num_groups_partition: {self.num_groups_partition} sums to {sum(self.num_groups_partition)}, "
+                f"but num_env_groups is {self.num_env_groups}"
+            )
+        if self.min_group_size is not None and self.min_group_size > self.group_size:
+            raise ValueError(
+                f"min_group_size: {self.min_group_size} is more than group_size, which is {self.group_size}"
+            )
+        return self
+
+    @property
+    def partition(self) -> list[int]:
+        """Groups for each tag, with the even split worked out."""
+        if self.num_groups_partition is not None:
+            return self.num_groups_partition
+        share, rest = divmod(self.num_env_groups, len(self.tags))
+        return [share + (place < rest) for place in range(len(self.tags))]
+
+    @property
+    def num_envs(self) -> int:
+        """Environments that run at the same time."""
+        return self.num_env_groups * (self.group_size + self.group_size_redundancy)
+
+    def slot_tags(self) -> list[str]:
+        """The tag of each group slot, interleaved so that any run of slots is close to the partition."""
+        left = dict(zip(self.tags, self.partition, strict=True))
+        whole = dict(left)
+        slots: list[str] = []
+        while len(slots) < self.num_env_groups:
+            tag = max(left, key=lambda each: (left[each] / whole[each], whole[each]))
+            left[tag] -= 1
+            slots.append(tag)
+        return slots
+
+
+class CurriculumConfig(Settings):
+    """Environments with a setting `level` begin at level 0; each tag goes up when it is done well, and down when it is
+    not."""
+
+    levels: PositiveInt = 3
+    """From 0 on."""
+    raise_at: Annotated[float, Field(ge=0, le=1)] = 0.75
+    """Mean reward of the last groups at which the next level begins."""
+    lower_at: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Mean reward below which the level before is played again. 0: never."""
+    window: PositiveInt = 8
+    """Groups that are looked at."""
+    name: str = "by_reward"
+    """`by_reward`, or a curriculum of one's own as `module:name`, which gets these settings too."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of a curriculum of one's own."""
+
+
+class TrainEnvManagerConfig(EnvManagerConfig):
+    """Environments that make training data."""
+
+    curriculum: CurriculumConfig | None = None
+    """Unset: every tag is played as its settings say."""
+
+
+class ValEnvManagerConfig(EnvManagerConfig):
+    """Environments for validation: greedy play on the same levels every time."""
+
+    @model_validator(mode="after")
+    def _greedy(self) -> "ValEnvManagerConfig":
+        if self.group_size != 1:
+            raise ValueError(
+                f"group_size: validation plays at temperature 0, where {self.group_size} members would play the "
+                "same episode; only 1 is accepted"
+            )
+        if self.group_size_redundancy:
+            raise ValueError("group_size_redundancy: validation plays every level; only 0 is accepted")
+        if self.group_filter is not None:
+            raise ValueError("group_filter: validation leaves no level out; only null is accepted")
+        if self.filters:
+            raise ValueError("filters: validation leaves no level out; only [] is accepted")
+        return self
+
+
+class CustomEnvConfig(Settings):
+    """What one tag means in this run: a new tag, or other settings for a known one."""
+
+    env_type: str | None = None
+    """A known tag to build on, or a factory of one's own as `module:function`. Unset: the tag's own name."""
+    env_config: dict[str, Any] = Field(default_factory=dict)
+    """Options of the environment."""
+    max_steps: PositiveInt | None = None
+    """Most actions in an episode. Unset: the environment's own limit."""
+    max_tokens_per_step: PositiveInt | None = None
+    """Most tokens in one answer. Unset: the environment's own limit."""
+    agent_system_template: str | None = None
+    """System prompt. Unset: the environment's own."""
+    agent_opening_template: str | None = None
+    """First user message. Unset: the environment's own."""
+    agent_template: str | None = None
+    """Every later user message. Unset: the environment's own."""
+    step_timeout: PositiveFloat | None = None
+    """Seconds that `reset` or `step` may take. Unset: `limits.step_timeout`."""
+
+
+class ChainStrategyConfig(Settings):
+    """One path."""
+
+    kind: Literal["chain"] = "chain"
+    """Chooses this strategy."""
+
+
+class FixedBranchConfig(Settings):
+    """`width` answers to every question of the first `depth` turns."""
+
+    kind: Literal["fixed"] = "fixed"
+    """Chooses this branch policy."""
+
+
+class RandomBranchConfig(Settings):
+    """Chains, and further answers at questions that are drawn beforehand from the first `depth` turns."""
+
+    kind: Literal["random"]
+    """Chooses this branch policy."""
+    chains: PositiveInt = 2
+    """Chains to begin with, each the trunk of a tree."""
+    nodes: PositiveInt = 2
+    """Questions of each tree that get one more answer in a round."""
+    rounds: PositiveInt = 1
+    """Times that questions are drawn, from all that the tree has by then."""
+
+
+class UncertaintyBranchConfig(Settings):
+    """`width` answers behind a decision that the model was unsure of, in the first `depth` turns; else one."""
+
+    kind: Literal["uncertainty"]
+    """Chooses this branch policy."""
+    threshold: NonNegativeFloat = 1.0
+    """Mean -log p of the decision's tokens, in nats, from which on it counts as unsure."""
+    change: NonNegativeFloat = 0.5
+    """Nats by which it may differ from the decision before it; from there on it counts as unsure too."""
+
+
+class OwnBranchConfig(Settings):
+    """A function of one's own: gets the node, gives the number of answers, at most `width`. `module:function` in place of
+    the kind does the same."""
+
+    kind: Literal["own"]
+    """Chooses this branch policy."""
+    function: str
+    """As `module:function`."""
+
+
+BranchConfig = Annotated[
+    FixedBranchConfig | RandomBranchConfig | UncertaintyBranchConfig | OwnBranchConfig,
+    Field(discriminator="kind"),
+]
+
+
+class TreeStrategyConfig(Settings):
+    """Several answers to a question, each played on with an environment of its own."""
+
+    kind: Literal["tree"]
+    """Chooses this strategy."""
+    width: PositiveInt = 2
+    """Most answers to one question; for `branch.kind` random see its own keys."""
+    depth: PositiveInt = 2
+    """Turns whose questions may get several answers, from the first one on."""
+    budget: PositiveInt | None = None
+    """What a whole tree may start, in `unit`. Unset: what the branch policy asks for."""
+    unit: Literal["tokens", "turns", "tool_calls", "leaves"] = "leaves"
+    """What the budget counts: sampled tokens, generations, steps of environments (replayed ones too), or branches."""
+    branch: BranchConfig = FixedBranchConfig()
+    """Which questions get several answers."""
+    fork: Literal["auto", "fork", "replay", "root"] = "auto"
+    """How another answer gets its environment: a copy, a new one that replays the actions, or none (only the first
+    question branches). `auto`: a copy where the environment can make one, else a replay."""
+
+    @field_validator("branch", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return choose_kind(value, BRANCH_POLICIES, "function")
+
+
+StrategyConfig = Annotated[ChainStrategyConfig | TreeStrategyConfig, Field(discriminator="kind")]
+
+
+class LimitsConfig(Settings):
+    """Time limits and retries. A failure ends one attempt; the rollout is tried again, then left out."""
+
+    step_timeout: PositiveFloat = 60.0
+    """Seconds that an environment's `reset` or `step` may take before it is given up as hung and replaced."""
+    generate_timeout: PositiveFloat = 600.0
+    """Seconds that one generation may take, waiting in the engine's line included."""
+    episode_timeout: PositiveFloat = 3600.0
+    """Seconds that an episode may take."""
+    lease_seconds: PositiveFloat = 30.0
+    """A worker that is silent for so long loses its rollouts to another."""
+    heartbeat_interval: PositiveFloat = 5.0
+    """Seconds between a worker's heartbeats; must be shorter than the lease."""
+    max_attempts: PositiveInt = 3
+    """Tries at one rollout before it counts as failed."""
+    max_refills: PositiveInt = 64
+    """Groups that may be filtered or too old in a row, while a batch is waited for, before the run stops."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "LimitsConfig":
+        if self.heartbeat_interval >= self.lease_seconds:
+            raise ValueError(
+                f"heartbeat_interval: {self.heartbeat_interval:g} s is not shorter than lease_seconds, "
+                f"which is {self.lease_seconds:g} s"
+            )
+        return self
+
+
+class StreamSettings(Settings):
+    """The settings of a run that its streams of groups follow from."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "run"
+    """Name of the run and of its folder."""
+    seed: int = 42
+    """Every level and every draw follows from it."""
+    max_steps: PositiveInt = 1
+    """Batches to collect."""
+    rollout_batch_size: PositiveInt | None = None
+    """Trajectories in a batch, a multiple of `group_size`. Unset: one from every environment."""
+    async_generation_ratio: NonNegativeFloat = 0.0
+    """Batches that rollouts may be ahead of training. 0: synchronous. The age of any token that is handed over
+    is at most this, rounded up, in policy versions."""
+    limits: LimitsConfig = LimitsConfig()
+    train_env_manager: TrainEnvManagerConfig | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Trajectories in a training batch."""
+        if self.rollout_batch_size is not None or self.train_env_manager is None:
+            return self.rollout_batch_size or 0
+        return self.train_env_manager.num_env_groups * self.train_env_manager.group_size
