@@ -73,6 +73,7 @@ class CrashLab:
         (self.folder / "crash.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
     def start(self, *words: str | Path, **environment: str) -> subprocess.Popen[str]:
+        path = os.pathsep.join(filter(None, (str(self.folder), os.environ.get("PYTHONPATH"))))
         process = subprocess.Popen(
             [sys.executable, "-m", "rollwright", *map(str, words)],
             cwd=self.folder,
@@ -80,7 +81,7 @@ class CrashLab:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(self.folder), **environment},
+            env={**os.environ, "PYTHONPATH": path, **environment},
         )
         self._started.append(process)
         return process

@@ -1,5 +1,6 @@
 """A draw depends on its key alone, in any process."""
 
+import os
 import subprocess
 import sys
 
@@ -46,7 +47,7 @@ def test_another_process_with_another_hash_seed_draws_the_same() -> None:
     command = [sys.executable, "-c", code]
     answers = {
         subprocess.run(
-            command, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         ).stdout
         for seed in ("1", "2")
     }
