@@ -8,7 +8,13 @@ from rollwright.addresses import has_password
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        # A model's validator is built when it is first used, as a part of the one that holds it.
+        defer_build=True,
+    )
 
 
 def _hold_no_secret(url: str) -> str:
