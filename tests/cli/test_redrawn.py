@@ -6,9 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from rollwright.cli.live import episodes_wanted
-from rollwright.cli.pace import Pace, clock_time, next_line
-from rollwright.cli.redrawn import Redrawn
+from rollwright.cli.live import Pace, Redrawn, clock_time, episodes_wanted, next_line
 from rollwright.config import build
 
 

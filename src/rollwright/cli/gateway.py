@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rollwright.cli.console import console, say_aside
 from rollwright.cli.event_loop import run_async
-from rollwright.cli.workers import StoreOption
+from rollwright.cli.queue import StoreOption
 from rollwright.config import RunConfig, load
 from rollwright.errors import ConfigError
 from rollwright.gateway.server import Gateway

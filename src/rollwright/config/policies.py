@@ -1,6 +1,6 @@
 """Which policy plays, one model for each kind; `kind` chooses."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -82,3 +82,8 @@ PolicyConfig = Annotated[
     | TorchPolicyConfig,
     Field(discriminator="kind"),
 ]
+
+POLICY_KINDS: tuple[str, ...] = tuple(
+    get_args(each.model_fields["kind"].annotation)[0] for each in get_args(get_args(PolicyConfig)[0])
+)
+"""The values of `policy.kind`."""

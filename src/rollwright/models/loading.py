@@ -24,6 +24,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def resolve(model: str | Path) -> str:
     """The folder of a model: itself, of a name of the catalogue, or of an `owner/name`, downloaded if need be."""
+    return find(model) or str(download(str(model)))
+
+
+def find(model: str | Path) -> str | None:
+    """The folder of a model that is on this machine; `None` for an `owner/name`, which may have to be downloaded."""
     if Path(model).is_dir():
         return str(model)
     name = str(model)
@@ -32,7 +37,7 @@ def resolve(model: str | Path) -> str:
             raise ConfigError(f"model {name}: is not on this machine; run `rollwright model fetch {name}`")
         return str(model_folder(name))
     if isinstance(model, str) and is_hub_name(model):
-        return str(download(model))
+        return None
     raise unknown_model(name)
 
 

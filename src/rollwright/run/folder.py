@@ -275,6 +275,17 @@ class RunReader:
 
         return build(read_settings(self.path), source=str(self.path / CONFIG))
 
+    @property
+    def simulated(self) -> bool:
+        """Whether the simulated engine has played it: then its figures say nothing of a model."""
+        known: bool | None = (self.summary() or {}).get("simulated")
+        if known is not None:
+            return known
+        try:  # it has not ended, or an earlier release has written it
+            return self.config.plays_simulated
+        except RollwrightError:
+            return False  # the settings are damaged, which is told where they are needed
+
     def summary(self) -> dict[str, Any] | None:
         """`None` when the run has not ended, or has left one that cannot be read."""
         file = self.path / SUMMARY

@@ -1,5 +1,6 @@
 """From a policy's configuration to the policy. Heavy libraries are imported for the kinds that need them alone."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rollwright.config.rendering import RendererConfig
 from rollwright.config.torch_policy import TorchPolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.hardware.threads import claim_threads
+from rollwright.models.loading import find
 from rollwright.policies.base import Policy, Renderer
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.players import OraclePlayer, RandomPlayer, SkilledPlayer
@@ -42,6 +44,20 @@ def build_policy(config: PolicyConfig, cache_bytes: int | None = None) -> Policy
             return _engine(config)
         case TorchPolicyConfig():
             return _in_process(config, cache_bytes)
+
+
+def check_policy(config: PolicyConfig) -> None:
+    """Raises what is wrong with a policy's settings, as far as it can be known without making one."""
+    if isinstance(config, TorchPolicyConfig):
+        for package in ("torch", "transformers"):
+            if find_spec(package) is None:
+                raise ConfigError(f"policy.kind torch needs {package}; install rollwright[train]")
+        find(config.model)
+
+
+def kind_takes_tools(config: PolicyConfig) -> bool:
+    """Whether the model of a policy with these settings can be told of tools; see `policies.base.takes_tools`."""
+    return not isinstance(config, OpenAIPolicyConfig) or config.api == "chat"
 
 
 def build_simulated(config: SimulatedPolicyConfig, player: SkilledPlayer) -> SimulatedEngine:
