@@ -43,7 +43,8 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Check machine, memory, disk, clock, config, engine, ports and identity, and say what to fix. Asks nothing, changes nothing.
+    """Check machine, config, engine and node, and say what to fix: memory, disk, clock, ports, identity and more. Asks
+    nothing, changes nothing.
 
     Exit code 0: nothing must be fixed; 1: something must; 2: the command itself was wrong.
     """

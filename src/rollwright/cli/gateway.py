@@ -51,7 +51,7 @@ def gateway(
     ] = True,
     id: Annotated[str | None, typer.Option(help="Name in the store. Default: host and process.")] = None,
 ) -> None:
-    """Serve OpenAI's and Anthropic's APIs, an address and a key for each rollout, and record what agents do.
+    """Serve OpenAI's and Anthropic's APIs to agents, and record what they do; each rollout has its own address and key.
 
     The administrator's key is taken from ROLLWRIGHT_GATEWAY_KEY; on loopback one is made up and shown if it is not set.
     """

@@ -32,7 +32,7 @@ class Command(NamedTuple):
     name: str
     """In the module: a function, or a Typer app with subcommands of its own."""
     help: str
-    """The first line of its docstring; a test holds the two together."""
+    """The beginning of its own page; a test holds the two together."""
 
 
 COMMANDS = {
@@ -45,22 +45,22 @@ COMMANDS = {
     "ps": Command("queue", "ps", "Show a store's rollouts and workers, and what each is waiting for."),
     "cancel": Command("queue", "cancel", "Withdraw rollouts; a worker that plays one stops."),
     "gateway": Command(
-        "gateway", "gateway", "Serve model APIs to agents, and record what they do in a store."
+        "gateway", "gateway", "Serve OpenAI's and Anthropic's APIs to agents, and record what they do."
     ),
     "model": Command("model", "app", "Fetch models for this machine, and list them."),
     "envs": Command("envs", "envs", "List the environments by tag."),
     "play": Command("envs", "play", "Play TAG in the terminal."),
-    "show": Command("show", "show", "Show RUN's results, a group, or a trajectory turn by turn."),
+    "show": Command("show", "show", "Show RUN's results, a group, or ROLLOUT's trajectory."),
     "profile": Command(
         "profile", "profile", "Show what RUN's rollouts waited for, and what would make it faster."
     ),
-    "plot": Command("report", "plot", "Draw RUN's figures as pictures."),
+    "plot": Command(
+        "report", "plot", "Draw RUN: reward, episode lengths, what filters caught, the shapes of trees."
+    ),
     "report": Command("report", "report", "Show what RUN's model learned."),
     "export": Command("report", "export", "Write RUN's trajectories to a file."),
     "config": Command("config", "app", "Look at configurations, and change their files with care."),
-    "doctor": Command(
-        "doctor", "doctor", "Check this machine, a configuration or a node, and say what to fix."
-    ),
+    "doctor": Command("doctor", "doctor", "Check machine, config, engine and node, and say what to fix."),
     "swarm": Command("swarm", "app", "Train together with other machines by sharing rollouts."),
 }
 """In the order of the help page."""

@@ -50,7 +50,7 @@ def profile(
     ] = None,
     rollouts: Annotated[int, typer.Option(min=0, help="Rollouts in the timeline, the last ones.")] = DRAWN,
 ) -> None:
-    """Show what RUN's rollouts waited for, write a timeline, and say what would make it faster."""
+    """Show what RUN's rollouts waited for, and what would make it faster. Writes a timeline, too."""
     reader = RunReader(run)
     found = Profile()
     drawn: deque[Played] = deque(maxlen=rollouts)

@@ -48,7 +48,7 @@ def show(
     ] = False,
     turns: Annotated[bool, typer.Option(help="Show a tree's turns one by one too.")] = False,
 ) -> None:
-    """Show RUN's results, a group, or ROLLOUT's trajectory with the rewards of each turn; a tree as a tree."""
+    """Show RUN's results, a group, or ROLLOUT's trajectory: the rewards of each turn, a tree as a tree."""
     screen = console()
     if run.is_file():
         _show_stored(run, rollout, screen, prompts=prompts)
