@@ -61,7 +61,7 @@ def export(
 
     reader = RunReader(run)
     file = output or run / f"trajectories.{to}"
-    rows = write_parquet(reader.trajectories(), file)
+    rows = write_parquet(reader.trajectories(), file, simulated=reader.simulated)
     console().print(f"{rows:,} turns written to {file}", highlight=False)
     say_condition(reader, console())
 

@@ -7,12 +7,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from rollwright.run.folder import SIMULATED
+
 if TYPE_CHECKING:
     from rollwright.policies.base import Capabilities
     from rollwright.run.baselines import Baseline
-
-SIMULATED = "SIMULATED"
-"""Stands in every title of a run that the simulated engine has played: its figures say nothing of a model."""
 
 
 def title_of(title: str, *, simulated: bool) -> Text:

@@ -36,6 +36,9 @@ CONFIG, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
 )
 
 
+SIMULATED = "SIMULATED"
+"""Stands in every title of a run that the simulated engine has played: its figures say nothing of a model."""
+
 LAST_SETTING = "custom_envs"
 """A configuration is written with every default filled in, so one without this is cut off."""
 
@@ -285,6 +288,11 @@ class RunReader:
             return self.config.plays_simulated
         except RollwrightError:
             return False  # the settings are damaged, which is told where they are needed
+
+    @property
+    def title(self) -> str:
+        """The run's name as it stands above pictures and pages."""
+        return f"{self.config.name} · {SIMULATED}" if self.simulated else self.config.name
 
     def summary(self) -> dict[str, Any] | None:
         """`None` when the run has not ended, or has left one that cannot be read."""
