@@ -49,7 +49,7 @@ sample is a row with an advantage that is not zero, for each 1,000 sampled token
 so the figures are exact."""
 
 STARTUP = """How long it takes from nothing to the first generated token, part by part, each start a process of its own: Python
-itself; the command line's modules; torch; transformers and the policy; the tokenizer and renderer; the weights; one
+itself; the modules of `rollwright run`; torch; transformers and the policy; the tokenizer and renderer; the weights; one
 token. Before a cold start the kernel drops what it keeps of files; a warm one follows another. Medians.
 `rollwright doctor --startup bench/results/startup.json` compares a start on your machine with these."""
 
