@@ -47,6 +47,13 @@ def warn_of_password(context: typer.Context, option: typer.CallbackParam, addres
     return address
 
 
+def clock_time(seconds: float) -> str:
+    """Hours, minutes and seconds; the hours only where there are some."""
+    whole = round(seconds)
+    minutes, hours = whole // 60 % 60, whole // 3600
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
 def complete_run(incomplete: str) -> list[str]:
     """Run folders that begin so: those of `runs/`, or of another folder that is typed already."""
     typed = Path(incomplete)

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rollwright.cli.console import plain_lines
+from rollwright.cli.console import clock_time, plain_lines
 from rollwright.cli.tables import SIMULATED, percent, split_line, staleness_line, title_of
 from rollwright.config import RunConfig
 from rollwright.rollout import Place
@@ -31,7 +31,7 @@ RUN_REFRESH, TRAINING_REFRESH = 0.25, 0.5
 """Seconds between two drawings: a training step takes longer than a batch of games."""
 
 FIRST_LINE = 2.0
-"""Seconds until the first line: whoever waits sees soon that something happens."""
+"""Seconds until the first line: a user sees soon that something happens."""
 
 LINES = ((60.0, 5.0), (600.0, 10.0), (float("inf"), 30.0))
 """Seconds between two lines, up to so many seconds after the start: a run of a day does not fill its log."""
@@ -41,14 +41,14 @@ BAR_WIDTH = 30
 
 @dataclass(frozen=True)
 class Pace:
-    """One moment of something that began at `done = began_at`."""
+    """How far a piece of work is at one moment, and when it will be done."""
 
     done: float
     total: float
     elapsed: float
     """Seconds since this process began."""
     began_at: float = 0.0
-    """What was done then already."""
+    """What an earlier process had done."""
 
     @property
     def share(self) -> float:
@@ -73,13 +73,6 @@ class Pace:
         return row
 
 
-def clock_time(seconds: float) -> str:
-    """Hours, minutes and seconds; the hours only where there are some."""
-    whole = round(seconds)
-    minutes, hours = whole // 60 % 60, whole // 3600
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
 def next_line(elapsed: float) -> float:
     """Seconds to wait for the next line, so many seconds after the start."""
     if elapsed < FIRST_LINE:
@@ -87,10 +80,10 @@ def next_line(elapsed: float) -> float:
     return next(every for until, every in LINES if elapsed < until)
 
 
-class Redrawn:
-    """`async with Redrawn(screen, draw, every=0.5):` shows what `draw` gives, anew every so many seconds.
+class LiveDisplay:
+    """`async with LiveDisplay(screen, draw, every=0.5):` draws what `draw` returns, again after so many seconds.
 
-    `line`: what is said from time to time where nothing is drawn; `None`: nothing."""
+    `line`: the text that is printed from time to time where nothing is drawn; `None`: no lines."""
 
     def __init__(
         self,
@@ -116,7 +109,7 @@ class Redrawn:
             self._live.start()
             self._task = asyncio.create_task(self._redraw())
         elif self._line is not None:
-            self._task = asyncio.create_task(self._tell(self._line))
+            self._task = asyncio.create_task(self._print_lines(self._line))
         return self
 
     async def __aexit__(
@@ -133,7 +126,7 @@ class Redrawn:
             self._live.update(self._draw(), refresh=True)
             await asyncio.sleep(self._every)
 
-    async def _tell(self, line: Callable[[], str]) -> None:
+    async def _print_lines(self, line: Callable[[], str]) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
@@ -158,7 +151,7 @@ def episodes_wanted(config: RunConfig) -> int:
 
 
 class RunView:
-    """What there is to see of a run; `table` is drawn again and again."""
+    """Progress, speed and failures of a run, as a table for a terminal and as a line without one."""
 
     def __init__(self, run: LocalRun, progress: "StepsDone") -> None:
         """`progress`: counts the batches that are there."""
@@ -203,7 +196,7 @@ class RunView:
             parts.append(f"{failed:,} failed")
         if worst := activity.causes.most_common(1):
             parts.append(f"most frequent failure: {worst[0].count:,} × {worst[0]}")
-        return f"{_line_head(run.config)}: {' · '.join(parts)}"
+        return f"{_line_head(run.config.name, simulated=run.config.plays_simulated)}: {' · '.join(parts)}"
 
     def _step(self) -> str:
         if self._run.config.train_env_manager is None:
@@ -244,7 +237,7 @@ class RunView:
 
 
 class TrainingView:
-    """What there is to see of a training run while it runs."""
+    """Progress and last figures of a training, as a table for a terminal and as a line without one."""
 
     def __init__(self, run: "TrainingRun") -> None:
         self._run = run
@@ -280,16 +273,16 @@ class TrainingView:
             f"validation {percent(row.get('success'))} after step {row['step']:,}"
             for row in run.validations[-1:]
         ]
-        return f"{_line_head(run.config)}: {' · '.join(parts)}"
+        return f"{_line_head(run.config.name, simulated=run.is_simulated)}: {' · '.join(parts)}"
 
 
-def _line_head(config: RunConfig) -> str:
-    return f"{config.name} ({SIMULATED})" if config.plays_simulated else config.name
+def _line_head(name: str, *, simulated: bool) -> str:
+    return f"{name} ({SIMULATED})" if simulated else name
 
 
 def training_live_table(run: "TrainingRun", pace: Pace) -> Table:
     pipeline, report, local = run.pipeline, run.report, run.local
-    title = title_of(run.config.name, simulated=run.config.plays_simulated)
+    title = title_of(run.config.name, simulated=run.is_simulated)
     table = Table(title=title, title_justify="left", show_header=False, min_width=60)
     table.add_column(style="dim")
     table.add_column()

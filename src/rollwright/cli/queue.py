@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -20,18 +20,18 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.addresses import redacted
-from rollwright.agents import EpisodeFailure
-from rollwright.cli.console import complete_config, console, plain_lines, say_aside, warn_of_password
+from rollwright.cli.console import (
+    clock_time,
+    complete_config,
+    console,
+    plain_lines,
+    say_aside,
+    warn_of_password,
+)
 from rollwright.cli.event_loop import run_async
-from rollwright.cli.live import clock_time
-from rollwright.config import RunConfig, load
 from rollwright.errors import RollwrightError
 from rollwright.http_server import raise_handle_limit
-from rollwright.rollout import Activity
 from rollwright.rollout.causes import FailureCauses
-from rollwright.run.garbage import short_collections
-from rollwright.run.playbook import CONFIG_KEY, load_function
-from rollwright.run.worker_process import end_with_parent, run_worker
 from rollwright.signals import INTERRUPTS
 from rollwright.store.contract import Store
 from rollwright.store.opening import ADDRESS_VARIABLE, TOKEN_VARIABLE, USUAL_PATIENCE, open_store
@@ -46,7 +46,10 @@ from rollwright.store.records import (
     WorkerStatus,
 )
 from rollwright.trajectory import ErrorRecord, Phase
-from rollwright.workers import WorkerSettings
+
+if TYPE_CHECKING:
+    from rollwright.config import RunConfig
+    from rollwright.rollout import Activity
 
 OPEN = [RolloutStatus.QUEUING, RolloutStatus.PREPARING, RolloutStatus.RUNNING, RolloutStatus.REQUEUING]
 """What `ps` lists one by one."""
@@ -91,6 +94,11 @@ def worker(
     ] = False,
 ) -> None:
     """Join a store from anywhere and play its rollouts. SIGTERM drains: what cannot be finished is handed back."""
+    from rollwright.agents import EpisodeFailure
+    from rollwright.run.playbook import load_function
+    from rollwright.run.worker_process import end_with_parent, run_worker
+    from rollwright.workers import WorkerSettings
+
     name = id or f"{socket.gethostname()}-{os.getpid()}"
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
     say_line = plain_lines(console())
@@ -114,7 +122,7 @@ def worker(
         os.environ.pop(ADDRESS_VARIABLE, None)  # what is started from here has no use for it
         end_with_parent()
 
-    async def work() -> Activity:
+    async def work() -> "Activity":
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         with INTERRUPTS.answered_by(lambda: loop.call_soon_threadsafe(stop.set)):
             return await run_worker(
@@ -148,6 +156,7 @@ def serve(
 
 
 async def _serve(address: str, host: str, port: int, path: Path | None, screen: Console) -> None:
+    from rollwright.run.garbage import short_collections
     from rollwright.store.http.server import StoreServer
 
     raise_handle_limit()
@@ -175,6 +184,8 @@ def enqueue(
     priority: Annotated[int, typer.Option(help="Higher is taken first.")] = 0,
 ) -> None:
     """Put rollouts in a store, for workers to play: tasks for a function of one's own, or episodes."""
+    from rollwright.config import load
+
     source = "standard input" if str(tasks) == "-" else str(tasks)
     text = typer.get_text_stream("stdin").read() if str(tasks) == "-" else _read(tasks)
     inputs = [
@@ -202,8 +213,10 @@ def _parsed(source: str, number: int, line: str) -> Any:
 
 
 async def _enqueue(
-    address: str, inputs: list[Any], settings: RunConfig | None, rules: RolloutConfig, priority: int
+    address: str, inputs: list[Any], settings: "RunConfig | None", rules: RolloutConfig, priority: int
 ) -> None:
+    from rollwright.run.playbook import CONFIG_KEY
+
     store = await open_store(address, on_outage=say_aside)
     try:
         resources_id = None

@@ -17,7 +17,7 @@ from rich.console import Console
 from rollwright.cli.condition import refuse_losses, say_repairs, say_shown_steps
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import absorb_cancellation, run_async
-from rollwright.cli.live import RUN_REFRESH, Redrawn, RunView
+from rollwright.cli.live import RUN_REFRESH, LiveDisplay, RunView
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.tables import capability_line, ledger_table, result_table
 from rollwright.config import RunConfig, build
@@ -129,7 +129,7 @@ async def execute(
                 screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
             say_changes(running, screen)
             view = RunView(running, progress)
-            async with Redrawn(screen, view.table, every=RUN_REFRESH, enabled=live, line=view.line):
+            async with LiveDisplay(screen, view.table, every=RUN_REFRESH, enabled=live, line=view.line):
                 await _collect(running, folder, progress, recent, retention)
     except asyncio.CancelledError:
         interrupted = True

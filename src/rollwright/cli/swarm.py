@@ -20,10 +20,7 @@ from rich.text import Text
 from rollwright.cli.console import RUNS, Overrides, complete_config, console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.config import RunConfig, build, load
-from rollwright.observe.statistics import batch_row
-from rollwright.run.engine_check import ask_engine_first
 from rollwright.run.folder import CONFIG, RunReader
-from rollwright.run.model_choice import load_settled, smaller_models
 from rollwright.run.retention import read_forgotten
 from rollwright.signals import INTERRUPTS, Interrupted
 from rollwright.supervision.concessions import concessions
@@ -84,6 +81,10 @@ def join(
     """Join a swarm: rounds of generate, share, sample, train, evaluate. Ctrl-C ends cleanly, a crash costs nothing but
     time: the same command goes on."""
     settings, place = node_settings(config, list(overrides or []), home)
+    from rollwright.observe.statistics import batch_row
+    from rollwright.run.engine_check import ask_engine_first
+    from rollwright.run.model_choice import load_settled
+
     screen = console()
     _fetch_model(settings, screen)
     run_async(ask_engine_first(settings))
@@ -200,6 +201,8 @@ def run(
 
 def _smaller_models(settings: RunConfig, home: Path) -> list[str]:
     """Of the pool; none where rounds are done, because what was learnt belongs to its model."""
+    from rollwright.run.model_choice import smaller_models
+
     beat = read_heartbeat(home)
     if beat is not None and beat.rounds_done:
         return []

@@ -16,7 +16,7 @@ from rich.console import Console
 from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs, say_shown_steps
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import absorb_cancellation, run_async
-from rollwright.cli.live import TRAINING_REFRESH, Redrawn, TrainingView
+from rollwright.cli.live import TRAINING_REFRESH, LiveDisplay, TrainingView
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.report import LEVELS, make_report
 from rollwright.cli.run import say_default_policy
@@ -129,7 +129,7 @@ async def execute(
     summary: dict[str, Any] = {"name": run.config.name, "simulated": run.is_simulated}
     try:
         view = TrainingView(run)
-        async with Redrawn(screen, view.table, every=TRAINING_REFRESH, enabled=live, line=view.line):
+        async with LiveDisplay(screen, view.table, every=TRAINING_REFRESH, enabled=live, line=view.line):
             await run.run()
     except asyncio.CancelledError:
         interrupted = True

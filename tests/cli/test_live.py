@@ -6,7 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from rollwright.cli.live import Pace, Redrawn, clock_time, episodes_wanted, next_line
+from rollwright.cli.console import clock_time
+from rollwright.cli.live import LiveDisplay, Pace, episodes_wanted, next_line
 from rollwright.config import build
 
 
@@ -22,7 +23,7 @@ async def test_it_is_drawn_again_and_again_on_a_terminal_alone(terminal: bool, e
         return "figures"
 
     screen = Console(file=StringIO(), force_terminal=terminal)
-    async with Redrawn(screen, draw, every=0.001, enabled=enabled):
+    async with LiveDisplay(screen, draw, every=0.001, enabled=enabled):
         if terminal and enabled:
             await asyncio.wait_for(twice.wait(), 60)
         else:
@@ -44,7 +45,7 @@ async def test_without_a_terminal_lines_say_how_far_it_is() -> None:
         return found or "more"
 
     screen = Console(file=said)
-    async with Redrawn(screen, lambda: "drawn", every=0.001, line=line, pause=lambda elapsed: 0.001):
+    async with LiveDisplay(screen, lambda: "drawn", every=0.001, line=line, pause=lambda elapsed: 0.001):
         await asyncio.wait_for(twice.wait(), 60)
     assert said.getvalue().splitlines()[:2] == ["step 1 of 4", "step [2] of 4"]
     assert "drawn" not in said.getvalue()
