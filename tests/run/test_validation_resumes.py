@@ -111,6 +111,7 @@ async def interrupted_after(
     try:
         return await playing
     except asyncio.CancelledError:  # it was over, and was interrupted while it wrote its summary
+        folder.log.close()  # as the end of the process would
         return {"interrupted": True}
 
 

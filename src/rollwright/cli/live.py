@@ -19,9 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.cli.console import clock_time, plain_lines
-from rollwright.cli.tables import SIMULATED, percent, split_line, staleness_line, title_of
+from rollwright.cli.tables import percent, split_line, staleness_line, title_of
 from rollwright.config import RunConfig
 from rollwright.rollout import Place
+from rollwright.run.folder import SIMULATED
 from rollwright.run.local import LocalRun
 
 if TYPE_CHECKING:

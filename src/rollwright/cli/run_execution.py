@@ -42,17 +42,17 @@ from rollwright.run.validations import due_validations, recorded_validations
 
 @dataclass
 class Progress:
-    """What of a run is done already."""
+    """The part of a run that is done already."""
 
     steps: int = 0
     done: set[int] = field(default_factory=set)
     """The steps that are done; one may be missing in between, where its line was damaged."""
     validations: dict[int, Ledger] = field(default_factory=dict)
-    """Those that are over, with where their rollouts went."""
+    """Finished validations, with the ledger of each."""
     delivered: list[str] | None = None
     """Training groups that were handed out; `None` for a run that starts."""
     forgotten: Forgotten = field(default_factory=Forgotten)
-    """Which of it is in the folder no more."""
+    """What retention has removed from the folder."""
 
     @classmethod
     def of(cls, reader: RunReader) -> "Progress":
@@ -262,13 +262,13 @@ def settings_to_resume(reader: RunReader, overrides: list[str]) -> RunConfig:
 
 
 def say_changes(running: LocalRun, screen: Console) -> None:
-    """What is different from how the run was begun."""
+    """Says which settings differ from those that the run was begun with."""
     for change in running.changes:
         screen.print(f"resumed with another setting: {change}", soft_wrap=True, highlight=False)
 
 
 def say_ended(run: Path, reader: RunReader, screen: Console) -> None:
-    """What a run that has ended came to."""
+    """Shows what a run that has ended came to."""
     summary = reader.summary() or {}
     if summary.get("results"):
         screen.print(result_table(summary))
@@ -279,7 +279,7 @@ def say_ended(run: Path, reader: RunReader, screen: Console) -> None:
 
 
 def repair_ended(reader: RunReader, store: str | None) -> None:
-    """Of a run that has nothing left to play, brings back what is damaged."""
+    """Repairs the files of a run that has nothing left to play."""
     for _ in reader.trajectories():
         pass
     reader.failures()

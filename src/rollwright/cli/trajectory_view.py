@@ -13,7 +13,6 @@ from rich.panel import Panel
 from rich.text import Text
 from rich.tree import Tree
 
-from rollwright.cli.tables import SIMULATED
 from rollwright.config import PolicyConfig, RunConfig
 from rollwright.config.engines import EnginePolicyConfig
 from rollwright.config.torch_policy import TorchPolicyConfig
@@ -21,6 +20,7 @@ from rollwright.errors import RollwrightError
 from rollwright.observe.trees import PREFIX as TREE
 from rollwright.policies.bytes_renderer import ASSISTANT, END, SYSTEM, TOOL, USER
 from rollwright.rollout.tree import COPIED_BY
+from rollwright.run.folder import SIMULATED
 from rollwright.training.advantages.tree import turn_values
 from rollwright.trajectory import TokenIds, Trajectory, Turn, children, leaves, path, turn_weights
 
