@@ -157,7 +157,7 @@ def _envs(figures: Figures) -> list[str]:
     promise = f"a Sokoban step, at least {LEAST_TIMES_FASTER}× as fast"
     scoring = [
         (
-            f"`{name}`",
+            name,
             f"{each['steps_per_second']:,.0f}",
             f"{each['steps_per_second_at_once']:,.0f}",
             f"{each['resets_per_second']:,.0f}",
@@ -318,7 +318,7 @@ def _cli_startup(figures: Figures) -> list[str]:
     peer = medians["vf-eval --help"]
     rows = [
         (
-            f"`{name}`",
+            name,
             f"{seconds:.3f}",
             f"{seconds / limit:.0%}" if name.startswith("rollwright") else "–",
             f"{seconds / peer:.2f}",
