@@ -28,6 +28,7 @@ BENCHMARKS = (
     "tree_prefix",
     "orchestra",
     "tools",
+    "cli_startup",
     "startup",
 )
 

@@ -49,9 +49,13 @@ sample is a row with an advantage that is not zero, for each 1,000 sampled token
 so the figures are exact."""
 
 STARTUP = """How long it takes from nothing to the first generated token, part by part, each start a process of its own: Python
-itself; the command line's modules; torch; transformers and the policy; the tokenizer and renderer; the weights; one
+itself; the modules of `rollwright run`; torch; transformers and the policy; the tokenizer and renderer; the weights; one
 token. Before a cold start the kernel drops what it keeps of files; a warm one follows another. Medians.
 `rollwright doctor --startup bench/results/startup.json` compares a start on your machine with these."""
+
+CLI_STARTUP = """How much processor time one answer of the command line takes, user and system together, each a process of its own:
+help, a list, a look at a small run, and wrong settings, which are told before anything else is loaded. Beside it a bare
+interpreter, and the help page of the peer's command. Medians; commands take turns."""
 
 TREE_PREFIX = """What an engine's prefix cache saves, for chains and for trees: groups of eight leaves of equal length, played by
 the engine in this process with random weights, with its prefix cache and without; without it, calls that are served at
@@ -153,7 +157,7 @@ def _envs(figures: Figures) -> list[str]:
     promise = f"a Sokoban step, at least {LEAST_TIMES_FASTER}× as fast"
     scoring = [
         (
-            f"`{name}`",
+            name,
             f"{each['steps_per_second']:,.0f}",
             f"{each['steps_per_second_at_once']:,.0f}",
             f"{each['resets_per_second']:,.0f}",
@@ -309,6 +313,22 @@ def _startup(figures: Figures) -> list[str]:
     return [table(("part", "cold, s", "warm, s"), rows), "", f"Model: {figures['model']}. {spread}."]
 
 
+def _cli_startup(figures: Figures) -> list[str]:
+    limit, medians = figures["limit"], figures["cpu_seconds"]
+    peer = medians["vf-eval --help"]
+    rows = [
+        (
+            name,
+            f"{seconds:.3f}",
+            f"{seconds / limit:.0%}" if name.startswith("rollwright") else "–",
+            f"{seconds / peer:.2f}",
+        )
+        for name, seconds in medians.items()
+    ]
+    heads = ("command", "CPU s", f"of the limit, {limit:g} s", "of the peer's help")
+    return [table(heads, rows), "", f"Peer: {figures['peer']}. Median of {figures['rounds']}."]
+
+
 def _tree_prefix(figures: Figures) -> list[str]:
     rows = [
         (
@@ -385,5 +405,6 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "tree": (TREE, _tree),
     "tree_prefix": (TREE_PREFIX, _tree_prefix),
     "tree_prefix_vllm": (TREE_PREFIX_VLLM, _tree_prefix_vllm),
+    "cli_startup": (CLI_STARTUP, _cli_startup),
     "startup": (STARTUP, _startup),
 }

@@ -6,11 +6,14 @@ the figures in `bench/results`, the line numbers of `architecture.md` from the f
 All are pure functions of their sources, so a test can tell whether a page is up to date.
 """
 
+import ast
 import inspect
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -69,15 +72,34 @@ def _sections(model: type[BaseModel], path: str, note: str = "") -> Iterator[str
             yield from _sections(each, below + (".TAG" if get_origin(field.annotation) is dict else ""), kind)
 
 
+def _field_docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The text below each field, of the model's own and of those that it inherits.
+
+    Read here and not by pydantic (`use_attribute_docstrings`): that parses the source at every import of the settings."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        if not issubclass(each, BaseModel) or each is BaseModel:
+            continue
+        (declared,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(declared, ast.ClassDef)
+        for field, below in pairwise(declared.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                match below:
+                    case ast.Expr(ast.Constant(str(text))):
+                        found[field.target.id] = inspect.cleandoc(text)
+    return found
+
+
 def _section(model: type[BaseModel], path: str, note: str) -> str:
     lines = [f"## `{path}`{note}" if path else "## The run"]
     if model.__doc__:
         lines += ["", _one_line(model.__doc__)]
     rows = []
+    meanings = _field_docstrings(model)
     for name, field in model.model_fields.items():
         key = f"{path}.{name}".lstrip(".")
         nested = _models(field.annotation)
-        meaning = _one_line(field.description or "")
+        meaning = _one_line(meanings.get(name, ""))
         if not meaning and nested:
             meaning = _one_line(nested[0].__doc__ or "") if len(nested) == 1 else "Which policy plays."
         kind = "a section, see below" if nested else _type(field.annotation, field.metadata)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rollwright.addresses import canonical, check_address, has_password, redacted, scrubbed, without_password
-from rollwright.cli import workers
+from rollwright.cli import queue
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.rollout import Activity
@@ -224,10 +224,10 @@ async def test_the_servers_banner_shows_no_password(monkeypatch: pytest.MonkeyPa
     async def opened(address: str) -> MemoryStore:
         return MemoryStore()
 
-    monkeypatch.setattr(workers, "open_store", opened)
+    monkeypatch.setattr(queue, "open_store", opened)
     screen = Console(file=StringIO())
     address = f"postgresql://user:{BEGIN}@{END}@host/db"
-    serving = asyncio.create_task(workers._serve(address, "127.0.0.1", 0, None, screen))
+    serving = asyncio.create_task(queue._serve(address, "127.0.0.1", 0, None, screen))
     while "serving" not in screen.file.getvalue():  # type: ignore[attr-defined]
         await asyncio.sleep(0.01)
     serving.cancel()

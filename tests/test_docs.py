@@ -101,7 +101,9 @@ def commands() -> list[list[str]]:
 
 
 def test_the_commands_on_the_pages_exist_and_their_settings_are_accepted() -> None:
-    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    top = typer.main.get_command(app)
+    options = {name for option in top.params for name in option.opts}
+    known = {*top.commands, *options}  # type: ignore[attr-defined]
     for command, *arguments in commands():
         assert command in known, command
         if command == "run" and arguments and (ROOT / arguments[0]).is_file():

@@ -7,10 +7,14 @@ it without a traceback; a library user catches `RollwrightError`.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 
 class RollwrightError(Exception):
     """Base of every error this package raises on purpose."""
+
+    exit_code: ClassVar[int] = 2
+    """Of a command that ends with it: something that its user can put right."""
 
 
 class ConfigError(RollwrightError):

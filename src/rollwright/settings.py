@@ -19,7 +19,13 @@ OWN = "own"
 class Settings(BaseModel):
     """A frozen section of the configuration. A docstring under a field is its line in `docs/configuration.md`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        # A model's validator is built when it is first used, as a part of the one that holds it.
+        defer_build=True,
+    )
 
 
 Share = Annotated[float, Field(ge=0, le=1)]

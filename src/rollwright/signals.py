@@ -21,6 +21,10 @@ _SHOW_CURSOR = b"\x1b[?25h"
 """A live view hides it."""
 
 
+class Interrupted(BaseException):
+    """A signal has ended what was running, cleanly. Not a `KeyboardInterrupt`, which a command line parser swallows."""
+
+
 class Interrupts:
     """What has come of a process's signals."""
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollwright.cli.prompt_view import NOT_RECORDED, Prompts
-from rollwright.cli.run import execute
-from rollwright.cli.show import find, render
+from rollwright.cli.run_execution import execute
+from rollwright.cli.show import find
 from rollwright.cli.tables import ledger_table
+from rollwright.cli.trajectory_view import NOT_RECORDED, Prompts, render
 from rollwright.config import build
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.trajectory import Message, Trajectory, token_ids

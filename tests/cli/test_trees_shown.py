@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rollwright.cli.main import app
-from rollwright.cli.tree_view import tokens_saved, tree_view
+from rollwright.cli.trajectory_view import tokens_saved, tree_view
 from rollwright.config import build
 from rollwright.errors import RollwrightError
 from rollwright.observe import plots

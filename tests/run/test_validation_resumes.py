@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollwright.cli.run import Progress, execute
+from rollwright.cli.run_execution import Progress, execute
 from rollwright.config import RunConfig, build
 from rollwright.policies.server_process import RunningServer, simulated_server
 from rollwright.run.folder import RunFolder, RunReader
@@ -111,6 +111,7 @@ async def interrupted_after(
     try:
         return await playing
     except asyncio.CancelledError:  # it was over, and was interrupted while it wrote its summary
+        folder.log.close()  # as the end of the process would
         return {"interrupted": True}
 
 

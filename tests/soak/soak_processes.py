@@ -15,6 +15,8 @@ from typing import Any
 
 PRELOADED = [
     "rollwright.cli.main",
+    "rollwright.cli.queue",
+    "rollwright.cli.run_execution",
     "rollwright.policies.openai",
     "rollwright.store.http.server",
     "rollwright.store.http.client",

@@ -14,8 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rollwright.cli.export import export
 from rollwright.cli.profile import profile
+from rollwright.cli.report import export
 from rollwright.cli.show import show
 from rollwright.errors import RollwrightError
 from rollwright.observe.training_report import report_of

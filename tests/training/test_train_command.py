@@ -11,15 +11,13 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rollwright.cli.export import export
-from rollwright.cli.plot import plot
+from rollwright.cli.live import TrainingView
 from rollwright.cli.profile import profile
-from rollwright.cli.report import report
+from rollwright.cli.report import export, plot, report
 from rollwright.cli.run import resume
 from rollwright.cli.show import show
-from rollwright.cli.swarm_supervision import status
+from rollwright.cli.swarm import status
 from rollwright.cli.train import train
-from rollwright.cli.training_view import TrainingView
 from rollwright.config import load
 from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer

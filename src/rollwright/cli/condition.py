@@ -1,7 +1,7 @@
-"""What is wrong with a run's files, told by whoever has looked at them.
+"""The condition of a run's files, told by the command that has read them.
 
-What was put right, and half a record that a killed run left, are said beside the results. What cannot be read is an
-error: everything else is shown first, then one line says what is missing, and the exit code is not 0.
+Repairs, and half a record that a killed run left, are told beside the results. A file that cannot be read is an error:
+everything else is shown first, then one line says what is missing, and the exit code is not 0.
 """
 
 from pathlib import Path
@@ -9,12 +9,15 @@ from pathlib import Path
 from rich.console import Console
 
 from rollwright.cli.console import plain_lines
-from rollwright.cli.event_loop import run_async
-from rollwright.cli.tables import say_shown_steps
 from rollwright.errors import FormatError
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
-from rollwright.run.recovery import restore_settings
 from rollwright.run.trajectory_log import TRAJECTORIES
+
+
+def say_shown_steps(reader: RunReader, screen: Console) -> None:
+    """Says which steps a run still has, where retention has removed some."""
+    if (shown := reader.shown_steps()) is not None:
+        screen.print(shown, soft_wrap=True, highlight=False)
 
 
 def say_condition(reader: RunReader, screen: Console) -> None:
@@ -34,6 +37,9 @@ def say_condition(reader: RunReader, screen: Console) -> None:
 def restore_lost_settings(run: Path, store: str | None, screen: Console) -> None:
     """Of a run whose configuration is gone, before anything else is done with it."""
     if not (run / CONFIG).exists() and (run / TRAJECTORIES).is_file():
+        from rollwright.cli.event_loop import run_async
+        from rollwright.run.recovery import restore_settings
+
         restored = run_async(restore_settings(run, store))
         if restored is not None:
             plain_lines(screen)(f"{run / CONFIG}: is missing; taken from the run's store")

@@ -8,23 +8,21 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from rollwright.cli.console import console, plain_lines
+from rollwright.cli.console import ConfigArgument, Overrides, console, plain_lines
 from rollwright.config.care import backups, lock_of, migrate, rollback
 from rollwright.config.loading import load
 from rollwright.config.origins import DEFAULT, defaults, flat, origins
 
-app = typer.Typer(help="Look at configurations, and change their files with care.", no_args_is_help=True)
-
-File = Annotated[Path, typer.Argument(help="YAML file.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="Settings as on the command line: key.path=value …", show_default=False),
-]
+app = typer.Typer(
+    help="Look at configurations, and change their files with care.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 @app.command()
 def show(
-    file: File,
+    file: ConfigArgument,
     overrides: Overrides = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
@@ -49,7 +47,7 @@ def show(
 
 @app.command()
 def diff(
-    file: File,
+    file: ConfigArgument,
     other: Annotated[
         Path | None,
         typer.Argument(help="Another file, such as a backup. Default: the defaults.", show_default=False),
@@ -78,7 +76,7 @@ def diff(
 
 @app.command("migrate")
 def migrate_file(
-    file: File,
+    file: ConfigArgument,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the file as it would be.")] = False,
 ) -> None:
     """Bring FILE to this release's terms. Its bytes are kept in a backup beside it."""
@@ -99,7 +97,7 @@ def migrate_file(
 
 @app.command("rollback")
 def roll_back(
-    file: File,
+    file: ConfigArgument,
     to: Annotated[
         Path | None, typer.Option(help="The backup to go back to. Default: the newest.", show_default=False)
     ] = None,

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from rollwright.cli.console import console
+from rollwright.cli.console import RUNS, Overrides, complete_config, console
 from rollwright.cli.swarm import node_settings
 from rollwright.config import RunConfig
 from rollwright.doctor.findings import Finding, Health, must_fix, well
@@ -28,13 +28,12 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Argument(
-            help="YAML file. Default: what `rollwright swarm run` would take.", show_default=False
+            help="YAML file. Default: what `rollwright swarm run` would take.",
+            show_default=False,
+            autocompletion=complete_config,
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Settings that win over the file: key.path=value …", show_default=False),
-    ] = None,
+    overrides: Overrides = None,
     home: Annotated[Path | None, typer.Option(help="The node's folder. Default: runs/NAME.")] = None,
     startup: Annotated[
         Path | None,
@@ -44,7 +43,8 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Check machine, memory, disk, clock, config, engine, ports and identity, and say what to fix. Asks nothing, changes nothing.
+    """Check machine, config, engine and node, and say what to fix: memory, disk, clock, ports, identity and more. Asks
+    nothing, changes nothing.
 
     Exit code 0: nothing must be fixed; 1: something must; 2: the command itself was wrong.
     """
@@ -62,7 +62,7 @@ def _findings(
     file: Path | None, overrides: list[str], home: Path | None, startup: Path | None
 ) -> Iterator[Finding]:
     settings: RunConfig | None = None
-    place = home or Path("runs/swarm")
+    place = home or RUNS / "swarm"
     try:
         settings, place = node_settings(file, overrides, home)
         yield well("config", f"{file or 'the shipped configuration'} is accepted")

@@ -1,7 +1,7 @@
 """Runs a coroutine on the fastest event loop there is; the first Ctrl-C or SIGTERM cancels it instead of tearing it down.
 
-Always true: a `CancelledError` that comes out of it was asked for by a signal. One that was not is an error: code that is
-played has cancelled the command's own task.
+Always true: `Interrupted` comes out of it if a signal has ended the coroutine. A cancellation that no signal asked for is
+an error: code that is played has cancelled the command's own task.
 """
 
 import asyncio
@@ -10,8 +10,7 @@ from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from rollwright.errors import RollwrightError
-from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
-from rollwright.signals import INTERRUPTS
+from rollwright.signals import INTERRUPTS, Interrupted
 
 Result = TypeVar("Result")
 
@@ -26,7 +25,7 @@ def run_async(call: Coroutine[Any, Any, Result], *, at_once: bool = False) -> Re
         except asyncio.CancelledError:
             if INTERRUPTS.received is None:
                 raise _interference() from None
-            raise
+            raise Interrupted from None
         except (SystemExit, KeyboardInterrupt) as error:
             if error in own:  # the command's: whoever read its output is gone, say
                 raise
@@ -54,6 +53,8 @@ def absorb_cancellation() -> None:
 
 
 def _interference() -> RollwrightError:
+    from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
+
     return RollwrightError(f"the command was ended by {FOREIGN_CANCELLATION}")
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 def main() -> None:
     at = [float(sys.argv[1]), time.monotonic()]
-    import rollwright.cli.main  # noqa: F401 — what every command imports
+    import rollwright.cli.run_execution  # noqa: F401 — what `rollwright run` imports
 
     at.append(time.monotonic())
     from rollwright.hardware.threads import claim_threads

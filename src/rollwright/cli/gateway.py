@@ -5,24 +5,23 @@ import os
 import secrets
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from rollwright.cli.console import console, say_aside
 from rollwright.cli.event_loop import run_async
-from rollwright.cli.workers import StoreOption
-from rollwright.config import RunConfig, load
+from rollwright.cli.queue import StoreOption
 from rollwright.errors import ConfigError
-from rollwright.gateway.server import Gateway
-from rollwright.gateway.service import GatewayService, ServiceSettings
 from rollwright.http_server import raise_handle_limit
-from rollwright.policies.base import Sampling
-from rollwright.policies.factory import build_policy
-from rollwright.run.gc_tuning import short_collections
 from rollwright.store.api import Store
 from rollwright.store.opening import open_store
+
+if TYPE_CHECKING:
+    from rollwright.config import RunConfig
+    from rollwright.gateway.server import Gateway
+    from rollwright.gateway.service import ServiceSettings
 
 KEY_VARIABLE = "ROLLWRIGHT_GATEWAY_KEY"
 """Environment variable that holds the administrator's key."""
@@ -50,11 +49,15 @@ def gateway(
     ] = True,
     id: Annotated[str | None, typer.Option(help="Name in the store. Default: host and process.")] = None,
 ) -> None:
-    """Serve OpenAI's and Anthropic's APIs, an address and a key for each rollout, and record what agents do.
+    """Serve OpenAI's and Anthropic's APIs to agents, and record what they do; each rollout has its own address and key.
 
     The administrator's key is taken from ROLLWRIGHT_GATEWAY_KEY; on loopback one is made up and shown if it is not set.
     """
+    from rollwright.config import load
+
     run_config = load(config, overrides or [])
+    from rollwright.gateway.server import Gateway
+
     settings = _settings(run_config, max_tokens, idle_seconds, agent_ends)
     key = os.environ.get(KEY_VARIABLE)
     if key is None and host not in LOOPBACK:
@@ -66,7 +69,12 @@ def gateway(
     run_async(_serve(store, run_config, settings, server, key, name, console()))
 
 
-def _settings(config: RunConfig, max_tokens: int, idle_seconds: float, agent_ends: bool) -> ServiceSettings:
+def _settings(
+    config: "RunConfig", max_tokens: int, idle_seconds: float, agent_ends: bool
+) -> "ServiceSettings":
+    from rollwright.gateway.service import ServiceSettings
+    from rollwright.policies.base import Sampling
+
     return ServiceSettings(
         sampling=Sampling(
             temperature=config.sampling.temperature,
@@ -89,13 +97,17 @@ def _settings(config: RunConfig, max_tokens: int, idle_seconds: float, agent_end
 
 async def _serve(
     address: str,
-    config: RunConfig,
-    settings: ServiceSettings,
-    server: Gateway,
+    config: "RunConfig",
+    settings: "ServiceSettings",
+    server: "Gateway",
     key: str | None,
     name: str,
     screen: Console,
 ) -> None:
+    from rollwright.gateway.service import GatewayService
+    from rollwright.policies.factory import build_policy
+    from rollwright.run.gc_tuning import short_collections
+
     raise_handle_limit()
     store: Store = await open_store(address, on_outage=say_aside)
     policy = build_policy(config.policy)

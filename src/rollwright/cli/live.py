@@ -1,18 +1,138 @@
-"""The live view of a run: what is done, what is under way, and what it waits for."""
+"""What is shown while a run or a training works: a live view in a terminal, a plain line now and then without one.
+
+Always true: nothing is drawn on anything but a terminal, and of what was drawn nothing stays on the screen; lines are
+printed only where nothing is drawn. The time that is left is estimated from the pace since this process began: what an
+earlier process did, before a resume, took other time.
+"""
 
 import asyncio
-from typing import Protocol
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
 
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rollwright.cli.pace import Pace
-from rollwright.cli.tables import percent
+from rollwright.cli.console import clock_time, plain_lines
+from rollwright.cli.tables import percent, split_line, staleness_line, title_of
 from rollwright.config import RunConfig
 from rollwright.rollout import Fate
+from rollwright.run.folder import SIMULATED
 from rollwright.run.local import LocalRun
 
-REFRESH_SECONDS = 0.25
+if TYPE_CHECKING:
+    from rollwright.run.training_run import TrainingRun
+
+RUN_REFRESH, TRAINING_REFRESH = 0.25, 0.5
+"""Seconds between two drawings: a training step takes longer than a batch of games."""
+
+FIRST_LINE = 2.0
+"""Seconds until the first line: a user sees soon that something happens."""
+
+LINES = ((60.0, 5.0), (600.0, 10.0), (float("inf"), 30.0))
+"""Seconds between two lines, up to so many seconds after the start: a run of a day does not fill its log."""
+
+BAR_WIDTH = 30
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How far a piece of work is at one moment, and when it will be done."""
+
+    done: float
+    total: float
+    elapsed: float
+    """Seconds since this process began."""
+    began_at: float = 0.0
+    """What an earlier process had done."""
+
+    @property
+    def share(self) -> float:
+        return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until it is done, as far as the pace so far tells; `None`: it does not yet."""
+        gained = self.done - self.began_at
+        if self.done >= self.total:
+            return 0.0
+        return self.elapsed / gained * (self.total - self.done) if gained > 0 else None
+
+    def __str__(self) -> str:
+        left = "time left not known yet" if self.left is None else f"about {clock_time(self.left)} left"
+        return f"{self.share:.0%} · {clock_time(self.elapsed)} elapsed · {left}"
+
+    def bar(self) -> Table:
+        """A bar with the figures beside it."""
+        row = Table.grid(padding=(0, 1))
+        row.add_row(ProgressBar(total=1.0, completed=self.share, width=BAR_WIDTH), str(self))
+        return row
+
+
+def next_line(elapsed: float) -> float:
+    """Seconds to wait for the next line, so many seconds after the start."""
+    if elapsed < FIRST_LINE:
+        return FIRST_LINE - elapsed
+    return next(every for until, every in LINES if elapsed < until)
+
+
+class LiveDisplay:
+    """`async with LiveDisplay(screen, draw, every=0.5):` draws what `draw` returns, again after so many seconds.
+
+    `line`: the text that is printed from time to time where nothing is drawn; `None`: no lines."""
+
+    def __init__(
+        self,
+        screen: Console,
+        draw: Callable[[], RenderableType],
+        *,
+        every: float,
+        enabled: bool = True,
+        line: Callable[[], str] | None = None,
+        pause: Callable[[float], float] = next_line,
+    ) -> None:
+        self._draw = draw
+        self._every = every
+        self._live = Live(console=screen, transient=True, auto_refresh=False)
+        self._enabled = enabled and screen.is_terminal
+        self._say = plain_lines(screen)
+        self._line = line
+        self._pause = pause
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._enabled:
+            self._live.start()
+            self._task = asyncio.create_task(self._redraw())
+        elif self._line is not None:
+            self._task = asyncio.create_task(self._print_lines(self._line))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._enabled:
+            self._live.stop()
+
+    async def _redraw(self) -> None:
+        while True:
+            self._live.update(self._draw(), refresh=True)
+            await asyncio.sleep(self._every)
+
+    async def _print_lines(self, line: Callable[[], str]) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while True:
+            await asyncio.sleep(self._pause(clock() - began))
+            self._say(line())
 
 
 class StepsDone(Protocol):
@@ -32,7 +152,7 @@ def episodes_wanted(config: RunConfig) -> int:
 
 
 class RunView:
-    """What there is to see of a run; `table` is drawn again and again."""
+    """Progress, speed and failures of a run, as a table for a terminal and as a line without one."""
 
     def __init__(self, run: LocalRun, progress: "StepsDone") -> None:
         """`progress`: counts the batches that are there."""
@@ -77,7 +197,7 @@ class RunView:
             parts.append(f"{failed:,} failed")
         if worst := activity.causes.most_common(1):
             parts.append(f"most frequent failure: {worst[0].count:,} × {worst[0]}")
-        return f"{run.config.name}: {' · '.join(parts)}"
+        return f"{_line_head(run.config.name, simulated=run.config.plays_simulated)}: {' · '.join(parts)}"
 
     def _step(self) -> str:
         if self._run.config.train_env_manager is None:
@@ -88,7 +208,8 @@ class RunView:
         self._measure()
         run, activity = self._run, self._run.activity.total()
         places = run.ledger.counts
-        table = Table(title=run.config.name, title_justify="left", show_header=False, min_width=60)
+        title = title_of(run.config.name, simulated=run.config.plays_simulated)
+        table = Table(title=title, title_justify="left", show_header=False, min_width=60)
         table.add_column(style="dim")
         table.add_column()
         table.add_row("progress", self._step())
@@ -114,3 +235,77 @@ class RunView:
         for cause in activity.causes.most_common(3):
             table.add_row("failed attempts", Text(f"{cause.count:,} × {cause}", style="yellow"))
         return table
+
+
+class TrainingView:
+    """Progress and last figures of a training, as a table for a terminal and as a line without one."""
+
+    def __init__(self, run: "TrainingRun") -> None:
+        self._run = run
+        self._began = time.monotonic()
+        self._began_at: int | None = None
+        """Steps that were done when training began; `None`: it has not."""
+
+    def pace(self) -> Pace:
+        pipeline = self._run.pipeline
+        if self._began_at is None and pipeline.stage != "not started":
+            self._began_at = pipeline.done  # a resumed run knows now how far it had come
+        began = pipeline.done if self._began_at is None else self._began_at
+        return Pace(pipeline.done, pipeline.cadence.steps, time.monotonic() - self._began, began)
+
+    def table(self) -> Table:
+        return training_live_table(self._run, self.pace())
+
+    def line(self) -> str:
+        """One line for where there is no terminal."""
+        run, pipeline, report = self._run, self._run.pipeline, self._run.report
+        pace = self.pace()
+        parts = [f"step {pipeline.done:,} of {pipeline.cadence.steps:,}, now: {pipeline.stage}", str(pace)]
+        if report is not None and report.reward is not None:
+            parts.append(f"reward {report.reward:.3f}, {percent(report.success)} solved")
+        if report is not None and report.skipped is not None:
+            parts.append(f"last batch not trained on: {report.skipped}")
+        if run.local is not None:
+            activity = run.local.activity.total()
+            speed = activity.tokens / max(pace.elapsed, 1e-9)
+            parts.append(f"{activity.finished:,} rollouts, {speed:,.0f} sampled tokens/s")
+            parts += [f"{each.count:,} × failed: {each}" for each in activity.causes.most_common(1)]
+        parts += [
+            f"validation {percent(row.get('success'))} after step {row['step']:,}"
+            for row in run.validations[-1:]
+        ]
+        return f"{_line_head(run.config.name, simulated=run.is_simulated)}: {' · '.join(parts)}"
+
+
+def _line_head(name: str, *, simulated: bool) -> str:
+    return f"{name} ({SIMULATED})" if simulated else name
+
+
+def training_live_table(run: "TrainingRun", pace: Pace) -> Table:
+    pipeline, report, local = run.pipeline, run.report, run.local
+    title = title_of(run.config.name, simulated=run.is_simulated)
+    table = Table(title=title, title_justify="left", show_header=False, min_width=60)
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("step", f"{pipeline.done:,} of {pipeline.cadence.steps:,} · now: {pipeline.stage}")
+    table.add_row("", pace.bar())
+    if report is not None:
+        reward = "–" if report.reward is None else f"{report.reward:.3f}"
+        table.add_row("last batch", f"{reward} mean reward · {percent(report.success)} solved")
+        if report.skipped is not None:
+            table.add_row("", f"[yellow]not trained on: {report.skipped}[/]")
+        gap = "–" if report.gap is None else f"{report.gap:.4f}"
+        table.add_row(
+            "policy", f"entropy {report.entropy:.3f} · clipped {percent(report.clip_share)} · gap {gap}"
+        )
+        table.add_row("trainer", f"{report.tokens_per_second:,.0f} tokens/s")
+    for row in run.validations[-1:]:
+        table.add_row("validation", f"{percent(row.get('success'))} solved after {row['step']:,} steps")
+    table.add_row("staleness", staleness_line(run.staleness) or "–")
+    if local is not None:
+        activity = local.activity.total()
+        spent = max(pipeline.split.total, 1e-9)
+        table.add_row("rollouts", f"{activity.finished:,} done · {local.activity.inflight:,} in flight")
+        table.add_row("speed", f"{activity.tokens / spent:,.0f} sampled tokens/s")
+    table.add_row("time", split_line(pipeline.split.row()))
+    return table

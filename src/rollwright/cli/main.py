@@ -1,59 +1,102 @@
-"""The `rollwright` command.
+"""The `rollwright` command: its subcommands, its exit codes, and the one line that an error becomes.
 
 A user's mistake ends with one line on standard error and exit code 2; an engine that cannot be used with 1; an interrupt
 with 130, SIGTERM with 143; want of memory with 137. A traceback means a defect of rollwright.
+
+Always true: a subcommand's module is imported when that subcommand is called, and not before; `--help`, `--version` and
+shell completion need only the table below.
 """
 
-import asyncio
 import sys
-from typing import NoReturn
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
 
 import typer
-from rich.console import Console
-from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from rollwright import __version__
-from rollwright.cli import (
-    config,
-    doctor,
-    envs,
-    export,
-    gateway,
-    model,
-    play,
-    plot,
-    profile,
-    queue,
-    report,
-    run,
-    show,
-    swarm,
-    swarm_supervision,
-    train,
-    workers,
-)
 from rollwright.errors import RollwrightError
-from rollwright.hardware.memory import is_out_of_memory
-from rollwright.policies.base import EngineError
-from rollwright.signals import INTERRUPTS
-
-app = typer.Typer(
-    help="Play multi-turn episodes of language-model agents, and hand out grouped batches.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
-
-USER_ERROR = 2
-
-NO_ENGINE = 1
-"""The engine cannot be used: not there, refuses, or does not serve the model."""
+from rollwright.signals import INTERRUPTS, Interrupted
 
 OUT_OF_MEMORY = 137
-"""As for a process that the kernel kills for it, so that whoever watches need not tell them apart."""
+"""As for a process that the kernel kills for it, so that a supervisor need not tell them apart."""
 
 LESS_MEMORY = "make training.tokens_per_micro_batch or policy.max_batch smaller, or choose a smaller model"
+
+
+class Command(NamedTuple):
+    """A subcommand before it is imported."""
+
+    module: str
+    """In `rollwright.cli`."""
+    name: str
+    """In the module: a function, or a Typer app with subcommands of its own."""
+    help: str
+    """The beginning of its own page; a test holds the two together."""
+
+
+COMMANDS = {
+    "run": Command("run", "run", "Play the episodes that CONFIG asks for."),
+    "resume": Command("run", "resume", "Go on with RUN where it stopped."),
+    "train": Command("train", "train", "Train as CONFIG says."),
+    "worker": Command("queue", "worker", "Join a store from anywhere and play its rollouts."),
+    "serve": Command("queue", "serve", "Offer a store over HTTP."),
+    "enqueue": Command("queue", "enqueue", "Put rollouts in a store, for workers to play."),
+    "ps": Command("queue", "ps", "Show a store's rollouts and workers, and what each is waiting for."),
+    "cancel": Command("queue", "cancel", "Withdraw rollouts; a worker that plays one stops."),
+    "gateway": Command(
+        "gateway", "gateway", "Serve OpenAI's and Anthropic's APIs to agents, and record what they do."
+    ),
+    "model": Command("model", "app", "Fetch models for this machine, and list them."),
+    "envs": Command("envs", "envs", "List the environments by tag."),
+    "play": Command("envs", "play", "Play TAG in the terminal."),
+    "show": Command("show", "show", "Show RUN's results, a group, or ROLLOUT's trajectory."),
+    "profile": Command(
+        "profile", "profile", "Show what RUN's rollouts waited for, and what would make it faster."
+    ),
+    "plot": Command(
+        "report", "plot", "Draw RUN: reward, episode lengths, what filters caught, the shapes of trees."
+    ),
+    "report": Command("report", "report", "Show what RUN's model learned."),
+    "export": Command("report", "export", "Write RUN's trajectories to a file."),
+    "config": Command("config", "app", "Look at configurations, and change their files with care."),
+    "doctor": Command("doctor", "doctor", "Check machine, config, engine and node, and say what to fix."),
+    "swarm": Command("swarm", "app", "Train together with other machines by sharing rollouts."),
+}
+"""In the order of the help page."""
+
+
+class _Deferred(TyperCommand):
+    """A subcommand that is listed, and imported when it is called."""
+
+    def __init__(self, name: str, command: Command) -> None:
+        super().__init__(name, help=command.help)
+        self._command = command
+
+    def load(self) -> Any:
+        """The subcommand itself, which the command line parser goes on with."""
+        found = getattr(import_module(f"rollwright.cli.{self._command.module}"), self._command.name)
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(add_completion=False)
+            found.command(self.name)(function)
+        loaded = typer.main.get_command(found)
+        loaded.name = self.name
+        return loaded
+
+
+class _DeferredGroup(TyperGroup):
+    """All subcommands by name; the one that is called replaces its stand-in."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: _Deferred(name, command) for name, command in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, _Deferred) else command, rest
+
+
+app = typer.Typer(cls=_DeferredGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(wanted: bool) -> None:
@@ -71,33 +114,10 @@ def options(
     """Agentic-RL rollouts, from a laptop to a cluster to a swarm."""
 
 
-app.command("run")(run.run)
-app.command("resume")(run.resume)
-app.command("train")(train.train)
-app.command("worker")(workers.worker)
-app.command("serve")(workers.serve)
-app.command("enqueue")(queue.enqueue)
-app.command("ps")(queue.ps)
-app.command("cancel")(queue.cancel)
-app.command("gateway")(gateway.gateway)
-app.add_typer(model.app, name="model")
-app.command("envs")(envs.envs)
-app.command("play")(play.play)
-app.command("show")(show.show)
-app.command("profile")(profile.profile)
-app.command("plot")(plot.plot)
-app.command("report")(report.report)
-app.command("export")(export.export)
-app.add_typer(config.app, name="config")
-app.command("doctor")(doctor.doctor)
-swarm_supervision.register(swarm.swarm_app)
-app.add_typer(swarm.swarm_app, name="swarm")
-
-
 def main() -> None:
     """`rollwright.cli.entry` comes before it, so that signals are answered while all this is imported."""
     if "" not in sys.path:
-        sys.path.insert(0, "")  # one's own environments, filters and agents lie in the current folder
+        sys.path.insert(0, "")  # a user's own environments, filters and agents lie in the current folder
     with INTERRUPTS.installed_meanwhile():
         _run_command()
 
@@ -105,23 +125,26 @@ def main() -> None:
 def _run_command() -> None:
     try:
         app()
-    except EngineError as error:
-        _complain(str(error), NO_ENGINE)
     except RollwrightError as error:
-        _complain(str(error))
+        _complain(str(error), error.exit_code)
     except OSError as error:  # a folder that is a file, a full disk, a file that may not be written
         _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (MemoryError, RuntimeError) as error:
+        from rollwright.hardware.memory import is_out_of_memory
+
         if not is_out_of_memory(error):
             raise
         _complain(
             f"out of memory: {str(error) or 'nothing more could be taken'}; {LESS_MEMORY}", OUT_OF_MEMORY
         )
-    except (KeyboardInterrupt, asyncio.CancelledError):
+    except (KeyboardInterrupt, Interrupted):
         _complain("interrupted", INTERRUPTS.exit_code, title="")
 
 
-def _complain(message: str, code: int = USER_ERROR, title: str = "error: ") -> NoReturn:
+def _complain(message: str, code: int = RollwrightError.exit_code, title: str = "error: ") -> NoReturn:
+    from rich.console import Console
+    from rich.text import Text
+
     line = Text.assemble((title, "bold red"), " ".join(message.split()))
     Console(stderr=True, soft_wrap=True).print(line)
     sys.exit(code)

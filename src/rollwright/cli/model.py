@@ -11,11 +11,22 @@ from rollwright.models.catalogue import CATALOGUE, is_fetched, model_folder
 from rollwright.models.fetching import fetch as fetch_model
 from rollwright.models.fetching import source
 
-app = typer.Typer(help="Fetch models for this machine, and list them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Fetch models for this machine, and list them.", no_args_is_help=True, add_completion=False
+)
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """Names of the catalogue that begin so."""
+    return [name for name in CATALOGUE if name.startswith(incomplete)]
 
 
 @app.command()
-def fetch(name: Annotated[str, typer.Argument(help="As `rollwright model list` shows it.")]) -> None:
+def fetch(
+    name: Annotated[
+        str, typer.Argument(help="As `rollwright model list` shows it.", autocompletion=complete_name)
+    ],
+) -> None:
     """Download NAME and put it into the local cache, ready to be played and trained."""
     wanted = source(name)
     if is_fetched(name):

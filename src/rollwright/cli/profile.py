@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.cli.condition import say_condition
-from rollwright.cli.console import console
+from rollwright.cli.console import RunArgument, console
+from rollwright.cli.tables import title_of
 from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError, naming
 from rollwright.hardware.threads import usable_cores
@@ -34,7 +35,7 @@ RECENT = 1000
 
 
 def profile(
-    run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
+    run: RunArgument,
     slots: Annotated[
         int | None,
         typer.Option(
@@ -49,7 +50,7 @@ def profile(
     ] = None,
     rollouts: Annotated[int, typer.Option(min=0, help="Rollouts in the timeline, the last ones.")] = DRAWN,
 ) -> None:
-    """Show what RUN's rollouts waited for, write a timeline, and say what would make it faster."""
+    """Show what RUN's rollouts waited for, and what would make it faster. Writes a timeline, too."""
     reader = RunReader(run)
     found = Profile()
     drawn: deque[Played] = deque(maxlen=rollouts)
@@ -64,7 +65,9 @@ def profile(
         file.writelines(chrome_trace(drawn))
     screen = console()
     setup = setup_of(reader.config, found, _store_of(run))
-    screen.print(report(found, slots or slots_of(reader.config, found), run.name, setup))
+    screen.print(
+        report(found, slots or slots_of(reader.config, found), run.name, setup, simulated=reader.simulated)
+    )
     if (summary := reader.summary()) is not None:
         spent = summary.get("activity", {}).get("commit_seconds", 0.0)
         screen.print(f"beside that, {spent:,.2f} s went into telling the store how attempts ended")
@@ -95,7 +98,11 @@ class RecentProfile:
         if found.rollouts:
             name = f"the last {found.rollouts:,} rollouts"
             setup = setup_of(self._config, found, self._store)
-            self._screen.print(report(found, slots_of(self._config, found), name, setup))
+            self._screen.print(
+                report(
+                    found, slots_of(self._config, found), name, setup, simulated=self._config.plays_simulated
+                )
+            )
 
 
 def slots_of(config: RunConfig, found: Profile) -> int | None:
@@ -114,17 +121,19 @@ def setup_of(config: RunConfig, found: Profile, store: str | None) -> RunSetup:
     return RunSetup.of(config, processes=len(found.processes), cores=usable_cores().count, store=store)
 
 
-def report(found: Profile, slots: int | None, name: str, setup: RunSetup) -> RenderableType:
-    parts: list[RenderableType] = [_agents(found, name), _things(found), _sum(found)]
+def report(
+    found: Profile, slots: int | None, name: str, setup: RunSetup, *, simulated: bool
+) -> RenderableType:
+    parts: list[RenderableType] = [_agents(found, name, simulated), _things(found), _sum(found)]
     if found.untimed:
         parts.append(Text(f"{found.untimed:,} rollouts have no timings and are left out", style="yellow"))
     return Group(*parts, _told(judge(Figures.of(found, slots), setup)))
 
 
-def _agents(found: Profile, name: str) -> Table:
+def _agents(found: Profile, name: str, simulated: bool) -> Table:
     """Calls of each agent, and the seconds that it waited for each phase alone."""
     table = Table(
-        title=f"profile of {name}",
+        title=title_of(f"profile of {name}", simulated=simulated),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1),

@@ -1,10 +1,16 @@
-"""`rollwright enqueue`, `ps` and `cancel`: a look into a store, and a hand in it."""
+"""`rollwright worker`, `serve`, `enqueue`, `ps` and `cancel`: play a store's rollouts, offer a store over HTTP, and list,
+enqueue and cancel rollouts.
+"""
 
+import asyncio
 import json
+import logging
+import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -13,18 +19,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollwright.cli.console import console, say_aside
+from rollwright.addresses import redacted
+from rollwright.cli.console import (
+    clock_time,
+    complete_config,
+    console,
+    plain_lines,
+    say_aside,
+    warn_of_password,
+)
 from rollwright.cli.event_loop import run_async
-from rollwright.cli.pace import clock_time
-from rollwright.cli.workers import StoreOption
-from rollwright.config import RunConfig, load
 from rollwright.errors import RollwrightError
+from rollwright.http_server import raise_handle_limit
 from rollwright.rollout.accounting import FailureCauses
-from rollwright.run.playbook import CONFIG_KEY
+from rollwright.signals import INTERRUPTS
 from rollwright.store.api import Store
-from rollwright.store.opening import open_store
+from rollwright.store.opening import ADDRESS_VARIABLE, TOKEN_VARIABLE, USUAL_PATIENCE, open_store
 from rollwright.store.records import (
     Attempt,
+    AttemptedRollout,
     AttemptStatus,
     EnqueueRequest,
     RolloutConfig,
@@ -32,9 +45,130 @@ from rollwright.store.records import (
     WorkerRecord,
     WorkerStatus,
 )
-from rollwright.trajectory import Phase
+from rollwright.trajectory import ErrorRecord, Phase
+
+if TYPE_CHECKING:
+    from rollwright.config import RunConfig
+    from rollwright.rollout import Activity
 
 OPEN = [RolloutStatus.QUEUING, RolloutStatus.PREPARING, RolloutStatus.RUNNING, RolloutStatus.REQUEUING]
+"""What `ps` lists one by one."""
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        help="A path, postgresql://… or http://…",
+        envvar=ADDRESS_VARIABLE,
+        show_default=False,
+        callback=warn_of_password,
+    ),
+]
+
+
+def worker(
+    store: StoreOption,
+    id: Annotated[str | None, typer.Option(help="Name of the worker. Default: host and process.")] = None,
+    envs: Annotated[int, typer.Option(min=1, help="Episodes at the same time.")] = 16,
+    max_rollouts: Annotated[int | None, typer.Option(min=1, help="End after so many rollouts.")] = None,
+    poll_interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that one call waits for a rollout.")
+    ] = 30.0,
+    heartbeat_interval: Annotated[float, typer.Option(min=0.05, help="Seconds between heartbeats.")] = 5.0,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="Time to finish episodes after SIGTERM.")
+    ] = 30.0,
+    find_capacity: Annotated[
+        bool, typer.Option(help="Find out how many episodes the engine can serve.")
+    ] = True,
+    agent: Annotated[
+        str | None,
+        typer.Option(help="A function of one's own that plays, as module:function.", show_default=False),
+    ] = None,
+    store_patience: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds to go on trying a store that cannot be reached; then it ends."),
+    ] = USUAL_PATIENCE,
+    quiet: Annotated[bool, typer.Option(help="Do not say which rollouts are taken.")] = False,
+    tied: Annotated[
+        bool, typer.Option("--tied", help="End when standard input ends, as it does with a parent process.")
+    ] = False,
+) -> None:
+    """Join a store from anywhere and play its rollouts. SIGTERM drains: what cannot be finished is handed back."""
+    from rollwright.agents import EpisodeFailure
+    from rollwright.rollout.worker import WorkerSettings
+    from rollwright.run.playbook import load_function
+    from rollwright.run.worker_process import end_with_parent, run_worker
+
+    name = id or f"{socket.gethostname()}-{os.getpid()}"
+    logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
+    say_line = plain_lines(console())
+
+    def say(claimed: AttemptedRollout) -> None:
+        say_line(f"{name} took {claimed.rollout_id}")
+
+    def complain(claimed: AttemptedRollout, error: ErrorRecord) -> None:
+        say_line(f"{name} failed at {claimed.rollout_id}: {EpisodeFailure(error)}")
+
+    settings = WorkerSettings(
+        max_env_num_per_worker=envs,
+        max_rollouts=max_rollouts,
+        poll_interval=poll_interval,
+        heartbeat_interval=heartbeat_interval,
+        drain_seconds=drain_seconds,
+        find_capacity=find_capacity,
+    )
+    function = load_function(agent) if agent else None
+    if tied:
+        os.environ.pop(ADDRESS_VARIABLE, None)  # what is started from here has no use for it
+        end_with_parent()
+
+    async def work() -> "Activity":
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        with INTERRUPTS.answered_by(lambda: loop.call_soon_threadsafe(stop.set)):
+            return await run_worker(
+                store,
+                name,
+                settings,
+                function=function,
+                on_claim=None if quiet else say,
+                on_failed=None if quiet else complain,
+                stop=stop,
+                patience=store_patience,
+                on_outage=None if quiet else say_line,
+                ask_engines=not tied,
+            )
+
+    done = run_async(work())
+    if not quiet:
+        say_line(f"{name} played {done.finished} rollouts, {done.tokens:,} tokens sampled")
+
+
+def serve(
+    store: StoreOption,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8700,
+    socket_path: Annotated[
+        Path | None, typer.Option("--socket", help="Unix socket instead of a port.")
+    ] = None,
+) -> None:
+    """Offer a store over HTTP. A token in ROLLWRIGHT_STORE_TOKEN is asked of everyone; off loopback it is needed."""
+    run_async(_serve(store, host, port, socket_path, console()))
+
+
+async def _serve(address: str, host: str, port: int, path: Path | None, screen: Console) -> None:
+    from rollwright.run.gc_tuning import short_collections
+    from rollwright.store.http.server import StoreServer
+
+    raise_handle_limit()
+    store = await open_store(address)
+    try:
+        token = os.environ.get(TOKEN_VARIABLE)
+        server = StoreServer(store, host=host, port=port, path=path, token=token, handle_signals=True)
+        screen.print(f"serving {redacted(address)} at {server.url}", highlight=False, soft_wrap=True)
+        with short_collections(whole=False):  # a store makes no cycles
+            await server.run()
+    finally:
+        await store.close()
 
 
 def enqueue(
@@ -42,11 +176,16 @@ def enqueue(
         Path, typer.Argument(help="JSON lines: one rollout's input each; `-` for standard input.")
     ],
     store: StoreOption,
-    config: Annotated[Path | None, typer.Option(help="YAML file with policy, sampling and limits.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with policy, sampling and limits.", autocompletion=complete_config),
+    ] = None,
     max_attempts: Annotated[int, typer.Option(min=1)] = 3,
     priority: Annotated[int, typer.Option(help="Higher is taken first.")] = 0,
 ) -> None:
     """Put rollouts in a store, for workers to play: tasks for a function of one's own, or episodes."""
+    from rollwright.config import load
+
     source = "standard input" if str(tasks) == "-" else str(tasks)
     text = typer.get_text_stream("stdin").read() if str(tasks) == "-" else _read(tasks)
     inputs = [
@@ -74,8 +213,10 @@ def _parsed(source: str, number: int, line: str) -> Any:
 
 
 async def _enqueue(
-    address: str, inputs: list[Any], settings: RunConfig | None, rules: RolloutConfig, priority: int
+    address: str, inputs: list[Any], settings: "RunConfig | None", rules: RolloutConfig, priority: int
 ) -> None:
+    from rollwright.run.playbook import CONFIG_KEY
+
     store = await open_store(address, on_outage=say_aside)
     try:
         resources_id = None

@@ -1,7 +1,7 @@
-"""`rollwright report`: what a training run's model learned, as a curve and a page in the run's folder."""
+"""`rollwright plot`, `report` and `export`: a run as pictures, as a page on what was learned, and as a table."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -9,26 +9,68 @@ from rich.console import Console
 from rich.table import Table
 
 from rollwright.cli.condition import say_condition
-from rollwright.cli.console import console
-from rollwright.cli.event_loop import run_async
-from rollwright.cli.tables import percent
-from rollwright.config import RunConfig
+from rollwright.cli.console import RunArgument, complete_run, console
+from rollwright.cli.tables import percent, title_of
 from rollwright.errors import RollwrightError
-from rollwright.observe.training_report import Standing, report_of, write_report
-from rollwright.rollout.settings import TrainEnvManagerConfig
-from rollwright.run.baselines import validation_baselines
 from rollwright.run.folder import RunReader
-from rollwright.run.local import LocalRun
-from rollwright.run.training_assembly import in_process
-from rollwright.run.training_record import is_training
-from rollwright.run.training_run import MODEL
+
+if TYPE_CHECKING:
+    from rollwright.config import RunConfig
+    from rollwright.observe.training_report import Standing
+
+PICTURES = ("png", "svg")
+TABLES = ("parquet",)
 
 LEVELS = 512
 """For sampled play: a standard error of at most 2.2 points."""
 
 
+def plot(
+    run: RunArgument,
+    to: Annotated[str, typer.Option(help="Format: png or svg.")] = "png",
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder. Default: `plots` in the run folder.", show_default=False),
+    ] = None,
+) -> None:
+    """Draw RUN: reward, episode lengths, what filters caught, the shapes of trees, tokens per leaf."""
+    if to not in PICTURES:
+        raise RollwrightError(f"--to {to}: unknown format; known: {', '.join(PICTURES)}")
+    from rollwright.observe.plots import draw, picture_of
+
+    reader = RunReader(run)
+    files = draw(picture_of(reader), output or run / "plots", to)
+    if not files:
+        raise RollwrightError(f"{run}: has no batch yet, so there is nothing to draw")
+    for file in files:
+        console().print(f"written: {file}", soft_wrap=True, highlight=False)
+    say_condition(reader, console())
+
+
+def export(
+    run: RunArgument,
+    to: Annotated[str, typer.Option(help="Format: parquet.")] = "parquet",
+    output: Annotated[
+        Path | None, typer.Option(help="File. Default: in the run folder.", show_default=False)
+    ] = None,
+) -> None:
+    """Write RUN's trajectories to a file: one row for each turn, with the exact token ids."""
+    if to not in TABLES:
+        raise RollwrightError(f"--to {to}: unknown format; known: {', '.join(TABLES)}")
+    from rollwright.run.export import write_parquet
+
+    reader = RunReader(run)
+    file = output or run / f"trajectories.{to}"
+    rows = write_parquet(reader.trajectories(), file, simulated=reader.simulated)
+    console().print(f"{rows:,} turns written to {file}", highlight=False)
+    say_condition(reader, console())
+
+
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a training run.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(help="Folder of a training run.", show_default=False, autocompletion=complete_run),
+    ],
     levels: Annotated[
         int, typer.Option(min=1, help="Levels that each model plays with sampled moves.")
     ] = LEVELS,
@@ -39,18 +81,28 @@ def report(
 
 
 def make_report(run: Path, levels: int, screen: Console) -> None:
+    """What `rollwright report` does."""
+    from rollwright.cli.event_loop import run_async
+    from rollwright.observe.training_report import report_of, write_report
+    from rollwright.run.training_record import is_training
+
     reader = RunReader(run)
     if not is_training(run):
         raise RollwrightError(f"{run}: is not a training run; `rollwright show {run}` has its results")
     report_of(reader)  # says what is missing before anything is played
     standings = run_async(_standings(reader, levels))
-    screen.print(_table(standings))
+    screen.print(_table(standings, simulated=reader.simulated))
     for file in write_report(report_of(reader, standings), run):
         screen.print(f"written: {file}", soft_wrap=True, highlight=False)
     say_condition(reader, screen)
 
 
-async def _standings(reader: RunReader, levels: int) -> list[Standing]:
+async def _standings(reader: RunReader, levels: int) -> "list[Standing]":
+    from rollwright.observe.training_report import Standing
+    from rollwright.run.baselines import validation_baselines
+    from rollwright.run.training_assembly import in_process
+    from rollwright.run.training_run import MODEL
+
     config = reader.config
     greedy = {row["step"]: row["success"] for row in reader.metrics() if row["mode"] == "val"}
     baselines = list((await validation_baselines(config)).values())
@@ -67,9 +119,12 @@ async def _standings(reader: RunReader, levels: int) -> list[Standing]:
     ]
 
 
-async def _sampled(config: RunConfig, levels: int, model: Path | None) -> float | None:
+async def _sampled(config: "RunConfig", levels: int, model: Path | None) -> float | None:
     """Share of levels like validation's that a model solves when it samples as in training; `None` for the model: the
     base model."""
+    from rollwright.rollout.settings import TrainEnvManagerConfig
+    from rollwright.run.local import LocalRun
+
     assert config.val_env_manager is not None
     tags = config.val_env_manager.tags
     play = TrainEnvManagerConfig(num_env_groups=max(levels, len(tags)), tags=tags)
@@ -86,8 +141,10 @@ def _mean(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _table(standings: list[Standing]) -> Table:
-    table = Table(title="levels solved", title_justify="left", box=box.SIMPLE_HEAD)
+def _table(standings: "list[Standing]", *, simulated: bool) -> Table:
+    table = Table(
+        title=title_of("levels solved", simulated=simulated), title_justify="left", box=box.SIMPLE_HEAD
+    )
     table.add_column("")
     for figure in ("sampled", "greedy"):
         table.add_column(figure, justify="right")

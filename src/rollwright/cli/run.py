@@ -1,42 +1,29 @@
-"""`rollwright run`: plays what a configuration asks for and leaves the results in one folder."""
+"""`rollwright run` and `rollwright resume`: play what a configuration asks for, and leave the results in one folder.
 
-import asyncio
-import time
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+The settings are checked first and alone: what playing needs is imported (`run_execution`) once they are accepted.
+"""
+
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
-from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs
-from rollwright.cli.console import console, plain_lines, warn_of_password
-from rollwright.cli.event_loop import absorb_cancellation, run_async
-from rollwright.cli.live import REFRESH_SECONDS, RunView
-from rollwright.cli.profile import RecentProfile
-from rollwright.cli.redrawn import Redrawn
-from rollwright.cli.tables import capability_line, ledger_table, result_table, say_shown_steps
-from rollwright.config import RunConfig, build, load
-from rollwright.config.resuming import check_resumable
-from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
-from rollwright.observe.trees import TreeSums
-from rollwright.observe.views import ViewSizes
-from rollwright.policies.base import Policy
-from rollwright.rollout import Ledger
-from rollwright.rollout.accounting import FailureCauses
-from rollwright.run.baselines import baseline
-from rollwright.run.batch_retention import BatchRetention
-from rollwright.run.engine_check import ask_engine_first
-from rollwright.run.folder import CONFIG, RunFolder, RunReader
-from rollwright.run.local import LocalRun
-from rollwright.run.model_choice import settle_model
-from rollwright.run.recovery import recover
-from rollwright.run.retention import Forgotten
-from rollwright.run.training_record import is_training
-from rollwright.run.validations import due_validations, recorded_validations
+from rollwright.cli.console import (
+    RUNS,
+    ConfigArgument,
+    Overrides,
+    RunArgument,
+    console,
+    plain_lines,
+    warn_of_password,
+)
 from rollwright.signals import INTERRUPTS
+
+if TYPE_CHECKING:
+    from rollwright.cli.run_execution import Progress
+    from rollwright.config import RunConfig
+    from rollwright.policies.base import Policy
+    from rollwright.run.folder import RunFolder
 
 RayOption = Annotated[
     str | None,
@@ -45,15 +32,13 @@ RayOption = Annotated[
         show_default=False,
     ),
 ]
+LiveOption = Annotated[bool, typer.Option(help="Show what happens while it happens.")]
 
 
 def run(
-    config: Annotated[Path, typer.Argument(help="YAML file.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Settings that win over the file: key.path=value …", show_default=False),
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = Path("runs"),
+    config: ConfigArgument,
+    overrides: Overrides = None,
+    runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = RUNS,
     store: Annotated[
         str | None,
         typer.Option(
@@ -65,21 +50,26 @@ def run(
         int | None, typer.Option(min=1, help="Most worker processes. Default: this process plays.")
     ] = None,
     ray: RayOption = None,
-    live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
+    live: LiveOption = True,
 ) -> None:
     """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly; `rollwright resume` goes on from there."""
-    settings = settle_model(load(config, overrides or []), say=plain_lines(console()))
-    # what is wrong with the settings, or with the engine, shows before anything is written
-    prepared = LocalRun(settings, ray=ray)
-    run_async(ask_engine_first(settings, prepared.policy))
-    folder, settings = RunFolder.create(runs, prepared.config)
-    policy = prepared.policy if workers is None and ray is None else None
-    del prepared  # a model in this process is loaded once, and only where it plays
+    from rollwright.config import load
+
+    settings = load(config, overrides or [])
+    from rollwright.cli.run_execution import Progress, prepare
+    from rollwright.run.folder import RunFolder
+    from rollwright.run.model_choice import settle_model
+
+    say = plain_lines(console())
+    settings = settle_model(settings, say=say)
+    policy = prepare(settings, workers, ray)
+    say_default_policy(settings)
+    folder, settings = RunFolder.create(runs, settings)
     _play(settings, folder, Progress(), store, workers, ray=ray, live=live, policy=policy)
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
+    run: RunArgument,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -92,76 +82,62 @@ def resume(
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Most worker processes.")] = None,
     ray: RayOption = None,
-    live: Annotated[bool, typer.Option(help="Show what happens while it happens.")] = True,
+    live: LiveOption = True,
 ) -> None:
     """Go on with RUN where it stopped: nothing that was finished is played again, no recorded token is paid twice."""
+    from rollwright.cli.condition import restore_lost_settings
+    from rollwright.run.folder import RunReader
+    from rollwright.run.training_record import is_training
+
     restore_lost_settings(run, store, console())
     reader = RunReader(run)
     if is_training(run):
-        # imported here, because training is told in terms of a run
-        from rollwright.cli.train import go_on
+        from rollwright.cli.train_execution import go_on
 
         go_on(run, overrides or [], store=store, live=live)
         return
+    from rollwright.cli.run_execution import Progress, prepare, repair_ended, say_ended, settings_to_resume
+    from rollwright.run.folder import RunFolder
+
     settings = settings_to_resume(reader, overrides or [])
     progress = Progress.of(reader)
     if reader.ended and progress.is_complete(settings):
         repair_ended(reader, store)
         say_ended(run, reader, console())
         return
-    run_async(ask_engine_first(settings))
+    policy = prepare(settings, workers, ray)
     folder = RunFolder.reopen(run)
     if overrides:
         folder.keep_settings(settings)
-    _play(settings, folder, progress, store, workers, ray=ray, live=live)
+    _play(settings, folder, progress, store, workers, ray=ray, live=live, policy=policy)
 
 
-def settings_to_resume(reader: RunReader, overrides: list[str]) -> RunConfig:
-    """A run's own settings with these changes; those that would change what it plays are refused."""
-    before = reader.config
-    if not overrides:
-        return before
-    settings = build(before.model_dump(mode="json"), overrides, source=str(reader.path / CONFIG))
-    check_resumable(before, settings)
-    return settings
+def say_default_policy(settings: "RunConfig") -> None:
+    """One line where nobody was chosen to play: figures of the simulated engine must not pass for a model's."""
+    if "policy" not in settings.model_fields_set:
+        from rollwright.policies.settings import POLICY_KINDS
 
-
-def say_ended(run: Path, reader: RunReader, screen: Console) -> None:
-    """What a run that has ended came to."""
-    summary = reader.summary() or {}
-    if summary.get("results"):
-        screen.print(result_table(summary))
-    if "ledger" in summary:
-        screen.print(ledger_table(summary))
-    said = f"{run}: this run has ended, there is nothing to go on with; more by `rollwright show {run}`"
-    screen.print(said, soft_wrap=True, highlight=False)
-
-
-def repair_ended(reader: RunReader, store: str | None) -> None:
-    """Of a run that has nothing left to play, brings back what is damaged."""
-    for _ in reader.trajectories():
-        pass
-    reader.failures()
-    if not reader.problems:
-        return
-    folder = RunFolder.reopen(reader.path)
-    say_repairs(folder, console())
-    run_async(recover(folder, folder.store_address(store), reader.config))
-    folder.log.close()
-    refuse_losses(folder)
+        plain_lines(console())(
+            "policy: is not set, so the simulated engine plays and every result is SIMULATED; choose who plays with "
+            f"policy.kind: {', '.join(POLICY_KINDS)}"
+        )
 
 
 def _play(
-    settings: RunConfig,
-    folder: RunFolder,
+    settings: "RunConfig",
+    folder: "RunFolder",
     progress: "Progress",
     store: str | None,
     workers: int | None,
     *,
     ray: str | None,
     live: bool,
-    policy: Policy | None = None,
+    policy: "Policy | None",
 ) -> None:
+    from rollwright.cli.condition import refuse_losses, say_repairs
+    from rollwright.cli.event_loop import run_async
+    from rollwright.cli.run_execution import execute
+
     say_repairs(folder, console())
     call = execute(
         settings,
@@ -177,210 +153,3 @@ def _play(
     if run_async(call)["interrupted"]:
         raise typer.Exit(INTERRUPTS.exit_code)
     refuse_losses(folder)
-
-
-@dataclass
-class Progress:
-    """What of a run is done already."""
-
-    steps: int = 0
-    done: set[int] = field(default_factory=set)
-    """The steps that are done; one may be missing in between, where its line was damaged."""
-    validations: dict[int, Ledger] = field(default_factory=dict)
-    """Those that are over, with where their rollouts went."""
-    delivered: list[str] | None = None
-    """Training groups that were handed out; `None` for a run that starts."""
-    forgotten: Forgotten = field(default_factory=Forgotten)
-    """Which of it is in the folder no more."""
-
-    @classmethod
-    def of(cls, reader: RunReader) -> "Progress":
-        rows, forgotten = reader.metrics(), reader.forgotten()
-        train = [row for row in rows if row["mode"] == "train"]
-        return cls(
-            steps=forgotten.steps + len(train),
-            done={*range(forgotten.steps), *(row["step"] for row in train)},
-            validations=recorded_validations(rows),
-            delivered=[*forgotten.delivered, *(group for row in train for group in row["groups"])],
-            forgotten=forgotten,
-        )
-
-    def is_complete(self, config: RunConfig) -> bool:
-        """Whether nothing is left to play."""
-        steps = config.max_steps if config.train_env_manager else 0
-        validated = config.val_env_manager is None or steps in self.validations or self.steps > steps
-        return self.steps >= steps and validated and not self.due(config)
-
-    def due(self, config: RunConfig) -> list[int]:
-        """Validations that should have been played by now, between the batches."""
-        if config.val_env_manager is None:
-            return []
-        due = due_validations(min(self.steps, config.max_steps - 1), config.eval_steps, self.validations)
-        return [number for number in due if number >= self.forgotten.steps]
-
-
-async def execute(
-    config: RunConfig,
-    folder: RunFolder,
-    screen: Console,
-    *,
-    progress: Progress | None = None,
-    store: str | None = None,
-    workers: int | None = None,
-    ray: str | None = None,
-    live: bool = True,
-    policy: Policy | None = None,
-) -> dict[str, Any]:
-    """Plays a whole run, or the rest of one; returns its summary, which is also in the run folder."""
-    progress = progress or Progress()
-    retention = BatchRetention(config, folder, progress.forgotten)
-    running = LocalRun(
-        config,
-        policy=policy,
-        store=store,
-        processes=workers,
-        ray=ray,
-        delivered=progress.delivered,
-        validated=progress.validations,
-        forgotten=retention.forgotten if retention.is_on else None,
-        folder=folder,
-        on_finished=folder.add_trajectory,
-        on_failed=folder.add_failure,
-    )
-    recent = RecentProfile(screen, config, store)
-    started = time.monotonic()
-    interrupted = False
-    failure: Exception | None = None
-    try:
-        if progress.delivered is not None and store is not None:
-            await recover(folder, store, config)
-        async with running:
-            if running.capabilities is not None:
-                screen.print(capability_line(running.capabilities), soft_wrap=True, highlight=False)
-            say_changes(running, screen)
-            view = RunView(running, progress)
-            async with Redrawn(screen, view.table, every=REFRESH_SECONDS, enabled=live, line=view.line):
-                await _collect(running, folder, progress, recent, retention)
-    except asyncio.CancelledError:
-        interrupted = True
-        absorb_cancellation()
-    except Exception as error:
-        failure = error
-        raise
-    finally:
-        with unless_full(failure):
-            summary = await summary_of(running, folder, time.monotonic() - started)
-            summary["resumed"] = progress.delivered is not None
-            summary["lost"] = len(folder.lost)
-            summary["interrupted"] = interrupted
-            summary["error"] = str(failure) if failure is not None else None
-            folder.finish(summary)
-    screen.print(result_table(summary))
-    screen.print(ledger_table(summary))
-    recent.print()
-    if interrupted:
-        screen.print(f"[yellow]interrupted:[/] go on with `rollwright resume {folder.path}`", highlight=False)
-    say_shown_steps(RunReader(folder.path), screen)
-    screen.print(f"results: {folder.path}", soft_wrap=True, highlight=False)
-    return summary
-
-
-def unless_full(failure: Exception | None) -> AbstractContextManager[None]:
-    """A disk that has no room for the summary either must not hide what the run ended with."""
-    return nullcontext() if failure is None else suppress(OSError)
-
-
-async def _collect(
-    running: LocalRun,
-    folder: RunFolder,
-    progress: Progress,
-    recent: RecentProfile,
-    retention: BatchRetention,
-) -> None:
-    """All batches that are left, with validation where it is due, alongside the rollouts. Validations that an earlier
-    process had begun, or should have, come first."""
-    config = running.config
-    under_way: set[int] = set()
-    validations: dict[int, asyncio.Task[None]] = {}
-
-    async def validate(step: int) -> None:
-        began = time.monotonic()
-        under_way.add(step)
-        batch = await running.evaluate(step)
-        row = batch_row("val", step, time.monotonic() - began, batch)
-        folder.add_metrics(row)
-        under_way.discard(step)
-
-    def validate_beside(step: int) -> None:
-        if config.val_env_manager and step not in progress.validations and step not in validations:
-            validations[step] = asyncio.create_task(validate(step))
-
-    steps = config.max_steps if config.train_env_manager else 0
-    try:
-        for number in sorted({*running.unfinished_validations, *progress.due(config)}):
-            validate_beside(number)
-        for step in range(steps):
-            if step in progress.done:
-                continue
-            began = time.monotonic()
-            batch = await running.get_batch()
-            row = batch_row("train", step, time.monotonic() - began, batch)
-            folder.add_metrics(row)
-            progress.steps = step + 1
-            recent.add(step + 1, batch.trajectories)
-            if config.eval_steps is not None and (step + 1) % config.eval_steps == 0 and step + 1 < steps:
-                validate_beside(step + 1)
-            await retention.forget(running, step + 1, under_way)
-        validate_beside(steps)
-        await asyncio.gather(*validations.values())
-    finally:
-        for task in validations.values():
-            task.cancel()
-        await asyncio.gather(*validations.values(), return_exceptions=True)
-
-
-def say_changes(running: LocalRun, screen: Console) -> None:
-    """What is different from how the run was begun."""
-    for change in running.changes:
-        screen.print(f"resumed with another setting: {change}", soft_wrap=True, highlight=False)
-
-
-def failure_causes(reader: RunReader) -> FailureCauses:
-    """Why rollouts failed for good, over the whole run."""
-    causes = FailureCauses()
-    for row in reader.failures():
-        causes.add(row["reason"], row["rollout_id"])
-    return causes
-
-
-async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str, Any]:
-    """What a run came to: results by mode and tag with chance and perfect play, and where every rollout went."""
-    statistics, views, trees = RunStatistics(), ViewSizes(), TreeSums()
-    reader = RunReader(folder.path)
-    batches = reader.metrics()
-    modes = {group: row["mode"] for row in batches for group in row["groups"]}
-    for trajectory in folder.trajectories():
-        mode = modes.get(trajectory.group_id)
-        if mode is not None:
-            statistics.add(mode, [trajectory])
-        if mode == "train":
-            views.add(trajectory)
-            trees.add(trajectory)
-    baselines = {
-        (mode, tag): await baseline(tag, list(played.levels), run.config.seed, run.settings)
-        for (mode, tag), played in statistics.tags.items()
-    }
-    ledger = run.ledger
-    return {
-        "name": run.config.name,
-        "seconds": round(seconds, 3),
-        "results": statistics.rows(baselines),
-        "ledger": {"opened": ledger.opened, **{str(place): count for place, count in ledger.counts.items()}},
-        "reasons": ledger.reasons,
-        "failures": failure_causes(reader).rows(),
-        "filters": {name: asdict(catch) for name, catch in ledger.catches.by_filter.items()},
-        "views": views.row(),
-        "trees": trees.row(),
-        "activity": activity_row(run.activity),
-        "engine": None if run.capabilities is None else msgspec.to_builtins(run.capabilities),
-    }

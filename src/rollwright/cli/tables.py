@@ -1,29 +1,28 @@
-"""Tables for people."""
+"""Tables for people: what a run or a training came to. Light: reads plain summaries, needs no part of a run."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollwright.observe.trees import PREFIX as TREE
-from rollwright.policies.base import Capabilities
-from rollwright.run.folder import RunReader
+from rollwright.run.folder import SIMULATED
+
+if TYPE_CHECKING:
+    from rollwright.policies.base import Capabilities
+    from rollwright.run.baselines import Baseline
 
 
-def say_shown_steps(reader: RunReader, screen: Console) -> None:
-    """Where not all of a run is there any more, what is."""
-    if (shown := reader.shown_steps()) is not None:
-        screen.print(shown, soft_wrap=True, highlight=False)
+def title_of(title: str, *, simulated: bool) -> Text:
+    """The title, with a mark where the simulated engine has played."""
+    return Text.assemble((title, "italic"), (f" · {SIMULATED}", "bold yellow") if simulated else "")
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:
     """Results by mode and tag, with chance and perfect play beside them."""
-    table = Table(
-        title=f"results of {summary['name']}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
-    )
+    title = title_of(f"results of {summary['name']}", simulated=summary.get("simulated", False))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("mode", "environment"):
         table.add_column(name, no_wrap=True)
     for name in ("played", "solved", "random", "oracle", "reward", "penalty", "turns", "tokens"):
@@ -44,7 +43,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def capability_line(can: Capabilities) -> str:
+def capability_line(can: "Capabilities") -> str:
     """What the engine can do, and whether its trajectories may be trained on."""
     model = f", model {can.model}" if can.model else ""
     if not can.trainable:
@@ -55,7 +54,8 @@ def capability_line(can: Capabilities) -> str:
 
 def ledger_table(summary: Mapping[str, Any]) -> Table:
     """Where every opened rollout went, and what it took."""
-    table = Table(show_header=False, title="where every rollout went", title_justify="left")
+    title = title_of("where every rollout went", simulated=summary.get("simulated", False))
+    table = Table(show_header=False, title=title, title_justify="left")
     table.add_column()
     table.add_column(justify="right")
     for place, count in summary["ledger"].items():
@@ -119,6 +119,8 @@ def _add_trees(table: Table, trees: Mapping[str, int]) -> None:
 
 def _add_counters(table: Table, results: Sequence[Mapping[str, Any]]) -> None:
     """What episodes have counted themselves, such as a team's calls that were thrown away; summed by environment."""
+    from rollwright.observe.trees import PREFIX as TREE
+
     rows = [
         (f"{result['mode']} {result['tag']}: {name}", value)
         for result in results
@@ -133,3 +135,61 @@ def _add_counters(table: Table, results: Sequence[Mapping[str, Any]]) -> None:
 
 def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.0f} %"
+
+
+def training_table(summary: Mapping[str, Any]) -> Table:
+    """What the training came to."""
+    from rollwright.training.rows import TURNS
+
+    training = summary["training"]
+    title = title_of(f"training of {summary['name']}", simulated=summary.get("simulated", False))
+    table = Table(show_header=False, title=title, title_justify="left")
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("steps", f"{training['steps']:,}")
+    table.add_row("weights", (training["weights"] or "–")[:16])
+    for reason, count in sorted(training["skipped"].items()):
+        table.add_row(f"  steps not trained on: {reason}", f"{count:,}", style="yellow")
+    for reason, count in sorted(training["left_out"].items()):
+        of_turns = reason.startswith(TURNS)
+        what = (
+            f"turns out of the loss: {reason.removeprefix(TURNS)}"
+            if of_turns
+            else f"trajectories left out: {reason}"
+        )
+        table.add_row(f"  {what}", f"{count:,}", style="yellow")
+    table.add_row("trained tokens by age", staleness_line(training["staleness"]) or "–")
+    if (ratio := training["length_bias"]["ratio"]) is not None:
+        table.add_row("mean length trained / generated", f"{ratio:.3f}")
+    table.add_row("time", split_line(training["time"]))
+    return table
+
+
+def validation_table(
+    validations: Sequence[Mapping[str, Any]], beside: Mapping[str, "Baseline"], *, simulated: bool
+) -> Table:
+    """Greedy play on the same levels after so many steps, with chance and perfect play below."""
+    title = title_of("validation", simulated=simulated)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("after step", "solved", "reward"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in sorted(validations, key=lambda each: int(each["step"])):
+        reward = row.get("reward")
+        table.add_row(
+            f"{row['step']:,}", percent(row.get("success")), "–" if reward is None else f"{reward:.3f}"
+        )
+    for tag, each in beside.items():
+        table.add_row(f"random, {tag}", percent(each.random), "", style="dim")
+        table.add_row(f"oracle, {tag}", percent(each.oracle), "", style="dim")
+    return table
+
+
+def staleness_line(tokens: Mapping[Any, int]) -> str:
+    """Shares of the trained tokens by their age in policy versions."""
+    total = max(sum(tokens.values()), 1)
+    return " · ".join(f"{age}: {100 * count / total:.0f} %" for age, count in sorted(tokens.items()))
+
+
+def split_line(seconds: Mapping[str, float]) -> str:
+    """Seconds of each part of a training."""
+    return " · ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items() if spent)

@@ -101,3 +101,21 @@ class RunConfig(StreamSettings):
         """All tags that are played, each once."""
         managers = [each for each in (self.train_env_manager, self.val_env_manager) if each is not None]
         return list(dict.fromkeys(tag for manager in managers for tag in manager.tags))
+
+    @property
+    def plays_simulated(self) -> bool:
+        """Whether the simulated engine plays, or answers for one agent of a team."""
+        agents = [
+            agent
+            for tag in self.tags
+            if tag in self.orchestras
+            for agent in self.orchestras[tag].agents.values()
+        ]
+        named = [self.policies[each.policy] for each in agents if each.policy in self.policies]
+        # the run's own policy plays every agent that names none, and most tags have one agent
+        rest = (
+            []
+            if agents and len(named) == len(agents) and set(self.tags) <= set(self.orchestras)
+            else [self.policy]
+        )
+        return any(isinstance(each, SimulatedPolicyConfig) for each in (*named, *rest))

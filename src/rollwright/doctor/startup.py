@@ -20,7 +20,7 @@ from rollwright.errors import FormatError, RollwrightError
 from rollwright.models.catalogue import is_fetched, model_folder
 
 PARTS = ("interpreter", "command", "torch", "policy", "tokenizer", "model", "first_token")
-"""In order: Python itself; the command line's modules; torch; transformers and the policy; the tokenizer and renderer;
+"""In order: Python itself; the modules of `rollwright run`; torch; transformers and the policy; the tokenizer and renderer;
 the weights; one token of a short prompt."""
 
 MODEL = "smollm2"

@@ -30,6 +30,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def resolve(model: str | Path) -> str:
     """Resolve a folder, a name of the catalogue or an `owner/name` to a folder; the last is downloaded if needed."""
+    return find(model) or str(download(str(model)))
+
+
+def find(model: str | Path) -> str | None:
+    """The folder of a model that is on this machine; `None` for an `owner/name`, which may have to be downloaded."""
     if Path(model).is_dir():
         return str(model)
     name = str(model)
@@ -38,7 +43,7 @@ def resolve(model: str | Path) -> str:
             raise ConfigError(f"model {name}: is not on this machine; run `rollwright model fetch {name}`")
         return str(model_folder(name))
     if isinstance(model, str) and is_hub_name(model):
-        return str(download(model))
+        return None
     raise unknown_model(name)
 
 

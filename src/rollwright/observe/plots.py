@@ -45,7 +45,7 @@ class RunPicture:
 
 def picture_of(reader: RunReader) -> RunPicture:
     rows = reader.metrics()
-    picture = RunPicture(reader.config.name)
+    picture = RunPicture(reader.title)
     for row in rows:
         _add_rewards(picture, row)
     steps = {group: row["step"] for row in rows if row["mode"] == "train" for group in row["groups"]}

@@ -74,7 +74,7 @@ def report_of(reader: RunReader, standings: Sequence[Standing] = ()) -> Training
             f"{reader.path}: has no validation to report; set val_env_manager and eval_steps"
         )
     return TrainingReport(
-        name=reader.config.name,
+        name=reader.title,
         sampled=[
             (row["step"], share)
             for row in rows

@@ -303,6 +303,8 @@ def broken(made: Generation) -> str | None:
 class EngineError(RollwrightError):
     """The engine did not answer as it should, and retrying here did not help."""
 
+    exit_code = 1
+
 
 class RateLimited(EngineError):
     """The engine refuses more load for now."""

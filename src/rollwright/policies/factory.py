@@ -1,10 +1,12 @@
 """From settings to the policy that they describe. Heavy libraries are imported for the kinds that need them alone."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 from rollwright.errors import ConfigError
 from rollwright.hardware.threads import claim_threads
+from rollwright.models.loading import find
 from rollwright.policies.base import Policy, Renderer
 from rollwright.policies.lengths import LogNormalLength
 from rollwright.policies.players import OraclePlayer, RandomPlayer, SkilledPlayer
@@ -41,6 +43,20 @@ def build_policy(settings: PolicyConfig, cache_bytes: int | None = None) -> Poli
             return make_torch(settings, cache_bytes)
         case _:
             return cast(Policy, POLICIES.find(settings.kind)(settings))
+
+
+def check_policy(settings: PolicyConfig) -> None:
+    """Raises what is wrong with a policy's settings, as far as it can be known without making one."""
+    if isinstance(settings, TorchPolicyConfig):
+        for package in ("torch", "transformers"):
+            if find_spec(package) is None:
+                raise ConfigError(f"policy.kind torch needs {package}; install rollwright[train]")
+        find(settings.model)
+
+
+def kind_takes_tools(settings: PolicyConfig) -> bool:
+    """Whether the model of a policy with these settings can be told of tools; see `policies.base.takes_tools`."""
+    return not isinstance(settings, OpenAIPolicyConfig) or settings.api == "chat"
 
 
 def _own(settings: OwnPolicyConfig) -> Policy:

@@ -1,6 +1,6 @@
 """Settings of policies and engines, and the plug points of this box."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -233,3 +233,8 @@ PolicyConfig = Annotated[
     | OwnPolicyConfig,
     Field(discriminator="kind"),
 ]
+
+POLICY_KINDS: tuple[str, ...] = tuple(
+    get_args(each.model_fields["kind"].annotation)[0] for each in get_args(get_args(PolicyConfig)[0])
+)
+"""The values of `policy.kind`."""

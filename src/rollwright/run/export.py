@@ -12,8 +12,9 @@ TRAJECTORIES_IN_A_ROW_GROUP = 1000
 """Bounds the memory of an export, whatever the size of the run."""
 
 
-def write_parquet(trajectories: Iterable[Trajectory], file: Path) -> int:
-    """Returns the number of rows. The file appears whole or not at all."""
+def write_parquet(trajectories: Iterable[Trajectory], file: Path, *, simulated: bool = False) -> int:
+    """Returns the number of rows. The file appears whole or not at all. Its metadata says, under `simulated`, whether the
+    simulated engine has played."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -47,7 +48,8 @@ def write_parquet(trajectories: Iterable[Trajectory], file: Path) -> int:
             "sampled_ids": ints,
             "logprobs": reals,
             "versions": ints,
-        }
+        },
+        metadata={"simulated": "true" if simulated else "false"},
     )
     rows = 0
     partial = file.with_name(file.name + ".partial")

@@ -9,18 +9,20 @@ file and nothing else. One process at a time writes.
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from rollwright.addresses import without_password
-from rollwright.config import RunConfig, build, dump
 from rollwright.errors import FormatError, RollwrightError, naming
 from rollwright.run.log_records import LogCondition, decoded, records
 from rollwright.run.retention import Forgotten, read_forgotten, replace_durably
 from rollwright.run.sealed_rows import Rows, read_rows, read_sealed, seal
 from rollwright.run.trajectory_log import TRAJECTORIES, LogCopy, TrajectoryLog
 from rollwright.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rollwright.config import RunConfig
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +35,9 @@ CONFIG, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
     "store.address",
 )
 
+
+SIMULATED = "SIMULATED"
+"""Stands in every title of a run that the simulated engine has played: its figures say nothing of a model."""
 
 LAST_SETTING = "custom_envs"
 """A configuration is written with every default filled in, so one without this is cut off."""
@@ -59,7 +64,7 @@ class RunFolder:
         """Is told of every further line."""
 
     @classmethod
-    def create(cls, runs: Path, config: RunConfig) -> tuple["RunFolder", RunConfig]:
+    def create(cls, runs: Path, config: "RunConfig") -> tuple["RunFolder", "RunConfig"]:
         """`runs/NAME`, or with a number behind it when that exists: no run overwrites another.
 
         Also gives the configuration with the name that the run has now.
@@ -72,7 +77,7 @@ class RunFolder:
         return cls.begin(runs / name, config), config
 
     @classmethod
-    def begin(cls, path: Path, config: RunConfig) -> "RunFolder":
+    def begin(cls, path: Path, config: "RunConfig") -> "RunFolder":
         """A new run in this very folder, which may exist but must not be a run."""
         path.mkdir(parents=True, exist_ok=True)
         if (path / CONFIG).exists():
@@ -102,8 +107,10 @@ class RunFolder:
             folder.remove(folder.copy_kept(forgotten))
         return folder
 
-    def keep_settings(self, config: RunConfig) -> None:
+    def keep_settings(self, config: "RunConfig") -> None:
         """Writes down what the run is played with from now on."""
+        from rollwright.config import dump
+
         partial = self.path / f"{CONFIG}.partial"
         with naming(partial):
             partial.write_text(dump(config), encoding="utf-8")
@@ -266,8 +273,26 @@ class RunReader:
         return bool(self.log_condition.damaged or self._lost)
 
     @property
-    def config(self) -> RunConfig:
+    def config(self) -> "RunConfig":
+        from rollwright.config import build  # a look at a run's results needs no settings models
+
         return build(read_settings(self.path), source=str(self.path / CONFIG))
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the simulated engine has played it: then its figures say nothing of a model."""
+        known: bool | None = (self.summary() or {}).get("simulated")
+        if known is not None:
+            return known
+        try:  # it has not ended, or an earlier release has written it
+            return self.config.plays_simulated
+        except RollwrightError:
+            return False  # the settings are damaged, which is told where they are needed
+
+    @property
+    def title(self) -> str:
+        """The run's name as it stands above pictures and pages."""
+        return f"{self.config.name} · {SIMULATED}" if self.simulated else self.config.name
 
     def summary(self) -> dict[str, Any] | None:
         """`None` when the run has not ended, or has left one that cannot be read."""

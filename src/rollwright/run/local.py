@@ -37,6 +37,7 @@ from rollwright.rollout.resources import ResourceLimits, ResourceWatch
 from rollwright.rollout.scheduler import FOREIGN_CANCELLATION, rollout_ids
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings, first_cause
 from rollwright.run.assembly import SettingsTable, build_curriculum, make_env
+from rollwright.run.config_check import check_ray, check_tags
 from rollwright.run.engine_check import ask_engine
 from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.folder import RunFolder
@@ -90,8 +91,7 @@ class LocalRun:
         """
         if policy is not None and (processes is not None or ray is not None):
             raise ConfigError("policy: workers of their own processes make their own, from the configuration")
-        if not config.tags:
-            raise ConfigError("train_env_manager: nothing to play; give this, val_env_manager, or both")
+        check_tags(config)
         self.config = config
         self.settings = SettingsTable(config)
         self.curriculum = build_curriculum(config)
@@ -124,7 +124,7 @@ class LocalRun:
         self._forget = store is None
         """Whether the store is this run's own and in memory: nobody else will look at what is settled."""
         self._processes = processes
-        self._ray = None if ray is None else _ray_cluster(ray)
+        self._ray = None if ray is None else _make_ray_cluster(ray)
         self._delivered = delivered
         self._forgotten = forgotten
         self._stack = AsyncExitStack()
@@ -456,9 +456,8 @@ class LocalRun:
         await asyncio.gather(self._work, return_exceptions=True)
 
 
-def _ray_cluster(address: str) -> "RayCluster":
-    try:
-        from rollwright.run.ray_cluster import RayCluster
-    except ImportError as error:
-        raise ConfigError("ray: is not installed; install rollwright[ray]") from error
+def _make_ray_cluster(address: str) -> "RayCluster":
+    check_ray(address)
+    from rollwright.run.ray_cluster import RayCluster
+
     return RayCluster(address)

@@ -32,7 +32,7 @@ from rollwright.orchestra.settings import (
     TeamAgentConfig,
 )
 from rollwright.policies.base import Policy, takes_tools
-from rollwright.policies.factory import build_policy, make_simulated
+from rollwright.policies.factory import build_policy, check_policy, kind_takes_tools, make_simulated
 from rollwright.policies.settings import VllmPolicyConfig
 from rollwright.registry import import_object
 from rollwright.rollout.settings import ChainStrategyConfig
@@ -142,8 +142,36 @@ def _judges(name: str | None, agents: Mapping[str, TeamAgent], where: str) -> No
         raise ConfigError(f"{where}: {name!r} gives no verdict; set its `verdict`")
 
 
+def check_policies(config: RunConfig, own: Policy | None = None) -> None:
+    """Raises what is wrong with the policies of a run's settings, as far as it can be known without making one.
+
+    `own`: plays in the place of the run's policy."""
+    if own is None:
+        check_policy(config.policy)
+    if not config.orchestras:
+        return
+    run_policy_takes_tools = takes_tools(own) if own is not None else kind_takes_tools(config.policy)
+    for tag, team in build_teams(config).items():
+        for name, member in team.agents.items():
+            where = f"orchestras.{tag}.agents.{name}"
+            named = _named_policy(config, tag, name)
+            if named is not None:
+                check_policy(named)
+                if config.training is not None and member.trainable:
+                    raise ConfigError(
+                        f"{where}: plays with a policy that this run does not train; set trainable: false, or leave "
+                        "policy and adapter unset"
+                    )
+            if member.specs and not (run_policy_takes_tools if named is None else kind_takes_tools(named)):
+                raise ConfigError(
+                    f"{where}.tools: this agent's policy speaks text and cannot be told of tools; "
+                    "accepted: openai with `api: chat`, vllm, sglang, llama_cpp, torch, simulated"
+                )
+
+
 def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
     """Who plays a run: `own`, or the run's policy; with teams, also the policies that agents have for themselves."""
+    check_policies(config, own)
     if not config.orchestras:
         return own or build_policy(config.policy, cache_room(config))
     teams = build_teams(config)
@@ -151,28 +179,22 @@ def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
     made: dict[tuple[str | None, str | None], Policy] = {}
     for tag, team in teams.items():
         for name, agent in config.orchestras[tag].agents.items():
-            where = f"orchestras.{tag}.agents.{name}"
-            wanted = agent.policy, agent.adapter
-            if wanted == (None, None):
-                continue
-            if wanted not in made:
-                made[wanted] = _build(_named(config, *wanted, where), teams)
-            by_agent[team.agent_id(name)] = made[wanted]
-            if config.training is not None and team.agents[name].trainable:
-                raise ConfigError(
-                    f"{where}: plays with a policy that this run does not train; set trainable: false, or leave "
-                    "policy and adapter unset"
-                )
+            if (named := _named_policy(config, tag, name)) is not None:
+                wanted = agent.policy, agent.adapter
+                if wanted not in made:
+                    made[wanted] = _build(named, teams)
+                by_agent[team.agent_id(name)] = made[wanted]
     cached = config.agent.performance.enable_preprocessing_cache
     run_policy = own or _build(config.policy, teams, cache_room(config))
-    for tag, team in teams.items():
-        for name, member in team.agents.items():
-            if member.specs and not takes_tools(by_agent.get(team.agent_id(name), run_policy)):
-                raise ConfigError(
-                    f"orchestras.{tag}.agents.{name}.tools: this agent's policy speaks text and cannot be told of tools; "
-                    "accepted: openai with `api: chat`, vllm, sglang, llama_cpp, torch, simulated"
-                )
     return TeamPolicies(run_policy, by_agent, segment_cache=cached) if by_agent or cached else run_policy
+
+
+def _named_policy(config: RunConfig, tag: str, agent_name: str) -> PolicyConfig | None:
+    """The policy that an agent has for itself; `None`: it plays with the run's."""
+    agent = config.orchestras[tag].agents.get(agent_name)
+    if agent is None or (agent.policy is None and agent.adapter is None):
+        return None
+    return _named(config, agent.policy, agent.adapter, f"orchestras.{tag}.agents.{agent_name}")
 
 
 def _named(config: RunConfig, name: str | None, adapter: str | None, where: str) -> PolicyConfig:

@@ -143,6 +143,11 @@ class TrainingRun:
         return self._trainer
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether it trains on what the simulated engine plays, or has played."""
+        return self.config.plays_simulated if self._source is None else self._source.simulated
+
+    @property
     def trained(self) -> int | None:
         """Version of the trainer's weights; `None` before it is made."""
         return None if self._trainer is None else self._trainer.version

@@ -1,19 +1,49 @@
-"""Filters: what is left out of the loss, the batch or the baseline, and why."""
+"""Filters: what is left out of the loss, the batch or the baseline, and why.
 
-from rollwright.rollout.filters.applying import Judged, judge, judge_group, stops
-from rollwright.rollout.filters.base import Action, Catch, Catches, Filter, GroupTest, MemberTest
-from rollwright.rollout.filters.building import build_filters
-from rollwright.rollout.filters.catching import (
-    AccuracyBand,
-    Duplicate,
-    FormatError,
-    NoTrainableToken,
-    Overlong,
-    Repetition,
-    VoidTurn,
-    ZeroVariance,
-)
-from rollwright.rollout.filters.own import group_filter
+Each name is imported with its own module when it is first used: a ledger counts catches without the filters' settings.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollwright.rollout.filters.applying import Judged, judge, judge_group, stops
+    from rollwright.rollout.filters.base import Action, Catch, Catches, Filter, GroupTest, MemberTest
+    from rollwright.rollout.filters.building import build_filters
+    from rollwright.rollout.filters.catching import (
+        AccuracyBand,
+        Duplicate,
+        FormatError,
+        NoTrainableToken,
+        Overlong,
+        Repetition,
+        VoidTurn,
+        ZeroVariance,
+    )
+    from rollwright.rollout.filters.own import group_filter
+
+_MODULES = {
+    "AccuracyBand": "catching",
+    "Action": "base",
+    "Catch": "base",
+    "Catches": "base",
+    "Duplicate": "catching",
+    "Filter": "base",
+    "FormatError": "catching",
+    "GroupTest": "base",
+    "Judged": "applying",
+    "MemberTest": "base",
+    "NoTrainableToken": "catching",
+    "Overlong": "catching",
+    "Repetition": "catching",
+    "VoidTurn": "catching",
+    "ZeroVariance": "catching",
+    "build_filters": "building",
+    "group_filter": "own",
+    "judge": "applying",
+    "judge_group": "applying",
+    "stops": "applying",
+}
 
 __all__ = [
     "AccuracyBand",
@@ -37,3 +67,9 @@ __all__ = [
     "judge_group",
     "stops",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -6,9 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from rollwright.cli.live import episodes_wanted
-from rollwright.cli.pace import Pace, clock_time, next_line
-from rollwright.cli.redrawn import Redrawn
+from rollwright.cli.console import clock_time
+from rollwright.cli.live import LiveDisplay, Pace, episodes_wanted, next_line
 from rollwright.config import build
 from rollwright.policies.virtual_clock import run_virtual
 
@@ -24,7 +23,7 @@ def test_it_is_drawn_again_and_again_on_a_terminal_alone(terminal: bool, enabled
 
     async def main() -> tuple[int, int]:
         screen = Console(file=StringIO(), force_terminal=terminal)
-        async with Redrawn(screen, draw, every=10.0, enabled=enabled):
+        async with LiveDisplay(screen, draw, every=10.0, enabled=enabled):
             await asyncio.sleep(35.0)
         inside = drawn
         await asyncio.sleep(3600.0)
@@ -45,7 +44,7 @@ async def test_without_a_terminal_lines_say_how_far_it_is() -> None:
         return found or "more"
 
     screen = Console(file=said)
-    async with Redrawn(screen, lambda: "drawn", every=0.001, line=line, pause=lambda elapsed: 0.001):
+    async with LiveDisplay(screen, lambda: "drawn", every=0.001, line=line, pause=lambda elapsed: 0.001):
         await asyncio.wait_for(twice.wait(), 60)
     assert said.getvalue().splitlines()[:2] == ["step 1 of 4", "step [2] of 4"]
     assert "drawn" not in said.getvalue()
