@@ -173,7 +173,7 @@ def test_every_capability_has_its_row_and_what_is_there_has_its_test() -> None:
         assert where or state == "not yet", row
 
 
-@pytest.mark.parametrize("page", ["configuration.md", "benchmarks.md"])
+@pytest.mark.parametrize("page", ["configuration.md", "plugging_in.md", "benchmarks.md"])
 def test_a_generated_page_says_what_its_source_says(page: str) -> None:
     assert (DOCS / page).read_text(encoding="utf-8") == generator().PAGES[page](), "run `make docs`"
 
