@@ -169,7 +169,8 @@ class Short:
 
 
 sys.modules["my_package"] = sys.modules["__main__"]
-manager = {"num_env_groups": 1, "tags": ["FrozenLake"], "filters": [{"kind": "my_package:Short", "action": "mask"}]}
+short = {"kind": "my_package:Short", "action": "mask"}
+manager = {"num_env_groups": 1, "tags": ["FrozenLake"], "filters": [short]}
 (found,) = build_filters(build({"train_env_manager": manager}).train_env_manager)
 assert found.name == "short"
 ```
@@ -199,7 +200,11 @@ def plugging_in() -> str:
         registry: Registry[object] = import_object(path)
         protocol = registry.protocol.replace(":", ".")
         kinds = ", ".join(f"`{kind}`" for kind in registry.kinds) or "none"
-        what = (inspect.getdoc(import_object(registry.protocol)) or "").partition("\n")[0]
+        what = (
+            " ".join((inspect.getdoc(import_object(registry.protocol)) or "").split())
+            .partition(". ")[0]
+            .rstrip(".")
+        )
         is_class = inspect.isclass(import_object(registry.protocol))
         rows.append(
             (

@@ -29,6 +29,8 @@ UPDATE_SECONDS = 900.0
 
 
 class Dialect(Protocol):
+    """The requests and answers of one kind of engine."""
+
     @property
     def path(self) -> str:
         """Of the generation endpoint, below the address."""
