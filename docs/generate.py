@@ -1,5 +1,6 @@
-"""Writes the pages that follow from something else: `configuration.md` from the settings models, `benchmarks.md` from
-the figures in `bench/results`, the line numbers of `architecture.md` from the functions that its walks name.
+"""Writes the pages that follow from something else: `configuration.md` from the settings models, `plugging_in.md`
+from the registries, `benchmarks.md` from the figures in `bench/results`, the line numbers of `architecture.md` from the
+functions that its walks name.
 
     python docs/generate.py
 
@@ -27,6 +28,7 @@ from rollwright.config import RunConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import benchmark_reports
+import plug_points
 import training_reports
 import walk_lines
 from markdown_tables import table
@@ -49,7 +51,7 @@ $ rollwright run configs/frozen_lake.yaml seed=7 policy.skill=0.9 train_env_mana
 
 An unknown key, a number out of range or an unknown tag is refused in one line that names the key and what is
 accepted. The configuration as used, with every default filled in, is in the run folder as `config.yaml`, and loads
-again. `${path.to.key}` refers to another key. This page is generated from the models in `src/rollwright/config`.
+again. `${path.to.key}` refers to another key. This page is generated from the models in the `settings.py` of each box, which `src/rollwright/config/run.py` composes.
 
 `train_env_manager`, `val_env_manager` or both are needed; everything else has a default.
 """
@@ -209,6 +211,7 @@ def architecture() -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration,
+    "plugging_in.md": plug_points.plugging_in,
     "benchmarks.md": benchmarks,
     "architecture.md": architecture,
 }

@@ -53,6 +53,7 @@ MAY_KNOW = {
     "agents": {"trajectory", "envs", "policies", "tools"},
     "orchestra": {"trajectory", "envs", "policies", "tools", "agents", "rollout"},
     "rewards": {"trajectory", "config", "envs", "policies", "sandbox"},
+    "tasks": {"envs"},
     "store": {"trajectory"},
     "rollout": {"trajectory", "config", "envs", "policies", "agents", "store", "gateway", "hardware"},
     "gateway": {"trajectory", "policies", "agents", "store"},

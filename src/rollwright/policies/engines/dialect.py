@@ -30,7 +30,7 @@ UPDATE_SECONDS = 900.0
 
 
 class EngineDialect(Protocol):
-    """One kind of engine."""
+    """The requests and answers of one kind of engine."""
 
     @property
     def path(self) -> str:
