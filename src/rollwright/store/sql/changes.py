@@ -19,7 +19,11 @@ from rollwright.store.sql.statements import Operation, Statement, constant, inse
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import check_rollout_change, lapsed_as, lease_end, rollout_after
 
-_CANCELLED, _RUNNING, _REQUEUING = AttemptStatus.CANCELLED, AttemptStatus.RUNNING.value, RolloutStatus.REQUEUING
+_CANCELLED, _RUNNING, _REQUEUING = (
+    AttemptStatus.CANCELLED,
+    AttemptStatus.RUNNING.value,
+    RolloutStatus.REQUEUING,
+)
 """Asking an enum for a member takes as long as making a small record."""
 EXPIRY_BATCH = 500
 """Leases ended in one go, so that ending very many holds up nobody for long."""

@@ -263,9 +263,7 @@ INSERT_CLAIMED = Statement(
         events, *_others(events, "time", "rollout_id", "attempt_id", "worker_id", "lease_expires")
     ).values(kind=constant(EventKind.CLAIMED.value))
 )
-INSERT_ENDED = Statement(
-    insert_into(events, "sequence", "kind").values(kind=constant(EventKind.ENDED.value))
-)
+INSERT_ENDED = Statement(insert_into(events, "sequence", "kind").values(kind=constant(EventKind.ENDED.value)))
 """These name no column that they leave empty: SQLite's driver takes as long to bind an empty value as to insert one."""
 _is_last_cursor = counters.c.name == constant(COMPLETIONS)
 COUNT = Statement(update(counters).where(_is_last_cursor).values(value=counters.c.value + bindparam("count")))
