@@ -112,8 +112,8 @@ class Writer:
         self._asked = Transaction(0.0, stamps, held=self._held)
         """For calls that need none: it never writes."""
         self._noticed = False
-        """Whether others' writes were looked for in this round of the event loop. Once is enough: no word of a later
-        one can have reached a caller here, because the event loop takes in news between its rounds."""
+        """Whether others' writes were looked for since the event loop last came to `_begin_batch`, which was called for no
+        later than the look. Once is enough: whoever hears of a later write hears of it in a callback behind that one."""
         self._tuned: tuple[bool, bool] | None = None
         """How `_tune` was last called."""
         self._next_lapse = 0.0
