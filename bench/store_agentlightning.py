@@ -1,12 +1,15 @@
 """The peer's arm of `bench/store.py`, run by the interpreter that has agentlightning.
 
-    .venvs/agentlightning/bin/python bench/store_agentlightning.py memory|http KEPT PLAYED
+    .venvs/agentlightning/bin/python bench/store_agentlightning.py memory|http KEPT PLAYED COLLECTOR
 
 Plays the same rollouts as `store_load.py` and prints the same figures. `http` talks to `agl store` in a process of its
 own. What is kept as background is enqueued after the rollouts that are played, because its queue has no priorities.
+`COLLECTOR` is the file of the module that makes the garbage collector's looks rare, for this process as for
+`store_load.py`; `agl store` runs as it starts itself.
 """
 
 import asyncio
+import importlib.util
 import json
 import socket
 import sys
@@ -100,10 +103,21 @@ async def answers(port: int) -> None:
     raise SystemExit(f"agl store has not answered for {START_SECONDS:g} s")
 
 
-async def main(arm: str, kept: int, played: int) -> None:
+def collector(file: str) -> Any:
+    """The module of that file: this interpreter has no rollwright, and the file needs none."""
+    spec = importlib.util.spec_from_file_location("collector", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def main(arm: str, kept: int, played: int, collector_file: str) -> None:
     async with opened(arm) as store:
-        print(json.dumps(await measure(store, kept, played)))
+        with collector(collector_file).rare_collections():
+            print(json.dumps(await measure(store, kept, played)))
 
 
 if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    uvloop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))

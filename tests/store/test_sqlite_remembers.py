@@ -123,3 +123,21 @@ async def test_no_more_is_remembered_than_a_process_plays(
     ended = await asyncio.gather(*(store.update_attempt(*pair, status="succeeded") for pair in pairs))
     assert [each.status for each in ended] == ["succeeded"] * 25
     await store.close()
+
+
+async def test_a_heartbeat_that_is_remembered_is_answered_without_a_round_of_the_event_loop(
+    tmp_path: Path,
+) -> None:
+    """And one that comes after another store took the rollout says so."""
+    store, other = [SqlStore(await SqliteDriver.open(tmp_path / "store.db")) for _ in range(2)]
+    claimed = await store.start_rollout(None, worker_id="w", config=RolloutConfig(unresponsive_seconds=3600))
+    pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+    await store.update_worker("w", attempts=[pair])  # what opening the other store wrote is known now
+    for _ in range(3):
+        with pytest.raises(StopIteration) as answered:
+            store.update_worker("w", attempts=[pair]).send(None)
+        assert answered.value.value == []
+    await other.cancel_rollouts([claimed.rollout_id], "not needed")
+    assert await store.update_worker("w", attempts=[pair]) == [pair]
+    for each in (store, other):
+        await each.close()

@@ -35,7 +35,7 @@ DIALECTS: Registry[Any] = Registry(
         "sglang": "rollwright.policies.engines.sglang:SglangDialect",
         "llama_cpp": "rollwright.policies.engines.llama_cpp:LlamaCppDialect",
     },
-    protocol="rollwright.policies.engines.dialect:Dialect",
+    protocol="rollwright.policies.engines.dialect:EngineDialect",
     key="policy.dialect",
 )
 

@@ -112,8 +112,8 @@ class Writer:
         self._asked = Transaction(0.0, stamps, held=self._held)
         """For calls that need none: it never writes."""
         self._noticed = False
-        """Whether others' writes were looked for in this round of the event loop. Once is enough: no word of a later
-        one can have reached a caller here, because the event loop takes in news between its rounds."""
+        """Whether others' writes were looked for since the event loop last came to `_begin_batch`, which was called for no
+        later than the look. Once is enough: whoever hears of a later write hears of it in a callback behind that one."""
         self._tuned: tuple[bool, bool] | None = None
         """How `_tune` was last called."""
         self._next_lapse = 0.0
@@ -187,6 +187,8 @@ class Writer:
         """While the disk is written, what has to last stays where it is."""
         may_run = self._gathered
         waits: list[Job[Any]] = []
+        # Not split in two groups of which one runs while the other is flushed: with few callers each group would pay for
+        # a transaction and a flush of its own, which costs more than the disk's idle time.
         if self._flushing:
             may_run = [job for job in self._gathered if not job.lasting]
             waits = [job for job in self._gathered if job.lasting]
@@ -214,7 +216,8 @@ class Writer:
 
     def _run_here(self, batch: Sequence[Job[Any]]) -> None:
         try:
-            self._tune(lasting=False, checkpoint=False)
+            self._tune(lasting=False, checkpoint=False)  # flushed afterwards, without holding the write lock
+            # IMMEDIATE: a transaction that read first and then wanted the lock could find that what it read is old.
             self._cursor.execute("BEGIN IMMEDIATE")
             self._notice_others()
             done = self._run(batch)
@@ -226,7 +229,7 @@ class Writer:
         self._commits_here += 1
         for job in batch:
             if job.lasting:
-                self._make_last(done)
+                self._make_last(done)  # one flush for all of them; the others are answered with it
                 return
         self._end_batch([done])
 
@@ -238,13 +241,15 @@ class Writer:
                 self._flushes_here = 0
             self._end_batch([done])
         else:
-            self._flushing = True
+            self._flushing = (
+                True  # from here on answers to reads are held back: they may show what the disk lacks
+            )
             self._worked = time.thread_time()
             self._thread.put(partial(self._flush_in_thread, done), partial(self._flush_failed, done))
 
     def _hand_over(self, batch: Sequence[Job[Any]]) -> None:
         self._handed_over = True
-        self._commits_here = 0
+        self._commits_here = 0  # the thread's commit may copy the log into the file
         self._thread.put(partial(self._run_in_thread, batch), partial(self._run_failed, batch))
 
     def _taken_back(self, done: Sequence[Done]) -> None:
@@ -359,6 +364,7 @@ class Writer:
         try:
             flush(self._log)
         except OSError as error:
+            # The system may have dropped the pages that it could not write, so a second flush that succeeds proves nothing.
             self._broken = StoreUnavailable(
                 f"{self._path}: cannot be flushed to disk; open it again: {error}"
             )
@@ -383,7 +389,7 @@ class Writer:
 
     def _roll_back(self) -> None:
         """Never raises: a connection that cannot even do that says so to the next call."""
-        self._held.clear()
+        self._held.clear()  # it may remember rows as the transaction would have left them
         with suppress(sqlite3.Error):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
