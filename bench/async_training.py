@@ -19,14 +19,14 @@ from rich import box
 from rich.table import Table
 
 from results_file import write_results
+from rollwright.aio import run_virtual
 from rollwright.cli.console import console
 from rollwright.config import RunConfig, build
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.players import SkilledPlayer
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Batch, Fate
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
+from rollwright.simulation.players import SkilledPlayer
 from rollwright.training.pipeline import Cadence, LengthBias, Pipeline, Stages
 from rollwright.trajectory import Trajectory
 
@@ -110,7 +110,7 @@ async def measured(ahead: int, train_seconds: float) -> Arm:
     def finished(rollout_id: str, encoded: bytes) -> None:
         bias.add_generated(Trajectory.from_bytes(encoded).sampled_tokens)
 
-    async with LocalRun(configuration(ahead), policy=served, on_finished=finished) as run:
+    async with Run(configuration(ahead), policy=served, on_finished=finished) as run:
         stages = Stages(run.get_batch, record, train, update, nothing, nothing)
         await Pipeline(Cadence(STEPS), stages).run()
         began, usage = warm[0]

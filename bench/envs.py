@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results_file import RESULTS, write_results
-from rollwright import draws
+from rollwright import rng
 from rollwright.envs import registry
 from rollwright.envs.base import Env
 from rollwright.errors import RollwrightError
@@ -239,7 +239,7 @@ async def _steps_per_second(env: Env, clock: Callable[[], float]) -> float:
     began, spent, count, seed = clock(), 0.0, 0, 0
     while clock() - began < SECONDS:
         await env.reset(seed)
-        chance = draws.generator("bench", seed)
+        chance = rng.generator("bench", seed)
         names = list(env.actions()) or ["1 + 1"]  # type: ignore[attr-defined]
         answers = [env.answer(names[int(chance.random() * len(names))]) for _ in range(10)]  # type: ignore[attr-defined]
         seed += 1

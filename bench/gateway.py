@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results_file import write_results
-from rollwright.policies.server_process import simulated_server
+from rollwright.simulation.server_process import simulated_server
 
 TURNS = 4
 AGENTS = 64

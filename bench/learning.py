@@ -29,7 +29,7 @@ from rollwright.config import RunConfig, load
 from rollwright.observe.statistics import batch_row
 from rollwright.rollout import Batch
 from rollwright.run.folder import RunFolder
-from rollwright.run.training_run import TrainingRun
+from rollwright.run.training import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "frozen_lake_train.yaml"

@@ -17,16 +17,16 @@ from rich import box
 from rich.table import Table
 
 from results_file import write_results
+from rollwright.aio import run_virtual
 from rollwright.cli.console import console
 from rollwright.config import RunConfig, build
 from rollwright.envs.base import Env
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.players import SkilledPlayer
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout.episode import Episode, EpisodeSettings, level_seed, new_session
-from rollwright.run.assembly import SettingsTable, make_env
-from rollwright.run.local import LocalRun
+from rollwright.run.build import SettingsTable, make_env
+from rollwright.run.run import Run
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
+from rollwright.simulation.players import SkilledPlayer
 from rollwright.trajectory import Trajectory
 
 SLOTS, SPEED = 64, 50.0
@@ -128,7 +128,7 @@ def with_rollwright(
     max_inflight: int | None,
 ) -> Callable[[SimulatedEngine], Coroutine[Any, Any, list[Trajectory]]]:
     async def play(served: SimulatedEngine) -> list[Trajectory]:
-        async with LocalRun(configuration(max_inflight), policy=served) as run:
+        async with Run(configuration(max_inflight), policy=served) as run:
             return (await run.get_batch()).trajectories
 
     return play

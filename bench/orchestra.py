@@ -29,19 +29,19 @@ from rich.table import Table
 
 from results_file import write_results
 from rollwright.agents import ChatAgent
+from rollwright.aio import run_virtual
 from rollwright.cli.console import console
-from rollwright.draws import generator, uniform
+from rollwright.engines.base import Generation, Policy, Prompt, Sampling
+from rollwright.engines.rendering import Tokenizer, make_renderer
 from rollwright.envs.base import Env, Reset, Step
 from rollwright.models.tiny import tiny_tokenizer
-from rollwright.orchestra import Rehearsal, SegmentTokenizer, Situation, Team, math_team, search_team
-from rollwright.orchestra.practice import Lookup, Sums
-from rollwright.policies.base import Generation, Policy, Prompt, Sampling
-from rollwright.policies.lengths import FixedLength, Lengths, LogNormalLength, lognormal
-from rollwright.policies.rendering import Tokenizer, make_renderer
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.policies.virtual_clock import run_virtual
+from rollwright.rng import generator, uniform
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
 from rollwright.rollout.settings import LimitsConfig
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import FixedLength, Lengths, LogNormalLength, lognormal
+from rollwright.teams import Rehearsal, SegmentTokenizer, Situation, Team, math_team, search_team
+from rollwright.teams.toy_envs import Lookup, Sums
 from rollwright.trajectory import Message, Trajectory
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -31,7 +31,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from overhead_episode import TURNS, Cell, Order, allow_open_files
 from overhead_report import Figures, Roles, judge, summarize, table
 from results_file import write_results
-from rollwright.policies.server_process import RunningServer, simulated_server
+from rollwright.simulation.server_process import RunningServer, simulated_server
 from venvs import peer_python
 
 HERE = Path(__file__).resolve().parent

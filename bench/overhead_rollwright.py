@@ -24,7 +24,7 @@ from overhead_episode import (
 from rollwright.config import RunConfig
 from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.envs.registry import EnvSpec, register
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
 
 TAG = "OverheadLake"
 
@@ -71,7 +71,7 @@ def configuration(order: Order) -> RunConfig:
 async def run(order: Order, store: str | None = None) -> Cell:
     """With the address of a store, otherwise with one in memory."""
     register(EnvSpec(TAG, "the episode of the overhead benchmark", Lake, max_steps=TURNS))
-    async with LocalRun(configuration(order), store=store) as running:
+    async with Run(configuration(order), store=store) as running:
         await running.get_batch(order.warmup)
         watch = Stopwatch()
         batch = await running.get_batch(order.rollouts)

@@ -21,8 +21,8 @@ from results_file import write_results
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.config import RunConfig, build
-from rollwright.run.local import LocalRun
-from rollwright.run.ray_cluster import AUTO, LOCAL, RayCluster
+from rollwright.run.ray_fleet import AUTO, LOCAL, RayCluster
+from rollwright.run.run import Run
 from rollwright.store.records import RolloutStatus
 
 WORKERS = (1, 2, 4)
@@ -59,7 +59,7 @@ def config(workers: int) -> RunConfig:
     )
 
 
-async def take_batches(run: LocalRun) -> None:
+async def take_batches(run: Run) -> None:
     while True:
         await run.get_batch()
 
@@ -69,7 +69,7 @@ async def measure(workers: int, ray: str | None) -> dict[str, Any]:
     began = time.monotonic()
     with TemporaryDirectory() as folder:
         store = str(Path(folder) / "store.db")
-        async with LocalRun(config(workers), store=store, processes=workers, ray=ray) as run:
+        async with Run(config(workers), store=store, processes=workers, ray=ray) as run:
             taking = asyncio.create_task(take_batches(run))
             while sum(each.finished > 0 for each in run.activity.elsewhere.values()) < workers:
                 await asyncio.sleep(0.05)

@@ -31,8 +31,8 @@ from rollwright.agents import Session
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.config import build
-from rollwright.policies.server_process import RunningServer, simulated_server
-from rollwright.run.playbook import CONFIG_KEY
+from rollwright.run.worker_settings import CONFIG_KEY
+from rollwright.simulation.server_process import RunningServer, simulated_server
 from rollwright.store.api import Store
 from rollwright.store.http.server import StoreServer
 from rollwright.store.opening import open_store

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from results_file import write_results
+from rollwright.engines.rendering import PackageRenderer, TemplateRenderer
 from rollwright.models.tiny import tiny_tokenizer
-from rollwright.policies.rendering import PackageRenderer, TemplateRenderer
 from rollwright.trajectory import FinishReason, Message, Turn, full_prompt, token_ids
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

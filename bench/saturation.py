@@ -24,11 +24,11 @@ from rich.table import Table
 from results_file import write_results
 from rollwright.cli.console import console
 from rollwright.config import build
-from rollwright.policies.base import Renderer
-from rollwright.policies.engines import VllmPolicy
-from rollwright.policies.rendering import make_renderer
-from rollwright.policies.rendering.tokenizer import load_tokenizer
-from rollwright.run.local import LocalRun
+from rollwright.engines.base import Renderer
+from rollwright.engines.rendering import make_renderer
+from rollwright.engines.rendering.tokenizer import load_tokenizer
+from rollwright.engines.vllm import VllmPolicy
+from rollwright.run.run import Run
 from rollwright.trajectory import Trajectory
 from vllm_metrics import empty_cache, totals
 from vllm_server import MODEL, VllmServer, fetched_model, vllm_server
@@ -67,7 +67,7 @@ async def with_rollwright(server: VllmServer, renderer: Renderer) -> tuple[Arm, 
     await empty_cache(server)
     before = await cache_figures(server)
     start = time.perf_counter()
-    async with LocalRun(config, policy=policy) as run:
+    async with Run(config, policy=policy) as run:
         batch = await run.get_batch()
     seconds = time.perf_counter() - start
     turns = sum(len(each.turns) for each in batch.trajectories)

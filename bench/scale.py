@@ -30,11 +30,11 @@ from results_file import write_results
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.config import RunConfig, build
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.players import SkilledPlayer
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.run.local import LocalRun
+from rollwright.engines.base import Generation, Prompt, Sampling
+from rollwright.run.run import Run
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
+from rollwright.simulation.players import SkilledPlayer
 
 SIZES = (1_000, 10_000, 50_000)
 TURNS_PER_SECOND = 1_500
@@ -85,7 +85,7 @@ async def lag(samples: list[float], interval: float = 0.01) -> None:
         samples.append(clock() - due)
 
 
-async def take_batches(run: LocalRun) -> None:
+async def take_batches(run: Run) -> None:
     while True:
         await run.get_batch()
 
@@ -120,7 +120,7 @@ async def import_everything() -> None:
     """What is imported at first use is no episode's memory."""
     config, engine = made(GROUP_SIZE, 0.01)
     engine.let_go.set()
-    async with LocalRun(config, policy=engine) as run:
+    async with Run(config, policy=engine) as run:
         await run.get_batch()
 
 
@@ -130,7 +130,7 @@ async def play(size: int) -> dict[str, Any]:
     await import_everything()
     before = resident()
     lags: list[float] = []
-    async with LocalRun(config, policy=engine) as run:
+    async with Run(config, policy=engine) as run:
         while run.activity.inflight < size:
             await asyncio.sleep(0.1)
         engine.let_go.set()

@@ -19,12 +19,12 @@ import msgspec
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rollwright import draws
+from rollwright import rng
 from rollwright.agents import ChatAgent
+from rollwright.engines.base import Generation, Prompt, Sampling
+from rollwright.engines.rendering.bytes import ASSISTANT, END, SYSTEM, USER, VOCABULARY_SIZE, BytesRenderer
 from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.models.tiny import tiny_llama
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.bytes_renderer import ASSISTANT, END, SYSTEM, USER, VOCABULARY_SIZE, BytesRenderer
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
 from rollwright.swarm.content import SharedGroup
 from rollwright.swarm.exchange import Exchange, Verifier
@@ -67,8 +67,8 @@ def solution(question: str) -> str:
 
 
 def question(seed: int) -> str:
-    rng = draws.generator("question", seed)
-    return rng.choice(OPERATIONS) + "".join(str(rng.randrange(DIGITS)) for _ in range(4))
+    generator = rng.generator("question", seed)
+    return generator.choice(OPERATIONS) + "".join(str(generator.randrange(DIGITS)) for _ in range(4))
 
 
 def prompt(asked: str) -> list[int]:
@@ -111,14 +111,14 @@ def base_model(seed: int) -> Any:
     """What all nodes of a run begin with."""
     model = tiny_llama(VOCABULARY_SIZE, hidden_size=40, layers=2, heads=4, max_length=32, seed=seed).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    rng = draws.generator("base", seed)
+    generator = rng.generator("base", seed)
     for _ in range(SHOWN):
         rows = []
         for _ in range(SHOWN_BATCH):
-            asked = question(rng.getrandbits(60))
+            asked = question(generator.getrandbits(60))
             said = solution(asked)
-            if rng.random() >= RIGHT:
-                said = "".join(str(rng.randrange(DIGITS)) for _ in range(ANSWER))
+            if generator.random() >= RIGHT:
+                said = "".join(str(generator.randrange(DIGITS)) for _ in range(ANSWER))
             rows.append([*prompt(asked), *said.encode(), END])
         ids = torch.tensor(rows)
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits[:, -(ANSWER + 1) :]
@@ -230,7 +230,7 @@ class Node:
             device="cpu",
         )
         self.trainer = Trainer(copy.deepcopy(base), settings)
-        self.sampler = Sampler(self.trainer._model.module, draws.seed("samples", seed, number) % 2**63)
+        self.sampler = Sampler(self.trainer._model.module, rng.seed("samples", seed, number) % 2**63)
         self.scorer = LaterScorer()
         self._advantage = make_advantage("grpo")
         self._next = 0
@@ -358,7 +358,7 @@ async def run(arm: Arm, seed: int, base: Any, rounds: int, home: Path) -> Outcom
 
 @torch.no_grad()
 def _accuracy(model: Any, seed: int, questions: int = 256) -> float:
-    asked = [question(draws.seed("held out", seed, each)) for each in range(questions)]
+    asked = [question(rng.seed("held out", seed, each)) for each in range(questions)]
     ids = torch.tensor([prompt(each) for each in asked])
     for _ in range(ANSWER):
         ids = torch.cat(

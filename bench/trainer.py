@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from results_file import write_results
-from rollwright.draws import generator
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
+from rollwright.rng import generator
 from rollwright.training.advantages import GRPO
 from rollwright.training.micro_batches import pack
 from rollwright.training.rows import Row, build_rows

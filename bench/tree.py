@@ -16,14 +16,14 @@ from rich import box
 from rich.table import Table
 
 from results_file import write_results
+from rollwright.aio import run_virtual
 from rollwright.cli.console import console
 from rollwright.config import RunConfig, build
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.players import SkilledPlayer
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.policies.virtual_clock import run_virtual
-from rollwright.run.local import LocalRun
-from rollwright.training.advantages import Tree
+from rollwright.run.run import Run
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
+from rollwright.simulation.players import SkilledPlayer
+from rollwright.training.advantages import TurnTree
 from rollwright.training.rows import build_rows
 from rollwright.trajectory import Trajectory, leaves, path
 
@@ -133,7 +133,7 @@ async def played(arm: Arm, tag: str, skill: float) -> list[list[Trajectory]]:
     )
     groups: list[list[Trajectory]] = []
     tokens = 0
-    async with LocalRun(configuration(arm, tag), policy=engine) as run:
+    async with Run(configuration(arm, tag), policy=engine) as run:
         while tokens < TOKENS:
             batch = await run.get_batch()
             groups += [group.trajectories for group in batch.groups]
@@ -148,8 +148,8 @@ def measured(arm: Arm, tag: str, skill: float, groups: Sequence[Sequence[Traject
     turns = sum(len(each.turns) for each in every)
     length = sum(map(len, ways)) / len(ways)
     mixed = [_mixed(group) for group in groups]
-    rows = build_rows(groups, Tree())
-    decisions = sum(value != 0 for group in Tree()(groups) for own in group for value in own)
+    rows = build_rows(groups, TurnTree())
+    decisions = sum(value != 0 for group in TurnTree()(groups) for own in group for value in own)
     return Figures(
         tag=tag,
         skill=skill,

@@ -21,10 +21,10 @@ from rich.table import Table
 from results_file import write_results
 from rollwright.cli.console import console
 from rollwright.config import RunConfig, build
+from rollwright.engines.rendering import make_renderer
+from rollwright.engines.torch import TorchPolicy
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
-from rollwright.policies.rendering import make_renderer
-from rollwright.policies.torch import TorchPolicy
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
 from rollwright.trajectory import leaves
 
 LEAVES = 8
@@ -82,7 +82,7 @@ async def measured(shape: str, cache: bool) -> Figures:
     model = tiny_llama(len(tokenizer), hidden_size=WIDE, layers=LAYERS, max_length=4096)
     policy = TorchPolicy(model, make_renderer(tokenizer), prefix_cache_mb=CACHE_MB if cache else 0)
     counters = policy.counters
-    async with LocalRun(configuration(shape), policy=policy) as run:
+    async with Run(configuration(shape), policy=policy) as run:
         began = time.process_time()
         trajectories = (await run.get_batch()).trajectories
         spent = time.process_time() - began

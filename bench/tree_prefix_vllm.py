@@ -28,11 +28,11 @@ from rich.table import Table
 from results_file import write_results
 from rollwright.cli.console import console
 from rollwright.config import RunConfig, build
-from rollwright.policies.base import Renderer
-from rollwright.policies.engines import VllmPolicy
-from rollwright.policies.rendering import make_renderer
-from rollwright.policies.rendering.tokenizer import load_tokenizer
-from rollwright.run.local import LocalRun
+from rollwright.engines.base import Renderer
+from rollwright.engines.rendering import make_renderer
+from rollwright.engines.rendering.tokenizer import load_tokenizer
+from rollwright.engines.vllm import VllmPolicy
+from rollwright.run.run import Run
 from rollwright.trajectory import Trajectory, leaves, path
 from vllm_metrics import cpu_seconds, empty_cache, totals
 from vllm_server import CONTEXT, MODEL, SEQUENCES, VllmServer, fetched_model, vllm_server
@@ -111,7 +111,7 @@ async def played(server: VllmServer, renderer: Renderer, shape: str, cache: bool
     never = {str(token): -100 for token in renderer.stop_ids}
     body = {"ignore_eos": True, "logit_bias": never, "temperature": TEMPERATURE}
     policy = VllmPolicy(server.url, MODEL, renderer, extra_body=body)
-    async with LocalRun(configuration(shape, seed), policy=policy) as run:
+    async with Run(configuration(shape, seed), policy=policy) as run:
         if cache:
             await empty_cache(server)
         before = await spent(server)

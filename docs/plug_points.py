@@ -9,8 +9,8 @@ REGISTRIES = (
     "rollwright.envs.registry:ENVIRONMENTS",
     "rollwright.agents.settings:AGENTS",
     "rollwright.tools.settings:TOOLS",
-    "rollwright.policies.settings:POLICIES",
-    "rollwright.policies.settings:DIALECTS",
+    "rollwright.engines.settings:POLICIES",
+    "rollwright.engines.settings:DIALECTS",
     "rollwright.training.settings:ADVANTAGES",
     "rollwright.training.settings:LOSSES",
     "rollwright.training.settings:METRIC_WRITERS",
@@ -119,12 +119,12 @@ assert found.losses.tolist() == [-1.0, -1.0, -1.0]
 import sys
 
 from rollwright.config import build
-from rollwright.policies.factory import build_policy
-from rollwright.policies.players import RandomPlayer
+from rollwright.engines.factory import build_policy
+from rollwright.simulation.players import RandomPlayer
 
 
 class MyPolicy(RandomPlayer):
-    """Has the members of `rollwright.policies.base.Policy`."""
+    """Has the members of `rollwright.engines.base.Policy`."""
 
     def __init__(self, luck: float = 0.5) -> None:
         super().__init__()

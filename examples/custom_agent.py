@@ -17,10 +17,10 @@ from typing import Any
 
 from rollwright.agents import Session
 from rollwright.config import build
-from rollwright.policies.server_process import simulated_server
 from rollwright.rollout.worker import WorkerSettings
-from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.worker_process import run_worker
+from rollwright.run.worker_settings import CONFIG_KEY
+from rollwright.simulation.server_process import simulated_server
 from rollwright.store.opening import open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Message, Trajectory

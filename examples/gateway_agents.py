@@ -15,10 +15,10 @@ import httpx
 from openai import AsyncOpenAI
 
 from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
+from rollwright.engines.base import Generation, Parsed, Prompt, Sampling, ToolSpec
+from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.gateway import Gateway
 from rollwright.gateway.service import GatewayService, ServiceSettings
-from rollwright.policies.base import Generation, Parsed, Prompt, Sampling, ToolSpec
-from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.store.memory import MemoryStore
 from rollwright.trajectory import TokenIds, ToolCall, Trajectory, VersionRun, floats
 

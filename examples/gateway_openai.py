@@ -16,8 +16,8 @@ from openai import AsyncOpenAI
 
 from rollwright.config import build
 from rollwright.rollout.worker import WorkerSettings
-from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.worker_process import run_worker
+from rollwright.run.worker_settings import CONFIG_KEY
 from rollwright.store.opening import open_store
 from rollwright.trajectory import Trajectory, samples
 

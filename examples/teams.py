@@ -11,8 +11,8 @@ import asyncio
 from collections import Counter
 
 from rollwright.config import build
-from rollwright.orchestra import Reply, TeamSession
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.teams import Reply, TeamSession
 from rollwright.trajectory import Trajectory
 
 
@@ -32,9 +32,9 @@ SETTINGS = {
     "agent": {"performance": {"enable_parallel_agents": True}},
     "policy": {"kind": "simulated", "slots": 16, "tokens_per_second": 2000, "skill": 0.6},
     "custom_envs": {
-        "Sums": {"env_type": "rollwright.orchestra.practice:Sums", "max_tokens_per_step": 400},
+        "Sums": {"env_type": "rollwright.teams.toy_envs:Sums", "max_tokens_per_step": 400},
         "Lookup": {
-            "env_type": "rollwright.orchestra.practice:Lookup",
+            "env_type": "rollwright.teams.toy_envs:Lookup",
             "max_steps": 4,
             "max_tokens_per_step": 400,
         },
@@ -61,7 +61,7 @@ SETTINGS = {
 
 
 async def main() -> None:
-    async with LocalRun(build(SETTINGS)) as run:
+    async with Run(build(SETTINGS)) as run:
         batch = await run.get_batch()
     for tag in ("Sums", "Lookup"):
         _report(tag, [each for each in batch.trajectories if each.tag == tag])

@@ -20,9 +20,9 @@ from starlette.routing import Route
 
 from rollwright.agents import Session
 from rollwright.agents.tool_agent import ToolAgent
-from rollwright.listening import Listener, listening_socket
-from rollwright.policies.base import Generation, Parsed, Prompt, Sampling, ToolSpec
-from rollwright.policies.bytes_renderer import BytesRenderer
+from rollwright.engines.base import Generation, Parsed, Prompt, Sampling, ToolSpec
+from rollwright.engines.rendering.bytes import BytesRenderer
+from rollwright.http.server import Listener, listening_socket
 from rollwright.tools import Toolbox, tool
 from rollwright.tools.calculator import calculator
 from rollwright.tools.python import PythonSandbox

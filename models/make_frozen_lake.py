@@ -5,7 +5,7 @@
 The player walks towards the goal over whatever lies there, and now and then strays a step; it never walks against the
 edge. The model also learns what lies in the twelve cells around it (see `cloning`). Nothing in this rewards staying out of
 a hole, and no move in the data depends on where the holes are, so that what the trained model knows about that, it
-learned afterwards. Every lake is drawn from the part to train on (see `rollwright.envs.parts`).
+learned afterwards. Every lake is drawn from the part to train on (see `rollwright.envs.splits`).
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from pathlib import Path
 
 from cloning import Example, Size, clone
 
-from rollwright import draws
-from rollwright.envs.frozen_lake import FrozenLake, Lake
-from rollwright.envs.parts import Part
+from rollwright import rng
+from rollwright.envs.games.frozen_lake import FrozenLake, Lake
+from rollwright.envs.splits import Part
 
 SIDE = 4
 ICE_SHARE = 0.75
@@ -51,13 +51,13 @@ OUTSIDE = 0
 
 def lakes() -> Iterator[Lake]:
     """Lakes to train on, with the player on any cell that is no hole; whether a way exists does not matter."""
-    rng = draws.generator("base model")
+    generator = rng.generator("base model")
     while True:
-        holes = frozenset(cell for cell in range(SIDE**2) if rng.random() >= ICE_SHARE)
+        holes = frozenset(cell for cell in range(SIDE**2) if generator.random() >= ICE_SHARE)
         ice = [cell for cell in range(SIDE**2) if cell not in holes]
         if len(ice) < 2:
             continue
-        start, goal = rng.sample(ice, 2)
+        start, goal = generator.sample(ice, 2)
         lake = Lake(start, goal, holes)
         if lake.part(SIDE) is Part.TRAIN:
             yield lake

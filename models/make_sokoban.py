@@ -5,7 +5,7 @@
 The player solves rooms whose shortest solution takes at most `EASY` actions, and now and then strays a step. The model
 also learns to see what lies around the player and the box, and where the box and the target are (see `cloning`). Rooms
 that take longer are not in the data: what the trained model can do there, it learned afterwards, or carried over. Every
-room is drawn from the part to train on (see `rollwright.envs.parts`).
+room is drawn from the part to train on (see `rollwright.envs.splits`).
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from cloning import Example, Size, clone
 
-from rollwright import draws
-from rollwright.envs import sokoban_level
-from rollwright.envs.parts import Part
-from rollwright.envs.sokoban import STANDARD_VOCAB, Sokoban
-from rollwright.envs.sokoban_level import Room, State
+from rollwright import rng
+from rollwright.envs.games import sokoban_level
+from rollwright.envs.games.sokoban import STANDARD_VOCAB, Sokoban
+from rollwright.envs.games.sokoban_level import Room, State
+from rollwright.envs.splits import Part
 
 SIDE = 6
 EASY = 4
@@ -41,9 +41,9 @@ KINDS = 2 * SIDE - 1
 
 def states() -> Iterator[tuple[Room, State, int]]:
     """Rooms in every state on the way to their solution, with the next action."""
-    rng = draws.generator("sokoban base model")
+    generator = rng.generator("sokoban base model")
     while True:
-        room, state = sokoban_level.draw(rng, SIDE, SIDE, 1, EASY, Part.TRAIN)
+        room, state = sokoban_level.draw(generator, SIDE, SIDE, 1, EASY, Part.TRAIN)
         way = sokoban_level.solve(room, state, EASY)
         for action in way or ():
             yield room, state, action

@@ -26,7 +26,7 @@ SECTIONS = dict(
 PLAYED = """
 import asyncio, sys
 from rollwright.config import build
-from rollwright.run.local import LocalRun
+from rollwright.run.run import LocalRun
 
 async def play(config):
     async with LocalRun(config) as run:
@@ -56,12 +56,12 @@ found = token_losses(torch.tensor([2.0]), torch.zeros(1), torch.tensor([3.0]), s
 assert found.losses.tolist() == [-6.0]
 """,
     "Add an engine dialect": """
-from rollwright.policies.settings import DIALECTS
+from rollwright.engines.settings import DIALECTS
 assert DIALECTS.make("fork").path == "/v2/generate"
 """,
     "Add a key that reaches the rollout": PLAYED
     + """
-from rollwright.policies.simulated import SimulatedEngine
+from rollwright.simulation.engine import SimulatedEngine
 
 asked, generate = [], SimulatedEngine.generate
 

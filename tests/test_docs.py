@@ -27,7 +27,7 @@ PAGES = {
 
 RUN_ELSEWHERE = {
     "docs/environments.md": "tests/envs/test_environments_page.py",
-    "docs/policies.md": "tests/policies/test_docs_of_policies.py",
+    "docs/policies.md": "tests/engines/test_docs_of_policies.py",
 }
 """Pages whose Python is run by a test of their own."""
 

@@ -104,8 +104,8 @@ MAY_KNOW = {
 PLAYED_OVER_HTTP = """
 import asyncio
 from rollwright.config import build
-from rollwright.policies.server_process import simulated_server
-from rollwright.run.local import LocalRun
+from rollwright.simulation.server_process import simulated_server
+from rollwright.run.run import LocalRun
 from rollwright.store.http.client import HttpStore
 from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore
@@ -205,7 +205,7 @@ def test_no_box_knows_itself_through_another() -> None:
             },
         ),
         (
-            "import rollwright.run.local",
+            "import rollwright.run.run",
             {
                 "huggingface_hub",
                 "torch",

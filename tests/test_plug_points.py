@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from rollwright.config import build, load
+from rollwright.engines.factory import build_policy
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.factory import build_policy
 from rollwright.registry import Registry
 from rollwright.rollout.curriculum import make_curriculum
 from rollwright.rollout.filters import build_filters
-from rollwright.run.local import LocalRun
-from rollwright.run.strategies import build_strategy
-from rollwright.run.swarm_assembly import open_transport, swarm_of
-from rollwright.run.training_assembly import make_training_advantage
+from rollwright.run.build import build_strategy
+from rollwright.run.build_swarm import open_transport, swarm_of
+from rollwright.run.build_training import make_training_advantage
+from rollwright.run.run import Run
 from rollwright.store.opening import STORES, open_store
 from rollwright.training.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
 
 MINE = """
-from rollwright.policies.players import OraclePlayer
+from rollwright.simulation.players import OraclePlayer
 from rollwright.rollout.curriculum import Curriculum
 from rollwright.store.memory import MemoryStore
 from rollwright.swarm.memory_transport import MemorySwarm
@@ -105,7 +105,7 @@ async def test_a_run_is_played_by_a_policy_of_ones_own(mine: ModuleType, tmp_pat
     assert build_policy(config.policy).luck == 0.9  # type: ignore[attr-defined]
     assert build_filters(config.train_env_manager)[0].name == "short"
     assert build_strategy(config.strategy).branching.name == "my_parts:three"  # type: ignore[attr-defined]
-    async with LocalRun(config) as run:
+    async with Run(config) as run:
         assert len((await run.get_batch()).trajectories) == 2
 
 

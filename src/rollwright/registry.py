@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast
 
-from rollwright.cancellation import is_asked_for
+from rollwright.aio import is_asked_for
 from rollwright.errors import ConfigError, RollwrightError
 
 T = TypeVar("T")
@@ -145,9 +145,22 @@ def is_path(name: str) -> bool:
     return bool(module and attribute)
 
 
+RENAMED_MODULES = {
+    "rollwright.orchestra": "rollwright.teams",
+    "rollwright.orchestra.practice": "rollwright.teams.toy_envs",
+    "rollwright.envs.tool_env": "rollwright.envs.adapters.tool_env",
+    "rollwright.envs.gymnasium_env": "rollwright.envs.adapters.gymnasium",
+    "rollwright.envs.reasoning": "rollwright.envs.adapters.reasoning_gym",
+    "rollwright.envs.frozen_lake": "rollwright.envs.games.frozen_lake",
+    "rollwright.envs.sokoban": "rollwright.envs.games.sokoban",
+}
+"""Modules that configurations and run folders written by 0.1.0 may name, and where their content is now."""
+
+
 def import_object(path: str) -> Any:
     """The object at `module:name`; a `ConfigError` says what is missing."""
     module, _, name = path.partition(":")
+    module = RENAMED_MODULES.get(module, module)
     try:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:

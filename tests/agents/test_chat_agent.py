@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from rollwright.agents import ChatAgent, EpisodeFailure, History, HistoryMode, Session
+from rollwright.engines.base import EngineError, Generation, Prompt, Sampling
+from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.errors import ConfigError
-from rollwright.policies.base import EngineError, Generation, Prompt, Sampling
-from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.rollout.episode import EpisodeSettings, play_episode
 from rollwright.rollout.settings import LimitsConfig
 from rollwright.trajectory import (

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from rollwright.agents import JournalEntry, Session
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.policies.players import RandomPlayer
+from rollwright.engines.base import Generation, Prompt, Sampling
+from rollwright.engines.rendering.bytes import BytesRenderer
+from rollwright.simulation.players import RandomPlayer
 from rollwright.trajectory import (
     Message,
     SamplingParams,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rollwright.agents import EpisodeFailure, JournalEntry, ReplayDiffers, Session
+from rollwright.aio import run_virtual
+from rollwright.engines.base import EngineError, Generation, Prompt, Sampling, ToolSpec
+from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.envs.base import Step
-from rollwright.policies.base import EngineError, Generation, Prompt, Sampling, ToolSpec
-from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.trajectory import (
     FinishReason,
     Message,

@@ -10,10 +10,10 @@ import pytest
 
 from rollwright.agents import EpisodeFailure, JournalEntry, ReplayDiffers, Session
 from rollwright.agents.tool_agent import TOOL_CALLS, TOOL_PROBLEMS, Solution, ToolAgent
+from rollwright.aio import run_virtual
+from rollwright.engines.base import Generation, Parsed, Prompt, Sampling, ToolSpec
+from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.observe.profile import Profile
-from rollwright.policies.base import Generation, Parsed, Prompt, Sampling, ToolSpec
-from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.tools import Pool, Toolbox, ToolContext, ToolFailure, tool
 from rollwright.trajectory import (
     Boundary,

@@ -172,7 +172,7 @@ def test_a_run_remembers_its_store_without_the_password(tmp_path: Path) -> None:
 
 def test_ones_own_environment_in_the_current_folder_is_found(played: Path) -> None:
     (played / "corridor.py").write_text(
-        "from rollwright.envs.frozen_lake import FrozenLake\n\n\ndef make():\n    return FrozenLake(size=4)\n"
+        "from rollwright.envs.games.frozen_lake import FrozenLake\n\n\ndef make():\n    return FrozenLake(size=4)\n"
     )
     done = rollwright(
         "run",

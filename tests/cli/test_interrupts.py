@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from rollwright.draws import uniform
+from rollwright.rng import uniform
 from rollwright.run.folder import RunReader
 
 PATIENCE = 60.0
@@ -22,7 +22,7 @@ CONFIG = {
 
 BEGIN = """
 from rollwright.cli.entry import main
-from rollwright.signals import INTERRUPTS
+from rollwright.aio import INTERRUPTS
 
 INTERRUPTS.install()  # `main` does so, too, as the first thing
 print("up", flush=True)
@@ -97,7 +97,7 @@ def test_sigterm_ends_like_ctrl_c_with_143(tmp_path: Path) -> None:
 STUBBORN = """
 import asyncio, os
 from pathlib import Path
-from rollwright.envs.frozen_lake import FrozenLake
+from rollwright.envs.games.frozen_lake import FrozenLake
 
 class Stubborn(FrozenLake):
     async def step(self, answer):
@@ -128,7 +128,7 @@ def test_a_second_ctrl_c_ends_at_once_what_does_not_end_by_itself(tmp_path: Path
 BUSY = """
 import time
 from pathlib import Path
-from rollwright.envs.frozen_lake import FrozenLake
+from rollwright.envs.games.frozen_lake import FrozenLake
 
 class Busy(FrozenLake):
     async def step(self, answer):
@@ -156,7 +156,7 @@ def test_ctrl_c_twice_ends_a_run_whose_event_loop_is_blocked(tmp_path: Path) -> 
 
 CANCELS = """
 import asyncio
-from rollwright.envs.frozen_lake import FrozenLake
+from rollwright.envs.games.frozen_lake import FrozenLake
 
 class Cancels(FrozenLake):
     async def step(self, answer):
@@ -181,7 +181,7 @@ def test_code_that_cancels_the_command_itself_is_an_error_and_no_interrupt(tmp_p
 
 SPAWNS = """
 import asyncio
-from rollwright.envs.frozen_lake import FrozenLake
+from rollwright.envs.games.frozen_lake import FrozenLake
 
 class Spawns(FrozenLake):
     async def step(self, answer):

@@ -6,10 +6,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from rollwright.aio import run_virtual
 from rollwright.cli.console import clock_time
 from rollwright.cli.live import LiveDisplay, Pace, episodes_wanted, next_line
 from rollwright.config import build
-from rollwright.policies.virtual_clock import run_virtual
 
 
 @pytest.mark.parametrize(("terminal", "enabled"), [(True, True), (True, False), (False, True)])

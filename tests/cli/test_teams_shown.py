@@ -31,7 +31,7 @@ def play(folder: Path, tag: str, team: str, **more: Any) -> RunReader:
         "policy": {"kind": "simulated", "skill": more.pop("skill", 0.6), "tokens_per_second": 1_000_000},
         "agent": {"performance": more.pop("performance", PERFORMANCE)},
         "custom_envs": {
-            tag: {"env_type": f"rollwright.orchestra.practice:{ENVS[tag]}", "max_tokens_per_step": 512}
+            tag: {"env_type": f"rollwright.teams.toy_envs:{ENVS[tag]}", "max_tokens_per_step": 512}
         },
         "orchestras": {tag: {"kind": team}},
         "train_env_manager": {"num_env_groups": 12, "group_size": 4, "tags": [tag]},

@@ -16,7 +16,7 @@ from rollwright.errors import RollwrightError
 from rollwright.observe import plots
 from rollwright.observe.plots import draw, picture_of
 from rollwright.run.folder import RunReader
-from rollwright.training.advantages import Tree
+from rollwright.training.advantages import TurnTree
 from rollwright.training.advantages.tree import turn_values
 from rollwright.trajectory import Outcome, Trajectory, Turn, leaves, path, token_ids
 
@@ -53,7 +53,7 @@ def turn(number: int, after: int | None, action: str, reward: float = 0.0, *, en
 
 def drawn(trajectory: Trajectory) -> list[str]:
     screen = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    screen.print(tree_view(trajectory, Tree()([[trajectory]])[0][0]))
+    screen.print(tree_view(trajectory, TurnTree()([[trajectory]])[0][0]))
     return screen.export_text().splitlines()
 
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from rollwright.cli.config import app
 from rollwright.config import build, dump, load
-from rollwright.config.care import backups, installed, lock_of, migrate, rollback, write
-from rollwright.config.environment import environment_settings
-from rollwright.config.origins import origins
-from rollwright.config.schema import CURRENT, KEY, MIGRATIONS
+from rollwright.config.edit import backups, installed, lock_of, migrate, rollback, write
+from rollwright.config.env_vars import environment_settings
+from rollwright.config.migrations import CURRENT, KEY, MIGRATIONS
+from rollwright.config.provenance import origins
 from rollwright.errors import ConfigError
 
 OLD = """# my own settings

@@ -18,17 +18,16 @@ from typer.testing import CliRunner
 
 from rollwright.cli.main import app
 from rollwright.config import RunConfig, build, dump
+from rollwright.engines.factory import build_policy
+from rollwright.engines.settings import SimulatedPolicyConfig
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
-from rollwright.policies.factory import build_policy
-from rollwright.policies.settings import SimulatedPolicyConfig
+from rollwright.run.build_swarm import open_transport, swarm_of
 from rollwright.run.folder import RunFolder
-from rollwright.run.local import LocalRun
-from rollwright.run.memory_plan import cache_room
-from rollwright.run.model_choice import download_rules, settle_model
-from rollwright.run.swarm_assembly import open_transport, swarm_of
+from rollwright.run.model_choice import cache_room, download_rules, settle_model
+from rollwright.run.run import Run
 from rollwright.run.swarm_node import SwarmNode
-from rollwright.run.training_run import TrainingRun
+from rollwright.run.training import TrainingRun
 from rollwright.settings import Settings
 
 Key = tuple[str, str]
@@ -54,7 +53,7 @@ NOT_READ_HERE: dict[Key, str] = {
     (
         "VerdictRule",
         "malformed",
-    ): "needs a judge without a verdict; tests/orchestra/test_team_verdicts.py sets it",
+    ): "needs a judge without a verdict; tests/teams/test_team_verdicts.py sets it",
 }
 """Keys that these runs cannot read, each with the reason."""
 
@@ -148,7 +147,7 @@ FILTERS = [
     "duplicate",
     "zero_variance",
     "accuracy_band",
-    {"kind": "own", "test": "rollwright.rollout.filters.catching:VoidTurn"},
+    {"kind": "own", "test": "rollwright.rollout.filters.filters:VoidTurn"},
 ]
 
 TREES = [
@@ -172,7 +171,7 @@ TEAMS = [
 
 async def play(content: dict[str, Any], batches: int = 1) -> None:
     config = build(content)
-    async with LocalRun(config) as run:
+    async with Run(config) as run:
         for _ in range(batches if config.train_env_manager else 0):
             async with asyncio.timeout(120):
                 await run.get_batch()
@@ -208,7 +207,7 @@ async def make_policies(folder: Path) -> None:
         {"kind": "vllm", "model": "m", **engine},
         {"kind": "sglang", **engine},
         {"kind": "engine", "dialect": "sglang", **engine},
-        {"kind": "own", "policy": "rollwright.policies.players:RandomPlayer"},
+        {"kind": "own", "policy": "rollwright.simulation.players:RandomPlayer"},
     ):
         await build_policy(build({"policy": policy}).policy).close()
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.envs.answers import ANSWER_PATTERN, THINK_PATTERN, AnswerFormat
+from rollwright.envs.parsing import ANSWER_PATTERN, THINK_PATTERN, AnswerFormat
 from rollwright.errors import ConfigError
 
 

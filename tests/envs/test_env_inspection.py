@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from rollwright.config import build
-from rollwright.envs.base import Prompts, Reset, Step
-from rollwright.envs.inspection import inspected_env
+from rollwright.envs.base import Prompts, Reset, Step, inspected_env
 from rollwright.errors import ConfigError
-from rollwright.run.assembly import SettingsTable
+from rollwright.run.build import SettingsTable
 
 
 class Counted:

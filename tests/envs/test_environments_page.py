@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollwright.envs.frozen_lake import FrozenLake
-from rollwright.envs.sokoban import Sokoban
+from rollwright.envs.games.frozen_lake import FrozenLake
+from rollwright.envs.games.sokoban import Sokoban
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)

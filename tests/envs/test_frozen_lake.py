@@ -1,7 +1,7 @@
 import pytest
 
-from rollwright.envs.answers import THINK_PATTERN
-from rollwright.envs.frozen_lake import FrozenLake
+from rollwright.envs.games.frozen_lake import FrozenLake
+from rollwright.envs.parsing import THINK_PATTERN
 from rollwright.errors import ConfigError, RollwrightError
 
 BOARD = "P_O\n_O_\n__G"

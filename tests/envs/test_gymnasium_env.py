@@ -5,7 +5,7 @@ import threading
 import gymnasium
 import pytest
 
-from rollwright import draws
+from rollwright import rng
 from rollwright.envs import registry
 from rollwright.envs.base import Env, Forkable, Step
 from rollwright.errors import ConfigError
@@ -59,7 +59,7 @@ def own_environments():
 
 
 def _random_answers(env: Env, count: int, *key: int) -> list[str]:
-    chance = draws.generator("test", *key)
+    chance = rng.generator("test", *key)
     names = env.actions()
     return [env.answer(names[int(chance.random() * len(names))]) for _ in range(count)]
 

@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
-from rollwright import draws
+from rollwright import rng
+from rollwright.engines.base import Playable
 from rollwright.envs import registry
-from rollwright.policies.base import Playable
 
 TAGS = ["FrozenLake", "SimpleSokoban", "LargerSokoban", "SokobanDifferentGridVocab"]
 PARTS = ["all", "train", "held_out"]
@@ -115,7 +115,7 @@ async def _random_success(tag: str, episodes: int = 400) -> float:
     solved = 0
     for seed in range(episodes):
         await env.reset(seed)
-        chance = draws.generator("random player", tag, seed)
+        chance = rng.generator("random player", tag, seed)
         done = False
         while not done:
             step = await env.step(env.answer(env.actions()[int(chance.random() * 4)]))

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rollwright.envs import registry
-from rollwright.envs.frozen_lake import FrozenLake, read_lake
-from rollwright.envs.parts import Part
-from rollwright.envs.sokoban import DIFFERENT_VOCAB, STANDARD_VOCAB, Sokoban, read_level
+from rollwright.envs.games.frozen_lake import FrozenLake, read_lake
+from rollwright.envs.games.sokoban import DIFFERENT_VOCAB, STANDARD_VOCAB, Sokoban, read_level
+from rollwright.envs.splits import Part
 from rollwright.errors import ConfigError
 
 OBLONG = {"dim_room": [5, 8]}

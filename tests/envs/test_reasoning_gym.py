@@ -3,8 +3,8 @@ import sys
 import pytest
 
 from rollwright.envs import registry
-from rollwright.envs.answers import THINK_PATTERN
 from rollwright.envs.base import Forkable
+from rollwright.envs.parsing import THINK_PATTERN
 from rollwright.envs.registry import spec
 from rollwright.errors import ConfigError, RollwrightError
 

@@ -6,7 +6,7 @@ from rollwright.config import build
 from rollwright.envs import registry
 from rollwright.errors import ConfigError
 from rollwright.rollout.episode import Episode
-from rollwright.run.assembly import SettingsTable, build_curriculum
+from rollwright.run.build import SettingsTable, build_curriculum
 
 TASKS = (
     "arc_1d",

@@ -15,9 +15,8 @@ from rollwright.envs.scoring import Score, ScoringService, shared
 from rollwright.envs.scoring import pool as pool_module
 from rollwright.envs.scoring.service import MAX_ANSWER
 from rollwright.errors import ConfigError
-from rollwright.sandbox.limits import SandboxLimits
-from rollwright.sandbox.messages import Ready
-from rollwright.sandbox.starting import SandboxStarter
+from rollwright.sandbox.client import SandboxStarter
+from rollwright.sandbox.protocol import Ready, SandboxLimits
 
 KILLED = Score(0.0, killed=True)
 ENDLESS = "1e999999999"

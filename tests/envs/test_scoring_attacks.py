@@ -11,8 +11,8 @@ import pytest
 
 from rollwright.envs import registry
 from rollwright.envs.scoring import Score, ScoringService, shared
-from rollwright.envs.scoring.messages import JudgeReply
-from rollwright.sandbox.frames import frame
+from rollwright.envs.scoring.protocol import JudgeReply
+from rollwright.sandbox.protocol import frame
 
 EVALUATING = (
     "binary_matrix",

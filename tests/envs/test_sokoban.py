@@ -2,9 +2,9 @@ from itertools import product
 
 import pytest
 
-from rollwright import draws
-from rollwright.envs import sokoban_level
-from rollwright.envs.sokoban import DIFFERENT_VOCAB, Sokoban, read_level
+from rollwright import rng
+from rollwright.envs.games import sokoban_level
+from rollwright.envs.games.sokoban import DIFFERENT_VOCAB, Sokoban, read_level
 from rollwright.errors import ConfigError
 
 LINE = "#######\n#P_X_O#\n#######"
@@ -92,7 +92,7 @@ async def test_a_part_of_the_vocabulary_can_be_replaced() -> None:
 def test_the_solver_finds_the_shortest_solution_or_none() -> None:
     """Against trying out every sequence of actions."""
     for seed in range(40):
-        level = sokoban_level.draw(draws.generator("test", seed), 5, 5, 1, 6)
+        level = sokoban_level.draw(rng.generator("test", seed), 5, 5, 1, 6)
         found = sokoban_level.solve(level.room, level.start, 6)
         shortest = next(
             length

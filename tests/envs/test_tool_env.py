@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rollwright.agents import ChatAgent
+from rollwright.aio import run_virtual
 from rollwright.envs import registry
-from rollwright.envs.tool_env import Task, ToolEnv
+from rollwright.envs.adapters.tool_env import Task, ToolEnv
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout.tree import ForkMode, fork_mode
 from rollwright.tools import Pool, Toolbox, ToolContext, tool
 from rollwright.tools.calculator import calculator

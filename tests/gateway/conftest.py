@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rollwright.agents import Session
+from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.gateway import Access, CaptureRules, Gateway, RolloutRecorder
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.simulated import SimulatedEngine
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
 from rollwright.trajectory import Trajectory
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollwright.engines.base import ToolSpec
 from rollwright.gateway.conversations import Conversations
-from rollwright.policies.base import ToolSpec
 from rollwright.trajectory import Message, ToolCall
 
 TEXTS = st.text("ab ", min_size=1, max_size=3)

@@ -10,7 +10,7 @@ import pytest
 from rollwright.config import build
 from rollwright.rollout import Activity, Assignment, InflightLimit, RolloutContext
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings
-from rollwright.run.assembly import function_settings, make_env
+from rollwright.run.build import function_settings, make_env
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptedRollout, Rollout, RolloutConfig, RolloutStatus
 from rollwright.trajectory import Trajectory, check

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
+from rollwright.engines.base import Sampling
 from rollwright.gateway import Gateway
-from rollwright.policies.base import Sampling
-from rollwright.policies.lengths import FixedLength
+from rollwright.simulation.lengths import FixedLength
 from rollwright.trajectory import samples
 
 CHAT: Any = {"model": "m", "messages": [{"role": "user", "content": "one"}]}

@@ -7,9 +7,9 @@ import openai
 import pytest
 
 from rollwright.agents import EpisodeFailure
+from rollwright.engines.base import Generation, Prompt, Sampling
+from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.gateway import CaptureRules, Gateway
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.bytes_renderer import BytesRenderer
 from rollwright.training.advantages import GRPO
 from rollwright.training.rows import build_rows, untrained_turns
 from rollwright.trajectory import (

@@ -16,9 +16,9 @@ import aiohttp
 import openai
 import pytest
 
+from rollwright.engines.base import Sampling
 from rollwright.gateway import Gateway
 from rollwright.gateway.service import GatewayService, ServiceSettings
-from rollwright.policies.base import Sampling
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import open_store
 from rollwright.store.records import RolloutStatus

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollwright.engines.base import Sampling
+from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.gateway import Gateway
 from rollwright.gateway.chat_completions import ChatCompletions
 from rollwright.gateway.endpoint import MAX_BODY, MAX_MARKS, MAX_MESSAGES, MAX_TOOLS
 from rollwright.gateway.service import GatewayService, ServiceSettings
-from rollwright.policies.base import Sampling
-from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.policies.simulated import SimulatedEngine
 from rollwright.run.gc_tuning import short_collections
+from rollwright.simulation.engine import SimulatedEngine
 from rollwright.store.http.decoding import json_values
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.store.memory import MemoryStore

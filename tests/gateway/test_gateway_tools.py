@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from rollwright.engines.base import Generation, Prompt, Renderer, Sampling
+from rollwright.engines.rendering import make_renderer
 from rollwright.gateway import Gateway
 from rollwright.models.tiny import tiny_tokenizer
-from rollwright.policies.base import Generation, Prompt, Renderer, Sampling
-from rollwright.policies.rendering import make_renderer
 from rollwright.trajectory import FinishReason, VersionRun, check, floats, full_prompt, token_ids
 
 SPECIAL = {

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rollwright.engines.base import Prompt, Sampling
+from rollwright.engines.torch import TorchPolicy
 from rollwright.models.loading import load_model
-from rollwright.policies.base import Prompt, Sampling
-from rollwright.policies.torch import TorchPolicy
 from rollwright.training.rows import Row
 from rollwright.training.trainer import Trainer, TrainerSettings
 from rollwright.trajectory import floats, token_ids

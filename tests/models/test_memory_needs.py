@@ -12,8 +12,8 @@ from rollwright.config import build
 from rollwright.hardware.memory import GIB
 from rollwright.models.memory_needs import KNOWN, LEAST_CALLS, LIBRARIES, ModelShape, Use, need_of, shape_of
 from rollwright.models.tiny import tiny_llama
-from rollwright.run import memory_plan
-from rollwright.run.memory_plan import cache_room
+from rollwright.run import model_choice
+from rollwright.run.model_choice import cache_room
 
 CALLS, LENGTH, TRAINED = 24, 512, 1024
 
@@ -139,7 +139,7 @@ def test_a_runs_cache_follows_the_memory_that_is_free(
     policy = {"kind": "torch", "model": str(tmp_path), "device": "cpu"}
     rooms = []
     for free in (1, 8, 64):
-        monkeypatch.setattr(memory_plan, "free_device_memory", lambda device, free=free: free * GIB)
+        monkeypatch.setattr(model_choice, "free_device_memory", lambda device, free=free: free * GIB)
         rooms.append(cache_room(build({"policy": policy})))
     assert rooms == sorted(rooms)  # type: ignore[type-var]
     assert rooms[0] is not None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.observe.exclusive import Interval, exclusive
+from rollwright.observe.attribution import Interval, exclusive
 from rollwright.observe.profile import Profile
 from rollwright.trajectory import Phase, Timing, Wait
 

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from rollwright.agents import JournalEntry, Phase, Session
+from rollwright.aio import run_virtual
 from rollwright.config import RunConfig
+from rollwright.engines.base import NO_ACTIONS, Generation, Prompt, Sampling
+from rollwright.engines.partial import PartialCompletion
+from rollwright.engines.sglang import SglangDialect
 from rollwright.envs.base import Step
-from rollwright.envs.frozen_lake import FrozenLake
+from rollwright.envs.games.frozen_lake import FrozenLake
 from rollwright.observe.advice import RunSetup
-from rollwright.observe.exclusive import exclusive
+from rollwright.observe.attribution import exclusive
 from rollwright.observe.profile import Profile
 from rollwright.observe.verdict import Cause, Figures, Verdict, judge
-from rollwright.policies.base import NO_ACTIONS, Generation, Prompt, Sampling
-from rollwright.policies.engines.partial import PartialCompletion
-from rollwright.policies.engines.sglang import SglangDialect
-from rollwright.policies.players import SkilledPlayer
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.run.folder import RunReader
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.players import SkilledPlayer
 from rollwright.store.memory import MemoryStore
 from rollwright.trajectory import Message, Timing, Trajectory, token_ids
 
@@ -88,7 +88,7 @@ def engine(slots: int, kind: type[SimulatedEngine] = SimulatedEngine) -> Simulat
 
 def played(settings: RunConfig, policy: SimulatedEngine, **more: Any) -> list[Trajectory]:
     async def play() -> list[Trajectory]:
-        async with LocalRun(settings, policy=policy, **more) as run:
+        async with Run(settings, policy=policy, **more) as run:
             return list((await run.get_batch()).trajectories)
 
     return run_virtual(play())
@@ -151,7 +151,7 @@ def test_what_episodes_wait_for_now_and_what_their_commits_took_can_be_read_from
 
     async def play() -> tuple[Counter[Phase], float]:
         settings = config(SLOW_LAKE, groups=1)
-        async with LocalRun(settings, policy=engine(slots=64), store=SlowCommits()) as run:
+        async with Run(settings, policy=engine(slots=64), store=SlowCommits()) as run:
             batch = asyncio.create_task(run.get_batch())
             await asyncio.sleep(RESET_SECONDS / 2)
             waiting = run.activity.waiting_on()
@@ -198,7 +198,7 @@ async def test_in_real_time_the_intervals_sum_to_what_the_store_saw_within_two_p
     settings = config(groups=4)
     policy = SimulatedEngine(slots=16, tokens_per_second=400.0, player=SkilledPlayer(0.5))
     saw = 0.0
-    async with LocalRun(settings, policy=policy, store=store) as run:
+    async with Run(settings, policy=policy, store=store) as run:
         trajectories = list((await run.get_batch()).trajectories)
         for each in trajectories:
             (attempt,) = await store.query_attempts(each.rollout_id)

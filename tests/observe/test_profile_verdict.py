@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.observe.advice import Cause, RunSetup
-from rollwright.observe.load import Call, Span, measure, stretch
+from rollwright.observe.load import BusySpan, Call, measure, stretch
 from rollwright.observe.verdict import Figures, judge
 from rollwright.trajectory import Phase
 
@@ -125,7 +125,7 @@ spans = st.lists(
 def test_occupancy_and_line_account_for_every_second_of_every_call(
     calls: list[tuple[float, float]], slots: int
 ) -> None:
-    load = measure([Span(0.0, 60.0)], [Call(*each, tokens=1) for each in calls])
+    load = measure([BusySpan(0.0, 60.0)], [Call(*each, tokens=1) for each in calls])
     waited = sum(stop - start for start, stop in calls)
     assert load.calls * load.seconds == pytest.approx(waited)
     served = load.occupancy(slots) * slots * load.seconds
@@ -136,7 +136,7 @@ def test_occupancy_and_line_account_for_every_second_of_every_call(
 def test_time_with_no_rollout_under_way_is_idle_and_counts_for_nothing(
     rollouts: list[tuple[float, float]],
 ) -> None:
-    load = measure([Span(*each) for each in rollouts], [])
+    load = measure([BusySpan(*each) for each in rollouts], [])
     first, last = min(start for start, _ in rollouts), max(stop for _, stop in rollouts)
     assert load.seconds + load.idle == pytest.approx(last - first)
     assert load.rollouts * load.seconds == pytest.approx(sum(stop - start for start, stop in rollouts))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from rollwright.policies.base import Generation, Prompt, Sampling
+from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.trajectory import FinishReason, Message, Outcome, Trajectory, Turn
 
 

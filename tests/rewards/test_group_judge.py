@@ -114,7 +114,7 @@ async def test_the_same_group_is_asked_about_once(scripted: Any) -> None:
 
 @given(st.lists(st.integers(0, 5).map(str), max_size=6), st.randoms(use_true_random=False))
 def test_values_do_not_depend_on_the_order_of_the_members(answers: list[str], draws: Any) -> None:
-    from rollwright.policies.base import Generation
+    from rollwright.engines.base import Generation
 
     class Fair:
         renderer, version, pressure = None, 0, 0

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rollwright.policies.base import EngineError, Generation, Policy, Prompt, Sampling
-from rollwright.policies.bytes_renderer import END, BytesRenderer
-from rollwright.policies.openai import OpenAIPolicy
-from rollwright.policies.server_process import simulated_server
+from rollwright.engines.base import EngineError, Generation, Policy, Prompt, Sampling
+from rollwright.engines.openai import OpenAIPolicy
+from rollwright.engines.rendering.bytes import END, BytesRenderer
 from rollwright.rewards import RewardFailure, Rewards
 from rollwright.rewards.judge import Unparsed, mark_of, parse_score, shorten
+from rollwright.simulation.server_process import simulated_server
 from rollwright.trajectory import FinishReason, Message, Trajectory, VersionRun, floats, token_ids
 
 Attempts = Callable[..., Trajectory]

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from rollwright.agents import ChatAgent
+from rollwright.aio import run_virtual
 from rollwright.config import RunConfig, build
+from rollwright.engines.base import Policy, Sampling
+from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.envs.base import Prompts, Reset, Step
-from rollwright.policies.base import Policy, Sampling
-from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.policies.players import RandomPlayer
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import (
     Activity,
     Assignment,
@@ -28,6 +27,7 @@ from rollwright.rollout import (
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.settings import LimitsConfig
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings
+from rollwright.simulation.players import RandomPlayer
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Trajectory

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollwright.draws import generator
+from rollwright.rng import generator
 from rollwright.rollout.concurrency import MOST_PATIENCE, PATIENCE, START, ConcurrencyController, LoadWindow
 
 

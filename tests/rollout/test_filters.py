@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollwright.aio import run_virtual
 from rollwright.config import build
-from rollwright.draws import digest
+from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.players import RandomPlayer
-from rollwright.policies.virtual_clock import run_virtual
+from rollwright.rng import digest
 from rollwright.rollout import Fate, GroupBook, GroupRules
 from rollwright.rollout.filters import (
     AccuracyBand,
@@ -37,7 +36,8 @@ from rollwright.rollout.settings import (
     RepetitionConfig,
     ZeroVarianceConfig,
 )
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.simulation.players import RandomPlayer
 from rollwright.trajectory import (
     FinishReason,
     Outcome,
@@ -342,7 +342,7 @@ def test_a_run_filters_as_its_configuration_says(action: str) -> None:
     assert build_filters(config.train_env_manager) == (Filter(VoidTurn(), Action(action)),)
 
     async def run() -> tuple[list[Trajectory], Catches]:
-        async with LocalRun(config, policy=Mumbler()) as run:
+        async with Run(config, policy=Mumbler()) as run:
             batch = await run.get_batch()
             return batch.trajectories, batch.ledger.catches
 

@@ -11,7 +11,7 @@ import pytest
 from rollwright.config import build
 from rollwright.envs.base import Reset, Step
 from rollwright.rollout import Fate, RolloutScheduler
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
 from rollwright.store.memory import MemoryStore
 from rollwright.trajectory import Trajectory
 
@@ -123,7 +123,7 @@ async def test_what_a_worker_of_others_commits_is_checked_before_it_counts(spoil
     failed: list[str] = []
     async with (
         asyncio.timeout(60),
-        LocalRun(config, store=Spoiling(), on_failed=lambda rollout, reason: failed.append(reason)) as run,
+        Run(config, store=Spoiling(), on_failed=lambda rollout, reason: failed.append(reason)) as run,
     ):
         batch = await run.get_batch()
         assert [each.reward for each in batch.trajectories] == [1.0, 1.0]

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.envs.base import Reset
 from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import RollwrightError
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.players import RandomPlayer
 from rollwright.rollout import Fate, RolloutScheduler
 from rollwright.rollout.branching import FixedFanOut
 from rollwright.rollout.tree import TreeStrategy
+from rollwright.simulation.players import RandomPlayer
 
 FAILURES = 7
 """Attempts that fail before the others are left alone: more than there are slots."""

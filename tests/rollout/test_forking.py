@@ -9,7 +9,7 @@ from rollwright.config import build
 from rollwright.envs.base import Env, Step
 from rollwright.rollout.episode import Episode
 from rollwright.rollout.tree import EnvCopies, ForkMode
-from rollwright.run.assembly import SettingsTable, make_env
+from rollwright.run.build import SettingsTable, make_env
 from rollwright.trajectory import Outcome, Trajectory, Turn
 
 CONFIG = build({"train_env_manager": {"num_env_groups": 1, "tags": ["FrozenLake"]}})

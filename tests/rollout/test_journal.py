@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from rollwright.agents import JournalEntry, Session, Superseded
+from rollwright.aio import run_virtual
+from rollwright.engines.base import Generation, Prompt, Sampling
+from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.errors import FormatError
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import (
     Assignment,
     EnvManager,
@@ -23,6 +21,8 @@ from rollwright.rollout import (
 )
 from rollwright.rollout.episode import Episode
 from rollwright.rollout.recovery import StoreJournal
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import RolloutConfig
 from rollwright.trajectory import Message, Trajectory, Turn, VersionRun, floats

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollwright.policies.virtual_clock import run_virtual
+from rollwright.aio import run_virtual
 from rollwright.rollout import Fate, GroupBook, GroupRules, InflightLimit, RolloutContext, RolloutScheduler
 from rollwright.rollout.filters import Action, Filter
 from rollwright.rollout.recovery import CompletionReplay

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.simulated import SimulatedEngine
 from rollwright.rollout import Batch, Fate, RolloutScheduler, TooManyRefills
 from rollwright.rollout.episode import level_seed
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
 from rollwright.store.records import RolloutStatus
 from rollwright.trajectory import StopReason, Trajectory
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
+from rollwright.aio import run_virtual
 from rollwright.config import build
+from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.errors import RollwrightError
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.lengths import FixedLength
-from rollwright.policies.players import RandomPlayer
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Fate, GroupBook, GroupRules, InflightLimit, RolloutContext, RolloutScheduler
 from rollwright.rollout.filters import Action, Filter
-from rollwright.rollout.filters.own import OwnTest
+from rollwright.rollout.filters.filters import OwnTest
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import FixedLength
+from rollwright.simulation.players import RandomPlayer
 from rollwright.store.memory import MemoryStore
 from rollwright.trajectory import Trajectory, floats
 
@@ -161,7 +161,7 @@ def test_validation_keeps_its_levels_whatever_the_policy_and_the_failures_do_B10
     policy = SimulatedEngine(slots=2, tokens_per_second=10, failure_rate=0.1)
 
     async def run() -> tuple[list[int], int]:
-        async with LocalRun(config, policy=policy) as it:
+        async with Run(config, policy=policy) as it:
             waiting = asyncio.create_task(it.evaluate())
             for version in range(1, 20):
                 await asyncio.sleep(5.0)
@@ -178,7 +178,7 @@ def test_validating_twice_plays_twice() -> None:
     config = build({"name": "val", "val_env_manager": {"num_env_groups": 3, "tags": ["FrozenLake"]}})
 
     async def run() -> int:
-        async with LocalRun(config, policy=RandomPlayer(), store=MemoryStore()) as it:
+        async with Run(config, policy=RandomPlayer(), store=MemoryStore()) as it:
             await it.evaluate()
             turns = it.activity.turns
             await it.evaluate()

@@ -8,22 +8,22 @@ from typing import Any
 import msgspec
 import pytest
 
+from rollwright.aio import run_virtual
 from rollwright.config import build
+from rollwright.engines.base import Policy
 from rollwright.envs import registry
 from rollwright.envs.base import Env, Reset, Step
-from rollwright.envs.frozen_lake import FrozenLake
+from rollwright.envs.games.frozen_lake import FrozenLake
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Policy
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.players import SkilledPlayer
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Activity, Assignment, EnvManager, InflightLimit, RolloutContext
 from rollwright.rollout.branching import FixedFanOut, RandomExpansion, Uncertainty
 from rollwright.rollout.episode import CHAIN, Episode, Strategy, new_session, play_episode, read_episode
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
-from rollwright.run.assembly import SettingsTable, make_env
-from rollwright.run.local import LocalRun
+from rollwright.run.build import SettingsTable, make_env
+from rollwright.run.run import Run
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
+from rollwright.simulation.players import SkilledPlayer
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptedRollout, RolloutConfig
 from rollwright.trajectory import Trajectory, check, leaves, path, turn_weights
@@ -231,7 +231,7 @@ CONFIG = {
 
 def test_a_run_grows_the_same_trees_every_time() -> None:
     async def run() -> list[Trajectory]:
-        async with LocalRun(build(CONFIG), policy=engine()) as run:
+        async with Run(build(CONFIG), policy=engine()) as run:
             return (await run.get_batch()).trajectories
 
     trees, again = run_virtual(run()), run_virtual(run())

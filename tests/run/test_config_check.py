@@ -12,7 +12,7 @@ from rollwright.cli.main import app
 from rollwright.config import build
 from rollwright.errors import ConfigError
 from rollwright.run.config_check import check_config
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
 
 GOOD: dict[str, Any] = {
     "name": "lake",
@@ -64,15 +64,13 @@ def told(call: Any) -> str:
 @pytest.mark.parametrize("changes", WRONG.values(), ids=WRONG.keys())
 def test_a_check_says_what_making_the_run_would_say(changes: dict[str, Any]) -> None:
     config = build({**GOOD, **changes})
-    assert told(lambda: check_config(config)) == told(lambda: LocalRun(config))
+    assert told(lambda: check_config(config)) == told(lambda: Run(config))
 
 
 def test_an_address_that_ray_has_not_is_told_like_any_other_setting() -> None:
     pytest.importorskip("ray")
     config = build(GOOD)
-    assert told(lambda: check_config(config, ray="ray://x:1")) == told(
-        lambda: LocalRun(config, ray="ray://x:1")
-    )
+    assert told(lambda: check_config(config, ray="ray://x:1")) == told(lambda: Run(config, ray="ray://x:1"))
 
 
 def test_settings_that_are_well_pass() -> None:
@@ -101,7 +99,7 @@ def test_a_run_loads_its_model_once(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    import rollwright.policies.torch as torch_policies
+    import rollwright.engines.torch as torch_policies
     from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 
     tokenizer = tiny_tokenizer(["Which way do you go?"], 300)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rollwright.draws import generator
-from rollwright.policies.server_process import RunningServer, simulated_server
+from rollwright.rng import generator
 from rollwright.run.folder import RunReader
+from rollwright.simulation.server_process import RunningServer, simulated_server
 from rollwright.trajectory import Trajectory, check, leaves, turn_weights
 
 LATENCY = 0.08

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rollwright.config import OpenAIPolicyConfig
-from rollwright.policies.base import EngineError
-from rollwright.policies.factory import build_policy
+from rollwright.engines.base import EngineError
+from rollwright.engines.factory import build_policy
 from rollwright.run import engine_check
 from rollwright.run.engine_check import ask_engine, unused_proxies
 
@@ -138,7 +138,7 @@ async def test_a_busy_engine_is_no_reason_to_refuse() -> None:
 async def test_a_server_that_is_down_is_asked_again_before_it_counts_as_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rollwright.policies.openai_probe.PAUSE", 0.0)
+    monkeypatch.setattr("rollwright.engines.openai_probe.PAUSE", 0.0)
     seen: list[str] = []
     async with server({"/v1/chat/completions": (503, "loading")}, seen) as url:
         assert "HTTP 503: loading" in await asked(f"{url}/v1")
@@ -159,7 +159,7 @@ async def test_nobody_there_no_tls_and_no_http_are_told_apart() -> None:
 
 
 async def test_silence_is_told_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollwright.policies.openai_probe.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("rollwright.engines.openai_probe.ANSWER_SECONDS", 0.2)
     hold: Callable[[Any, Any], Awaitable[None]] = lambda reader, writer: asyncio.sleep(30)  # noqa: E731
     listening = await asyncio.start_server(hold, "127.0.0.1", 0)
     said = await asked(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1")

@@ -5,15 +5,15 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rollwright.aio import run_virtual
 from rollwright.config import RunConfig, build
+from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.players import OraclePlayer, RandomPlayer
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Batch
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
+from rollwright.simulation.players import OraclePlayer, RandomPlayer
 from rollwright.store.backend import handles
 from rollwright.store.calls import DequeueManyRollouts
 from rollwright.store.memory import MemoryStore
@@ -60,7 +60,7 @@ def test_validation_is_greedy_on_the_same_levels_every_time_B10() -> None:
     policy.seen.clear()
 
     async def run() -> tuple[Any, Any]:
-        async with LocalRun(config(train_env_manager=None), policy=policy) as it:
+        async with Run(config(train_env_manager=None), policy=policy) as it:
             return content(await it.evaluate(0)), content(await it.evaluate(1))
 
     first, second = asyncio.run(run())
@@ -71,7 +71,7 @@ def test_validation_is_greedy_on_the_same_levels_every_time_B10() -> None:
 
 def test_validation_beside_training_changes_nothing_of_it_B10() -> None:
     async def run(validate: bool) -> list[Any]:
-        async with LocalRun(config(), policy=engine()) as it:
+        async with Run(config(), policy=engine()) as it:
             beside = asyncio.create_task(it.evaluate(0)) if validate else None
             batches = [content(await it.get_batch()) for _ in range(2)]
             if beside is not None:
@@ -83,7 +83,7 @@ def test_validation_beside_training_changes_nothing_of_it_B10() -> None:
 
 def test_training_and_validation_never_share_a_level() -> None:
     async def run() -> tuple[set[int], set[int]]:
-        async with LocalRun(config(), policy=OraclePlayer()) as it:
+        async with Run(config(), policy=OraclePlayer()) as it:
             train, val = await it.get_batch(), await it.evaluate(0)
             return {each.seed for each in train.trajectories}, {each.seed for each in val.trajectories}
 
@@ -94,7 +94,7 @@ def test_training_and_validation_never_share_a_level() -> None:
 def test_no_worker_runs_more_environments_than_it_may_B9() -> None:
     async def run() -> dict[str, int]:
         store = MemoryStore()
-        async with LocalRun(config(max_inflight=100), policy=engine(), store=store) as it:
+        async with Run(config(max_inflight=100), policy=engine(), store=store) as it:
             await it.get_batch()
             attempts = [await store.get_latest_attempt(r.rollout_id) for r in await store.query_rollouts()]
             overlapping: dict[str, int] = {}
@@ -115,7 +115,7 @@ def test_no_worker_runs_more_environments_than_it_may_B9() -> None:
 def test_the_environments_played_follow_the_partition_B5() -> None:
     async def run() -> list[str]:
         manager = {"num_env_groups": 8, "group_size": 2, "tags": TAGS, "num_groups_partition": [6, 2]}
-        async with LocalRun(config(train_env_manager=manager), policy=OraclePlayer()) as it:
+        async with Run(config(train_env_manager=manager), policy=OraclePlayer()) as it:
             return [group.tag for group in (await it.get_batch()).groups]
 
     tags = asyncio.run(run())
@@ -123,10 +123,10 @@ def test_the_environments_played_follow_the_partition_B5() -> None:
 
 
 def test_an_engine_with_failures_hangs_and_rate_limits_still_gives_whole_batches() -> None:
-    async def run() -> tuple[Batch, LocalRun]:
+    async def run() -> tuple[Batch, Run]:
         broken = engine(failure_rate=0.05, hang_rate=0.02, max_queue=4)
         limits = {"generate_timeout": 60, "max_attempts": 8}
-        async with LocalRun(config(limits=limits), policy=broken) as it:
+        async with Run(config(limits=limits), policy=broken) as it:
             return await it.get_batch(), it
 
     batch, it = run_virtual(run())
@@ -139,7 +139,7 @@ def test_an_engine_with_failures_hangs_and_rate_limits_still_gives_whole_batches
 def test_the_limit_on_episodes_in_flight_is_kept() -> None:
     async def run() -> int:
         most = 0
-        async with LocalRun(config(max_inflight=3), policy=engine()) as it:
+        async with Run(config(max_inflight=3), policy=engine()) as it:
             batch = asyncio.create_task(it.get_batch())
             while not batch.done():
                 most = max(most, it.activity.inflight)
@@ -156,7 +156,7 @@ def test_an_error_of_the_store_ends_the_wait_with_that_error() -> None:
             raise OSError("the disk is gone")
 
     async def run() -> None:
-        async with LocalRun(config(), policy=OraclePlayer(), store=Broken()) as it:
+        async with Run(config(), policy=OraclePlayer(), store=Broken()) as it:
             await it.get_batch()
 
     with pytest.raises(OSError, match="the disk is gone"):
@@ -165,7 +165,7 @@ def test_an_error_of_the_store_ends_the_wait_with_that_error() -> None:
 
 def test_asking_for_what_the_configuration_does_not_have_is_refused() -> None:
     async def run() -> None:
-        async with LocalRun(config(train_env_manager=None), policy=OraclePlayer()) as it:
+        async with Run(config(train_env_manager=None), policy=OraclePlayer()) as it:
             await it.get_batch()
 
     with pytest.raises(ConfigError, match="train_env_manager: is not set"):
@@ -175,7 +175,7 @@ def test_asking_for_what_the_configuration_does_not_have_is_refused() -> None:
 def test_raising_a_tags_action_limit_reaches_the_environment() -> None:
     async def run() -> int:
         custom = {"FrozenLake": {"max_steps": 15, "env_config": {"is_slippery": True}}}
-        async with LocalRun(config(custom_envs=custom), policy=RandomPlayer()) as it:
+        async with Run(config(custom_envs=custom), policy=RandomPlayer()) as it:
             batch = await it.get_batch(96)
             return max(len(each.turns) for each in batch.trajectories if each.tag == "FrozenLake")
 

@@ -7,9 +7,9 @@ import pytest
 
 from rollwright.agents import Session
 from rollwright.config import build
+from rollwright.engines.base import Prompt, Sampling
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Prompt, Sampling
-from rollwright.run.playbook import CONFIG_KEY, StoreSettingsSource, load_function
+from rollwright.run.worker_settings import CONFIG_KEY, StoreSettingsSource, load_function
 from rollwright.store.memory import MemoryStore
 
 CONFIG = build(
@@ -74,7 +74,7 @@ async def test_a_function_without_settings_is_played_and_told_if_it_asks_for_a_m
         ("nothing", "unknown `nothing`; expected module:name"),
         ("no_such_module:agent", "cannot be imported"),
         ("rollwright.errors:agent", "cannot be imported"),
-        ("rollwright.draws:_MANTISSA_BITS", "is a int, not a function"),
+        ("rollwright.rng:_MANTISSA_BITS", "is a int, not a function"),
     ],
 )
 def test_an_agent_that_cannot_be_found_is_refused_in_one_line(path: str, says: str) -> None:

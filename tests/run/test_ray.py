@@ -15,12 +15,12 @@ import yaml
 
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.players import RandomPlayer
 from rollwright.rollout import Activity, Batch
 from rollwright.run import fleet as fleet_module
 from rollwright.run.fleet import MOST_SHORT_LIVES, ScaleRules
 from rollwright.run.folder import RunReader
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.simulation.players import RandomPlayer
 from rollwright.store.api import Store
 from rollwright.store.invariants import complaints
 from rollwright.store.memory import MemoryStore
@@ -29,7 +29,7 @@ from rollwright.store.records import Attempt, AttemptStatus, EnqueueRequest
 
 ray = pytest.importorskip("ray", reason="needs rollwright[ray]")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
-ray_cluster = pytest.importorskip("rollwright.run.ray_cluster")
+ray_cluster = pytest.importorskip("rollwright.run.ray_fleet")
 ray_fleet = pytest.importorskip("rollwright.run.ray_fleet")
 
 GROUPS, GROUP_SIZE, MOST_ENVS = 6, 2, 3
@@ -96,7 +96,7 @@ async def check_history(store: Store) -> None:
 
 
 @asynccontextmanager
-async def taking_batches(run: LocalRun) -> AsyncIterator[list[Batch]]:
+async def taking_batches(run: Run) -> AsyncIterator[list[Batch]]:
     """Takes batch after batch inside the block, so that there is always something to play."""
     batches: list[Batch] = []
 
@@ -125,12 +125,12 @@ async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
     return found
 
 
-async def attempts_of(run: LocalRun, workers: Container[str], status: AttemptStatus) -> set[str]:
+async def attempts_of(run: Run, workers: Container[str], status: AttemptStatus) -> set[str]:
     attempts = await all_attempts(run.store)
     return {each.attempt_id for each in attempts if each.worker_id in workers and each.status is status}
 
 
-async def actors_of(run: LocalRun) -> dict[str, Any]:
+async def actors_of(run: Run) -> dict[str, Any]:
     """Where the actors are, once all of them have taken a rollout."""
     fleet = run.fleet
     assert isinstance(fleet, ray_fleet.RayFleet)
@@ -180,7 +180,7 @@ def test_a_run_on_a_ray_of_its_own_spreads_its_environments_over_actors_and_keep
 async def test_a_frozen_actor_loses_its_rollouts_and_its_late_results_count_for_nothing(
     cluster: Any, tmp_path: Path
 ) -> None:
-    async with LocalRun(config(), store=str(tmp_path / "store.db"), ray=cluster.address) as run:
+    async with Run(config(), store=str(tmp_path / "store.db"), ray=cluster.address) as run:
         async with taking_batches(run) as batches:
             frozen, place = next(iter((await actors_of(run)).items()))
             os.kill(place.pid, signal.SIGSTOP)
@@ -204,7 +204,7 @@ async def test_a_node_that_is_killed_takes_no_rollout_with_it_and_its_actors_sta
     cluster: Any, tmp_path: Path
 ) -> None:
     doomed = cluster.add_node(num_cpus=2)
-    async with LocalRun(config(), store=str(tmp_path / "store.db"), ray=cluster.address) as run:
+    async with Run(config(), store=str(tmp_path / "store.db"), ray=cluster.address) as run:
         async with taking_batches(run) as batches:
             places = await actors_of(run)
             there = {name for name, place in places.items() if place.node_id == doomed.node_id}
@@ -268,22 +268,22 @@ async def test_actors_that_are_lost_at_their_start_end_the_run_with_what_ray_say
 )
 def test_an_address_that_cannot_be_one_is_refused_before_anything_starts(address: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        LocalRun(config(), ray=address)
+        Run(config(), ray=address)
 
 
 async def test_an_address_where_nothing_is_ends_the_run_with_one_line() -> None:
     with pytest.raises(ConfigError, match=r"ray: nothing answers at 127\.0\.0\.1:1"):
-        async with LocalRun(config(), ray="127.0.0.1:1"):
+        async with Run(config(), ray="127.0.0.1:1"):
             pass
 
 
 def test_a_policy_of_this_process_cannot_play_on_ray() -> None:
     with pytest.raises(ConfigError, match="policy: "):
-        LocalRun(config(), policy=RandomPlayer(), ray="local")
+        Run(config(), policy=RandomPlayer(), ray="local")
 
 
 def test_without_ray_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "rollwright.run.ray_cluster")
+    monkeypatch.delitem(sys.modules, "rollwright.run.ray_fleet")
     with pytest.raises(ConfigError, match=r"install rollwright\[ray\]"):
-        LocalRun(config(), ray="local")
+        Run(config(), ray="local")

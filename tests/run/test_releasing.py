@@ -16,11 +16,11 @@ import yaml
 from damaging import rollwright
 
 from rollwright.config import build
-from rollwright.policies.players import OraclePlayer
 from rollwright.rollout import Batch
 from rollwright.run.folder import RunFolder, RunReader
-from rollwright.run.local import LocalRun
-from rollwright.run.releasing import RELEASED_AT_ONCE
+from rollwright.run.retention import RELEASED_AT_ONCE
+from rollwright.run.run import Run
+from rollwright.simulation.players import OraclePlayer
 from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import open_store
@@ -77,9 +77,7 @@ async def test_the_store_gives_up_what_the_log_has_on_the_disk_and_never_earlier
         store.on_disk = max(store.on_disk, size)
 
     monkeypatch.setattr(os, "fdatasync", watched)
-    run = LocalRun(
-        config, policy=OraclePlayer(), store=store, folder=folder, on_finished=folder.add_trajectory
-    )
+    run = Run(config, policy=OraclePlayer(), store=store, folder=folder, on_finished=folder.add_trajectory)
     async with run:
         batches: list[Batch] = [await run.get_batch() for _ in range(STEPS)]
     handed_out = {each.rollout_id for batch in batches for each in batch.trajectories}

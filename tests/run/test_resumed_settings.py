@@ -8,8 +8,8 @@ import yaml
 
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError
-from rollwright.run.local import LocalRun
-from rollwright.run.stored_settings import leave_settings
+from rollwright.run.run import Run
+from rollwright.run.worker_settings import leave_settings
 from rollwright.store.opening import open_store
 
 SETTINGS: dict[str, Any] = {
@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {
 
 async def begun(tmp_path: Path, config: RunConfig) -> tuple[str, list[str]]:
     store = str(tmp_path / "store.db")
-    async with LocalRun(config, store=store) as run:
+    async with Run(config, store=store) as run:
         batch = await run.get_batch()
     return store, [each.group_id for each in batch.groups]
 
@@ -33,7 +33,7 @@ async def test_a_resume_that_would_mix_two_runs_is_refused_and_changes_nothing(
 ) -> None:
     store, delivered = await begun(tmp_path, build(SETTINGS))
     with pytest.raises(ConfigError, match=override.partition("=")[0]):
-        async with LocalRun(build(SETTINGS, [override]), store=store, delivered=delivered):
+        async with Run(build(SETTINGS, [override]), store=store, delivered=delivered):
             pass
     looked_at = await open_store(store)
     found = await looked_at.get_resources_by_id("lake")
@@ -44,7 +44,7 @@ async def test_a_resume_that_would_mix_two_runs_is_refused_and_changes_nothing(
 
 async def test_a_resume_with_another_pace_goes_on_and_says_what_changed(tmp_path: Path) -> None:
     store, delivered = await begun(tmp_path, build(SETTINGS))
-    async with LocalRun(build(SETTINGS, ["max_inflight=3"]), store=store, delivered=delivered) as run:
+    async with Run(build(SETTINGS, ["max_inflight=3"]), store=store, delivered=delivered) as run:
         assert [str(each) for each in run.changes] == ["max_inflight: None → 3"]
         batch = await run.get_batch()
     assert not {each.group_id for each in batch.groups} & set(delivered)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from rollwright.config import build
+from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.errors import RollwrightError, RunClosed
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.players import RandomPlayer
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.simulation.players import RandomPlayer
 
 CONFIG = {
     "train_env_manager": {"num_env_groups": 1, "group_size": 2, "tags": ["FrozenLake"]},
@@ -31,7 +31,7 @@ class Silent(RandomPlayer):
 async def test_closing_a_run_tells_whoever_waits_for_a_batch_that_it_was_closed(
     call: str, waiting: int
 ) -> None:
-    run = LocalRun(build(CONFIG), policy=Silent())
+    run = Run(build(CONFIG), policy=Silent())
     await run.__aenter__()
     calls = [asyncio.create_task(getattr(run, call)()) for _ in range(waiting)]
     while run.activity.claimed < 2:
@@ -44,7 +44,7 @@ async def test_closing_a_run_tells_whoever_waits_for_a_batch_that_it_was_closed(
 
 
 async def test_a_caller_that_was_cancelled_is_cancelled() -> None:
-    async with LocalRun(build(CONFIG), policy=Silent()) as run:
+    async with Run(build(CONFIG), policy=Silent()) as run:
         waiting = asyncio.create_task(run.get_batch())
         while run.activity.claimed < 2:
             await asyncio.sleep(0.001)
@@ -54,7 +54,7 @@ async def test_a_caller_that_was_cancelled_is_cancelled() -> None:
 
 
 async def test_a_closed_run_gives_no_batches_and_one_that_has_not_begun_says_so() -> None:
-    run = LocalRun(build(CONFIG), policy=RandomPlayer())
+    run = Run(build(CONFIG), policy=RandomPlayer())
     with pytest.raises(RollwrightError, match="has not begun"):
         await run.get_batch()
     async with run:
@@ -75,7 +75,7 @@ async def test_code_that_cancels_every_task_ends_the_run_with_an_error_that_says
             raise AssertionError
 
     test: Any = asyncio.current_task()
-    async with asyncio.timeout(PATIENCE), LocalRun(build(CONFIG), policy=Cancelling()) as run:
+    async with asyncio.timeout(PATIENCE), Run(build(CONFIG), policy=Cancelling()) as run:
         with pytest.raises(RollwrightError, match="cancel tasks that are not its own"):
             await run.get_batch()
         with pytest.raises(RollwrightError, match="cancel tasks that are not its own"):
@@ -88,5 +88,5 @@ async def test_a_policy_that_raises_a_cancellation_when_it_is_closed_cancels_nob
             raise asyncio.CancelledError
 
     with pytest.raises(RollwrightError, match="policy: raised CancelledError when it was closed"):
-        async with LocalRun(build(CONFIG), policy=Bad()) as run:
+        async with Run(build(CONFIG), policy=Bad()) as run:
             await run.get_batch()

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwright.errors import FormatError
-from rollwright.run.checksums import corrected, crc32
-from rollwright.run.log_records import HEAD, LogCondition, framed, records
+from rollwright.run.log_records import HEAD, LogCondition, corrected, crc32, framed, records
 from rollwright.run.sealed_rows import read_rows, read_sealed, seal
 from rollwright.run.trajectory_log import DAMAGED, TrajectoryLog
 from rollwright.trajectory import Trajectory

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from rollwright.cli.run_execution import Progress, execute
 from rollwright.config import RunConfig, build
-from rollwright.policies.server_process import RunningServer, simulated_server
 from rollwright.run.folder import RunFolder, RunReader
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
 from rollwright.run.validations import begun_validations, due_validations, recorded_validations
+from rollwright.simulation.server_process import RunningServer, simulated_server
 from rollwright.store.invariants import complaints, unfinished
 from rollwright.store.opening import open_store
 
@@ -187,7 +187,7 @@ async def test_a_run_that_only_validates_goes_on_with_its_validation(tmp_path: P
 async def test_validations_that_are_counted_go_on_behind_those_of_the_record(tmp_path: Path) -> None:
     store = str(tmp_path / "store.db")
     config = settings()
-    async with LocalRun(config, store=store) as run:
+    async with Run(config, store=store) as run:
         await run.evaluate()
         await run.evaluate()
         first = run.ledger
@@ -195,7 +195,7 @@ async def test_validations_that_are_counted_go_on_behind_those_of_the_record(tmp
         {"mode": "val", "step": step, "trajectories": LEVELS, "ledger": {"delivered": LEVELS}}
         for step in (0, 1)
     ]
-    async with LocalRun(config, store=store, delivered=[], validated=recorded_validations(rows)) as run:
+    async with Run(config, store=store, delivered=[], validated=recorded_validations(rows)) as run:
         assert run.unfinished_validations == []
         batch = await run.evaluate()
         assert {each.group_id.partition("-g")[0] for each in batch.groups} == {"crash.val2"}

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from rollwright.sandbox.client import Nursery, Sandbox
-from rollwright.sandbox.limits import SandboxLimits
+from rollwright.sandbox.protocol import SandboxLimits
 
 LIMITS = SandboxLimits(seconds=20, cpu_seconds=60, memory=256 << 20, disk=4 << 20, threads=8)
 

@@ -15,7 +15,7 @@ import pytest
 
 from rollwright.errors import ConfigError
 from rollwright.sandbox.client import Nursery, Sandbox, SandboxError
-from rollwright.sandbox.limits import SandboxLimits
+from rollwright.sandbox.protocol import SandboxLimits
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),

@@ -15,13 +15,8 @@ from typing import NamedTuple
 import msgspec
 import uvloop
 
-from rollwright.policies.http_requests import Request
-from rollwright.policies.simulated_server import (
-    InjectedFault,
-    ServerConnection,
-    ServerOptions,
-    SimulatedServer,
-)
+from rollwright.simulation.replies import Request
+from rollwright.simulation.server import InjectedFault, ServerConnection, ServerOptions, SimulatedServer
 
 STAMP = re.compile(r"\[(\d+-\d+)\]")
 """What every answer begins with."""

@@ -17,7 +17,7 @@ PRELOADED = [
     "rollwright.cli.main",
     "rollwright.cli.queue",
     "rollwright.cli.run_execution",
-    "rollwright.policies.openai",
+    "rollwright.engines.openai",
     "rollwright.store.http.server",
     "rollwright.store.http.client",
     "rollwright.store.sql.sqlite",

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from rollwright.store.records import AttemptedRollout
-from rollwright.store.sql.claimants import Claimants
-from rollwright.store.sql.queueing import Ask
+from rollwright.store.sql.queue import Ask
+from rollwright.store.sql.waiters import Claimants
 
 
 async def test_who_begins_to_wait_while_the_store_closes_goes_away_with_nothing_and_asks_nothing() -> None:

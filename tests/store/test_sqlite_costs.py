@@ -14,7 +14,7 @@ import pytest
 from rollwright.store.checks import check_request
 from rollwright.store.errors import AttemptRefused
 from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
-from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting, sqlite_writer
+from rollwright.store.sql import SqlStore, attempts, changes, queries, queue, sqlite_writer
 from rollwright.store.sql.sqlite import SqliteDriver
 from rollwright.store.sql.sqlite_file import LOG_BYTES, connect, prepare
 from rollwright.store.sql.sqlite_thread import drive
@@ -35,8 +35,8 @@ def filled(path: Path, held: int) -> sqlite3.Connection:
     prepare(path)
     connection = connect(path, time.time)
     requests = [check_request(EnqueueRequest(None, config=CONFIG)) for _ in range(2 * held)]
-    run(connection, lambda tx: queueing.enqueue_new(tx, [requests]))
-    run(connection, lambda tx: queueing.claim(tx, held, "background", None))
+    run(connection, lambda tx: queue.enqueue_new(tx, [requests]))
+    run(connection, lambda tx: queue.claim(tx, held, "background", None))
     return connection
 
 
@@ -72,17 +72,17 @@ def test_the_health_check_and_every_call_of_a_worker_cost_the_same_among_many_ro
         connection = filled(tmp_path / f"{held}.db", held)
         cost: dict[str, int] = {}
         cost["health check"], _ = steps(connection, changes.expire)
-        cost["next lease"], _ = steps(connection, lambda tx: looking.first_lease())
-        cost["claim"], [mine] = steps(connection, lambda tx: queueing.claim(tx, 1, "w", None))
-        cost["claims"], _ = steps(connection, lambda tx: queueing.claim_new(tx, [(1, "w", None)] * 2))
+        cost["next lease"], _ = steps(connection, lambda tx: queries.first_lease())
+        cost["claim"], [mine] = steps(connection, lambda tx: queue.claim(tx, 1, "w", None))
+        cost["claims"], _ = steps(connection, lambda tx: queue.claim_new(tx, [(1, "w", None)] * 2))
         pair = (mine.rollout_id, mine.attempt.attempt_id)
         cost["heartbeat"], _ = steps(
-            connection, lambda tx, pair=pair: reporting.heartbeat(tx, "w", None, [pair])
+            connection, lambda tx, pair=pair: attempts.heartbeat(tx, "w", None, [pair])
         )
         cost["report"], _ = steps(
             connection,
-            lambda tx, pair=pair: reporting.report(
-                tx, reporting.Report(*pair, AttemptStatus.SUCCEEDED, trajectory=b"t")
+            lambda tx, pair=pair: attempts.report(
+                tx, attempts.Report(*pair, AttemptStatus.SUCCEEDED, trajectory=b"t")
             ),
         )
         connection.close()
@@ -293,8 +293,8 @@ def test_a_transaction_that_is_run_again_enqueues_and_claims_nothing_twice(tmp_p
     asks = [(1, f"w{n}", f"claim-{n}") for n in range(2)]
 
     def work(tx: Transaction) -> Operation[Any]:
-        enqueued = yield from queueing.enqueue_new(tx, requests)
-        claimed = yield from queueing.claim_new(tx, asks)
+        enqueued = yield from queue.enqueue_new(tx, requests)
+        claimed = yield from queue.claim_new(tx, asks)
         return enqueued, claimed
 
     def again(tx: Transaction) -> Operation[Any]:

@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from rollwright import draws
+from rollwright import rng
 from rollwright.store.api import Store
 from rollwright.store.errors import AttemptRefused
 from rollwright.store.invariants import complaints, unfinished
@@ -55,7 +55,7 @@ async def test_workers_are_killed_at_random_moments(tmp_path: Path) -> None:
         workers = [await start("play", path, f"w{attack}{number}", 4, 0.002) for number in range(2)]
         for worker in workers:
             assert await line_of(worker) == ["ready"]
-        await asyncio.sleep(0.05 + 0.25 * draws.uniform("kill", attack))
+        await asyncio.sleep(0.05 + 0.25 * rng.uniform("kill", attack))
         for worker in workers:
             worker.kill()
         for worker in workers:
@@ -111,7 +111,7 @@ async def test_the_log_is_cut_off_at_random_bytes(tmp_path: Path) -> None:
         folder.mkdir()
         shutil.copy(path, folder)
         data = log.read_bytes()
-        (folder / "store.db-wal").write_bytes(data[: draws.digest("cut", cut) % size])
+        (folder / "store.db-wal").write_bytes(data[: rng.digest("cut", cut) % size])
         store = await opened(folder / "store.db")
         await is_whole(folder / "store.db", store)
         finished.append((await store.statistics())["succeeded"])

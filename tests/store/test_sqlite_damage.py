@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollwright import draws
+from rollwright import rng
 from rollwright.errors import RollwrightError
 from rollwright.store.api import Store
 from rollwright.store.errors import StoreDamaged, StoreError, StoreUnavailable
@@ -136,7 +136,7 @@ with open(path, "r+b") as file:
 
 def damage(path: Path, case: int) -> str:
     kind = ("bytes", "garbage", "zeros", "cut", "head")[case % 5]
-    where = draws.uniform("where", case)
+    where = rng.uniform("where", case)
     subprocess.run(
         [sys.executable, "-S", "-c", DAMAGE, str(path), kind, str(where), str(case)], check=True, timeout=60
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollwright import draws
+from rollwright import rng
 from rollwright.store.opening import open_store
 from rollwright.store.records import EnqueueRequest
 from rollwright.store.sql.sqlite_integrity import check_integrity
@@ -44,7 +44,7 @@ async def test_damage_is_found_and_told_in_lines_that_name_the_file(tmp_path: Pa
     good = (await filled(tmp_path / "store.db")).read_bytes()
     damaged, missed = tmp_path / "damaged.db", 0
     for case in range(20):
-        page = 4096 * (1 + int(draws.uniform("page", case) * (len(good) // 4096 - 1)))
+        page = 4096 * (1 + int(rng.uniform("page", case) * (len(good) // 4096 - 1)))
         damaged.write_bytes(good[:page] + bytes([0xA5]) * 4096 + good[page + 4096 :])
         problems = check_integrity(damaged, full=True)
         missed += not problems

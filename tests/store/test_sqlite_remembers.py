@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollwright import draws
+from rollwright import rng
 from rollwright.store.errors import AttemptRefused, StoreError
 from rollwright.store.records import EnqueueRequest, RolloutConfig
 from rollwright.store.sql import SqlStore, transaction
@@ -37,7 +37,7 @@ async def one_step(
     """Something that a worker or a caller may do, to whatever rollout."""
 
     def pick(count: int, *key: Any) -> int:
-        return int(draws.uniform("step", case, step, *key) * count)
+        return int(rng.uniform("step", case, step, *key) * count)
 
     who = other if pick(5, "who") == 0 else store
     pair = played[pick(len(played), "pair")] if played else ("ro-0", "latest")
@@ -83,7 +83,7 @@ async def test_what_is_remembered_of_held_rollouts_is_what_the_file_says(tmp_pat
     remembered, played = 0, [(await store.start_attempt("ro-0", "w-0"))]
     pairs = [(each.rollout_id, each.attempt.attempt_id) for each in played]
     for step in range(150):
-        now += 2 * draws.uniform("time", case, step) ** 4
+        now += 2 * rng.uniform("time", case, step) ** 4
         with suppress(StoreError):  # what is refused, too, must leave it right
             await one_step(store, other, case, step, pairs)
         remembered += check_memory(store)

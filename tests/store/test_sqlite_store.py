@@ -19,7 +19,7 @@ from sqlalchemy import create_engine
 
 from rollwright.store.errors import StoreError, StoreUnavailable
 from rollwright.store.records import EnqueueRequest, RolloutConfig, RolloutStatus
-from rollwright.store.sql import SqlStore, changes, looking, queueing, reporting, sqlite_writer
+from rollwright.store.sql import SqlStore, attempts, changes, queries, queue, sqlite_writer
 from rollwright.store.sql.schema import metadata
 from rollwright.store.sql.sqlite import SqliteDriver
 from rollwright.store.sql.sqlite_file import connect, prepare
@@ -149,7 +149,7 @@ async def test_while_the_disk_is_written_only_what_has_to_last_waits(
     for _ in range(3):  # the reader's thread answers in its own time
         await asyncio.sleep(0.02)
     assert not second.done(), "it is not on disk"
-    assert not looking.done(), "what it has seen is not on disk"
+    assert not queries.done(), "what it has seen is not on disk"
     assert not brief.done()
     assert not any(each.done() for each in later)
     may_go_on.set()
@@ -351,13 +351,13 @@ def test_claims_and_the_health_check_search_an_index(tmp_path: Path) -> None:
         rows = connection.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * sql.count("?")).fetchall()
         return "; ".join(row[3] for row in rows)
 
-    assert "USING INDEX rollouts_waiting" in plan(queueing.CLAIM)
-    assert "USING INDEX rollouts_claim" in plan(queueing.CLAIMED)
+    assert "USING INDEX rollouts_waiting" in plan(queue.CLAIM)
+    assert "USING INDEX rollouts_claim" in plan(queue.CLAIMED)
     assert "USING INDEX rollouts_lease (lease_expires<?)" in plan(changes.LAPSED)
-    assert "USING INDEX rollouts_lease" in plan(looking.FIRST_LEASE)
-    assert "USING INDEX rollouts_worker" in plan(reporting.EXTEND_ALL)
-    assert "USING INDEX attempts_taken" in plan(looking.UNTOLD)
-    for hot in (queueing.CLAIM, reporting.FIND, reporting.ALIVE, reporting.EXTEND, changes.RELEASE):
+    assert "USING INDEX rollouts_lease" in plan(queries.FIRST_LEASE)
+    assert "USING INDEX rollouts_worker" in plan(attempts.EXTEND_ALL)
+    assert "USING INDEX attempts_taken" in plan(queries.UNTOLD)
+    for hot in (queue.CLAIM, attempts.FIND, attempts.ALIVE, attempts.EXTEND, changes.RELEASE):
         assert "TEMP B-TREE" not in plan(hot)
         assert "SCAN rollouts;" not in plan(hot) + ";"
     connection.close()

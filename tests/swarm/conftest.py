@@ -11,11 +11,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rollwright.config import build
-from rollwright.policies.base import Policy
-from rollwright.policies.bytes_renderer import BytesRenderer
-from rollwright.policies.players import SkilledPlayer
+from rollwright.engines.base import Policy
+from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.rollout.episode import Episode, new_session, play_episode
-from rollwright.run.assembly import SettingsTable
+from rollwright.run.build import SettingsTable
+from rollwright.simulation.players import SkilledPlayer
 from rollwright.swarm import content, signed
 from rollwright.swarm.exchange import Exchange, ForeignGroup
 from rollwright.swarm.identity import Identity

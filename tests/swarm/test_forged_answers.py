@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from rollwright.envs.scoring import Score
-from rollwright.sandbox.frames import LENGTH
+from rollwright.sandbox.protocol import LENGTH
 from rollwright.swarm import signed
 from rollwright.swarm.content import Recipe, SharedAction, SharedGroup, SharedMember
 from rollwright.swarm.recipes import task_digest, task_level, task_seed

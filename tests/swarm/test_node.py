@@ -13,8 +13,8 @@ from tiny_swarm import TAG, OddOnes, configuration, save_model
 
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError
+from rollwright.run.build_swarm import node_config, task_book
 from rollwright.run.folder import RunReader
-from rollwright.run.swarm_assembly import node_config, task_book
 from rollwright.run.swarm_node import SwarmNode
 from rollwright.swarm import content, signed
 from rollwright.swarm.exchange import Exchange

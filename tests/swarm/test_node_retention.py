@@ -14,9 +14,9 @@ from test_node import Peer, key_file, run, settings, with_peers
 from tiny_swarm import configuration, save_model
 
 from rollwright.config import RunConfig
+from rollwright.run.build_swarm import KEPT_STEPS, node_config
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.retention import read_forgotten
-from rollwright.run.swarm_assembly import KEPT_STEPS, node_config
 from rollwright.run.swarm_node import SwarmNode
 from rollwright.swarm import admission
 from rollwright.swarm.heartbeat import NodeStatus

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from rollwright.engines.rendering import make_renderer
 from rollwright.envs import registry
 from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_tokenizer
-from rollwright.policies.rendering import make_renderer
 from rollwright.swarm.content import encode
 from rollwright.swarm.recipes import task_digest, task_level, task_seed
 from rollwright.swarm.refusals import PeerRefusal, PeerRefused
@@ -22,7 +22,7 @@ from rollwright.swarm.verification import FOREIGN, OFF_POLICY, check_claims, tok
 from rollwright.training.advantages import RLOO
 from rollwright.training.rows import build_rows
 from rollwright.trajectory import check, floats, token_ids
-from rollwright.trajectory.tokens import pack
+from rollwright.trajectory.arrays import pack
 
 
 def replaced(group, member: int = 0, turn: int | None = None, **changes):
@@ -267,7 +267,7 @@ import asyncio
 from rollwright.envs import registry
 from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_tokenizer
-from rollwright.policies.rendering import make_renderer
+from rollwright.engines.rendering import make_renderer
 from rollwright.swarm.recipes import task_digest, task_level, task_seed
 TASKS = {TASKS!r}
 {inspect.getsource(tasks)}

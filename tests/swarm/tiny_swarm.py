@@ -135,7 +135,7 @@ def node_process(home: Path, config: dict[str, Any], clock_offset: float, namesp
 async def _node(home: Path, config: RunConfig, clock_offset: float) -> None:
     import signal
 
-    from rollwright.run.swarm_assembly import open_transport, swarm_of
+    from rollwright.run.build_swarm import open_transport, swarm_of
     from rollwright.run.swarm_node import SwarmNode
     from rollwright.swarm.identity import IDENTITY_FILE, load_identity
 

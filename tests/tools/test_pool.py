@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollwright.draws import seed as draw
-from rollwright.draws import uniform
+from rollwright.aio import run_virtual
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.virtual_clock import run_virtual
+from rollwright.rng import seed as draw
+from rollwright.rng import uniform
 from rollwright.tools import Lease, Pool, ToolContext
 
 

@@ -13,9 +13,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollwright.aio import run_virtual
 from rollwright.errors import ConfigError
-from rollwright.policies.virtual_clock import run_virtual
-from rollwright.sandbox.messages import Ran
+from rollwright.sandbox.protocol import Ran
 from rollwright.tools import Problem, Toolbox, ToolContext, ToolFailure
 from rollwright.tools.calculator import calculate, calculator
 from rollwright.tools.python import PythonSandbox

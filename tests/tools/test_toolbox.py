@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rollwright.aio import run_virtual
 from rollwright.errors import ConfigError
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.tools import EndEpisode, Pool, Problem, Toolbox, ToolContext, ToolError, ToolFailure, tool
 from rollwright.trajectory import ToolCall
 

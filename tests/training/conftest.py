@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from rollwright.draws import generator
+from rollwright.rng import generator
 from rollwright.training.rows import Row
 from rollwright.trajectory import (
     Outcome,

@@ -11,7 +11,7 @@ from typing import Any
 import tiny_training
 
 from rollwright.run.folder import RunFolder
-from rollwright.run.training_run import TrainingRun
+from rollwright.run.training import TrainingRun
 from rollwright.store.sql.store import SqlStore
 
 

@@ -18,7 +18,7 @@ from rollwright.training.advantages import (
     DrGRPO,
     GiGPO,
     ReinforcePlusPlus,
-    Tree,
+    TurnTree,
     left_out,
     make_advantage,
 )
@@ -137,7 +137,7 @@ def test_a_tree_compares_siblings_and_lets_an_only_child_inherit(forest: Make) -
     tree = forest("a", [(None, 0.0), (0, 0.0), (0, 2.0), (1, 0.0), (3, 1.0), (3, 0.0)])
     chain_ = forest("b", [(None, 0.25)])
     assert turn_values(tree) == [1.25, 0.5, 2.0, 0.5, 1.0, 0.0]
-    found = Tree()([[tree, chain_]])[0]
+    found = TurnTree()([[tree, chain_]])[0]
     assert found[0] == about([1.0, -1.5, 1.5, -1.5, 1.0, -1.0])
     assert found[1] == about([-1.0])
 
@@ -151,15 +151,15 @@ def test_siblings_that_came_out_the_same_count_as_often_as_they_came(forest: Mak
     merged = forest("a", [(None, 0.0), (0, 1.0), (0, 0.0)], counts=[1, 3, 1])
     apart = forest("a", [(None, 0.0), (0, 1.0), (0, 1.0), (0, 1.0), (0, 0.0)])
     assert turn_values(merged)[0] == turn_values(apart)[0] == 0.75
-    assert Tree()([[merged]])[0][0] == about([0.0, 1 / 3, -1.0])
-    assert Tree()([[apart]])[0][0] == about([0.0, 1 / 3, 1 / 3, 1 / 3, -1.0])
+    assert TurnTree()([[merged]])[0][0] == about([0.0, 1 / 3, -1.0])
+    assert TurnTree()([[apart]])[0][0] == about([0.0, 1 / 3, 1 / 3, 1 / 3, -1.0])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=4), min_size=1, max_size=6))
 def test_a_group_of_chains_gives_exactly_rloo(chain: Make, rewards: list[list[float]]) -> None:
     group = [chain(str(place), own) for place, own in enumerate(rewards)]
-    assert Tree()([group]) == RLOO()([group])
+    assert TurnTree()([group]) == RLOO()([group])
 
 
 @pytest.mark.parametrize("advantage", ALL, ids=list(ADVANTAGES.kinds))

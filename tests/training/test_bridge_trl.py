@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rollwright.engines.base import UpdateMode, Weights
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.base import UpdateMode, Weights
-from rollwright.policies.players import RandomPlayer
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.simulation.players import RandomPlayer
 from rollwright.training.bridges.trl import TrlRollouts
 from rollwright.trajectory import Trajectory
 
@@ -71,7 +71,7 @@ def trainer_of(model: Path, rollouts: TrlRollouts, folder: Path, **more: Any) ->
     )
 
 
-class Watched(LocalRun):
+class Watched(Run):
     """Remembers what it handed out."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -133,13 +133,13 @@ def test_rollouts_of_another_temperature_than_trl_computes_at_are_refused(
         "sampling.temperature=0.7",
         train_env_manager={"num_env_groups": 2, "group_size": 4, "tags": ["OddBytes"]},
     )
-    with TrlRollouts(LocalRun(config, policy=tiny.policy(model))) as rollouts:
+    with TrlRollouts(Run(config, policy=tiny.policy(model))) as rollouts:
         trainer = trainer_of(model, rollouts, tmp_path / "trl")
         with pytest.raises(
             ConfigError, match=r"was played at 0\.7, but TRL computes at 1; they must be the same"
         ):
             trainer.train()
-    with TrlRollouts(LocalRun(config, policy=tiny.policy(model))) as rollouts:
+    with TrlRollouts(Run(config, policy=tiny.policy(model))) as rollouts:
         trainer_of(model, rollouts, tmp_path / "same", temperature=0.7, max_steps=1).train()
 
 
@@ -163,7 +163,7 @@ def test_stale_rollouts_do_not_pass_as_on_policy(tiny: Any, model: Path, tmp_pat
     config = tiny.configuration(
         model, train_env_manager={"num_env_groups": 2, "group_size": 4, "tags": ["OddBytes"]}
     )
-    run = LocalRun(config, policy=Forgetful(tiny.policy(model)))
+    run = Run(config, policy=Forgetful(tiny.policy(model)))
     with TrlRollouts(run) as rollouts:
         trainer = trainer_of(model, rollouts, tmp_path / "trl")
         with pytest.raises(RollwrightError, match="tokens of version 0, but TRL is at 1"):
@@ -173,13 +173,13 @@ def test_stale_rollouts_do_not_pass_as_on_policy(tiny: Any, model: Path, tmp_pat
 
 @pytest.mark.usefixtures("quiet")
 def test_settings_that_would_deceive_trl_are_refused(tiny: Any, model: Path, tmp_path: Path) -> None:
-    ahead = LocalRun(tiny.configuration(model, async_generation_ratio=1), policy=tiny.policy(model))
+    ahead = Run(tiny.configuration(model, async_generation_ratio=1), policy=tiny.policy(model))
     with pytest.raises(ConfigError, match="only 0 is accepted"):
         TrlRollouts(ahead)
-    fixed = LocalRun(tiny.configuration(model), policy=RandomPlayer())
+    fixed = Run(tiny.configuration(model), policy=RandomPlayer())
     with pytest.raises(ConfigError, match="takes no new weights"):
         TrlRollouts(fixed)
-    with TrlRollouts(LocalRun(tiny.configuration(model), policy=tiny.policy(model))) as rollouts:
+    with TrlRollouts(Run(tiny.configuration(model), policy=tiny.policy(model))) as rollouts:
         trainer = trainer_of(model, rollouts, tmp_path / "trl", num_generations=2)
         with pytest.raises(ConfigError, match="num_generations is 2"):
             trainer.train()

@@ -9,11 +9,11 @@ import pytest
 
 from rollwright.agents import EpisodeFailure
 from rollwright.config import RunConfig, build
-from rollwright.draws import generator
+from rollwright.engines.rendering.bytes import END, BytesRenderer
 from rollwright.errors import ConfigError
-from rollwright.policies.bytes_renderer import END, BytesRenderer
+from rollwright.rng import generator
 from rollwright.rollout.episode import Episode, new_session, play_episode
-from rollwright.run.assembly import SettingsTable, make_env
+from rollwright.run.build import SettingsTable, make_env
 from rollwright.training.bridges import completion_of
 from rollwright.training.bridges.verl import VerlPolicy, agent_loop_output
 from rollwright.training.rows import NotTrainable

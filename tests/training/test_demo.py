@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from rollwright.cli.report import report
 from rollwright.cli.train import train
-from rollwright.envs.frozen_lake import FrozenLake, read_lake
-from rollwright.envs.parts import Part
-from rollwright.envs.sokoban import read_level
+from rollwright.envs.games.frozen_lake import FrozenLake, read_lake
+from rollwright.envs.games.sokoban import read_level
+from rollwright.envs.splits import Part
 from rollwright.errors import RollwrightError
 from rollwright.models import load_model, load_tokenizer
 from rollwright.observe.training_report import CURVE, PAGE, report_of

@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from rollwright.aio import run_virtual
 from rollwright.config import build
-from rollwright.policies.players import RandomPlayer
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout.filters import (
     Action,
     Catches,
@@ -21,7 +20,8 @@ from rollwright.rollout.filters import (
     judge_group,
 )
 from rollwright.rollout.settings import OverlongConfig
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.simulation.players import RandomPlayer
 from rollwright.training.advantages import ADVANTAGES, Advantage, left_out, make_advantage
 from rollwright.training.rows import Row, build_rows
 from rollwright.trajectory import Trajectory
@@ -151,7 +151,7 @@ def test_the_rows_of_a_run_are_what_its_filters_left(baseline: bool) -> None:
     config = build({"train_env_manager": manager})
 
     async def run() -> list[list[Trajectory]]:
-        async with LocalRun(config, policy=RandomPlayer()) as run:
+        async with Run(config, policy=RandomPlayer()) as run:
             return [group.trajectories for group in (await run.get_batch()).groups]
 
     groups = run_virtual(run())

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rollwright.cli.train import train
 from rollwright.errors import ConfigError, FormatError, RollwrightError
 from rollwright.run.folder import RunFolder, RunReader
-from rollwright.run.training_run import TrainingRun
+from rollwright.run.training import TrainingRun
 from rollwright.training.advantages import GRPO
 from rollwright.training.rows import NotTrainable, build_rows
 

@@ -9,7 +9,7 @@ import torch
 from rollwright.config import build
 from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_llama
-from rollwright.training.advantages import RLOO, Tree
+from rollwright.training.advantages import RLOO, TurnTree
 from rollwright.training.losses import k3, token_coefficients, token_losses
 from rollwright.training.micro_batches import PackedRow, pack, plan
 from rollwright.training.rows import build_rows
@@ -96,7 +96,7 @@ def test_ratios_far_out_stay_finite() -> None:
 def packed(forest: Make, chain: Make) -> list[PackedRow]:
     """A tree of two leaves and a chain."""
     groups = [[forest("a", [(None, 0.0), (0, 1.0), (0, 0.0)]), chain("b", [0.0, 0.5])]]
-    return [pack(row) for row in build_rows(groups, Tree())]
+    return [pack(row) for row in build_rows(groups, TurnTree())]
 
 
 def sums(rows: list[PackedRow], settings: LossSettings) -> dict[str, float]:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollwright.aio import run_virtual
 from rollwright.config import build
-from rollwright.policies.lengths import LogNormalLength
-from rollwright.policies.simulated import SimulatedEngine
-from rollwright.policies.virtual_clock import run_virtual
 from rollwright.rollout import Batch, Fate
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
 from rollwright.training.pipeline import Cadence, LengthBias, Pipeline, Stages
 
 BATCH, GROUP_SIZE, STEPS = 32, 4, 12
@@ -122,7 +122,7 @@ class Lab:
             }
         )
         clock = asyncio.get_running_loop().time
-        async with LocalRun(config, policy=self.engine) as run:
+        async with Run(config, policy=self.engine) as run:
             self.ledger = run.schedulers[0].ledger
             stages = Stages(
                 run.get_batch, self._record, self._train, self._update, self._nothing, self._nothing

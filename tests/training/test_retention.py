@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from rollwright.draws import uniform
 from rollwright.errors import ConfigError, FormatError, RollwrightError
+from rollwright.rng import uniform
+from rollwright.run.build_training import check
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.retention import FORGOTTEN, own_index
-from rollwright.run.training_assembly import check
-from rollwright.run.training_run import TrainingRun
+from rollwright.run.training import TrainingRun
 
-PRELOADED = ["torch", "transformers", "rollwright.run.training_run", "rollwright.policies.torch"]
+PRELOADED = ["torch", "transformers", "rollwright.run.training", "rollwright.engines.torch"]
 PATIENCE = 60.0
 """Seconds after which something that was waited for will not come any more, on however slow a machine."""
 KEEP = 2

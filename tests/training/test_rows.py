@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from rollwright.training.advantages import RLOO, Tree
+from rollwright.training.advantages import RLOO, TurnTree
 from rollwright.training.rows import NotTrainable, build_rows
 from rollwright.trajectory import Boundary, ErrorRecord, Trajectory, Turn, token_ids
 
@@ -26,8 +26,8 @@ def test_every_sampled_token_is_trained_once_with_its_turns_advantage_and_weight
 ) -> None:
     tree = forest("a", [(None, 0.0), (0, 1.0), (0, 0.0)])
     groups = [[tree, forest("b", [(None, 0.0)])]]
-    rows = build_rows(groups, Tree(), view=view)
-    advantages = Tree()(groups)[0][0]
+    rows = build_rows(groups, TurnTree(), view=view)
+    advantages = TurnTree()(groups)[0][0]
     trained = [
         (token, row.advantages[place], row.weights[place], row.logprobs[place])
         for row in rows

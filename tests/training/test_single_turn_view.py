@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from rollwright.aio import run_virtual
 from rollwright.config import build
 from rollwright.errors import ConfigError
-from rollwright.observe.views import ViewSizes
-from rollwright.policies.players import RandomPlayer
-from rollwright.policies.virtual_clock import run_virtual
+from rollwright.observe.sample_views import ViewSizes
+from rollwright.run.build_training import check
 from rollwright.run.folder import RunFolder
-from rollwright.run.local import LocalRun
-from rollwright.run.training_assembly import check
+from rollwright.run.run import Run
+from rollwright.simulation.players import RandomPlayer
 from rollwright.training.advantages import ADVANTAGES, make_advantage
 from rollwright.training.losses import token_coefficients
 from rollwright.training.micro_batches import pack
@@ -45,7 +45,7 @@ def played(history: dict[str, Any]) -> list[list[Trajectory]]:
     config = build({**PLAYING, "agent": {"history": history}})
 
     async def run() -> list[list[Trajectory]]:
-        async with LocalRun(config, policy=RandomPlayer()) as run:
+        async with Run(config, policy=RandomPlayer()) as run:
             return [group.trajectories for group in (await run.get_batch()).groups]
 
     return run_virtual(run())

@@ -19,12 +19,12 @@ from rollwright.cli.show import show
 from rollwright.cli.swarm import status
 from rollwright.cli.train import train
 from rollwright.config import load
+from rollwright.engines.torch import load_policy
 from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
-from rollwright.policies.torch import load_policy
+from rollwright.run.build_training import check
 from rollwright.run.folder import RunFolder
-from rollwright.run.training_assembly import check
-from rollwright.run.training_run import TrainingRun
+from rollwright.run.training import TrainingRun
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -14,8 +14,9 @@ import torch
 
 from rollwright.errors import ConfigError
 from rollwright.models import weights_checksum
-from rollwright.training import devices, gradients, trainer
-from rollwright.training.advantages import GRPO, RLOO, Tree
+from rollwright.training import gradients, trainer
+from rollwright.training import model as model_module
+from rollwright.training.advantages import GRPO, RLOO, TurnTree
 from rollwright.training.gradients import add_gradients
 from rollwright.training.losses import token_coefficients
 from rollwright.training.micro_batches import pack
@@ -125,7 +126,7 @@ def test_the_loss_over_a_tree_counts_every_turn_once_with_its_weight(
     tree = forest("a", [(None, 0.0), (0, 1.0), (0, 0.0), (1, 0.5), (1, 0.0), (2, 0.0)])
     other = forest("b", [(None, 0.25), (0, 0.0)])
     groups = [[tree, other]]
-    advantages = Tree()(groups)[0]
+    advantages = TurnTree()(groups)[0]
     # Node by node: every turn is a row of its own with the whole prompt before it.
     total, tokens = torch.zeros(()), 0.0
     model.zero_grad()
@@ -143,7 +144,7 @@ def test_the_loss_over_a_tree_counts_every_turn_once_with_its_weight(
                     tokens += weight
     (total / tokens).backward()
     expected = {name: each.grad.clone() for name, each in model.named_parameters()}
-    on_policy = scored(build_rows(groups, Tree(), view=view), model)
+    on_policy = scored(build_rows(groups, TurnTree(), view=view), model)
     assert_same(gradient(model, on_policy, LossSettings()), expected)
 
 
@@ -326,7 +327,7 @@ def test_bfloat16_comes_close_to_float32() -> None:
 def test_bfloat16_is_refused_where_it_would_end_the_process(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "bfloat16_works_on_cpu", lambda: False)
+    monkeypatch.setattr(model_module, "bfloat16_works_on_cpu", lambda: False)
     with pytest.raises(ConfigError, match="bfloat16 does not work on this CPU"):
         Trainer(model, settings(dtype="bfloat16"))
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rollwright.errors import ConfigError, FormatError
-from rollwright.policies.players import RandomPlayer
 from rollwright.run.folder import RunFolder, RunReader
-from rollwright.run.training_run import TrainingRun
+from rollwright.run.training import TrainingRun
+from rollwright.simulation.players import RandomPlayer
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from rollwright.draws import uniform
+from rollwright.rng import uniform
 from rollwright.run.folder import RunReader
 
 PATIENCE = 60.0
 """Seconds after which something that was waited for will not come any more, on however slow a machine."""
 
 STEPS, GROUPS = 14, 4
-PRELOADED = ["torch", "transformers", "rollwright.run.training_run", "rollwright.policies.torch"]
+PRELOADED = ["torch", "transformers", "rollwright.run.training", "rollwright.engines.torch"]
 """Imported once: a process that is killed and started again should not spend its life importing."""
 
 

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwright.agents import ChatAgent
-from rollwright.draws import uniform
+from rollwright.engines.base import Generation, Prompt, Sampling
+from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.envs.base import Prompts, Reset, Step
-from rollwright.policies.base import Generation, Prompt, Sampling
-from rollwright.policies.bytes_renderer import BytesRenderer
+from rollwright.rng import uniform
 from rollwright.rollout.branching import Branching, FixedFanOut, Uncertainty
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
 from rollwright.rollout.tree import TreeStrategy
@@ -32,8 +32,8 @@ from rollwright.training.advantages import (
     DrGRPO,
     PathGRPO,
     SegmentValue,
-    Tree,
     TreeGRPO,
+    TurnTree,
 )
 from rollwright.training.rows import build_rows
 from rollwright.trajectory import (
@@ -216,7 +216,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_default_credit_is_unbiased_however_the_tree_branches(shape: str) -> None:
     width, trees, grouped = SHAPES[shape]
-    assert mean(trees(width), grouped, Tree()) == pytest.approx(GRADIENT, abs=TOLERANCE)
+    assert mean(trees(width), grouped, TurnTree()) == pytest.approx(GRADIENT, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("trees", [apart, merged])
@@ -256,7 +256,7 @@ def test_segment_values_scale_every_turn_by_its_own_siblings(shape: str) -> None
 
 
 CHAINS: list[tuple[Advantage, Advantage]] = [
-    (Tree(), RLOO()),
+    (TurnTree(), RLOO()),
     (PathGRPO(), GRPO()),
     (PathGRPO(std=False), DrGRPO()),
     (TreeGRPO(), GRPO()),
@@ -291,7 +291,9 @@ def test_the_term_within_a_tree_trains_no_turn_that_all_its_paths_share() -> Non
     assert within[0][1:] == pytest.approx([each * 3 / 6 * 3 for each in (1 / 3, -2 / 3, 1 / 3)])
 
 
-@pytest.mark.parametrize("credit", [Tree(), SegmentValue(), SegmentValue(std=True), PathGRPO(), TreeGRPO()])
+@pytest.mark.parametrize(
+    "credit", [TurnTree(), SegmentValue(), SegmentValue(std=True), PathGRPO(), TreeGRPO()]
+)
 def test_an_answer_that_counts_for_several_gets_what_they_would_have_got(credit: Advantage) -> None:
     single = rollout("r", [(1, 1, ((1, 1), (1, 1), (0, 1)))])
     as_one = rollout("r", [(1, 1, ((1, 2), (0, 1)))])
@@ -418,7 +420,7 @@ def test_trees_that_the_strategy_grows_are_unbiased_and_paths_are_not(
                 seen[each.text].add(below)
     assert seen == widths
     assert bars_off([tree.reward for tree in trees], VALUE) < BARS
-    assert bars_off([first_logit(tree, Tree()) for tree in trees], GRADIENT[0]) < BARS
+    assert bars_off([first_logit(tree, TurnTree()) for tree in trees], GRADIENT[0]) < BARS
     assert bars_off([first_logit(tree, PathGRPO(std=False)) for tree in trees], GRADIENT[0]) > BARS
 
 
@@ -427,7 +429,7 @@ def test_the_chain_is_the_width_one_case_of_the_strategy_too() -> None:
     assert all(len(tree.turns) == 2 and tree.turns[1].after == 0 for tree in trees)
     named = [msgspec.structs.replace(each, rollout_id=f"r{number}") for number, each in enumerate(trees)]
     groups = [named[at : at + ROOTS] for at in range(0, TREES, ROOTS)]
-    values = Tree()(groups)
+    values = TurnTree()(groups)
     estimates = [
         sum(
             own[0] * (int(each.turns[0].text) - FIRST) / ROOTS for own, each in zip(found, group, strict=True)

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.config import RunConfig, build
+from rollwright.engines.rendering.bytes import VOCABULARY_SIZE, BytesRenderer
+from rollwright.engines.torch import TorchPolicy
 from rollwright.envs.base import Prompts, Reset, Step
 from rollwright.models import load_model
 from rollwright.models.tiny import tiny_llama
-from rollwright.policies.bytes_renderer import VOCABULARY_SIZE, BytesRenderer
-from rollwright.policies.torch import TorchPolicy
 from rollwright.run.folder import RunFolder, RunReader
-from rollwright.run.training_run import TrainingRun
+from rollwright.run.training import TrainingRun
 
 NAME = "tiny"
 TURNS = 2

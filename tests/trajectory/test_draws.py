@@ -7,35 +7,35 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright import draws
+from rollwright import rng
 
 keys = st.lists(st.integers() | st.text(), min_size=1).map(tuple)
 
 
 @given(keys)
 def test_draws_are_in_their_ranges_whatever_the_key(key: tuple[str | int, ...]) -> None:
-    assert 0 <= draws.uniform(*key) < 1
-    assert 0 <= draws.seed(*key) < 2**31
+    assert 0 <= rng.uniform(*key) < 1
+    assert 0 <= rng.seed(*key) < 2**31
 
 
 def test_a_key_gives_the_draws_that_it_has_always_given() -> None:
     """The levels of every recorded run depend on it."""
     key = (42, "level", "train", 7)
-    assert draws.digest(*key) == 12817788510721112234
-    assert draws.uniform(*key) == 0.6948537074891784
-    assert draws.seed(*key) == 731740330
-    assert draws.generator(*key).random() == 0.9031142670962715
+    assert rng.digest(*key) == 12817788510721112234
+    assert rng.uniform(*key) == 0.6948537074891784
+    assert rng.seed(*key) == 731740330
+    assert rng.generator(*key).random() == 0.9031142670962715
 
 
 def test_parts_are_told_apart_by_type_and_by_place() -> None:
     assert (
         len(
             {
-                draws.digest(1, 2),
-                draws.digest(2, 1),
-                draws.digest("1", 2),
-                draws.digest(12),
-                draws.digest("1", "2"),
+                rng.digest(1, 2),
+                rng.digest(2, 1),
+                rng.digest("1", 2),
+                rng.digest(12),
+                rng.digest("1", "2"),
             }
         )
         == 5
@@ -43,7 +43,7 @@ def test_parts_are_told_apart_by_type_and_by_place() -> None:
 
 
 def test_another_process_with_another_hash_seed_draws_the_same() -> None:
-    code = "from rollwright import draws; print(draws.digest(42, 'level', 'train', 7))"
+    code = "from rollwright import rng; print(rng.digest(42, 'level', 'train', 7))"
     command = [sys.executable, "-c", code]
     answers = {
         subprocess.run(
@@ -51,10 +51,10 @@ def test_another_process_with_another_hash_seed_draws_the_same() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert answers == {f"{draws.digest(42, 'level', 'train', 7)}\n"}
+    assert answers == {f"{rng.digest(42, 'level', 'train', 7)}\n"}
 
 
 def test_draws_are_spread_evenly() -> None:
-    numbers = [draws.uniform("even", place) for place in range(4000)]
+    numbers = [rng.uniform("even", place) for place in range(4000)]
     tenths = [sum(1 for each in numbers if place <= 10 * each < place + 1) for place in range(10)]
     assert all(300 < count < 500 for count in tenths)

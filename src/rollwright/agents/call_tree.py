@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rollwright.draws import digest
+from rollwright.rng import digest
 from rollwright.trajectory import Turn
 
 _ROOT = 0

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from rollwright.agents.session import Session
 from rollwright.agents.settings import History, HistoryMode
+from rollwright.engines.base import Playable
 from rollwright.envs.base import Env, Prompts
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Playable
 from rollwright.trajectory import Message, Turn, path
 
 PLACEHOLDERS = ("instruction", "observation", "turn_idx", "actions_left", "max_response_length")

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rollwright.alarms import alarms_of
-from rollwright.cancellation import is_asked_for
+from rollwright.aio import alarms_of, is_asked_for
 from rollwright.errors import RollwrightError
 from rollwright.trajectory import Boundary, ErrorRecord
 

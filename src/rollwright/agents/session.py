@@ -22,10 +22,7 @@ from rollwright.agents.failures import bounded, failed, together
 from rollwright.agents.journal import Journal, JournalEntry, name_of, replay
 from rollwright.agents.outcomes import outcome_of
 from rollwright.agents.timing import Stopwatch, Waiting
-from rollwright.draws import KeyPart
-from rollwright.envs.base import Step
-from rollwright.errors import FormatError
-from rollwright.policies.base import (
+from rollwright.engines.base import (
     EngineError,
     Parsed,
     Playable,
@@ -36,6 +33,9 @@ from rollwright.policies.base import (
     broken,
     longest_token,
 )
+from rollwright.envs.base import Step
+from rollwright.errors import FormatError
+from rollwright.rng import KeyPart
 from rollwright.trajectory import (
     Boundary,
     Message,

@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from rollwright.policies.virtual_clock import VirtualClockLoop
+from rollwright.aio import VirtualClockLoop
 from rollwright.trajectory import Phase, Timing, Wait
 
 _PRECEDENCE = {phase: place for place, phase in enumerate(Phase)}

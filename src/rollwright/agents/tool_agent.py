@@ -18,8 +18,8 @@ import msgspec
 from rollwright.agents.failures import failed
 from rollwright.agents.journal import ReplayDiffers
 from rollwright.agents.session import OutOfRoom, Session
+from rollwright.engines.base import Parsed, Sampling
 from rollwright.envs.base import Step
-from rollwright.policies.base import Parsed, Sampling
 from rollwright.tools import Toolbox, ToolContext, ToolFailure, ToolResult
 from rollwright.trajectory import Boundary, Message, Outcome, Phase, StopReason, ToolCall, Turn
 

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.cli.console import ConfigArgument, Overrides, console, plain_lines
-from rollwright.config.care import backups, lock_of, migrate, rollback
+from rollwright.config.edit import backups, lock_of, migrate, rollback
 from rollwright.config.loading import load
-from rollwright.config.origins import DEFAULT, defaults, flat, origins
+from rollwright.config.provenance import DEFAULT, defaults, flat, origins
 
 app = typer.Typer(
     help="Look at configurations, and change their files with care.",

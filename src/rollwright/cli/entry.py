@@ -1,6 +1,6 @@
 """Where the `rollwright` command begins: signals are answered before anything slow is imported."""
 
-from rollwright.signals import INTERRUPTS
+from rollwright.aio import INTERRUPTS
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def play(
 
 
 async def _play(env: "Env", console: Console, seed: int) -> None:
-    from rollwright.policies.base import Playable
+    from rollwright.engines.base import Playable
 
     first = await env.reset(seed)
     console.print(env.instruction, highlight=False, markup=False)
@@ -78,7 +78,7 @@ async def _play(env: "Env", console: Console, seed: int) -> None:
 
 
 def _ask(console: Console, env: "Env") -> str | None:
-    from rollwright.policies.base import Playable
+    from rollwright.engines.base import Playable
 
     names = list(env.actions()) if isinstance(env, Playable) else []
     offered = "  ".join(f"[bold]{number}[/] {name}" for number, name in enumerate(names, 1))
@@ -90,7 +90,7 @@ def _ask(console: Console, env: "Env") -> str | None:
 
 def _answer(env: "Env", typed: str) -> str:
     """What was typed, as the environment wants it: a number stands for the action of that place."""
-    from rollwright.policies.base import Playable
+    from rollwright.engines.base import Playable
 
     if not isinstance(env, Playable):
         return typed

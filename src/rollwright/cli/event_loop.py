@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
+from rollwright.aio import INTERRUPTS, Interrupted
 from rollwright.errors import RollwrightError
-from rollwright.signals import INTERRUPTS, Interrupted
 
 Result = TypeVar("Result")
 

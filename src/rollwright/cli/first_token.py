@@ -21,10 +21,10 @@ def main() -> None:
     at.append(time.monotonic())
     import asyncio
 
+    from rollwright.engines.base import Prompt, Sampling
+    from rollwright.engines.rendering import make_renderer
+    from rollwright.engines.torch import TorchPolicy
     from rollwright.models.loading import load_model, load_tokenizer
-    from rollwright.policies.base import Prompt, Sampling
-    from rollwright.policies.rendering import make_renderer
-    from rollwright.policies.torch import TorchPolicy
     from rollwright.trajectory import token_ids
 
     at.append(time.monotonic())

@@ -14,7 +14,7 @@ from rollwright.cli.console import console, say_aside
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.queue import StoreOption
 from rollwright.errors import ConfigError
-from rollwright.http_server import raise_handle_limit
+from rollwright.http.server_connection import raise_handle_limit
 from rollwright.store.api import Store
 from rollwright.store.opening import open_store
 
@@ -72,8 +72,8 @@ def gateway(
 def _settings(
     config: "RunConfig", max_tokens: int, idle_seconds: float, agent_ends: bool
 ) -> "ServiceSettings":
+    from rollwright.engines.base import Sampling
     from rollwright.gateway.service import ServiceSettings
-    from rollwright.policies.base import Sampling
 
     return ServiceSettings(
         sampling=Sampling(
@@ -104,8 +104,8 @@ async def _serve(
     name: str,
     screen: Console,
 ) -> None:
+    from rollwright.engines.factory import build_policy
     from rollwright.gateway.service import GatewayService
-    from rollwright.policies.factory import build_policy
     from rollwright.run.gc_tuning import short_collections
 
     raise_handle_limit()

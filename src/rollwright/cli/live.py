@@ -23,10 +23,10 @@ from rollwright.cli.tables import percent, split_line, staleness_line, title_of
 from rollwright.config import RunConfig
 from rollwright.rollout import Fate
 from rollwright.run.folder import SIMULATED
-from rollwright.run.local import LocalRun
+from rollwright.run.run import Run
 
 if TYPE_CHECKING:
-    from rollwright.run.training_run import TrainingRun
+    from rollwright.run.training import TrainingRun
 
 RUN_REFRESH, TRAINING_REFRESH = 0.25, 0.5
 """Seconds between two drawings: a training step takes longer than a batch of games."""
@@ -154,7 +154,7 @@ def episodes_wanted(config: RunConfig) -> int:
 class RunView:
     """Progress, speed and failures of a run, as a table for a terminal and as a line without one."""
 
-    def __init__(self, run: LocalRun, progress: "StepsDone") -> None:
+    def __init__(self, run: Run, progress: "StepsDone") -> None:
         """`progress`: counts the batches that are there."""
         self._run = run
         self._progress = progress

@@ -19,7 +19,7 @@ from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError, naming
 from rollwright.hardware.threads import usable_cores
 from rollwright.observe.advice import RunSetup
-from rollwright.observe.profile import Profile, Tally
+from rollwright.observe.profile import PhaseTally, Profile
 from rollwright.observe.timeline import Played, chrome_trace
 from rollwright.observe.verdict import Figures, Verdict, judge
 from rollwright.run.folder import ADDRESS, STORE, RunReader
@@ -185,7 +185,7 @@ def _told(verdict: Verdict) -> RenderableType:
     return Group(*parts)
 
 
-def _lengths(tally: Tally) -> tuple[str, ...]:
+def _lengths(tally: PhaseTally) -> tuple[str, ...]:
     """Mean, median and 95th percentile."""
     return tuple(map(_duration, (tally.mean, tally.percentile(0.5), tally.percentile(0.95))))
 

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.addresses import redacted
+from rollwright.aio import INTERRUPTS
 from rollwright.cli.console import (
     clock_time,
     complete_config,
@@ -30,9 +31,8 @@ from rollwright.cli.console import (
 )
 from rollwright.cli.event_loop import run_async
 from rollwright.errors import RollwrightError
-from rollwright.http_server import raise_handle_limit
+from rollwright.http.server_connection import raise_handle_limit
 from rollwright.rollout.accounting import FailureCauses
-from rollwright.signals import INTERRUPTS
 from rollwright.store.api import Store
 from rollwright.store.opening import ADDRESS_VARIABLE, TOKEN_VARIABLE, USUAL_PATIENCE, open_store
 from rollwright.store.records import (
@@ -96,8 +96,8 @@ def worker(
     """Join a store from anywhere and play its rollouts. SIGTERM drains: what cannot be finished is handed back."""
     from rollwright.agents import EpisodeFailure
     from rollwright.rollout.worker import WorkerSettings
-    from rollwright.run.playbook import load_function
     from rollwright.run.worker_process import end_with_parent, run_worker
+    from rollwright.run.worker_settings import load_function
 
     name = id or f"{socket.gethostname()}-{os.getpid()}"
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
@@ -215,7 +215,7 @@ def _parsed(source: str, number: int, line: str) -> Any:
 async def _enqueue(
     address: str, inputs: list[Any], settings: "RunConfig | None", rules: RolloutConfig, priority: int
 ) -> None:
-    from rollwright.run.playbook import CONFIG_KEY
+    from rollwright.run.worker_settings import CONFIG_KEY
 
     store = await open_store(address, on_outage=say_aside)
     try:

@@ -99,9 +99,9 @@ def make_report(run: Path, levels: int, screen: Console) -> None:
 
 async def _standings(reader: RunReader, levels: int) -> "list[Standing]":
     from rollwright.observe.training_report import Standing
-    from rollwright.run.baselines import validation_baselines
-    from rollwright.run.training_assembly import in_process
-    from rollwright.run.training_run import MODEL
+    from rollwright.run.build_training import in_process
+    from rollwright.run.reference_scores import validation_baselines
+    from rollwright.run.training import MODEL
 
     config = reader.config
     greedy = {row["step"]: row["success"] for row in reader.metrics() if row["mode"] == "val"}
@@ -123,7 +123,7 @@ async def _sampled(config: "RunConfig", levels: int, model: Path | None) -> floa
     """Share of levels like validation's that a model solves when it samples as in training; `None` for the model: the
     base model."""
     from rollwright.rollout.settings import TrainEnvManagerConfig
-    from rollwright.run.local import LocalRun
+    from rollwright.run.run import Run
 
     assert config.val_env_manager is not None
     tags = config.val_env_manager.tags
@@ -131,7 +131,7 @@ async def _sampled(config: "RunConfig", levels: int, model: Path | None) -> floa
     changes = {"train_env_manager": play, "rollout_batch_size": play.num_env_groups, "training": None}
     if model is not None:
         changes["policy"] = config.policy.model_copy(update={"model": str(model)})
-    async with LocalRun(config.model_copy(update=changes)) as run:
+    async with Run(config.model_copy(update=changes)) as run:
         batch = await run.get_batch()
     return _mean([None if each.success is None else float(each.success) for each in batch.trajectories])
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollwright.aio import INTERRUPTS
 from rollwright.cli.console import (
     RUNS,
     ConfigArgument,
@@ -17,12 +18,11 @@ from rollwright.cli.console import (
     plain_lines,
     warn_of_password,
 )
-from rollwright.signals import INTERRUPTS
 
 if TYPE_CHECKING:
     from rollwright.cli.run_execution import Progress
     from rollwright.config import RunConfig
-    from rollwright.policies.base import Policy
+    from rollwright.engines.base import Policy
     from rollwright.run.folder import RunFolder
 
 RayOption = Annotated[
@@ -115,7 +115,7 @@ def resume(
 def say_default_policy(settings: "RunConfig") -> None:
     """One line where nobody was chosen to play: figures of the simulated engine must not pass for a model's."""
     if "policy" not in settings.model_fields_set:
-        from rollwright.policies.settings import POLICY_KINDS
+        from rollwright.engines.settings import POLICY_KINDS
 
         plain_lines(console())(
             "policy: is not set, so the simulated engine plays and every result is SIMULATED; choose who plays with "

@@ -22,21 +22,19 @@ from rollwright.cli.profile import RecentProfile
 from rollwright.cli.tables import capability_line, ledger_table, result_table
 from rollwright.config import RunConfig, build
 from rollwright.config.resuming import check_resumable
+from rollwright.engines.base import Policy
+from rollwright.observe.sample_views import TreeSums, ViewSizes
 from rollwright.observe.statistics import RunStatistics, activity_row, batch_row
-from rollwright.observe.trees import TreeSums
-from rollwright.observe.views import ViewSizes
-from rollwright.policies.base import Policy
 from rollwright.rollout import Ledger
 from rollwright.rollout.accounting import FailureCauses
-from rollwright.run.baselines import baseline
-from rollwright.run.batch_retention import BatchRetention
+from rollwright.run.build_teams import build_run_policy
 from rollwright.run.config_check import check_config
 from rollwright.run.engine_check import ask_engine_first
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
-from rollwright.run.local import LocalRun
-from rollwright.run.orchestras import build_run_policy
 from rollwright.run.recovery import recover
-from rollwright.run.retention import Forgotten
+from rollwright.run.reference_scores import baseline
+from rollwright.run.retention import BatchRetention, Forgotten
+from rollwright.run.run import Run
 from rollwright.run.validations import due_validations, recorded_validations
 
 
@@ -104,7 +102,7 @@ async def execute(
     """Plays a whole run, or the rest of one; returns its summary, which is also in the run folder."""
     progress = progress or Progress()
     retention = BatchRetention(config, folder, progress.forgotten)
-    running = LocalRun(
+    running = Run(
         config,
         policy=policy,
         store=store,
@@ -161,7 +159,7 @@ def unless_full(failure: Exception | None) -> AbstractContextManager[None]:
 
 
 async def _collect(
-    running: LocalRun,
+    running: Run,
     folder: RunFolder,
     progress: Progress,
     recent: RecentProfile,
@@ -217,7 +215,7 @@ def failure_causes(reader: RunReader) -> FailureCauses:
     return causes
 
 
-async def summary_of(run: LocalRun, folder: RunFolder, seconds: float) -> dict[str, Any]:
+async def summary_of(run: Run, folder: RunFolder, seconds: float) -> dict[str, Any]:
     """What a run came to: results by mode and tag with chance and perfect play, and where every rollout went."""
     statistics, views, trees = RunStatistics(), ViewSizes(), TreeSums()
     reader = RunReader(folder.path)
@@ -261,7 +259,7 @@ def settings_to_resume(reader: RunReader, overrides: list[str]) -> RunConfig:
     return settings
 
 
-def say_changes(running: LocalRun, screen: Console) -> None:
+def say_changes(running: Run, screen: Console) -> None:
     """Says which settings differ from those that the run was begun with."""
     for change in running.changes:
         screen.print(f"resumed with another setting: {change}", soft_wrap=True, highlight=False)

@@ -212,7 +212,7 @@ async def _read_rollouts(store: "Store", file: Path, rollout: str | None, screen
 
 async def _stored_settings(store: "Store", rollout: "Rollout") -> "RunConfig | None":
     from rollwright.config import build
-    from rollwright.run.playbook import CONFIG_KEY
+    from rollwright.run.worker_settings import CONFIG_KEY
 
     found = await store.get_resources_by_id(rollout.resources_id) if rollout.resources_id else None
     settings = None if found is None else found.resources.get(CONFIG_KEY)

@@ -20,9 +20,9 @@ from rollwright.rollout.filters import (
     judge,
     judge_group,
 )
+from rollwright.run.build_training import make_training_advantage
 from rollwright.run.folder import RunReader
-from rollwright.run.training_assembly import make_training_advantage
-from rollwright.training.advantages import Tree as TreeCredit
+from rollwright.training.advantages import TurnTree as TreeCredit
 from rollwright.trajectory import Trajectory
 
 

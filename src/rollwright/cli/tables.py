@@ -10,8 +10,8 @@ from rich.text import Text
 from rollwright.run.folder import SIMULATED
 
 if TYPE_CHECKING:
-    from rollwright.policies.base import Capabilities
-    from rollwright.run.baselines import Baseline
+    from rollwright.engines.base import Capabilities
+    from rollwright.run.reference_scores import Baseline
 
 
 def title_of(title: str, *, simulated: bool) -> Text:
@@ -119,7 +119,7 @@ def _add_trees(table: Table, trees: Mapping[str, int]) -> None:
 
 def _add_counters(table: Table, results: Sequence[Mapping[str, Any]]) -> None:
     """What episodes have counted themselves, such as a team's calls that were thrown away; summed by environment."""
-    from rollwright.observe.trees import PREFIX as TREE
+    from rollwright.observe.sample_views import PREFIX as TREE
 
     rows = [
         (f"{result['mode']} {result['tag']}: {name}", value)

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from rollwright.aio import INTERRUPTS
 from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs, say_shown_steps
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import absorb_cancellation, run_async
@@ -31,14 +32,13 @@ from rollwright.cli.tables import ledger_table, training_table, validation_table
 from rollwright.config import RunConfig
 from rollwright.observe.statistics import batch_row
 from rollwright.rollout import Batch
-from rollwright.run.baselines import Baseline, validation_baselines
+from rollwright.run.build_training import make_policy
 from rollwright.run.engine_check import ask_engine_first
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.model_choice import load_settled
-from rollwright.run.training_assembly import make_policy
+from rollwright.run.reference_scores import Baseline, validation_baselines
+from rollwright.run.training import MODEL, Row, TrainingRun
 from rollwright.run.training_record import training_rows
-from rollwright.run.training_run import MODEL, Row, TrainingRun
-from rollwright.signals import INTERRUPTS
 
 
 def begin(settings: RunConfig, *, runs: Path, store: str | None, live: bool, report: bool) -> None:

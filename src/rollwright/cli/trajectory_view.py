@@ -14,10 +14,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rollwright.config import PolicyConfig, RunConfig
+from rollwright.engines.rendering.bytes import ASSISTANT, END, SYSTEM, TOOL, USER
+from rollwright.engines.settings import EnginePolicyConfig, TorchPolicyConfig
 from rollwright.errors import RollwrightError
-from rollwright.observe.trees import PREFIX as TREE
-from rollwright.policies.bytes_renderer import ASSISTANT, END, SYSTEM, TOOL, USER
-from rollwright.policies.settings import EnginePolicyConfig, TorchPolicyConfig
+from rollwright.observe.sample_views import PREFIX as TREE
 from rollwright.rollout.tree import COPIED_BY
 from rollwright.run.folder import SIMULATED
 from rollwright.training.advantages.tree import turn_values
@@ -167,8 +167,8 @@ def _decoder(policy: PolicyConfig) -> Decode | str:
         case _:  # players and the simulated engine
             return _of_bytes
     try:
+        from rollwright.engines.rendering.tokenizer import decode, load_tokenizer
         from rollwright.models.loading import resolve
-        from rollwright.policies.rendering.tokenizer import decode, load_tokenizer
 
         tokenizer = load_tokenizer(Path(resolve(name)))
     except RollwrightError as error:

@@ -2,7 +2,7 @@
 
 from rollwright.config.loading import build, dump, load
 from rollwright.config.run import AgentConfig, RunConfig
-from rollwright.policies.settings import (
+from rollwright.engines.settings import (
     OpenAIPolicyConfig,
     OraclePolicyConfig,
     PolicyConfig,

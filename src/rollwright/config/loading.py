@@ -17,9 +17,9 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rollwright.config.environment import EnvironmentSetting, environment_settings
+from rollwright.config.env_vars import EnvironmentSetting, environment_settings
+from rollwright.config.migrations import CURRENT, KEY, migrated
 from rollwright.config.run import RunConfig
-from rollwright.config.schema import CURRENT, KEY, migrated
 from rollwright.errors import ConfigError
 
 

@@ -5,10 +5,9 @@ from typing import Any
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from rollwright.agents.settings import History
+from rollwright.engines.settings import POLICIES, PolicyConfig, SamplingConfig, SimulatedPolicyConfig
 from rollwright.gateway.settings import CaptureRules
 from rollwright.models.settings import DownloadConfig, ModelPool, large_model_pool, small_model_pool
-from rollwright.orchestra.settings import OrchestraConfig, Performance
-from rollwright.policies.settings import POLICIES, PolicyConfig, SamplingConfig, SimulatedPolicyConfig
 from rollwright.rollout.settings import (
     ChainStrategyConfig,
     CustomEnvConfig,
@@ -18,6 +17,7 @@ from rollwright.rollout.settings import (
 )
 from rollwright.settings import Settings, choose_kind
 from rollwright.swarm.settings import SwarmConfig
+from rollwright.teams.settings import OrchestraConfig, Performance
 from rollwright.training.settings import TrainingConfig
 
 

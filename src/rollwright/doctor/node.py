@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rollwright.config import OpenAIPolicyConfig, RunConfig
 from rollwright.doctor.findings import Finding, must_fix, note, well
+from rollwright.engines.settings import EnginePolicyConfig, TorchPolicyConfig
 from rollwright.errors import RollwrightError
 from rollwright.models.catalogue import CATALOGUE, is_fetched
 from rollwright.models.hub import DownloadRules, is_hub_name, local_copy
-from rollwright.policies.settings import EnginePolicyConfig, TorchPolicyConfig
 from rollwright.run.model_choice import POOLED, pick_model
 from rollwright.swarm.heartbeat import NodePhase, read_heartbeat
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity, short_name

@@ -3,9 +3,17 @@
 An environment speaks text. `reset(seed)` and `step(answer)` are async and return Gymnasium's tuples; the
 answer is the model's completion as it came, and the environment finds the action in it. The level depends
 on the configuration and the seed alone. A format penalty travels in `info`, never in the reward.
+
+Opens an environment to inspect it, without playing: what it says of itself, or whether it can be made at all.
+
+Always true: the environment is closed afterwards, also when the inspection raises. One that does not close in time is left
+to a daemon thread, which holds up nobody.
 """
 
-from collections.abc import Mapping
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, TypedDict, runtime_checkable
 
@@ -91,3 +99,25 @@ class Forkable(Protocol):
 def can_fork(env: Env) -> bool:
     """Whether it can be copied: it has `fork()`, and does not say by `stateless = False` that it holds what cannot."""
     return isinstance(env, Forkable) and bool(getattr(env, "stateless", True))
+
+
+CLOSE_SECONDS = 5.0
+"""Inspections happen while a run is prepared, which must not hang with one environment."""
+
+
+@contextmanager
+def inspected_env(make: Callable[[], Env]) -> Iterator[Env]:
+    """A new environment, closed at the end. For code without an event loop, or in one."""
+    env = make()
+    try:
+        yield env
+    finally:
+        # In a thread with an event loop of its own, because `close` is async and a loop may run in this one.
+        closing = threading.Thread(target=_close, args=(env,), name="closing an environment", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+
+
+def _close(env: Env) -> None:
+    with suppress(BaseException):  # it has said what it was asked for; it is never played
+        asyncio.run(env.close())

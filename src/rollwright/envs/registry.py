@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from rollwright.envs.base import Env, EnvironmentFailure
-from rollwright.envs.frozen_lake import FrozenLake
-from rollwright.envs.grid_game import DEFAULT_MAX_STEPS
-from rollwright.envs.sokoban import DIFFERENT_VOCAB, Sokoban
+from rollwright.envs.games.frozen_lake import FrozenLake
+from rollwright.envs.games.grid_game import DEFAULT_MAX_STEPS
+from rollwright.envs.games.sokoban import DIFFERENT_VOCAB, Sokoban
 from rollwright.envs.threaded import wrap
 from rollwright.errors import ConfigError
 from rollwright.registry import Registry, checked_options, import_object, parameters_of, suggestion
@@ -77,13 +77,13 @@ _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
         "gymnasium": EnvSpec(
             "gymnasium:<id>",
             "a Gymnasium environment with discrete or text actions",
-            "rollwright.envs.gymnasium_env:make_gymnasium",
+            "rollwright.envs.adapters.gymnasium:make_gymnasium",
             max_steps=100,
         ),
         "reasoning_gym": EnvSpec(
             "reasoning_gym:<dataset>",
             "one question of a reasoning-gym dataset",
-            "rollwright.envs.reasoning:ReasoningGym",
+            "rollwright.envs.adapters.reasoning_gym:ReasoningGym",
             max_steps=1,
             max_tokens_per_step=1024,
         ),

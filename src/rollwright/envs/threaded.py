@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Protocol, Self, TypeVar
 
-from rollwright.cancellation import passable
-from rollwright.envs.answers import AnswerFormat
+from rollwright.aio import passable
 from rollwright.envs.base import EnvironmentFailure, Forkable, Prompts, Reset, Step
+from rollwright.envs.parsing import AnswerFormat
 
 Result = TypeVar("Result")
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rollwright.engines.base import ToolSpec
 from rollwright.gateway.types import (
     ModelReply,
     ModelRequest,
@@ -19,7 +20,6 @@ from rollwright.gateway.types import (
     text_of,
     tool_call,
 )
-from rollwright.policies.base import ToolSpec
 from rollwright.trajectory import FinishReason, Message, ToolCall
 
 _NEUTRAL: dict[str, Any] = {"mcp_servers": [], "container": None}

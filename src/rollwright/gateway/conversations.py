@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rollwright.policies.base import ToolSpec
+from rollwright.engines.base import ToolSpec
 from rollwright.trajectory import Message
 
 Key = tuple[Any, ...]

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from rollwright.engines.base import LONGEST_TOKEN
 from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.chat_completions import ChatCompletions
@@ -24,7 +25,6 @@ from rollwright.gateway.registry import Registry
 from rollwright.gateway.responses import Responses
 from rollwright.gateway.retries import ModelCall
 from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest, decode
-from rollwright.policies.base import LONGEST_TOKEN
 from rollwright.store.http.body import Body, BodyMemory, Gone, Message, Receive
 from rollwright.store.http.decoding import BodyDecoder, json_values
 from rollwright.store.http.errors import HttpRefusal

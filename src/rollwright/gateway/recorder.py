@@ -15,12 +15,12 @@ from typing import NamedTuple
 import msgspec
 
 from rollwright.agents import EpisodeFailure, Interrupted, OutOfRoom, ReplayDiffers, Session
+from rollwright.engines.base import RateLimited, Sampling
 from rollwright.errors import RollwrightError
 from rollwright.gateway.conversations import Conversations, answered
 from rollwright.gateway.retries import CallLog, ModelCall
 from rollwright.gateway.settings import CaptureRules
 from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest
-from rollwright.policies.base import RateLimited, Sampling
 from rollwright.store.errors import StoreError, StoreUnavailable
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import UNDELIVERED, Boundary, ErrorRecord, FinishReason, Message, Turn

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from rollwright.engines.base import ToolSpec
 from rollwright.gateway.chat_completions import ChatCompletions
 from rollwright.gateway.types import (
     ModelReply,
@@ -23,7 +24,6 @@ from rollwright.gateway.types import (
     text_of,
     tool_call,
 )
-from rollwright.policies.base import ToolSpec
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
 

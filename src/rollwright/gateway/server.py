@@ -13,8 +13,8 @@ from rollwright.gateway.recorder import RolloutRecorder
 from rollwright.gateway.registry import Registry
 
 if TYPE_CHECKING:
-    from rollwright.http_server import ServerLimits
-    from rollwright.listening import Listener
+    from rollwright.http.server import Listener
+    from rollwright.http.server_connection import ServerLimits
 
 
 class Access(NamedTuple):
@@ -56,10 +56,7 @@ class Gateway:
         """Starts to serve, if it does not yet."""
         if self._serving is not None:
             return
-        from rollwright.listening import (
-            Listener,
-            listening_socket,
-        )  # only who listens needs a web server
+        from rollwright.http.server import Listener, listening_socket
 
         loop = asyncio.get_running_loop()
         listening = listening_socket(self._host, self._port)

@@ -24,14 +24,14 @@ from rollwright.agents import (
     Superseded,
     entries,
 )
-from rollwright.draws import seed
+from rollwright.engines.base import NO_ACTIONS, Policy, Sampling
 from rollwright.gateway.endpoint import EndRequest
 from rollwright.gateway.recorder import Given, RolloutRecorder
 from rollwright.gateway.registry import check_key, unauthorized
 from rollwright.gateway.server import Access, Gateway
 from rollwright.gateway.settings import CaptureRules, ClientSampling
 from rollwright.gateway.types import decode
-from rollwright.policies.base import NO_ACTIONS, Policy, Sampling
+from rollwright.rng import seed
 from rollwright.store.api import Store
 from rollwright.store.errors import AttemptRefused, NotFound, StoreError, StoreUnavailable
 from rollwright.store.http.errors import HttpRefusal, error_reply

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollwright.policies.base import Sampling, ToolSpec
+from rollwright.engines.base import Sampling, ToolSpec
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
 

@@ -7,10 +7,10 @@ spare; every candidate is listed with the reason why it was taken or left.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from rollwright.draws import digest
 from rollwright.errors import ConfigError
 from rollwright.hardware.memory import gigabytes
 from rollwright.models.memory_needs import MemoryNeed
+from rollwright.rng import digest
 
 ROOM = 0.9
 """Share of the free memory that a choice may need: other processes run here too, and needs are estimates."""

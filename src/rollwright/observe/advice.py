@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollwright.config import RunConfig
-from rollwright.policies.settings import EnginePolicyConfig
+from rollwright.engines.settings import EnginePolicyConfig
 
 
 class Cause(StrEnum):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Span(NamedTuple):
+class BusySpan(NamedTuple):
     """Something that was under way, in seconds since 1970."""
 
     start: float
@@ -74,7 +74,7 @@ class Load:
         return sum(level * seconds for level, seconds in self.levels)
 
 
-def measure(rollouts: Sequence[Span], calls: Sequence[Call]) -> Load:
+def measure(rollouts: Sequence[BusySpan], calls: Sequence[Call]) -> Load:
     if not rollouts:
         return Load()
     steps = sorted(

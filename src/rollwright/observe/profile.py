@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollwright.observe.exclusive import exclusive
-from rollwright.observe.load import Call, Load, Span, measure
+from rollwright.observe.attribution import exclusive
+from rollwright.observe.load import BusySpan, Call, Load, measure
 from rollwright.trajectory import Phase, Timing, Trajectory
 
 NOBODY = "–"
@@ -19,7 +19,7 @@ NOBODY = "–"
 
 
 @dataclass
-class Tally:
+class PhaseTally:
     """Waits of one kind."""
 
     lengths: "array[float]" = field(default_factory=lambda: array("d"))
@@ -49,7 +49,7 @@ class AgentRow:
     """What one agent waited for; the generations are its calls."""
 
     agent: str
-    calls: Tally
+    calls: PhaseTally
     waited: Mapping[Phase, float]
     """Exclusive seconds."""
 
@@ -60,7 +60,7 @@ class ThingRow:
 
     phase: Phase
     name: str
-    tally: Tally
+    tally: PhaseTally
 
 
 class Profile:
@@ -75,9 +75,9 @@ class Profile:
         self.wall = 0.0
         """Seconds, summed over the rollouts."""
         self._phases: dict[Phase, float] = dict.fromkeys(Phase, 0.0)
-        self._tallies: dict[tuple[Phase, str, str], Tally] = defaultdict(Tally)
+        self._tallies: dict[tuple[Phase, str, str], PhaseTally] = defaultdict(PhaseTally)
         """By phase, agent and name; names of environment methods have the tag in front."""
-        self._spans: list[Span] = []
+        self._spans: list[BusySpan] = []
         self._calls: list[Call] = []
 
     @classmethod
@@ -95,7 +95,7 @@ class Profile:
         self.wall += timing.wall
         self.processes.add(timing.process)
         began = timing.started
-        self._spans.append(Span(began, began + timing.wall))
+        self._spans.append(BusySpan(began, began + timing.wall))
         for wait in timing.waits:
             name = f"{tag} {wait.name}" if wait.phase is Phase.ENVIRONMENT else wait.name
             tally = self._tallies[wait.phase, wait.agent, name]
@@ -140,9 +140,9 @@ class Profile:
     def _waited(self, agent: str) -> dict[Phase, float]:
         return {phase: self._sum(phase, agent).alone for phase in Phase if phase is not Phase.AGENT}
 
-    def _sum(self, phase: Phase, agent: str | None, name: str | None = None) -> Tally:
+    def _sum(self, phase: Phase, agent: str | None, name: str | None = None) -> PhaseTally:
         """Over all agents or names where none is given."""
-        total = Tally()
+        total = PhaseTally()
         for (its_phase, its_agent, its_name), tally in self._tallies.items():
             if its_phase is phase and agent in (None, its_agent) and name in (None, its_name):
                 total.lengths.extend(tally.lengths)

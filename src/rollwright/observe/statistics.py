@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollwright.rollout import Activity, Batch
-from rollwright.run.baselines import EPISODES, Baseline
+from rollwright.run.reference_scores import EPISODES, Baseline
 from rollwright.trajectory import Trajectory
 
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollwright.cancellation import is_asked_for
+from rollwright.aio import is_asked_for
+from rollwright.engines.base import Policy
 from rollwright.errors import ConfigError, FormatError
-from rollwright.policies.base import Policy
 from rollwright.rewards.checks import Contains, ExactMatch, JsonSchema, LengthPenalty, RegexMatch, Returned
 from rollwright.rewards.failure import NoReward, RewardFailure, describe
 from rollwright.rewards.functions import (

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar, overload
 
-from rollwright.cancellation import passable
+from rollwright.aio import passable
 from rollwright.errors import ConfigError
 from rollwright.rewards.scored import ScoredAttempt
 

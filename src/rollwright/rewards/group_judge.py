@@ -10,8 +10,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 
-from rollwright.draws import digest
-from rollwright.policies.base import Policy
+from rollwright.engines.base import Policy
 from rollwright.rewards.judge import (
     JudgeModel,
     Unparsed,
@@ -23,6 +22,7 @@ from rollwright.rewards.judge import (
 )
 from rollwright.rewards.scored import ScoredAttempt, TaskRow
 from rollwright.rewards.settings import GroupJudgeReward
+from rollwright.rng import digest
 from rollwright.trajectory import Message, Trajectory
 
 NO_PREFERENCE = 0.5

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollwright.cancellation import is_asked_for
-from rollwright.policies.base import Policy, Prompt, Sampling
+from rollwright.aio import is_asked_for
+from rollwright.engines.base import Policy, Prompt, Sampling
 from rollwright.rewards.failure import NoReward, describe, one_line
 from rollwright.rewards.functions import Value
 from rollwright.rewards.scored import ScoredAttempt, TaskRow

@@ -19,9 +19,8 @@ from rollwright.rewards.functions import Value
 from rollwright.rewards.math_messages import MathQuestion, MathVerdict
 from rollwright.rewards.scored import ScoredAttempt
 from rollwright.rewards.settings import MathVerifyReward
-from rollwright.sandbox.client import Sandbox, SandboxError
-from rollwright.sandbox.limits import SandboxLimits
-from rollwright.sandbox.starting import SandboxStarter
+from rollwright.sandbox.client import Sandbox, SandboxError, SandboxStarter
+from rollwright.sandbox.protocol import SandboxLimits
 
 PROGRAM = "rollwright.rewards.math_program"
 

@@ -20,9 +20,7 @@ from sympy.parsing import sympy_parser
 
 from rollwright.envs.scoring.readers import algebra
 from rollwright.rewards.math_messages import MathQuestion, MathVerdict
-from rollwright.sandbox.frames import read_frame, write_frame
-from rollwright.sandbox.limits import SandboxLimits
-from rollwright.sandbox.messages import Ran, Run
+from rollwright.sandbox.protocol import Ran, Run, SandboxLimits, read_frame, write_frame
 
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 """What tells that a text has LaTeX in it."""

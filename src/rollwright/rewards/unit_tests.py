@@ -19,8 +19,7 @@ from rollwright.rewards.functions import Value
 from rollwright.rewards.scored import ScoredAttempt
 from rollwright.rewards.settings import UnitTestsReward
 from rollwright.sandbox.client import Nursery, SandboxError
-from rollwright.sandbox.limits import SandboxLimits
-from rollwright.sandbox.messages import Ran
+from rollwright.sandbox.protocol import Ran, SandboxLimits
 
 _FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)```", re.DOTALL)
 _PYTHON = frozenset({"", "python", "python3", "py"})

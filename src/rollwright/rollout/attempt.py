@@ -22,10 +22,10 @@ from rollwright.agents import (
     bounded,
     failed,
 )
-from rollwright.cancellation import is_asked_for
+from rollwright.aio import is_asked_for
+from rollwright.engines.base import Policy
 from rollwright.envs.base import Env
 from rollwright.gateway import Gateway
-from rollwright.policies.base import Policy
 from rollwright.rollout.accounting import Activity
 from rollwright.rollout.concurrency import InflightLimit
 from rollwright.rollout.episode import EpisodeSettings, new_session, play_episode, read_episode

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
-from rollwright.draws import KeyPart, generator
+from rollwright.rng import KeyPart, generator
 from rollwright.rollout.settings import BRANCH_POLICIES
 from rollwright.trajectory import Turn
 

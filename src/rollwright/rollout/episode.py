@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollwright import draws
+from rollwright import rng
 from rollwright.agents import (
     ChatAgent,
     EpisodeFailure,
@@ -28,11 +28,11 @@ from rollwright.agents import (
     failed,
     timed_out,
 )
-from rollwright.cancellation import is_asked_for
+from rollwright.aio import is_asked_for
+from rollwright.engines.base import Playable, Policy, Sampling
 from rollwright.envs.base import Env, Reset
 from rollwright.errors import FormatError
 from rollwright.gateway.settings import CaptureRules
-from rollwright.policies.base import Playable, Policy, Sampling
 from rollwright.rollout.filters import Filter, stops
 from rollwright.rollout.settings import LimitsConfig
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
@@ -64,7 +64,7 @@ def read_episode(data: Any) -> Episode:
 
 def level_seed(run_seed: int, mode: str, group: int) -> int:
     """The level of a group depends on the run's seed and the group alone."""
-    return draws.seed(run_seed, "level", mode, group)
+    return rng.seed(run_seed, "level", mode, group)
 
 
 class Strategy(Protocol):

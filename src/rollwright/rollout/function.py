@@ -24,13 +24,13 @@ from rollwright.agents import (
     failed,
     timed_out,
 )
-from rollwright.cancellation import is_asked_for
-from rollwright.draws import digest
+from rollwright.aio import is_asked_for
+from rollwright.engines.base import NO_ACTIONS, Parsed, Policy, Sampling, ToolSpec
 from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import FormatError, RollwrightError
 from rollwright.gateway import Access, CaptureRules, Gateway, RolloutRecorder
 from rollwright.gateway.recorder import USUAL_RULES
-from rollwright.policies.base import NO_ACTIONS, Parsed, Policy, Sampling, ToolSpec
+from rollwright.rng import digest
 from rollwright.rollout.episode import EpisodeSettings
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import Boundary, Message, StopReason, Trajectory, Turn, reward_of

@@ -16,8 +16,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from rollwright.agents import OutOfRoom, Phase, Session, bounded, together
+from rollwright.engines.base import Policy
 from rollwright.envs.base import Env, Forkable, Step, can_fork
-from rollwright.policies.base import Policy
 from rollwright.rollout.branching import TRUNK, Branching, Node
 from rollwright.rollout.episode import EpisodeSettings, end_of, too_old
 from rollwright.rollout.filters import stops

@@ -7,8 +7,8 @@ is told in the line that making the run would have told.
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
 from rollwright.rollout.filters import build_filters
-from rollwright.run.assembly import SettingsTable, build_curriculum
-from rollwright.run.orchestras import check_policies
+from rollwright.run.build import SettingsTable, build_curriculum
+from rollwright.run.build_teams import check_policies
 
 
 def check_config(config: RunConfig, *, ray: str | None = None) -> None:
@@ -33,7 +33,7 @@ def check_tags(config: RunConfig) -> None:
 def check_ray(address: str) -> None:
     """Whether Ray is installed, and this may be the address of a cluster."""
     try:
-        from rollwright.run.ray_cluster import RayCluster
+        from rollwright.run.ray_fleet import RayCluster
     except ImportError as error:
         raise ConfigError("ray: is not installed; install rollwright[ray]") from error
     RayCluster(address)

@@ -9,10 +9,10 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 
 from rollwright.config import OpenAIPolicyConfig, PolicyConfig, RunConfig
+from rollwright.engines.base import Capabilities, EngineError, Policy, Probed
+from rollwright.engines.settings import EnginePolicyConfig
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Capabilities, EngineError, Policy, Probed
-from rollwright.policies.settings import EnginePolicyConfig
-from rollwright.run.orchestras import build_run_policy
+from rollwright.run.build_teams import build_run_policy
 
 _HINTS = (
     (("HTTP 401", "HTTP 403"), "check the key: policy.api_key_env names the variable that holds it"),

@@ -16,9 +16,9 @@ from rollwright.rollout.accounting import Fate
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.recovery import NO_REASON, CompletionReplay
 from rollwright.run.folder import CONFIG, STORE, RunFolder, RunReader
-from rollwright.run.playbook import CONFIG_KEY
 from rollwright.run.retention import replace_durably
 from rollwright.run.trajectory_log import TRAJECTORIES
+from rollwright.run.worker_settings import CONFIG_KEY
 from rollwright.store.api import Store
 from rollwright.store.opening import open_store, sqlite_path
 from rollwright.store.records import (
@@ -75,8 +75,7 @@ async def restore_settings(run: Path, told: str | None) -> RunConfig | None:
 
 async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
     # imported here, because only a run with a SQLite file needs it
-    from rollwright.store.sql.sqlite_integrity import check_integrity
-    from rollwright.store.sql.sqlite_salvage import move_aside, readable_trajectories
+    from rollwright.store.sql.sqlite_integrity import check_integrity, move_aside, readable_trajectories
 
     rest = "what was finished is taken from the log, episodes under way begin anew"
     if not await asyncio.to_thread(path.is_file):

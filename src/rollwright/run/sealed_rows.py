@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.errors import FormatError
-from rollwright.run.checksums import corrected, crc32
+from rollwright.run.log_records import corrected, crc32
 
 _SEAL = b', "crc": "00000000"}'
 _DIGITS = slice(10, 18)

@@ -22,15 +22,15 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from rollwright.config import RunConfig
+from rollwright.engines.base import Policy
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Policy
 from rollwright.rollout.filters import Catches, build_filters
+from rollwright.run.build_swarm import node_config, open_transport, swarm_of, task_book
+from rollwright.run.build_training import make_policy, model_name
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
-from rollwright.run.swarm_assembly import node_config, open_transport, swarm_of, task_book
 from rollwright.run.swarm_scorer import PolicyScorer
-from rollwright.run.training_assembly import make_policy, model_name
+from rollwright.run.training import Row, TrainingRun
 from rollwright.run.training_record import plain_row, training_rows
-from rollwright.run.training_run import Row, TrainingRun
 from rollwright.swarm.exchange import Exchange
 from rollwright.swarm.heartbeat import NodePhase, NodeStatus, Pulse
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity

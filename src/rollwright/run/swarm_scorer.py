@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rollwright.engines.base import Policy, Renderer
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Policy, Renderer
-from rollwright.run.training_run import TrainingRun
+from rollwright.run.training import TrainingRun
 from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 from rollwright.swarm.verification import tokenizer_digest
 from rollwright.trajectory import Floats, TokenIds, floats, token_ids

@@ -22,10 +22,10 @@ from verl.experimental.agent_loop.agent_loop import (  # type: ignore[import-not
 )
 
 from rollwright.config import RunConfig, load
+from rollwright.engines.rendering import make_renderer
 from rollwright.errors import ConfigError
-from rollwright.policies.rendering import make_renderer
 from rollwright.rollout.episode import Episode, new_session, play_episode
-from rollwright.run.assembly import SettingsTable, make_env
+from rollwright.run.build import SettingsTable, make_env
 from rollwright.training.bridges.completions import completion_of
 from rollwright.training.bridges.verl import VerlPolicy, agent_loop_output
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from rollwright.rollout import Activity, AgentFunction, InflightLimit, RolloutContext
 from rollwright.rollout.concurrency import START
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings
-from rollwright.run.assembly import make_env
+from rollwright.run.build import make_env
 from rollwright.run.gc_tuning import rare_collections
-from rollwright.run.playbook import StoreSettingsSource
+from rollwright.run.worker_settings import StoreSettingsSource
 from rollwright.store.opening import USUAL_PATIENCE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import ErrorRecord

@@ -16,7 +16,7 @@ from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 from rollwright.swarm.signed import MAX_GROUP, PROTOCOL, Count, Hex32, Name
 from rollwright.swarm.transports.base import MAX_CONTENT_BYTES
 from rollwright.trajectory import FinishReason, TokenIds, Trajectory, token_ids
-from rollwright.trajectory.tokens import pack, unpack
+from rollwright.trajectory.arrays import pack, unpack
 
 MAX_TEXT = 32_768
 """Characters of one completion, about 8,000 tokens. Parsing the action out of an adversarial text takes 2 s at this length,

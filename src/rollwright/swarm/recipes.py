@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 
 import rollwright
-from rollwright import draws
+from rollwright import rng
 from rollwright.envs import registry
 from rollwright.envs.base import Env
 from rollwright.errors import ConfigError
@@ -29,7 +29,7 @@ _MODE = "train"
 
 def task_seed(swarm: str, peer: str) -> int:
     """The run seed of a node's training groups."""
-    return draws.seed("swarm", swarm, peer)
+    return rng.seed("swarm", swarm, peer)
 
 
 def task_level(seed: int, index: int) -> int:

@@ -17,8 +17,8 @@ can craft a group that is drawn for sure.
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from rollwright import draws
-from rollwright.draws import KeyPart
+from rollwright import rng
+from rollwright.rng import KeyPart
 from rollwright.swarm.signed import Manifest
 
 FLAT = 1e-9
@@ -48,7 +48,7 @@ def in_turns(
     `proven`: peers of which a group was accepted; `silent`: peers that did not answer the last fetch."""
 
     def lot(manifest: Manifest) -> int:
-        return draws.digest(*key, manifest.peer, manifest.digest)
+        return rng.digest(*key, manifest.peer, manifest.digest)
 
     useful = [each for each in candidates if not is_flat(each.rewards)]
     later = _later({each.peer for each in useful}, key, proven, silent)
@@ -57,7 +57,7 @@ def in_turns(
     for manifest in sorted(useful, key=lot):
         turn = turns[manifest.peer]
         turns[manifest.peer] += 1
-        placed.append((turn, later.get(manifest.peer, 0), draws.digest(*key, manifest.peer, turn), manifest))
+        placed.append((turn, later.get(manifest.peer, 0), rng.digest(*key, manifest.peer, turn), manifest))
     return [manifest for *_, manifest in sorted(placed, key=lambda each: each[:3])]
 
 
@@ -66,7 +66,7 @@ def _later(
 ) -> dict[str, int]:
     """The peers that come later in each turn, with their rank."""
     known = peers.intersection(proven)
-    strangers = sorted(peers - known - set(silent), key=lambda peer: draws.digest(*key, peer, "stranger"))
+    strangers = sorted(peers - known - set(silent), key=lambda peer: rng.digest(*key, peer, "stranger"))
     room = max(STRANGERS, len(known)) if known else len(strangers)
     return {**dict.fromkeys(strangers[room:], 1), **dict.fromkeys(peers.intersection(silent), 2)}
 

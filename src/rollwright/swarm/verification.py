@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from rollwright.agents import EpisodeFailure, OutOfRoom, Session, bounded
+from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampling
 from rollwright.envs.base import Env
 from rollwright.errors import ConfigError
-from rollwright.policies.base import Generation, Policy, Prompt, Renderer, Sampling
 from rollwright.rollout.episode import Episode, EpisodeSettings, end_of, new_session, play_episode
 from rollwright.swarm.content import SharedAction, SharedGroup, SharedMember
 from rollwright.swarm.recipes import TaskBook, task_digest, task_level, task_seed

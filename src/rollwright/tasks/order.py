@@ -8,7 +8,7 @@ is held out depends on its content alone: rows that are added to a file later ch
 
 from collections.abc import Sequence
 
-from rollwright import draws
+from rollwright import rng
 
 _ROUNDS = 8
 """Rounds of the Feistel network. Four leave a bias among a dozen rows (chi-squared 5 times its expectation over 20,000
@@ -32,7 +32,7 @@ def draw_of(index: int, tag: str, slot_tags: Sequence[str]) -> int:
 def epoch_row(run_seed: int, tag: str, draw: int, rows: int) -> int:
     """The row of the `draw`-th group of a tag: all rows in a shuffled order, then all again in another."""
     epoch, place = divmod(draw, rows)
-    return permute(place, rows, draws.digest("task order", run_seed, tag, epoch))
+    return permute(place, rows, rng.digest("task order", run_seed, tag, epoch))
 
 
 def permute(place: int, size: int, key: int) -> int:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rollwright.engines.base import ToolSpec
 from rollwright.errors import ConfigError
-from rollwright.policies.base import ToolSpec
 from rollwright.tools.context import ToolContext
 from rollwright.tools.pool import Key, Lease, Pool
 from rollwright.tools.result import ToolError, ToolFailure

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from rollwright.cancellation import is_asked_for
+from rollwright.aio import is_asked_for
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.tools.time_limit import in_line
 

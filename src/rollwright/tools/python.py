@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollwright.sandbox.client import Nursery, Sandbox, SandboxError
-from rollwright.sandbox.limits import SandboxLimits
-from rollwright.sandbox.messages import Ran
+from rollwright.sandbox.protocol import Ran, SandboxLimits
 from rollwright.sandbox.settings import SANDBOXES
 from rollwright.tools.context import ToolContext
 from rollwright.tools.pool import Key, LeaseOver, Pool

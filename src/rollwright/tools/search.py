@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rollwright.errors import ConfigError
-from rollwright.http_client import HttpClient, HttpFault, Url
+from rollwright.http import HttpClient, HttpFault, Url
 from rollwright.tools.result import ToolFailure
 from rollwright.tools.tool import FunctionTool, Tool
 

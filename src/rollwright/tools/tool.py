@@ -17,9 +17,9 @@ from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from rollwright.cancellation import passable
+from rollwright.aio import passable
+from rollwright.engines.base import ToolSpec
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.base import ToolSpec
 from rollwright.tools.context import ToolContext
 from rollwright.tools.schema import read_signature
 from rollwright.tools.time_limit import in_line, limits_the_call

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from rollwright.cancellation import is_asked_for
+from rollwright.aio import is_asked_for
+from rollwright.engines.base import ToolSpec
 from rollwright.errors import ConfigError
-from rollwright.policies.base import ToolSpec
 from rollwright.tools.context import ToolContext
 from rollwright.tools.result import EndEpisode, Problem, ToolError, ToolFailure, ToolResult, as_text
 from rollwright.tools.schema import BadArguments

@@ -30,7 +30,7 @@ NOTHING_BEFORE = BeforeStep()
 
 
 @dataclass
-class Tally:
+class TokenTally:
     """Sums over what went through the model."""
 
     loss: float = 0.0
@@ -84,14 +84,14 @@ def add_gradients(
     tokens_per_micro_batch: int,
     before: BeforeStep = NOTHING_BEFORE,
     on_progress: Callable[[], None] = lambda: None,
-) -> Tally:
+) -> TokenTally:
     """Adds the gradient of the loss of `rows` to the model's parameters; `on_progress` is told of every micro-batch.
 
     A row without any advantage is part of what the loss is divided by, and is not computed where it has no gradient.
     """
     coefficients = token_coefficients(rows, settings)
     moving = [place for place, row in enumerate(rows) if not settings.only_advantages or row.advantages.any()]
-    tally = Tally()
+    tally = TokenTally()
     for chosen in plan([rows[place].length for place in moving], tokens_per_micro_batch):
         places = [moving[each] for each in chosen]
         batch = collate(rows, places, model.device)

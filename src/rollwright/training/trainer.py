@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rollwright import draws
+from rollwright import rng
+from rollwright.engines.base import Weights
 from rollwright.errors import ConfigError, FormatError, RollwrightError
 from rollwright.models.loading import weights_checksum
-from rollwright.policies.base import Weights
 from rollwright.training.checkpoints import (
     Checkpoint,
     read_checkpoint,
@@ -26,7 +26,7 @@ from rollwright.training.checkpoints import (
     write_checkpoint,
     write_folder,
 )
-from rollwright.training.gradients import BeforeStep, Tally, add_gradients, logprobs_of_rows
+from rollwright.training.gradients import BeforeStep, TokenTally, add_gradients, logprobs_of_rows
 from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, plain_row
 from rollwright.training.model import TrainedModel
 from rollwright.training.report import Skip, StepReport, batch_figures
@@ -109,10 +109,10 @@ class Trainer:
         self._skips_in_a_row = 0
         return self._report(known, began)
 
-    def _updates(self, packed: Sequence[PackedRow]) -> tuple[list[Tally], list[float], Skip | None]:
+    def _updates(self, packed: Sequence[PackedRow]) -> tuple[list[TokenTally], list[float], Skip | None]:
         """All updates of a step, up to the first that is left out: figures, gradient norms, and why."""
         before = self._before(packed)
-        tallies: list[Tally] = []
+        tallies: list[TokenTally] = []
         norms: list[float] = []
         for chosen in list(self._mini_batches(packed)):
             rows = [packed[place] for place in chosen]
@@ -134,7 +134,7 @@ class Trainer:
                 return tallies, norms, why
         return tallies, norms, None
 
-    def _trouble(self, tally: Tally, norm: float, *, first: bool) -> Skip | None:
+    def _trouble(self, tally: TokenTally, norm: float, *, first: bool) -> Skip | None:
         if not math.isfinite(tally.loss) or not math.isfinite(norm):
             return Skip.NOT_FINITE
         if first and tally.mean("gap") > self.settings.max_logprob_gap:
@@ -164,8 +164,8 @@ class Trainer:
             reference=score(model.reference_logprobs) if loss.kl_coefficient else None,
         )
 
-    def _gradients(self, rows: Sequence[PackedRow], before: BeforeStep) -> Tally:
-        def gather(budget: int) -> Tally:
+    def _gradients(self, rows: Sequence[PackedRow], before: BeforeStep) -> TokenTally:
+        def gather(budget: int) -> TokenTally:
             self._optimizer.zero_grad(set_to_none=True)
             return add_gradients(
                 self._model,
@@ -208,7 +208,7 @@ class Trainer:
                 yield list(range(len(packed)))
                 continue
             rollouts = list(dict.fromkeys(row.rollout_id for row in packed))
-            draws.generator("mini-batches", self._seed, self.version, epoch).shuffle(rollouts)
+            rng.generator("mini-batches", self._seed, self.version, epoch).shuffle(rollouts)
             part = {rollout: place % count for place, rollout in enumerate(rollouts)}
             for number in range(min(count, len(rollouts))):
                 yield [place for place, row in enumerate(packed) if part[row.rollout_id] == number]
@@ -343,7 +343,7 @@ def _staleness(packed: Sequence[PackedRow], version: int) -> dict[int, int]:
     return dict(zip(ages.tolist(), counts.tolist(), strict=True))
 
 
-def _figures(tallies: Sequence[Tally], norms: Sequence[float]) -> dict[str, Any]:
+def _figures(tallies: Sequence[TokenTally], norms: Sequence[float]) -> dict[str, Any]:
     """What a report says of the updates."""
     tokens = sum(tally.tokens for tally in tallies)
     computed, padded = sum(tally.computed for tally in tallies), sum(tally.padded for tally in tallies)

@@ -1,5 +1,6 @@
 """Turn, trajectory, sample: the one structure that every other box reads or writes."""
 
+from rollwright.trajectory.arrays import Floats, TokenIds, floats, token_ids
 from rollwright.trajectory.forest import (
     Message,
     Trajectory,
@@ -16,15 +17,15 @@ from rollwright.trajectory.forest import (
 )
 from rollwright.trajectory.rewards import LARGEST_REWARD, check_rewards, reward_of, truth_of
 from rollwright.trajectory.samples import NO_TEMPERATURE, NO_VERSION, Sample, Span, samples, turn_samples
-from rollwright.trajectory.sampling import MIN_TEMPERATURE, SamplingParams
 from rollwright.trajectory.timing import Phase, Timing, Wait
-from rollwright.trajectory.tokens import Floats, TokenIds, floats, token_ids
 from rollwright.trajectory.turn import (
+    MIN_TEMPERATURE,
     UNDELIVERED,
     Boundary,
     ErrorRecord,
     FinishReason,
     Outcome,
+    SamplingParams,
     StopReason,
     ToolCall,
     Turn,

@@ -13,7 +13,7 @@ import msgspec
 import zstandard
 
 from rollwright.errors import FormatError
-from rollwright.trajectory.tokens import pack, unpack
+from rollwright.trajectory.arrays import pack, unpack
 
 MAX_DECODED_BYTES = 256 * 1024 * 1024
 """A 1M-token episode takes about 12 MiB; the limit stops a small hostile file from filling the memory."""

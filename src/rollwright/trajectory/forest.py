@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from rollwright.errors import FormatError
+from rollwright.trajectory.arrays import TokenIds, token_ids
 from rollwright.trajectory.codec import Codec
-from rollwright.trajectory.sampling import SamplingParams
 from rollwright.trajectory.timing import Timing
-from rollwright.trajectory.tokens import TokenIds, token_ids
-from rollwright.trajectory.turn import UNDELIVERED, ErrorRecord, StopReason, ToolCall, Turn
+from rollwright.trajectory.turn import UNDELIVERED, ErrorRecord, SamplingParams, StopReason, ToolCall, Turn
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rollwright.trajectory.arrays import Floats, TokenIds, floats, token_ids
 from rollwright.trajectory.forest import Trajectory, full_prompt, sequence, turn_weights
-from rollwright.trajectory.tokens import Floats, TokenIds, floats, token_ids
 from rollwright.trajectory.turn import Turn, expand_versions
 
 NO_VERSION = -1

@@ -20,7 +20,7 @@ from reasoning_gym.factory import CURRICULA, DATASETS, create_dataset
 from sympy.core.cache import clear_cache
 
 from rollwright.envs.scoring import guard
-from rollwright.envs.scoring.messages import LEVEL, NoQuestion, Score
+from rollwright.envs.scoring.protocol import LEVEL, NoQuestion, Score
 from rollwright.envs.scoring.readers import ALGEBRAIC, READING
 from rollwright.registry import suggestion
 

@@ -22,7 +22,7 @@ import reasoning_gym
 import sympy
 
 from rollwright.envs.scoring import datasets, guard, readers
-from rollwright.envs.scoring.messages import (
+from rollwright.envs.scoring.protocol import (
     Entry,
     JudgeAsk,
     JudgeMessage,
@@ -33,8 +33,7 @@ from rollwright.envs.scoring.messages import (
     QuestionStands,
     Result,
 )
-from rollwright.sandbox.frames import LENGTH, frame
-from rollwright.sandbox.limits import SandboxLimits
+from rollwright.sandbox.protocol import LENGTH, SandboxLimits, frame
 
 MAX_ANSWERS = 2_000
 """Then another judge takes over: whatever an answer could leave behind does not stay."""

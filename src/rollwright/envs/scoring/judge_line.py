@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rollwright.envs.scoring.messages import JudgeAsk, JudgeMessage, JudgeRequest, Result
-from rollwright.sandbox.frames import LENGTH
-from rollwright.sandbox.messages import Ended, Ready
+from rollwright.envs.scoring.protocol import JudgeAsk, JudgeMessage, JudgeRequest, Result
+from rollwright.sandbox.protocol import LENGTH, Ended, Ready
 
 QUESTION_SECONDS = 60.0
 """For making a question; the slowest dataset takes about one."""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rollwright.envs.base import EnvironmentFailure
 from rollwright.envs.scoring.judge_line import QUESTION_SECONDS, JudgeLine, JudgeWord, PendingRequest
-from rollwright.envs.scoring.messages import (
+from rollwright.envs.scoring.protocol import (
     JudgeAsk,
     JudgeReply,
     JudgeRequest,
@@ -31,10 +31,8 @@ from rollwright.envs.scoring.messages import (
     Result,
     Score,
 )
-from rollwright.sandbox.frames import frame
-from rollwright.sandbox.limits import SandboxLimits
-from rollwright.sandbox.messages import Ready
-from rollwright.sandbox.starting import SandboxError, SandboxStarter
+from rollwright.sandbox.client import SandboxError, SandboxStarter
+from rollwright.sandbox.protocol import Ready, SandboxLimits, frame
 
 UNCONFINED_VARIABLE = "ROLLWRIGHT_UNCONFINED_SCORING"
 """Environment variable: 1 lets judges run with limits only where the machine cannot give a sandbox. Also then nothing runs

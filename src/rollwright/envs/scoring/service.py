@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from rollwright.envs.base import EnvironmentFailure
-from rollwright.envs.scoring.messages import Entry, JudgeAsk, JudgeRequest, NoQuestion, Result, Score
 from rollwright.envs.scoring.pool import UNCONFINED_VARIABLE, JudgePool
+from rollwright.envs.scoring.protocol import Entry, JudgeAsk, JudgeRequest, NoQuestion, Result, Score
 from rollwright.errors import ConfigError
 
 SCORE_SECONDS = 5.0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollwright.rollout.filters.applying import Judged, judge, judge_group, stops
     from rollwright.rollout.filters.base import Action, Catch, Catches, Filter, GroupTest, MemberTest
-    from rollwright.rollout.filters.building import build_filters
-    from rollwright.rollout.filters.catching import (
+    from rollwright.rollout.filters.factory import build_filters
+    from rollwright.rollout.filters.filters import (
         AccuracyBand,
         Duplicate,
         FormatError,
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         Repetition,
         VoidTurn,
         ZeroVariance,
+        group_filter,
     )
-    from rollwright.rollout.filters.own import group_filter
 
 _MODULES = {
     "AccuracyBand": "catching",

@@ -14,9 +14,9 @@ from urllib.parse import unquote
 import msgspec
 
 from rollwright.addresses import has_password, redacted
-from rollwright.draws import uniform
 from rollwright.errors import ConfigError
-from rollwright.http_client import HttpClient, HttpFault, Url
+from rollwright.http import HttpClient, HttpFault, Url
+from rollwright.rng import uniform
 from rollwright.store.checks import new_id
 from rollwright.store.errors import StoreError, StoreUnavailable
 from rollwright.store.http.errors import ErrorBody, error_of
@@ -25,7 +25,7 @@ from rollwright.store.opening import TOKEN_VARIABLE
 from rollwright.store.outage import Outage
 
 KEEP_ALIVE_SECONDS = 60.0
-"""Shorter than the server keeps an idle connection: see `rollwright.listening`."""
+"""Shorter than the server keeps an idle connection: see `rollwright.http.server`."""
 
 MEDIA_TYPE = "application/msgpack"
 

@@ -19,8 +19,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from rollwright.errors import ConfigError
-from rollwright.http_server import ServerLimits
-from rollwright.listening import BACKLOG, Listener, listening_socket
+from rollwright.http.server import BACKLOG, Listener, listening_socket
+from rollwright.http.server_connection import ServerLimits
 from rollwright.store.api import Store
 from rollwright.store.http import openapi
 from rollwright.store.http.endpoint import MAX_BODY, CallEndpoint

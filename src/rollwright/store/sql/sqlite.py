@@ -19,7 +19,7 @@ from rollwright.errors import RollwrightError
 from rollwright.forks import bind_to_process
 from rollwright.store.errors import StoreError
 from rollwright.store.sql.driver import Job, Outcome, Read, Together, Write, answer
-from rollwright.store.sql.looking import progress
+from rollwright.store.sql.queries import progress
 from rollwright.store.sql.sqlite_file import check_file, file_identity, open_file
 from rollwright.store.sql.sqlite_thread import ConnectionThread, drive, plain
 from rollwright.store.sql.sqlite_writer import Done, Writer

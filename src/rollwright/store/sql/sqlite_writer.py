@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from rollwright.store.errors import StoreUnavailable
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import Job, Outcome, run_all
-from rollwright.store.sql.looking import FIRST_LEASE
+from rollwright.store.sql.queries import FIRST_LEASE
 from rollwright.store.sql.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES, check_file, file_identity
 from rollwright.store.sql.sqlite_thread import ConnectionThread, drive, plain
 from rollwright.store.sql.transaction import Changes, HeldRows, Stamps, Transaction

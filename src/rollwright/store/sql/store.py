@@ -17,12 +17,12 @@ from rollwright.store.backend import handles
 from rollwright.store.checks import check_request, clean_reason, new_id, pack_mapping
 from rollwright.store.errors import NotFound
 from rollwright.store.records import Attempt, AttemptedRollout, CompletionEntry, Rollout
-from rollwright.store.sql import looking, queueing, reporting
+from rollwright.store.sql import attempts, queries, queue
 from rollwright.store.sql.changes import expire
-from rollwright.store.sql.claimants import Claimants
 from rollwright.store.sql.driver import Driver, Together
-from rollwright.store.sql.looking_store import MOST_ROUNDS, SqlQueries
+from rollwright.store.sql.query_handlers import MOST_ROUNDS, SqlQueries
 from rollwright.store.sql.transaction import Changes
+from rollwright.store.sql.waiters import Claimants
 from rollwright.store.transitions import FINAL_ATTEMPT, FINAL_ROLLOUT, lapsed
 from rollwright.store.waiting import Deadline, Signal
 
@@ -73,20 +73,20 @@ class SqlStore(SqlQueries):
             new = new and request.rollout_id is None and request.resources_id is None
         brief = len(checked) <= BRIEF_ROWS and size <= BRIEF_BYTES
         if new:
-            return await self._write(Together(queueing.enqueue_new, checked), brief=brief)
-        return await self._write(lambda tx: queueing.enqueue(tx, checked), brief=brief)
+            return await self._write(Together(queue.enqueue_new, checked), brief=brief)
+        return await self._write(lambda tx: queue.enqueue(tx, checked), brief=brief)
 
     @handles(calls.UpdateRollout)
     async def _update_rollout(self, call: calls.UpdateRollout) -> Rollout:
         reason = clean_reason(call.reason)
         return await self._write(
-            lambda tx: queueing.update_rollout(tx, call.rollout_id, call, call.metadata, reason)
+            lambda tx: queue.update_rollout(tx, call.rollout_id, call, call.metadata, reason)
         )
 
     @handles(calls.CancelRollouts)
     async def _cancel_rollouts(self, call: calls.CancelRollouts) -> list[str]:
         reason = clean_reason(call.reason)
-        return await self._write(lambda tx: queueing.cancel(tx, call.rollout_ids, reason))
+        return await self._write(lambda tx: queue.cancel(tx, call.rollout_ids, reason))
 
     # -- playing them -------------------------------------------------------------------------------
 
@@ -97,9 +97,7 @@ class SqlStore(SqlQueries):
             claimed = []  # earlier waiters are served first
         else:
             claimed = await self._write(
-                Together(queueing.claim_new, ask)
-                if call.claim_id is None
-                else lambda tx: queueing.claim(tx, *ask),
+                Together(queue.claim_new, ask) if call.claim_id is None else lambda tx: queue.claim(tx, *ask),
                 lasting=False,
                 brief=call.limit <= BRIEF_ROWS,
                 orphaned=self._abandoned,
@@ -119,30 +117,30 @@ class SqlStore(SqlQueries):
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _claim_for_each(self, asked: Sequence[queueing.Ask]) -> list[list[AttemptedRollout]]:
+    async def _claim_for_each(self, asked: Sequence[queue.Ask]) -> list[list[AttemptedRollout]]:
         brief = sum(limit for limit, _, _ in asked) <= BRIEF_ROWS
-        return await self._write(lambda tx: queueing.claim_for_each(tx, asked), lasting=False, brief=brief)
+        return await self._write(lambda tx: queue.claim_for_each(tx, asked), lasting=False, brief=brief)
 
     async def _give_back(self, claimed: Sequence[AttemptedRollout]) -> None:
         reason = "its worker stopped asking"
-        await self._write(lambda tx: reporting.give_back(tx, claimed, reason), lasting=False)
+        await self._write(lambda tx: attempts.give_back(tx, claimed, reason), lasting=False)
 
     @handles(calls.StartAttempt)
     async def _start_attempt(self, call: calls.StartAttempt) -> AttemptedRollout:
         claim = call.claim_id or self._name("cl")
         return await self._write(
-            lambda tx: queueing.start(tx, call.rollout_id, call.worker_id, claim), lasting=False
+            lambda tx: queue.start(tx, call.rollout_id, call.worker_id, claim), lasting=False
         )
 
     @handles(calls.StartRequestedRollout)
     async def _start_requested_rollout(self, call: calls.StartRequestedRollout) -> AttemptedRollout:
         claim, checked = call.claim_id or self._name("cl"), check_request(call.request)
-        return await self._write(lambda tx: queueing.start_new(tx, checked, call.worker_id, claim))
+        return await self._write(lambda tx: queue.start_new(tx, checked, call.worker_id, claim))
 
     @handles(calls.UpdateAttempt)
     async def _update_attempt(self, call: calls.UpdateAttempt) -> Attempt:
         trajectory = call.trajectory
-        report = reporting.Report(
+        report = attempts.Report(
             call.rollout_id,
             call.attempt_id,
             call.status,
@@ -152,7 +150,7 @@ class SqlStore(SqlQueries):
             call.metadata,
         )
         return await self._write(
-            Together(reporting.reports, report),
+            Together(attempts.reports, report),
             lasting=call.status in FINAL_ATTEMPT,
             brief=trajectory is None or len(trajectory) <= BRIEF_BYTES,
         )
@@ -162,7 +160,7 @@ class SqlStore(SqlQueries):
         stats, pairs = call.heartbeat_stats, call.attempts
         packed = None if stats is None else pack_mapping(stats, "heartbeat_stats")
         return await self._write(
-            Together(reporting.heartbeats, (call.worker_id, packed, pairs), reporting.remembered),
+            Together(attempts.heartbeats, (call.worker_id, packed, pairs), attempts.remembered),
             lasting=False,
             brief=pairs is not None and len(pairs) <= BRIEF_ROWS,
         )
@@ -172,8 +170,8 @@ class SqlStore(SqlQueries):
         deadline = Deadline(call.timeout)
         while not self._closed:
             seen = self._taken.count
-            if await self._read(looking.is_to_be_told, call.worker_id):
-                return await self._write(lambda tx: reporting.tell_taken(tx, call.worker_id), lasting=False)
+            if await self._read(queries.is_to_be_told, call.worker_id):
+                return await self._write(lambda tx: attempts.tell_taken(tx, call.worker_id), lasting=False)
             left = deadline.left()
             if not left:
                 break
@@ -188,16 +186,16 @@ class SqlStore(SqlQueries):
         brief = len(entries) <= BRIEF_ROWS and sum(map(len, entries)) <= BRIEF_BYTES
         if name is None and len(entries) == 1:
             turn = (call.rollout_id, call.attempt_id, bytes(entries[0]))
-            await self._write(Together(reporting.append_turns, turn), brief=brief)
+            await self._write(Together(attempts.append_turns, turn), brief=brief)
         else:
             await self._write(
-                lambda tx: reporting.append_journal(tx, call.rollout_id, call.attempt_id, entries, name),
+                lambda tx: attempts.append_journal(tx, call.rollout_id, call.attempt_id, entries, name),
                 brief=brief,
             )
 
     @handles(calls.ClearJournal)
     async def _clear_journal(self, call: calls.ClearJournal) -> None:
-        await self._write(lambda tx: reporting.clear_journal(tx, call.rollout_id, call.attempt_id))
+        await self._write(lambda tx: attempts.clear_journal(tx, call.rollout_id, call.attempt_id))
 
     # -- results ------------------------------------------------------------------------------------
 
@@ -206,7 +204,7 @@ class SqlStore(SqlQueries):
         deadline = Deadline(call.timeout)
         while True:
             seen = self._completed.count
-            found = await self._read_settled(looking.read_completions, call.after, call.limit)
+            found = await self._read_settled(queries.read_completions, call.after, call.limit)
             left = deadline.left()
             if found or not left:
                 return found
@@ -219,7 +217,7 @@ class SqlStore(SqlQueries):
         deadline = Deadline(call.timeout)
         wanted = list(dict.fromkeys(call.rollout_ids))
         seen = self._completed.count
-        cursor, statuses = await self._read(looking.statuses, wanted)
+        cursor, statuses = await self._read(queries.statuses, wanted)
         for rollout_id in wanted:
             if rollout_id not in statuses:
                 raise NotFound(f"no rollout {rollout_id!r}")
@@ -229,13 +227,13 @@ class SqlStore(SqlQueries):
             if self._closed:
                 return []
             seen = self._completed.count
-            if news := await self._read(looking.read_completions, cursor, _NEWS):
+            if news := await self._read(queries.read_completions, cursor, _NEWS):
                 cursor = news[-1].cursor
                 pending.difference_update(each.rollout_id for each in news)
             else:
-                cursor, statuses = await self._read(looking.statuses, list(pending))
+                cursor, statuses = await self._read(queries.statuses, list(pending))
                 pending = {name for name, status in statuses.items() if status not in FINAL_ROLLOUT}
-        found = await self._read(looking.find_rollouts, wanted)
+        found = await self._read(queries.find_rollouts, wanted)
         return [found[name] for name in wanted if name in found and found[name].status in FINAL_ROLLOUT]
 
     # -- housekeeping -------------------------------------------------------------------------------
@@ -244,16 +242,16 @@ class SqlStore(SqlQueries):
     async def _release_trajectories(self, call: calls.ReleaseTrajectories) -> int:
         # A power cut that brings some of them back does no harm.
         return await self._write(
-            lambda tx: reporting.release_trajectories(tx, call.rollout_ids), lasting=False
+            lambda tx: attempts.release_trajectories(tx, call.rollout_ids), lasting=False
         )
 
     @handles(calls.DeleteRollouts)
     async def _delete_rollouts(self, call: calls.DeleteRollouts) -> int:
-        return await self._write(lambda tx: reporting.delete_rollouts(tx, call.rollout_ids))
+        return await self._write(lambda tx: attempts.delete_rollouts(tx, call.rollout_ids))
 
     @handles(calls.DeleteFinished)
     async def _delete_finished(self, call: calls.DeleteFinished) -> int:
-        return await self._write(lambda tx: reporting.delete_finished(tx, call.older_than, call.limit))
+        return await self._write(lambda tx: attempts.delete_finished(tx, call.older_than, call.limit))
 
     async def close(self) -> None:
         if self._closed:
@@ -263,7 +261,7 @@ class SqlStore(SqlQueries):
         for signal in (self._completed, self._taken):
             signal.notify()
         self._claimants.close()
-        last = asyncio.ensure_future(self._driver.write(reporting.write_stamps, lasting=False))
+        last = asyncio.ensure_future(self._driver.write(attempts.write_stamps, lasting=False))
         ending = {self._watch, last, *self._background}
         await asyncio.wait(ending, timeout=FAREWELL_SECONDS)
         for task in ending:
@@ -291,7 +289,7 @@ class SqlStore(SqlQueries):
         while True:
             seen = self._lease_nearer.count
             try:
-                lease, now = await self._driver.read(looking.first_lease)
+                lease, now = await self._driver.read(queries.first_lease)
                 if lapsed(lease, now) or self._driver.stamps:
                     await self._driver.write(expire, lasting=False)
                 in_a_row = in_a_row + 1 if lapsed(lease, now) else 0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rollwright.config import RunConfig
-from rollwright.policies.settings import TorchPolicyConfig
+from rollwright.engines.settings import TorchPolicyConfig
 
 STEPS = 4
 """Halvings: the last leaves a sixteenth, below which other things fill the memory."""

@@ -6,7 +6,7 @@ from rollwright.training.advantages.episodes import GRPO, RLOO, DrGRPO, Reinforc
 from rollwright.training.advantages.names import make_advantage
 from rollwright.training.advantages.paths import PathGRPO, TreeGRPO
 from rollwright.training.advantages.steps import GAE, GiGPO
-from rollwright.training.advantages.tree import SegmentValue, Tree
+from rollwright.training.advantages.tree import SegmentValue, TurnTree
 from rollwright.training.settings import ADVANTAGES
 
 __all__ = [
@@ -22,9 +22,9 @@ __all__ = [
     "PathGRPO",
     "ReinforcePlusPlus",
     "SegmentValue",
-    "Tree",
     "TreeGRPO",
     "TurnAdvantages",
+    "TurnTree",
     "admitted",
     "left_out",
     "make_advantage",

@@ -29,7 +29,7 @@ Compare = Callable[[Sequence[float], Sequence[int]], list[tuple[float, float | N
 
 
 @dataclass(frozen=True)
-class Tree:
+class TurnTree:
     """Value minus the mean of the siblings' values."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
@@ -39,7 +39,7 @@ class Tree:
 @dataclass(frozen=True)
 class SegmentValue:
     """Value minus that of the place it was taken in, which is the mean over all that were taken there (SPO). Turns that
-    follow each other without a branch are one segment. Among k of them this is (k - 1)/k of what `Tree` gives."""
+    follow each other without a branch are one segment. Among k of them this is (k - 1)/k of what `TurnTree` gives."""
 
     std: bool = False
     """Whether it is divided by the siblings' standard deviation."""

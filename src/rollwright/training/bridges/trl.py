@@ -13,8 +13,8 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from rollwright.engines.base import Policy, Updatable, UpdateMode, Weights
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.policies.base import Policy, Updatable, UpdateMode, Weights
 from rollwright.training.bridges.completions import Completion, completion_of
 from rollwright.trajectory import NO_VERSION, Trajectory
 
@@ -32,7 +32,7 @@ class Groups(Protocol):
 
 
 class Playing(Protocol):
-    """A run that plays episodes, such as `rollwright.run.local.LocalRun`."""
+    """A run that plays episodes, such as `rollwright.Run`."""
 
     policy: Policy
     config: Any

@@ -7,9 +7,9 @@ because verl would then have to guess what the tokens were sampled with.
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from rollwright.engines.base import EngineError, Generation, Prompt, Renderer, Sampling
+from rollwright.engines.openai_api import shaping
 from rollwright.errors import ConfigError
-from rollwright.policies.base import EngineError, Generation, Prompt, Renderer, Sampling
-from rollwright.policies.extra_body import shaping
 from rollwright.training.bridges.completions import Completion
 from rollwright.trajectory import FinishReason, SamplingParams, VersionRun, floats, token_ids
 

@@ -1,0 +1,137 @@
+"""Engine dialects: how a request is written, how an answer is read, how weights are exchanged.
+
+A dialect is a small frozen object without state, one for each kind of engine; `HttpEnginePolicy` does the rest for all of
+them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from rollwright.engines.base import Capabilities, EngineError, Sampling, UpdateMode, Weights
+from rollwright.engines.http_calls import MAX_CONTROL_ANSWER, CallFault, HttpCalls, endpoint, engine_error
+from rollwright.engines.partial import PartialCompletion, Piece
+from rollwright.errors import ConfigError
+from rollwright.http import Url
+from rollwright.trajectory import FinishReason, SamplingParams
+
+FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+"""An answer with any other finish reason is not used."""
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Exceptions that decoding raises on arbitrary bytes."""
+
+ANSWER_SECONDS = 10.0
+"""For a question that needs no generation; an engine that is alive answers in milliseconds."""
+
+UPDATE_SECONDS = 900.0
+"""For reading new weights: hundreds of gigabytes from a network disk take minutes."""
+
+
+class EngineDialect(Protocol):
+    """The requests and answers of one kind of engine."""
+
+    @property
+    def path(self) -> str:
+        """Of the generation endpoint, below the address."""
+        ...
+
+    @property
+    def update_modes(self) -> tuple[UpdateMode, ...]:
+        """What this kind of engine can do at best; `probe` says what one of them does."""
+        ...
+
+    def request(self, partial: PartialCompletion) -> bytes:
+        """The body of the next request: continues behind the tokens at hand."""
+        ...
+
+    def response(self, body: bytes, partial: PartialCompletion) -> Piece:
+        """Reads an answer; raises `FormatError` for anything but a whole one."""
+        ...
+
+    def sent(self, sampling: Sampling) -> SamplingParams | None:
+        """The sampling settings that the engine gets, where they differ from these; `None`: they do not."""
+        ...
+
+    def faithful(self, drawn: SamplingParams, processed: bool) -> bool:
+        """Whether the log-probabilities are those of the distribution that these settings give."""
+        ...
+
+    async def ask_processed(self, control: "Control") -> bool:
+        """Asks the engine whether its log-probabilities are taken after temperature and top-p."""
+        ...
+
+    async def probe(self, control: "Control") -> Capabilities: ...
+
+    async def label(self, control: "Control") -> str | None:
+        """The name the engine gives its weights; `None`: it does not say."""
+        ...
+
+    async def pause(self, control: "Control", mode: UpdateMode) -> None:
+        """Returns when no token is sampled any more; but for `drain`, calls under way are answered with what
+        they have."""
+        ...
+
+    async def load(self, control: "Control", weights: Weights) -> None:
+        """Returns when the engine has the weights, no cache of the old ones, and their version as its label."""
+        ...
+
+    async def resume(self, control: "Control") -> None: ...
+
+
+class Control:
+    """Requests to one engine that are not generations. Each is sent once; what goes wrong is an `EngineError`."""
+
+    def __init__(self, calls: HttpCalls, base_url: str) -> None:
+        self.base_url = base_url
+        self._calls = calls
+
+    def url(self, path: str) -> Url:
+        return endpoint(self.base_url, path, "base_urls")
+
+    async def get(self, path: str) -> Any:
+        return await self._ask("GET", path, None, ANSWER_SECONDS)
+
+    async def post(
+        self, path: str, fields: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS
+    ) -> Any:
+        return await self._ask("POST", path, msgspec.json.encode(fields or {}), seconds)
+
+    async def get_or(self, path: str, default: Any) -> Any:
+        """The answer, or `default` where the engine has no such endpoint or does not answer."""
+        try:
+            return await self.get(path)
+        except EngineError:
+            return default
+
+    async def serves(self, path: str) -> bool:
+        """Whether a POST endpoint exists, without using it."""
+        try:
+            await self._calls.send_control(
+                "GET", self.url(path), None, ANSWER_SECONDS, max_answer=MAX_CONTROL_ANSWER
+            )
+        except CallFault as fault:
+            return fault.detail.startswith("HTTP 405")
+        return False
+
+    async def _ask(self, method: str, path: str, body: bytes | None, seconds: float) -> Any:
+        url = self.url(path)
+        try:
+            answer = await self._calls.send_control(method, url, body, seconds, max_answer=MAX_CONTROL_ANSWER)
+        except CallFault as fault:
+            raise engine_error(fault, 1, url) from fault
+        try:
+            return msgspec.json.decode(answer) if answer.strip() else None
+        except UNREADABLE:
+            return answer.decode(errors="replace")
+
+
+def folder_of(weights: Weights) -> str:
+    """The folder an engine is told to load."""
+    if weights.folder is None:
+        raise ConfigError(
+            "weights: an engine over HTTP loads a folder, and these are tensors of this process; "
+            "accepted: Weights(version, folder=...), as saved by transformers"
+        )
+    return str(weights.folder)

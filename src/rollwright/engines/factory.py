@@ -1,0 +1,168 @@
+"""From settings to the policy that they describe. Heavy libraries are imported for the kinds that need them alone."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+from rollwright.engines.base import Policy, Renderer
+from rollwright.engines.settings import (
+    DIALECTS,
+    POLICIES,
+    DialectPolicyConfig,
+    EnginePolicyConfig,
+    LlamaCppPolicyConfig,
+    OpenAIPolicyConfig,
+    OraclePolicyConfig,
+    OwnPolicyConfig,
+    PolicyConfig,
+    RandomPolicyConfig,
+    RendererConfig,
+    SglangPolicyConfig,
+    SimulatedPolicyConfig,
+    TorchPolicyConfig,
+    VllmPolicyConfig,
+)
+from rollwright.errors import ConfigError
+from rollwright.hardware.threads import claim_threads
+from rollwright.http.retry import RetryPolicy
+from rollwright.models.loading import find
+from rollwright.simulation.engine import SimulatedEngine
+from rollwright.simulation.lengths import LogNormalLength
+from rollwright.simulation.players import OraclePlayer, RandomPlayer, SkilledPlayer
+
+_MEMBERS = ("generate", "close", "version", "pressure", "renderer")
+"""The members of `Policy`."""
+
+
+def build_policy(settings: PolicyConfig, cache_bytes: int | None = None) -> Policy:
+    """`cache_bytes`: memory that a model in this process may keep for the calls it serves; `None`: as much as they need."""
+    match settings:
+        case OwnPolicyConfig():
+            return _own(settings)
+        case TorchPolicyConfig():
+            return make_torch(settings, cache_bytes)
+        case _:
+            return cast(Policy, POLICIES.find(settings.kind)(settings))
+
+
+def check_policy(settings: PolicyConfig) -> None:
+    """Raises what is wrong with a policy's settings, as far as it can be known without making one."""
+    if isinstance(settings, TorchPolicyConfig):
+        for package in ("torch", "transformers"):
+            if find_spec(package) is None:
+                raise ConfigError(f"policy.kind torch needs {package}; install rollwright[train]")
+        find(settings.model)
+
+
+def kind_takes_tools(settings: PolicyConfig) -> bool:
+    """Whether the model of a policy with these settings can be told of tools; see `policies.base.takes_tools`."""
+    return not isinstance(settings, OpenAIPolicyConfig) or settings.api == "chat"
+
+
+def _own(settings: OwnPolicyConfig) -> Policy:
+    made = POLICIES.make(settings.policy, **settings.options)
+    with POLICIES.blame(settings.policy):
+        missing = [name for name in _MEMBERS if not hasattr(made, name)]
+    if missing:
+        raise ConfigError(f"policy {settings.policy}: a {type(made).__name__} has no {', '.join(missing)}")
+    return cast(Policy, made)
+
+
+def make_random(settings: RandomPolicyConfig) -> Policy:
+    return RandomPlayer()
+
+
+def make_oracle(settings: OraclePolicyConfig) -> Policy:
+    return OraclePlayer()
+
+
+def make_simulated(settings: SimulatedPolicyConfig, player: SkilledPlayer | None = None) -> SimulatedEngine:
+    """`player`: chooses the answers; unset: one of the settings' skill."""
+    return SimulatedEngine(
+        slots=settings.slots,
+        tokens_per_second=settings.tokens_per_second,
+        lengths=LogNormalLength(settings.mean_tokens, settings.spread),
+        player=player or SkilledPlayer(settings.skill),
+        failure_rate=settings.failure_rate,
+        hang_rate=settings.hang_rate,
+        max_queue=settings.max_queue,
+        track_episodes=False,
+    )
+
+
+def make_openai(settings: OpenAIPolicyConfig) -> Policy:
+    from rollwright.engines.openai import OpenAIPolicy
+
+    return OpenAIPolicy(
+        base_url=settings.base_url,
+        model=settings.model,
+        api=settings.api,
+        api_key_env=settings.api_key_env,
+        request_timeout=settings.request_timeout,
+        retry=RetryPolicy(max_retries=settings.max_retries),
+        max_connections=settings.max_connections,
+        extra_body=settings.extra_body,
+    )
+
+
+def make_vllm(settings: VllmPolicyConfig) -> Policy:
+    from rollwright.engines.vllm import VllmPolicy
+
+    return VllmPolicy(
+        settings.base_urls,
+        settings.model,
+        _renderer(settings.renderer),
+        extra_body=settings.extra_body,
+        **_engine_settings(settings),
+    )
+
+
+def make_engine(settings: SglangPolicyConfig | LlamaCppPolicyConfig | DialectPolicyConfig) -> Policy:
+    """Engines whose dialect has no settings of the configuration's own."""
+    from rollwright.engines.http_policy import HttpEnginePolicy
+
+    if isinstance(settings, DialectPolicyConfig):
+        dialect = DIALECTS.make(settings.dialect, **settings.options)
+    else:
+        dialect = DIALECTS.make(settings.kind)
+    return HttpEnginePolicy(
+        settings.base_urls, dialect, _renderer(settings.renderer), **_engine_settings(settings)
+    )
+
+
+def _engine_settings(settings: EnginePolicyConfig) -> dict[str, Any]:
+    return {
+        "api_key_env": settings.api_key_env,
+        "request_timeout": settings.request_timeout,
+        "retry": RetryPolicy(max_retries=settings.max_retries),
+        "max_connections": settings.max_connections,
+        "outage_patience": settings.outage_patience,
+        "vocabulary_size": settings.vocabulary_size,
+        "seeded": settings.seeded,
+    }
+
+
+def _renderer(settings: RendererConfig) -> Renderer:
+    from rollwright.engines.rendering import load_tokenizer, make_renderer
+    from rollwright.models.loading import resolve
+
+    return make_renderer(load_tokenizer(Path(resolve(settings.tokenizer))), settings.name, **settings.options)
+
+
+def make_torch(settings: TorchPolicyConfig, cache_bytes: int | None = None) -> Policy:
+    claim_threads(settings.threads)
+    try:
+        from rollwright.engines.torch import load_policy
+    except ImportError as error:
+        raise ConfigError(f"policy.kind torch needs {error.name}; install rollwright[train]") from error
+    return load_policy(
+        settings.model,
+        settings.renderer,
+        dtype=settings.dtype,
+        device=settings.device,
+        threads=settings.threads,
+        max_batch=settings.max_batch,
+        batch_invariant=settings.batch_invariant,
+        prefix_cache_mb=settings.prefix_cache_mb,
+        cache_bytes=cache_bytes,
+    )

@@ -1,0 +1,208 @@
+"""Requests to an inference engine over HTTP: one pool of connections, one back-off, one set of counters.
+
+Always true: a request brings the body of a 200 answer or raises a `CallFault` that says why not. A policy owns its
+retry loop: it catches the fault and calls `back_off`, which counts the fault by cause and waits as the `RetryPolicy`
+says, on asyncio's clock, or gives up with one `EngineError` that says where, after how many tries and why. Every request
+says how long its answer may be; a longer one is broken. A cancelled call leaves no connection behind. Each event loop
+has a client of its own; waiting for a free connection is not counted against a request's time limit.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rollwright.addresses import has_password, redacted
+from rollwright.engines.base import EngineError, RateLimited
+from rollwright.engines.openai_api import one_line, server_message
+from rollwright.errors import ConfigError
+from rollwright.http import Answer, BrokenAnswer, HttpClient, TimedOut, Unreachable, Url
+from rollwright.http.retry import FaultCause, RetryPolicy, retry_after_seconds, status_cause
+from rollwright.rng import KeyPart, uniform
+
+KEEP_ALIVE_SECONDS = 4.0
+"""vLLM and SGLang (uvicorn) close idle connections after 5 s; letting go first avoids posting into a closing
+one."""
+
+MAX_CONTROL_ANSWER = 16 * 1024 * 1024
+"""Bytes of an answer that holds no generation: a list of models, an engine's settings."""
+
+
+@dataclass
+class CallCounters:
+    """Counters of one client so far."""
+
+    requests: int = 0
+    """Calls of `generate`, not tries."""
+    retries: Counter[FaultCause] = field(default_factory=Counter)
+    failures: Counter[FaultCause] = field(default_factory=Counter)
+    """Calls that ended with an error, by its last cause."""
+    prompt_tokens: int = 0
+    """As the engine counted them."""
+    completion_tokens: int = 0
+
+    @property
+    def pressure(self) -> int:
+        """How often the engine refused load or did not answer in time."""
+        causes = (FaultCause.RATE_LIMITED, FaultCause.TIMEOUT)
+        return sum(self.retries[cause] + self.failures[cause] for cause in causes)
+
+
+class CallFault(Exception):
+    """One request brought no usable answer; another try may."""
+
+    def __init__(self, cause: FaultCause, detail: str, retry_after: float | None = None) -> None:
+        super().__init__(detail)
+        self.cause = cause
+        self.detail = detail
+        self.retry_after = retry_after
+        """Seconds that the server asked to wait; `None`: it did not say."""
+
+
+class Requests(Protocol):
+    """An HTTP client: sends a request and returns its answer, or raises an `HttpFault`."""
+
+    async def request(
+        self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int | None = None
+    ) -> Answer: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Link:
+    """One event loop's way to the engine."""
+
+    client: Requests
+    free: asyncio.Semaphore
+
+
+class HttpCalls:
+    """See the module's docstring for what always holds."""
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        api_key_env: str | None = None,
+        request_timeout: float = 120.0,
+        retry: RetryPolicy | None = None,
+        max_connections: int = 4096,
+        proxy: str | None = None,
+    ) -> None:
+        """`proxy`: what all requests go through; `None`: they go directly, whatever the environment says."""
+        if request_timeout <= 0:
+            raise ConfigError(f"request_timeout: {request_timeout} is not a time; accepted: more than 0 s")
+        if max_connections < 1:
+            raise ConfigError(f"max_connections: {max_connections} is too few; accepted: 1 or more")
+        self.counters = CallCounters()
+        self._headers = {"Content-Type": "application/json"}
+        if (key := _key(api_key, api_key_env)) is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._retry = retry or RetryPolicy()
+        self._request_timeout = request_timeout
+        self._max_connections = max_connections
+        self._proxy = proxy
+        self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
+
+    async def post(self, url: Url, body: bytes, max_answer: int) -> bytes:
+        """Sends one POST as soon as a connection is free for it; returns the body of a 200 answer, of at most `max_answer`
+        bytes."""
+        link = await self._link()
+        async with link.free:
+            return await self._send(link, "POST", url, body, self._request_timeout, max_answer)
+
+    async def send_control(
+        self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int
+    ) -> bytes:
+        """Sends one request without waiting for a free connection: it may be what makes the others end."""
+        return await self._send(await self._link(), method, url, body, seconds, max_answer)
+
+    async def back_off(self, fault: CallFault, tries: int, key: tuple[KeyPart, ...], where: Url | str) -> int:
+        """Waits before the next try and returns its number; raises when the retry policy gives up.
+
+        `tries`: how many there were so far. The random part of the wait is drawn by `key`, so equal calls wait equally
+        long.
+        """
+        delay = self._retry.delay(tries, fault.cause, fault.retry_after, uniform(*key, "retry", tries))
+        if delay is None:
+            self.counters.failures[fault.cause] += 1
+            raise engine_error(fault, tries, where)
+        self.counters.retries[fault.cause] += 1
+        await asyncio.sleep(delay)
+        return tries + 1
+
+    async def close(self) -> None:
+        """Closes this event loop's connections, when no call is under way. A later call opens new ones."""
+        link = self._links.pop(asyncio.get_running_loop(), None)
+        if link is not None:
+            await link.client.close()
+        await self._drop_dead_links()
+
+    async def _send(
+        self, link: _Link, method: str, url: Url, body: bytes | None, seconds: float, max_answer: int
+    ) -> bytes:
+        try:
+            answer = await link.client.request(method, url, body, seconds, max_answer=max_answer)
+        except TimedOut as fault:
+            raise CallFault(FaultCause.TIMEOUT, str(fault)) from fault
+        except BrokenAnswer as fault:
+            raise CallFault(FaultCause.BROKEN_BODY, one_line(f"broken HTTP response: {fault}")) from fault
+        except Unreachable as fault:
+            raise CallFault(FaultCause.CONNECTION, one_line(str(fault))) from fault
+        if answer.status != 200:
+            wait = retry_after_seconds(answer.header("Retry-After"))
+            detail = f"HTTP {answer.status}: {server_message(answer.body) or answer.reason}"
+            raise CallFault(status_cause(answer.status), detail, wait)
+        return answer.body
+
+    async def _link(self) -> _Link:
+        loop = asyncio.get_running_loop()
+        link = self._links.get(loop)
+        if link is None:
+            link = self._links[loop] = _Link(self._client(), asyncio.Semaphore(self._max_connections))
+            await self._drop_dead_links()
+        return link
+
+    def _client(self) -> Requests:
+        if self._proxy is None:
+            return HttpClient(self._headers, keep_alive=KEEP_ALIVE_SECONDS)
+        from rollwright.http.proxy import ProxiedClient
+
+        return ProxiedClient(self._headers, self._proxy, keep_alive=KEEP_ALIVE_SECONDS)
+
+    async def _drop_dead_links(self) -> None:
+        """Clients whose event loop has ended without `close`; their sockets ended with it."""
+        for loop in [loop for loop in self._links if loop.is_closed()]:
+            await self._links.pop(loop).client.close()
+
+
+def engine_error(fault: CallFault, tries: int, where: Url | str) -> EngineError:
+    message = f"{where}: {fault.detail} (after {tries} {'try' if tries == 1 else 'tries'})"
+    if fault.cause is FaultCause.RATE_LIMITED:
+        return RateLimited(message, fault.retry_after)
+    return EngineError(message)
+
+
+def endpoint(base_url: str, path: str, name: str = "base_url") -> Url:
+    """Where `path` is below `base_url`; raises a `ConfigError` that names the setting."""
+    if has_password(base_url):
+        raise ConfigError(f"{name}: holds a user name or password; give the key in api_key or api_key_env")
+    try:
+        return Url.parse(base_url.rstrip("/") + path)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name}: {redacted(base_url)!r} is not a URL like http://127.0.0.1:8000/v1: {error}"
+        ) from None
+
+
+def _key(api_key: str | None, api_key_env: str | None) -> str | None:
+    if api_key is not None and api_key_env is not None:
+        raise ConfigError("api_key and api_key_env: give one of them, not both")
+    key = api_key
+    if api_key_env is not None and not (key := os.environ.get(api_key_env, "").strip()):
+        raise ConfigError(f"api_key_env: the environment variable {api_key_env} is not set")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ConfigError("api_key: holds a character that no HTTP header can carry")
+    return key

@@ -1,0 +1,283 @@
+"""A policy over HTTP engines that speak token ids: the ids they sampled are recorded, one by one.
+
+One call is one loop in `generate`: pick a server, send, continue from the tokens at hand where an answer was cut short,
+back off where there was none, until the completion is whole.
+
+Always true:
+- A call ends with a whole, checked completion or with one `EngineError`. Every id has its log-probability and the
+  version of the weights that made it: while weights change, nothing is sampled, and a piece was made by the weights
+  that were in force when its request was sent.
+- An answer that is not whole (see `partial`) is retried and counted; nothing of it is kept.
+- `update_weights` drops no call. While it runs new requests wait; those under way finish (`drain`), or are answered with
+  the tokens they have, which are kept (`abort_and_resume`) or counted and thrown away (`restart_turn`).
+- Where log-probabilities are not those of the distribution that was sampled from, the generation is marked as not
+  exact, and `probe` says why.
+
+A stop string that begins before an abort and ends after it is not seen by the engine; ids stay exact.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from rollwright.engines.base import (
+    Capabilities,
+    EngineError,
+    Generation,
+    Prompt,
+    Renderer,
+    Sampling,
+    UpdateMode,
+    Weights,
+)
+from rollwright.engines.dialect import EngineDialect, folder_of
+from rollwright.engines.http_calls import CallFault, HttpCalls
+from rollwright.engines.partial import PartialCompletion, Piece
+from rollwright.engines.pool import EngineCounters, EnginePool, Flight
+from rollwright.errors import ConfigError, FormatError
+from rollwright.http.retry import FaultCause, RetryPolicy
+from rollwright.rng import seed
+from rollwright.trajectory import (
+    FinishReason,
+    SamplingParams,
+)
+
+
+class HttpEnginePolicy:
+    """Engines that serve one model, behind one policy. Serves one event loop at a time."""
+
+    def __init__(
+        self,
+        base_urls: str | Sequence[str],
+        dialect: EngineDialect,
+        renderer: Renderer,
+        *,
+        api_key: str | None = None,
+        api_key_env: str | None = None,
+        request_timeout: float = 600.0,
+        retry: RetryPolicy | None = None,
+        max_connections: int = 4096,
+        vocabulary_size: int | None = None,
+        seeded: bool = True,
+        outage_patience: float = 300.0,
+        version: int = 0,
+    ) -> None:
+        """`base_urls`: one address or several of engines with the same model, like `http://127.0.0.1:8000`.
+
+        `vocabulary_size`: ids from there on are refused as broken. `seeded`: each request carries a seed that
+        follows from its key, so that an engine which heeds it repeats itself. `outage_patience`: seconds that a
+        call waits while no engine is in service. `version`: of the weights the engines were started with.
+        """
+        self._calls = HttpCalls(
+            api_key=api_key,
+            api_key_env=api_key_env,
+            request_timeout=request_timeout,
+            retry=retry,
+            max_connections=max_connections,
+        )
+        self.counters = self._calls.counters = EngineCounters()
+        self._dialect = dialect
+        self._renderer = renderer
+        urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
+        addresses = [url.rstrip("/").removesuffix("/v1") for url in urls]
+        self._pool = EnginePool(addresses, dialect, self._calls, self.counters, outage_patience)
+        where = self._pool.urls
+        self._where = where[0] if len(where) == 1 else f"{len(where)} engines"
+        """The engines, as an error names them."""
+        self._vocabulary_size = vocabulary_size
+        self._seeded = seeded
+        self._version = version
+        self._processed: bool | None = None
+        """Whether log-probabilities are of the distribution sampled from; `None`: not asked yet."""
+        self._asking = asyncio.Lock()
+        self._updating = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    @property
+    def renderer(self) -> Renderer:
+        return self._renderer
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def pressure(self) -> int:
+        return self.counters.pressure
+
+    async def close(self) -> None:
+        await self._pool.close()
+        await self._calls.close()
+
+    async def probe(self) -> Capabilities:
+        """Asks every engine; what they can do is what all of them can."""
+        found = [await self._dialect.probe(control) for control in self._pool.controls]
+        first = found[0]
+        for control, each in zip(self._pool.controls, found, strict=True):
+            if each.model != first.model:
+                raise ConfigError(
+                    f"base_urls: {control.base_url} serves {each.model!r}, "
+                    f"{self._pool.controls[0].base_url} serves {first.model!r}; accepted: one model everywhere"
+                )
+        return msgspec.structs.replace(
+            first,
+            token_ids=all(each.token_ids for each in found),
+            logprobs=all(each.logprobs for each in found),
+            update_modes=tuple(
+                mode for mode in UpdateMode if all(mode in each.update_modes for each in found)
+            ),
+            missing=next((each.missing for each in found if each.missing), ""),
+        )
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        self.counters.requests += 1
+        if prompt.ids is None:
+            raise EngineError("the prompt has no token ids; this policy's renderer makes them")
+        drawn = self._dialect.sent(sampling)
+        faithful = await self._check_logprobs(sampling.params() if drawn is None else drawn)
+        stop_ids = tuple(self._renderer.stop_ids)
+        partial = PartialCompletion(
+            prompt.ids, sampling, stop_ids, self._seed_of(prompt, 0), self._vocabulary_size
+        )
+        tries, answers = 1, 0
+        while True:
+            try:
+                flight = await self._send(prompt.episode, partial)
+            except CallFault as fault:
+                tries = await self._calls.back_off(fault, tries, prompt.key, self._where)
+                continue
+            piece, cut_by = flight.piece, flight.cut_by
+            if cut_by is UpdateMode.RESTART_TURN:
+                self.counters.restarted_calls += 1
+                self.counters.discarded_tokens += partial.discard() + (len(piece.ids) if piece else 0)
+            else:
+                if piece is not None:
+                    partial.add(piece, flight.version)
+                    # An abort behind the last token that was asked for has cut nothing off.
+                    if piece.finish is not FinishReason.ABORT or not partial.max_tokens:
+                        return self._finish(partial, piece, faithful, drawn)
+                self.counters.resumed_calls += cut_by is not None
+            # Each further request draws anew: the same seed would repeat the tokens that were drawn before it.
+            tries, answers = 1, answers + 1
+            partial.seed = self._seed_of(prompt, answers)
+
+    async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
+        folder_of(weights)
+        if mode not in self._dialect.update_modes:
+            raise ConfigError(
+                f"{self._pool.controls[0].base_url}: this engine cannot exchange weights while it runs"
+            )
+        await asyncio.to_thread(_check_folder, weights)
+        async with self._updating:
+            self._open.clear()
+            try:
+                await self._pool.update(weights, mode)
+                self._version = weights.version
+                self.counters.updates += 1
+            finally:
+                self._open.set()
+
+    def _seed_of(self, prompt: Prompt, answers: int) -> int | None:
+        """The seed of the request behind so many answers."""
+        if not self._seeded:
+            return None
+        return seed(*prompt.key) if not answers else seed(*prompt.key, "piece", answers)
+
+    async def _send(self, episode: str, partial: PartialCompletion) -> Flight:
+        """Sends one request to a server in service and reads its answer; raises `CallFault`."""
+        body = self._dialect.request(partial)
+        server = await self._pick_server(episode)
+        # In a task of its own, so that an update can cut the request off and leave the call alone.
+        task = asyncio.create_task(self._calls.post(self._pool.urls[server], body, partial.max_answer))
+        flight = self._pool.begin_flight(server, self._version, task)
+        try:
+            answer = await flight.wait()
+            if answer is not None:
+                flight.piece = self._read(flight, answer, partial)
+                self._pool.report_success(server)
+        except CallFault as fault:
+            self._pool.report_failure(server, fault)
+            raise
+        finally:
+            self._pool.end_flight(flight)
+        return flight
+
+    async def _pick_server(self, episode: str) -> int:
+        """Picks a server at a moment when no update is under way; nothing is awaited after that moment."""
+        while True:
+            await self._open.wait()
+            server = await self._pool.pick_server(episode)
+            if self._open.is_set():
+                return server
+
+    def _read(self, flight: Flight, answer: bytes, partial: PartialCompletion) -> Piece:
+        """Reads and checks an answer; raises `CallFault` for one that cannot be used."""
+        try:
+            piece = self._dialect.response(answer, partial)
+        except FormatError as error:
+            raise CallFault(FaultCause.BROKEN_BODY, f"not a completion: {error}") from error
+        if piece.finish is FinishReason.ABORT and flight.update is None and not piece.ids:
+            raise CallFault(FaultCause.SERVER_ERROR, "the engine aborted the call")
+        known = piece.label is not None and self._pool.weights is not None
+        if known and flight.version == self._version and piece.label != str(self._version):
+            self._pool.suspect(flight.server)
+            message = f"made by weights {piece.label!r}, not by version {self._version}"
+            raise CallFault(FaultCause.SERVER_ERROR, message)
+        return piece
+
+    async def _check_logprobs(self, drawn: SamplingParams) -> bool:
+        """Returns whether log-probabilities under these settings may be trained on; the engine is asked once."""
+        if self._processed is None and not self._dialect.faithful(drawn, processed=False):
+            async with self._asking:
+                if self._processed is None:
+                    self._processed = await self._ask_processed()
+        return self._dialect.faithful(drawn, bool(self._processed))
+
+    async def _ask_processed(self) -> bool:
+        tries = 1
+        while True:
+            try:
+                server = await self._pool.pick_server("")
+                return await self._dialect.ask_processed(self._pool.controls[server])
+            except CallFault as found:
+                fault = found
+            except EngineError as error:
+                fault = CallFault(FaultCause.SERVER_ERROR, str(error))
+            tries = await self._calls.back_off(fault, tries, ("processed",), self._pool.urls[0])
+
+    def _finish(
+        self, partial: PartialCompletion, last: Piece, faithful: bool, drawn: SamplingParams | None
+    ) -> Generation:
+        """Counts the whole completion and makes the generation of it."""
+        counters = self.counters
+        sampled, prompt_tokens = partial.ids, len(partial.prompt_ids)
+        exact = faithful and last.text is None
+        counters.not_exact += not exact
+        counters.prompt_tokens += prompt_tokens
+        counters.completion_tokens += len(sampled)
+        return Generation(
+            text=self._renderer.decode(sampled) if last.text is None else last.text,
+            sampled_ids=sampled,
+            logprobs=partial.logprobs,
+            versions=tuple(partial.versions),
+            finish=FinishReason.LENGTH if last.finish is FinishReason.ABORT else last.finish,
+            exact=exact,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=len(sampled),
+            served=partial.served,
+            sampling=drawn,
+            checked=True,
+        )
+
+
+def _check_folder(weights: Weights) -> None:
+    """Where the engine's folder is on this machine too, it must be whole before it is announced."""
+    from rollwright.models import weights_checksum
+
+    folder = weights.folder
+    if folder is None or weights.checksum is None or not folder.is_dir():
+        return
+    if (found := weights_checksum(folder)) != weights.checksum:
+        raise EngineError(f"{folder}: has checksum {found[:12]}…, not the announced {weights.checksum[:12]}…")

@@ -1,0 +1,240 @@
+"""Settings of policies and engines, and the plug points of this box."""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from rollwright.hardware.settings import Device, Threads
+from rollwright.registry import Registry
+from rollwright.settings import EngineUrl, Settings, Share
+
+POLICIES: Registry[Any] = Registry(
+    "policies",
+    "policy",
+    {
+        "random": "rollwright.engines.factory:make_random",
+        "oracle": "rollwright.engines.factory:make_oracle",
+        "simulated": "rollwright.engines.factory:make_simulated",
+        "openai": "rollwright.engines.factory:make_openai",
+        "vllm": "rollwright.engines.factory:make_vllm",
+        "sglang": "rollwright.engines.factory:make_engine",
+        "llama_cpp": "rollwright.engines.factory:make_engine",
+        "engine": "rollwright.engines.factory:make_engine",
+        "torch": "rollwright.engines.factory:make_torch",
+    },
+    protocol="rollwright.engines.base:Policy",
+    key="policy.kind",
+)
+"""A built-in policy is made with its settings below; one of the user's own with `options` as keyword arguments."""
+
+DIALECTS: Registry[Any] = Registry(
+    "dialects",
+    "dialect",
+    {
+        "vllm": "rollwright.engines.vllm:VllmDialect",
+        "sglang": "rollwright.engines.sglang:SglangDialect",
+        "llama_cpp": "rollwright.engines.llama_cpp:LlamaCppDialect",
+    },
+    protocol="rollwright.engines.dialect:EngineDialect",
+    key="policy.dialect",
+)
+
+
+class SamplingConfig(Settings):
+    """How the policy samples during training rollouts; validation always plays at temperature 0."""
+
+    temperature: NonNegativeFloat = 1.0
+    """0: the likeliest token, always."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the probability that is sampled from, likeliest tokens first."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion."""
+
+
+class RendererConfig(Settings):
+    """Which tokenizer and which chat format a model has."""
+
+    tokenizer: str
+    """A folder with the model's tokenizer, as transformers saves it, or the name of a fetched model."""
+    name: str = "auto"
+    """A model family of the `renderers` package, such as `qwen3`; `template`: the tokenizer's own chat template; `auto`: by the tokenizer's name, else `template`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that renderer, for example `enable_thinking: false`."""
+
+
+class EnginePolicyConfig(Settings):
+    """What all engines over HTTP share."""
+
+    base_urls: Annotated[list[EngineUrl], Field(min_length=1)]
+    """Addresses of engines with the same model, for example `http://127.0.0.1:8000`. An episode stays with one."""
+    renderer: RendererConfig
+    """The model's tokenizer and chat format, which make the prompts."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key. Unset: no key is sent."""
+    request_timeout: PositiveFloat = 600.0
+    """Seconds that one request may take."""
+    max_retries: Annotated[int, Field(ge=0)] = 5
+    """Times that a request is sent again after a passing failure."""
+    max_connections: PositiveInt = 4096
+    """Most requests at the same time; more wait."""
+    outage_patience: NonNegativeFloat = 300.0
+    """Seconds that a call waits while no engine is in service."""
+    vocabulary_size: PositiveInt | None = None
+    """Ids from there on are taken for broken answers. Unset: ids are not checked against it."""
+    seeded: bool = True
+    """Whether each request carries a seed that follows from its key. Some engines sample faster without."""
+
+
+class VllmPolicyConfig(EnginePolicyConfig):
+    """vLLM servers."""
+
+    kind: Literal["vllm"]
+    """Chooses this policy."""
+    model: str
+    """Name of the model, as the server knows it."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the request's body, as the server knows them."""
+
+
+class SglangPolicyConfig(EnginePolicyConfig):
+    """SGLang servers."""
+
+    kind: Literal["sglang"]
+    """Chooses this policy."""
+
+
+class LlamaCppPolicyConfig(EnginePolicyConfig):
+    """llama.cpp servers; weights cannot be exchanged while they run."""
+
+    kind: Literal["llama_cpp"]
+    """Chooses this policy."""
+
+
+class DialectPolicyConfig(EnginePolicyConfig):
+    """Engines over HTTP with a dialect of one's own, or of an installed package."""
+
+    kind: Literal["engine"]
+    """Chooses this policy."""
+    dialect: str
+    """`sglang`, `llama_cpp`, or a class of one's own as `module:name`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings that the dialect is made with."""
+
+
+class TorchPolicyConfig(Settings):
+    """A transformers model in this process: for small models, on a CPU or one GPU."""
+
+    kind: Literal["torch"]
+    """Chooses this policy."""
+    model: str
+    """A folder as transformers saves a model, the name of a fetched one (`smollm2`), `owner/name` on a hub; `auto`: one
+    that fits, from the pools; `default_large_model_pool`, `default_small_model_pool`: from that one."""
+    renderer: str = "auto"
+    """What turns chats into ids: a family of the `renderers` package, `template` (the model's own), or `auto`."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What it computes in. A trainer's log-probabilities agree to 1e-4 with those of `float32` alone."""
+    device: Device = "auto"
+    """`cpu`, `mps`, `cuda`, `cuda:1` …, or `auto`: the best that is there. The variable `CPU_ONLY` comes first."""
+    threads: Threads = "auto"
+    """Of torch, in the whole process; `OMP_NUM_THREADS` and `MKL_NUM_THREADS` come first. `auto`: the cores that this
+    process may use, shared out over its workers."""
+    max_batch: PositiveInt = 256
+    """Most calls that are served at the same time; more wait in line."""
+    cache_mb: PositiveInt | None = None
+    """Megabytes for keys and values of the calls that are being served; calls that do not fit wait in line. Unset: what is
+    free beside the weights and the training."""
+    batch_invariant: bool = False
+    """Whether a call's result is the same to the bit whoever else is in the batch. Several times slower."""
+    prefix_cache_mb: Annotated[int, Field(ge=0)] = 512
+    """Megabytes of keys and values kept for the next turns of episodes."""
+
+
+class RandomPolicyConfig(Settings):
+    """Plays any existing action, each as likely."""
+
+    kind: Literal["random"]
+    """Chooses this policy."""
+
+
+class OraclePolicyConfig(Settings):
+    """Plays the next action of a shortest solution."""
+
+    kind: Literal["oracle"]
+    """Chooses this policy."""
+
+
+class SimulatedPolicyConfig(Settings):
+    """An engine with slots and a latency model, and a player of known skill in place of a model."""
+
+    kind: Literal["simulated"] = "simulated"
+    """Chooses this policy."""
+    slots: PositiveInt = 64
+    """Calls that are served at the same time; more wait in line."""
+    tokens_per_second: PositiveFloat = 100.0
+    """Speed of one slot."""
+    mean_tokens: PositiveFloat = 40.0
+    """Mean length of a completion."""
+    spread: NonNegativeFloat = 0.6
+    """Sigma of the lognormal length distribution: 0 gives equal lengths, 1 and more a heavy tail."""
+    skill: Share = 0.7
+    """How often it plays the oracle's action instead of a random one."""
+    failure_rate: Share = 0.0
+    """Share of calls that fail."""
+    hang_rate: Share = 0.0
+    """Share of calls that never answer."""
+    max_queue: PositiveInt | None = None
+    """Calls that may wait in line; more are refused as rate-limited. Unset: no limit."""
+
+
+class OpenAIPolicyConfig(Settings):
+    """Any engine with an OpenAI-compatible API."""
+
+    kind: Literal["openai"]
+    """Chooses this policy."""
+    base_url: EngineUrl
+    """For example `http://127.0.0.1:8000/v1`."""
+    model: str
+    """Name of the model, as the engine knows it."""
+    api: Literal["chat", "completions"] = "chat"
+    """Which endpoint is asked."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key. Unset: no key is sent."""
+    request_timeout: PositiveFloat = 120.0
+    """Seconds that one request may take."""
+    max_retries: Annotated[int, Field(ge=0)] = 5
+    """Times that a request is sent again after a passing failure."""
+    max_connections: PositiveInt = 4096
+    """Most requests at the same time; more wait."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the request's body, as the engine knows them."""
+
+
+class OwnPolicyConfig(Settings):
+    """A policy of one's own; `kind: module:name` does the same."""
+
+    kind: Literal["own"]
+    """Chooses this policy."""
+    policy: str
+    """As `module:name`: a class with the members of `Policy`, or a function that gives such an object."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings that it is made with."""
+
+
+PolicyConfig = Annotated[
+    RandomPolicyConfig
+    | OraclePolicyConfig
+    | SimulatedPolicyConfig
+    | OpenAIPolicyConfig
+    | VllmPolicyConfig
+    | SglangPolicyConfig
+    | LlamaCppPolicyConfig
+    | DialectPolicyConfig
+    | TorchPolicyConfig
+    | OwnPolicyConfig,
+    Field(discriminator="kind"),
+]
+
+POLICY_KINDS: tuple[str, ...] = tuple(
+    get_args(each.model_fields["kind"].annotation)[0] for each in get_args(get_args(PolicyConfig)[0])
+)
+"""The values of `policy.kind`."""

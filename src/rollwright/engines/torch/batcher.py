@@ -1,0 +1,153 @@
+"""From logits and luck to tokens and their log-probabilities, for a whole batch at once.
+
+The log-probability is that of the distribution sampled from: after temperature and top-p. At temperature 0 that is
+a point mass on the likeliest token, so it is 0.
+
+Continuous batching: calls join and leave between any two steps, and a step gives each one token.
+
+What is true: a call is waiting, running, or ended, never two of these; it ends once; a call that is interrupted is
+waiting again, ahead of all that came later, with its tokens unless it restarts. Knows nothing of threads.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from rollwright.engines.base import EngineError
+from rollwright.engines.torch.call import Call, Counters
+from rollwright.engines.torch.rows import Rows
+
+
+def sample(
+    logits: torch.Tensor, temperatures: Sequence[float], top_ps: Sequence[float], draws: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """One token for each row: the first whose cumulative probability, in the order of ids, exceeds the row's draw.
+
+    A token takes one draw in [0, 1). A log-probability that is not finite says that the logits were not.
+    """
+    logits = logits.float()
+    greedy = [temperature == 0 for temperature in temperatures]
+    if all(greedy):
+        return _greedy(logits)
+    heat = torch.tensor([temperature or 1.0 for temperature in temperatures], device=logits.device)
+    logprobs = torch.log_softmax(logits / heat[:, None], dim=-1)
+    if narrow := [row for row, top_p in enumerate(top_ps) if top_p < 1 and not greedy[row]]:
+        rows = torch.tensor(narrow, device=logits.device)
+        limits = torch.tensor([top_ps[row] for row in narrow], dtype=torch.float64, device=logits.device)
+        logprobs[rows] = nucleus(logprobs[rows], limits)
+    # in double precision, so that the sum over a large vocabulary does not move a boundary
+    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    luck = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, luck, right=True).clamp_(max=logits.shape[-1] - 1)
+    found, chosen = tokens[:, 0].tolist(), logprobs.gather(1, tokens)[:, 0].tolist()
+    if any(greedy):
+        best, certain = _greedy(logits)
+        for row in (row for row, is_greedy in enumerate(greedy) if is_greedy):
+            found[row], chosen[row] = best[row], certain[row]
+    return found, chosen
+
+
+def nucleus(logprobs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+    """Only the fewest likeliest tokens that hold `top_p` of the probability, renormalised; the likeliest always."""
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.double().exp()
+    dropped = mass.cumsum(dim=-1) - mass >= top_ps[:, None]
+    dropped[:, 0] = False
+    cut = torch.zeros_like(dropped).scatter_(1, order, dropped)
+    return torch.log_softmax(logprobs.masked_fill(cut, float("-inf")), dim=-1)
+
+
+def _greedy(logits: torch.Tensor) -> tuple[list[int], list[float]]:
+    top, tokens = logits.max(dim=-1)
+    # 0 where the logit is finite, and not a number where it is not
+    return tokens.tolist(), (top - top).tolist()
+
+
+class Batcher:
+    """See the module's docstring. Used by one thread."""
+
+    def __init__(self, rows: Rows, counters: Counters) -> None:
+        self._rows = rows
+        self._counters = counters
+        self._waiting: deque[Call] = deque()
+        self._running: dict[Call, None] = {}
+        """In the order they came in."""
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, call: Call) -> None:
+        self._waiting.append(call)
+
+    def step(self, version: int, *, admit: bool = True) -> list[Call]:
+        """One token more for every running call; returns those that ended. Nobody joins unless `admit`."""
+        with torch.inference_mode():
+            if admit:
+                self._running.update(dict.fromkeys(self._rows.admit(self._waiting)))
+            ended = []
+            for calls, logits in self._rows.forward():
+                self._sample(calls, logits, version)
+                ended += [call for call in calls if call.ended]
+            for call in ended:
+                self._leave(call)
+        self._counters.steps += 1
+        return ended
+
+    def drop_cancelled(self) -> int:
+        """Lets go of the calls that nobody waits for; returns how many those were."""
+        running = [call for call in self._running if call.cancelled]
+        with torch.inference_mode():
+            for call in running:
+                self._leave(call)
+        before = len(self._waiting)
+        self._waiting = deque(call for call in self._waiting if not call.cancelled)
+        return len(running) + before - len(self._waiting)
+
+    def interrupt(self, *, restart: bool) -> None:
+        """Takes all running calls out, to be admitted again; nothing computed so far is used for them."""
+        running = list(self._running)
+        self._running.clear()
+        self._rows.clear()
+        self._waiting.extendleft(reversed(running))
+        for call in running:
+            if restart:
+                self._counters.restarted_calls += 1
+                self._counters.discarded_tokens += call.restart()
+            else:
+                self._counters.resumed_calls += 1
+
+    def give_up(self, *, waiting: bool) -> list[Call]:
+        """Lets go of all running calls, and of those that wait as well if `waiting`."""
+        calls = [*self._running, *(self._waiting if waiting else ())]
+        self._running.clear()
+        self._rows.clear()
+        if waiting:
+            self._waiting.clear()
+        return calls
+
+    def _leave(self, call: Call) -> None:
+        del self._running[call]
+        self._rows.release(call)
+
+    def _sample(self, calls: list[Call], logits: torch.Tensor, version: int) -> None:
+        tokens, logprobs = sample(
+            logits,
+            [call.temperature for call in calls],
+            [call.top_p for call in calls],
+            [call.draw() for call in calls],
+        )
+        for call, token, logprob in zip(calls, tokens, logprobs, strict=True):
+            if math.isfinite(logprob):
+                call.take(token, logprob, version)
+                self._counters.sampled_tokens += 1
+            else:
+                call.error = EngineError(
+                    f"weights of version {version} gave logits that are not numbers; nothing can be sampled"
+                )

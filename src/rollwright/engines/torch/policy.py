@@ -1,0 +1,230 @@
+"""A transformers model in this process as a policy: exact ids, exact log-probabilities, weights that change on the fly.
+
+What is true:
+- The ids, log-probabilities and version stamps are those of the tokens as they were sampled; `Sampling` says of which
+  distribution.
+- A token's luck depends on its call's key and its position alone. With `batch_invariant` so do its logits, to the bit;
+  without it they depend on who else is in the batch by rounding alone.
+- No call is dropped by a weight update. What goes on under new weights is computed under them from the prompt on: no
+  keys or values of other weights are ever used, so a teacher-forced pass of the stamped version gives the same
+  log-probabilities.
+- The event loop never waits for the model.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from rollwright.engines.base import (
+    Capabilities,
+    EngineError,
+    Generation,
+    Prompt,
+    Renderer,
+    Sampling,
+    UpdateMode,
+    Weights,
+)
+from rollwright.engines.torch.attention import use_grouped_attention
+from rollwright.engines.torch.batcher import Batcher
+from rollwright.engines.torch.call import Call, Counters
+from rollwright.engines.torch.rows import LoneRows, Rows, SharedRows
+from rollwright.engines.torch.worker import Update, Worker, read_weights
+from rollwright.errors import ConfigError
+from rollwright.forks import bind_to_process
+from rollwright.hardware.threads import Threads
+from rollwright.rng import digest
+from rollwright.trajectory import FinishReason
+
+MAX_BATCH = 256
+"""Calls served at a time. Memory is taken only as they come, and small models need many to be busy."""
+
+TOKENS_PER_STEP = 2048
+"""Prompt tokens read in one step: enough to fill a pass, few enough that running calls need not wait long."""
+
+PREFIX_CACHE_MB = 512
+"""Megabytes for keys and values that no call uses just now."""
+
+
+class TorchPolicy:
+    """See the module's docstring for what always holds. The model is the policy's own from now on."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        renderer: Renderer,
+        *,
+        max_batch: int = MAX_BATCH,
+        batch_invariant: bool = False,
+        tokens_per_step: int = TOKENS_PER_STEP,
+        prefix_cache_mb: int = PREFIX_CACHE_MB,
+        cache_bytes: int | None = None,
+        version: int = 0,
+    ) -> None:
+        """`version` is that of the weights the model has now. `prefix_cache_mb` has no meaning with `batch_invariant`.
+        `cache_bytes`: for keys and values of the calls being served; one that does not fit waits, and a prefix cache that
+        is larger than it is cut to it. `None`: no limit."""
+        for name, value, least in (
+            ("max_batch", max_batch, 1),
+            ("tokens_per_step", tokens_per_step, 1),
+            ("prefix_cache_mb", prefix_cache_mb, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"{name}: {value} is too few; accepted: {least} or more")
+        bind_to_process(self)  # its thread is in no fork
+        self.renderer = renderer
+        self.counters = Counters()
+        self._model = model.train(False)
+        use_grouped_attention(model)
+        rows: Rows
+        if batch_invariant:
+            rows = LoneRows(
+                model,
+                self.counters,
+                max_rows=max_batch,
+                tokens_per_step=tokens_per_step,
+                cache_bytes=cache_bytes,
+            )
+        else:
+            rows = SharedRows(
+                model,
+                self.counters,
+                max_rows=max_batch,
+                tokens_per_step=tokens_per_step,
+                prefix_bytes=min(prefix_cache_mb * 1_000_000, cache_bytes or sys.maxsize),
+                cache_bytes=cache_bytes,
+            )
+        self._worker = Worker(model, Batcher(rows, self.counters), self.counters, version)
+        self._vocabulary_size: int = model.config.vocab_size
+        self._max_length: int | None = getattr(model.config, "max_position_embeddings", None)
+
+    @property
+    def version(self) -> int:
+        return self._worker.version
+
+    @property
+    def pressure(self) -> int:
+        """Never refuses: what does not fit waits."""
+        return 0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        call = self._call(prompt, sampling)
+        self._worker.submit(call)
+        try:
+            await call.done
+        except asyncio.CancelledError:
+            self._worker.cancel(call)
+            raise
+        sampled = call.sampled
+        return Generation(
+            text=call.text(),
+            sampled_ids=sampled,
+            logprobs=call.logprobs,
+            versions=tuple(call.versions),
+            finish=call.finish or FinishReason.ABORT,
+            prompt_tokens=call.prompt_tokens,
+            completion_tokens=len(sampled),
+        )
+
+    async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
+        """Weights that are not this model's, or a folder whose checksum is another, raise and change nothing."""
+        tensors = await asyncio.to_thread(read_weights, self._model, weights)
+        update = Update(tensors, weights.version, mode, asyncio.get_running_loop().create_future())
+        self._worker.update(update)
+        try:
+            await asyncio.shield(update.done)
+        except asyncio.CancelledError:
+            if not self._worker.withdraw(update):
+                await asyncio.wait([update.done])  # the tensors must stay as they are until they are in
+            raise
+
+    async def probe(self) -> Capabilities:
+        return Capabilities(
+            engine=f"torch {torch.__version__}, transformers {transformers.__version__}",
+            model=self._model.config.name_or_path or self._model.config.model_type,
+            token_ids=True,
+            logprobs=True,
+            update_modes=tuple(UpdateMode),
+        )
+
+    async def close(self) -> None:
+        """Ends the thread; calls that are being served end with an `EngineError`. A later call starts a new one."""
+        await asyncio.to_thread(self._worker.close)
+
+    def _call(self, prompt: Prompt, sampling: Sampling) -> Call:
+        _check(sampling)
+        ids = prompt.ids
+        if not ids:
+            raise EngineError("the prompt has no token ids, and a model in this process takes nothing else")
+        if not 0 <= min(ids) <= max(ids) < self._vocabulary_size:
+            raise EngineError(
+                f"the prompt has ids from {min(ids)} to {max(ids)}; the model knows 0 to {self._vocabulary_size - 1}:"
+                " the renderer is another model's"
+            )
+        room = sampling.max_tokens
+        if self._max_length is not None:
+            room = min(room, self._max_length - len(ids))
+            if room < 1:
+                raise EngineError(
+                    f"the prompt has {len(ids)} ids, which leaves no room in the model's {self._max_length}"
+                )
+        return Call(
+            tokens=ids[:],
+            prompt_tokens=len(ids),
+            max_tokens=room,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            stop=sampling.stop,
+            noise=digest(*prompt.key, "token"),
+            renderer=self.renderer,
+            done=asyncio.get_running_loop().create_future(),
+        )
+
+
+def load_policy(
+    model: str | Path,
+    renderer: Renderer | str = "auto",
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    threads: Threads = "auto",
+    max_batch: int = MAX_BATCH,
+    batch_invariant: bool = False,
+    prefix_cache_mb: int = PREFIX_CACHE_MB,
+    cache_bytes: int | None = None,
+    version: int = 0,
+) -> TorchPolicy:
+    """Of a folder, a fetched model's name or `owner/name` on a hub.
+
+    A renderer that is only named is made of the model's tokenizer; see `make_renderer` for the names.
+    """
+    from rollwright.models.loading import load_model, load_tokenizer
+
+    if isinstance(renderer, str):
+        from rollwright.engines.rendering import make_renderer
+
+        tokenizer: Any = load_tokenizer(model)
+        renderer = make_renderer(tokenizer, renderer)
+    return TorchPolicy(
+        load_model(model, dtype=dtype, device=device, threads=threads),
+        renderer,
+        max_batch=max_batch,
+        batch_invariant=batch_invariant,
+        prefix_cache_mb=prefix_cache_mb,
+        cache_bytes=cache_bytes,
+        version=version,
+    )
+
+
+def _check(sampling: Sampling) -> None:
+    if not 0 <= sampling.temperature < float("inf"):
+        raise ConfigError(f"temperature: {sampling.temperature} is none; accepted: 0 or more")
+    if not 0 < sampling.top_p <= 1:
+        raise ConfigError(f"top_p: {sampling.top_p} is no share; accepted: more than 0, at most 1")
+    if sampling.max_tokens < 1:
+        raise ConfigError(f"max_tokens: {sampling.max_tokens} is too few; accepted: 1 or more")

@@ -1,0 +1,210 @@
+"""Frozen lake: walk over the ice to the goal without falling into a hole.
+
+Start and goal stand anywhere, and the goal can be reached in `max_steps` actions on ice that does not
+slip. On slippery ice every action's slip is drawn from (seed, number of the action) alone, so an episode is
+still a function of its seed and its answers, and a fork slips exactly as the original would.
+
+Lakes are parted by their holes and goal (see `parts`): one that is started from another cell is in the same part.
+
+Levels are drawn here and not with Gymnasium's generator: that one always starts in one corner and ends in
+the opposite one, and takes its numbers from a stream that may change with the version of numpy.
+"""
+
+from functools import cache
+from random import Random
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rollwright import rng
+from rollwright.envs.games.grid_game import DEFAULT_MAX_STEPS, GridGame, Move
+from rollwright.envs.parsing import ANSWER_PATTERN
+from rollwright.envs.splits import Part, part_of, views
+from rollwright.errors import ConfigError
+
+FORMAT_PENALTY = -0.01
+"""Small beside the goal's 1, so that a format alone is never worth more than the game."""
+
+PLAYER, ICE, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_ON_GOAL = "P_OGX√"
+
+_MAX_TRIES = 10_000
+"""Far beyond what any option that allows a level needs (the default takes 1.1 on average)."""
+
+
+class Lake(NamedTuple):
+    """A level. Cells are numbered row by row."""
+
+    start: int
+    goal: int
+    holes: frozenset[int]
+
+    def part(self, size: int) -> Part:
+        """`HELD_OUT` or `TRAIN`, by holes and goal alone and the same in all eight views of the square."""
+        seen = views(size, size, (self.goal,), self.holes)
+        return part_of("frozen lake", (f"{size} {view}" for view in seen))
+
+
+class FrozenLake(GridGame):
+    action_names = ("Left", "Down", "Right", "Up")
+    symbols = MappingProxyType(
+        {
+            PLAYER: "the player",
+            ICE: "safe ice",
+            HOLE: "a hole",
+            GOAL: "the goal",
+            PLAYER_IN_HOLE: "the player in a hole",
+            PLAYER_ON_GOAL: "the player on the goal",
+        }
+    )
+
+    _seed: int
+    _lake: Lake
+    _player: int
+
+    def __init__(
+        self,
+        *,
+        size: int = 4,
+        p: float = 0.8,
+        is_slippery: bool = False,
+        min_distance: int = 1,
+        part: str = "all",
+        board: str | None = None,
+        max_steps: int = DEFAULT_MAX_STEPS,
+        format_penalty: float = FORMAT_PENALTY,
+        action_pattern: str = ANSWER_PATTERN,
+        answer_template: str | None = None,
+    ) -> None:
+        """`p` is the share of ice, `min_distance` the fewest actions from start to goal in any level, `part` which
+        lakes are drawn (`all`, `train` or `held_out`), and `board` a fixed level drawn in the symbols of a state."""
+        super().__init__(max_steps, format_penalty, action_pattern, answer_template)
+        if size < 2:
+            raise ConfigError(f"size must be 2 or more, got {size}")
+        if not 0 < p <= 1:
+            raise ConfigError(f"p must be above 0 and at most 1, got {p}")
+        if not 1 <= min_distance <= max_steps:
+            raise ConfigError(f"min_distance must be from 1 to max_steps ({max_steps}), got {min_distance}")
+        self._part = Part.named(part)
+        self._fixed = None if board is None else read_lake(board)
+        self._size = size if board is None else len(board.split())
+        self._p = p
+        self._is_slippery = is_slippery
+        self._min_distance = min_distance
+        self._neighbours = _neighbours(self._size)
+
+    @property
+    def rules(self) -> str:
+        ice = (
+            "The ice is slippery: one action in three, on average, takes you where you want, and the others "
+            "take you to the left or the right of that direction."
+            if self._is_slippery
+            else "The ice is not slippery: an action takes you exactly one cell in its direction."
+        )
+        return (
+            "You cross a frozen lake. Reach the goal and stay out of the holes. "
+            f"{ice} At the edge of the grid you stay where you are. "
+            "Reaching the goal gives a reward of 1; falling into a hole ends the game with nothing."
+        )
+
+    def _deal(self, seed: int) -> None:
+        self._seed = seed
+        self._lake = self._fixed or self._draw_lake(rng.generator("frozen lake", seed))
+        self._player = self._lake.start
+
+    def _draw_lake(self, rng: Random) -> Lake:
+        cells = range(self._size**2)
+        for _ in range(_MAX_TRIES * self._part.one_in):
+            holes = frozenset(cell for cell in cells if rng.random() >= self._p)
+            ice = [cell for cell in cells if cell not in holes]
+            if len(ice) < 2:
+                continue
+            start = ice.pop(int(rng.random() * len(ice)))
+            lake = Lake(start, ice[int(rng.random() * len(ice))], holes)
+            way = self._way(lake, start, self._max_steps)
+            if way is None or len(way) < self._min_distance:
+                continue
+            if self._part in (Part.ALL, lake.part(self._size)):
+                return lake
+        raise ConfigError(
+            f"FrozenLake: found no level with size={self._size}, p={self._p}, "
+            f"min_distance={self._min_distance}, max_steps={self._max_steps}, part={self._part}; "
+            "lower min_distance, or raise p or max_steps"
+        )
+
+    def _slip(self, step: int) -> int:
+        """By how many quarter turns action number `step` goes astray: -1, 0 or 1."""
+        return rng.digest("frozen lake slip", self._seed, step) % 3 - 1 if self._is_slippery else 0
+
+    def _way(self, lake: Lake, start: int, limit: int) -> tuple[int, ...] | None:
+        """The directions of a shortest way to the goal; `None`: it takes more than `limit`."""
+        ways: dict[int, tuple[int, ...]] = {start: ()}
+        layer = [start]
+        for _ in range(limit):
+            reached = []
+            for cell in layer:
+                for direction, to in enumerate(self._neighbours[cell]):
+                    if to == lake.goal:
+                        return (*ways[cell], direction)
+                    if to not in ways and to not in lake.holes:
+                        ways[to] = (*ways[cell], direction)
+                        reached.append(to)
+            layer = reached
+        return None
+
+    def _move(self, action: int) -> Move:
+        before = self._player
+        self._player = self._neighbours[before][(action + self._slip(self._steps)) % 4]
+        success = self._player == self._lake.goal
+        return Move(
+            reward=1.0 if success else 0.0,
+            effective=self._player != before,
+            terminated=success or self._player in self._lake.holes,
+            success=success,
+        )
+
+    def _idle(self) -> Move:
+        return Move(reward=0.0, effective=False)
+
+    def _solve(self, limit: int) -> tuple[int, ...] | None:
+        """It knows how each action will slip, and aims so that the slip takes it the right way."""
+        way = self._way(self._lake, self._player, limit)
+        if way is None:
+            return None
+        return tuple((direction - self._slip(step)) % 4 for step, direction in enumerate(way, self._steps))
+
+    def _render(self) -> str:
+        lake, player = self._lake, self._player
+        cells = [HOLE if cell in lake.holes else ICE for cell in range(self._size**2)]
+        cells[lake.goal] = GOAL
+        if player == lake.goal:
+            cells[player] = PLAYER_ON_GOAL
+        else:
+            cells[player] = PLAYER_IN_HOLE if player in lake.holes else PLAYER
+        return "\n".join("".join(cells[row : row + self._size]) for row in range(0, len(cells), self._size))
+
+
+@cache
+def _neighbours(size: int) -> tuple[tuple[int, int, int, int], ...]:
+    """For each cell, where the actions lead from it, in their order; at the edge, to the cell itself."""
+    return tuple(
+        (
+            cell - 1 if cell % size > 0 else cell,
+            cell + size if cell // size < size - 1 else cell,
+            cell + 1 if cell % size < size - 1 else cell,
+            cell - size if cell // size > 0 else cell,
+        )
+        for cell in range(size**2)
+    )
+
+
+def read_lake(board: str) -> Lake:
+    """The level that a drawing shows; refused unless it is a square with one player and one goal."""
+    rows = board.split()
+    cells = "".join(rows)
+    if any(len(row) != len(rows) for row in rows):
+        raise ConfigError("board: must have as many columns as rows")
+    if unknown := sorted(set(cells) - {PLAYER, ICE, HOLE, GOAL}):
+        raise ConfigError(f"board: unknown symbol {unknown[0]!r}; known: {PLAYER} {ICE} {HOLE} {GOAL}")
+    if cells.count(PLAYER) != 1 or cells.count(GOAL) != 1:
+        raise ConfigError(f"board: needs one player {PLAYER} and one goal {GOAL}")
+    holes = frozenset(at for at, symbol in enumerate(cells) if symbol == HOLE)
+    return Lake(cells.index(PLAYER), cells.index(GOAL), holes)

@@ -1,0 +1,83 @@
+"""The web server under the store's and the gateway's endpoints.
+
+Always true: every connection is held within `ServerLimits`, whatever its client does.
+"""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from rollwright.errors import ConfigError
+from rollwright.http.server_connection import Connections, GuardedConnection, ServerLimits
+
+_DRAIN_SECONDS = 10
+"""How long calls under way may take when the server stops."""
+
+BACKLOG = 2048
+"""Connections that wait to be accepted: all agents of a worker, or all workers of a cluster, may come at once."""
+
+
+class Listener(uvicorn.Server):
+    """Stops when it is told to: signals are left to the program that it runs in."""
+
+    def __init__(self, app: Any, limits: ServerLimits | None = None) -> None:
+        """`app`: as ASGI has it."""
+        limits = limits or ServerLimits()
+        self.connections = Connections(limits)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=partial(GuardedConnection, self.connections),  # type: ignore[arg-type] # makes one
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                log_level="error",  # what strangers send wrong would fill the log
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=limits.idle_seconds,
+                timeout_graceful_shutdown=_DRAIN_SECONDS,
+            )
+        )
+        self._told = asyncio.Event()
+
+    def stop(self) -> None:
+        self._told.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        loop = asyncio.get_running_loop()
+        while not self._told.is_set():
+            self.connections.sweep(loop.time())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.connections.limits.sweep_seconds):
+                    await self._told.wait()
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    bound.setblocking(False)
+    return bound

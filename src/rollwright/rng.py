@@ -1,0 +1,68 @@
+"""Random draws keyed by what they are for.
+
+A draw depends on its key alone: never on global random state, on the process, on the order in which
+coroutines happen to run, or on `hash()`. The same key gives the same number on every machine, so a
+retry, a resume and a second worker all see the same level and the same luck.
+
+What a call's draws are keyed by, and two draws for the price of one digest.
+"""
+
+import random
+from hashlib import blake2b
+from typing import NamedTuple
+
+from rollwright.engines.base import Prompt, Sampling
+from rollwright.trajectory.arrays import pack
+
+KeyPart = str | int
+
+_MANTISSA_BITS = 53
+"""A float in [0, 1) has 53 bits of mantissa; more bits of the digest would be rounded away."""
+
+
+def digest(*key: KeyPart) -> int:
+    """64 well-mixed bits that depend on `key` alone; `1` and `"1"` are different parts."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def uniform(*key: KeyPart) -> float:
+    """A float in [0, 1)."""
+    return (digest(*key) >> (64 - _MANTISSA_BITS)) / (1 << _MANTISSA_BITS)
+
+
+def seed(*key: KeyPart) -> int:
+    """A non-negative 31-bit integer, the range every environment and library accepts as a seed."""
+    return digest(*key) & 0x7FFF_FFFF
+
+
+def generator(*key: KeyPart) -> random.Random:
+    """A private generator, for when one key needs many draws."""
+    return random.Random(digest(*key))
+
+
+_HALF = 1 << 32
+"""Half of a 64-bit digest: fine enough for a share, and for picking among far fewer things."""
+
+
+class Luck(NamedTuple):
+    """Two independent draws."""
+
+    share: float
+    """In [0, 1)."""
+    pick: int
+    """Of 32 bits; modulo the number of things, it picks one."""
+
+
+def luck(*key: KeyPart) -> Luck:
+    upper, lower = divmod(digest(*key), _HALF)
+    return Luck(upper / _HALF, lower)
+
+
+def draw_key(prompt: Prompt, sampling: Sampling) -> tuple[KeyPart, ...]:
+    """What a sample is keyed by: the call, or at temperature 0 only what the prompt says."""
+    if sampling.temperature > 0:
+        return prompt.key
+    if prompt.ids is not None:
+        return ("greedy", blake2b(pack(prompt.ids), digest_size=16).hexdigest())
+    return ("greedy", *(part for message in prompt.messages for part in (message.role, message.content)))

@@ -1,0 +1,219 @@
+"""From a strategy's configuration to the strategy.
+
+From a configuration to how episodes are played. This box alone knows both sides.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+
+import rollwright.envs.registry as registry
+from rollwright.agents import ChatAgent
+from rollwright.config import (
+    CustomEnvConfig,
+    RunConfig,
+)
+from rollwright.engines.base import Sampling
+from rollwright.envs.base import Env, Prompts, can_fork, inspected_env
+from rollwright.errors import ConfigError
+from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
+from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
+from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
+from rollwright.rollout.filters import build_filters
+from rollwright.rollout.function import AgentFunction
+from rollwright.rollout.settings import (
+    BranchConfig,
+    FixedBranchConfig,
+    OwnBranchConfig,
+    RandomBranchConfig,
+    StrategyConfig,
+    TreeStrategyConfig,
+    UncertaintyBranchConfig,
+)
+from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
+from rollwright.run.build_teams import build_teams
+from rollwright.run.build_tools import ToolShelf
+from rollwright.teams import Team
+from rollwright.teams.agent import changed_sampling
+from rollwright.trajectory import MIN_TEMPERATURE
+
+
+def build_strategy(config: StrategyConfig) -> Strategy:
+    if not isinstance(config, TreeStrategyConfig):
+        return CHAIN
+    return TreeStrategy(
+        _branching(config.branch, config.width, config.depth),
+        config.budget,
+        BudgetUnit(config.unit),
+        None if config.fork == "auto" else ForkMode(config.fork),
+    )
+
+
+def check_strategy(config: StrategyConfig, tag: str, make_env: Callable[[], Env]) -> None:
+    """Whether training episodes of `tag` can be played so."""
+    if not isinstance(config, TreeStrategyConfig) or config.fork != "fork":
+        return
+    with inspected_env(make_env) as env:
+        copies_itself = can_fork(env)
+    if not copies_itself:
+        raise ConfigError(f"strategy.fork: `{tag}` cannot copy itself; accepted for it: auto, replay, root")
+
+
+def _branching(config: BranchConfig, width: int, depth: int) -> Branching:
+    match config:
+        case FixedBranchConfig():
+            return FixedFanOut(width, depth)
+        case RandomBranchConfig():
+            return RandomExpansion(config.chains, config.nodes, config.rounds, depth)
+        case UncertaintyBranchConfig():
+            return Uncertainty(width, depth, config.threshold, config.change)
+        case OwnBranchConfig():
+            return OwnBranching(config.function, width)
+
+
+class SettingsTable:
+    """How to play each tag of a run, in training and in validation. Wrong settings show when it is made."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._settings: dict[tuple[str, str], EpisodeSettings] = {}
+        self._tools = ToolShelf()
+        teams = build_teams(config, self._tools)
+        for tag in config.tags:
+            train = _settings(config, tag)
+            if config.train_env_manager is not None and tag in config.train_env_manager.tags:
+                check_strategy(config.strategy, tag, partial(make_env, train))
+            single: Strategy = CHAIN
+            if (team := teams.get(tag)) is not None:
+                _check_sampling(config, tag, team, train.sampling)
+                train, single = replace(train, strategy=team), team.greedy()
+            greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
+            stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
+            self._settings["train", tag] = replace(train, filters=stopping)
+            self._settings["val", tag] = replace(train, sampling=greedy, max_staleness=None, strategy=single)
+        self._add_levels(config)
+
+    def _add_levels(self, config: RunConfig) -> None:
+        for tag, level in _level_tags(config):
+            played = self._settings["train", tag]
+            env_config = {**played.env_config, "level": level}
+            with inspected_env(partial(registry.make, played.env_type, env_config)):
+                pass  # a level that does not exist shows here
+            self._settings["train", level_tag(tag, level)] = replace(played, env_config=env_config)
+
+    def training_tags(self) -> list[str]:
+        """All that may be played in training, levels too."""
+        return [tag for mode, tag in self._settings if mode == "train"]
+
+    async def check(self) -> None:
+        """Whether this machine can give what the agents' tools need."""
+        await self._tools.check()
+
+    async def close(self) -> None:
+        """Ends what the agents' tools hold."""
+        await self._tools.close()
+
+    def __call__(self, episode: Episode) -> EpisodeSettings:
+        try:
+            return self._settings[episode.mode, episode.tag]
+        except KeyError:
+            known = ", ".join(sorted({tag for _, tag in self._settings})) or "no environments"
+            raise ConfigError(f"tag `{episode.tag}` is not part of this run; it plays {known}") from None
+
+
+def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
+    """An agent whose every token would be out of the loss is not trained by a run that says it is."""
+    for name, agent in team.agents.items() if config.training is not None else ():
+        why = changed_sampling(sampling, agent.sampling).params().not_modelled
+        if agent.trainable and why is not None:
+            raise ConfigError(
+                f"orchestras.{tag}.agents.{name}.sampling: what is {why} cannot be trained; accepted: a temperature of "
+                f"{MIN_TEMPERATURE:g} or more and top_p 1, or trainable: false"
+            )
+
+
+def build_curriculum(config: RunConfig) -> LevelSampler | None:
+    """Of the training stream, where there is one; nobody's level has changed yet."""
+    manager = config.train_env_manager
+    if manager is None or manager.curriculum is None:
+        return None
+    return make_curriculum(manager.curriculum, dict.fromkeys(tag for tag, _ in _level_tags(config)))
+
+
+def _level_tags(config: RunConfig) -> Iterator[tuple[str, int]]:
+    """The training tags that have levels, with each of these."""
+    manager = config.train_env_manager
+    if manager is None or manager.curriculum is None:
+        return
+    known = config.custom_envs
+    leveled = [
+        tag
+        for tag in manager.tags
+        if registry.takes((known[tag].env_type if tag in known else None) or tag, "level")
+    ]
+    if not leveled:
+        raise ConfigError(
+            f"train_env_manager.curriculum: none of {', '.join(manager.tags)} has levels; leave it out"
+        )
+    for tag in leveled:
+        for level in range(manager.curriculum.levels):
+            yield tag, level
+
+
+def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSettings:
+    """How a user's own function is played: the run's sampling and limits, without an environment."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return EpisodeSettings(
+        env_type=name,
+        env_config={},
+        agent=ChatAgent(Prompts("", "", "")),
+        sampling=Sampling(**dict(config.sampling)),
+        max_steps=1,
+        sequence_length=config.sequence_length,
+        limits=config.limits,
+        capture=config.gateway,
+    )
+
+
+def make_env(settings: EpisodeSettings) -> Env:
+    return registry.make(settings.env_type, settings.env_config)
+
+
+def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
+    custom = config.custom_envs.get(tag, CustomEnvConfig())
+    env_type = custom.env_type or tag
+    spec = registry.spec(env_type)
+    env_config = {**spec.config, **custom.env_config}
+    max_steps = custom.max_steps or env_config.get("max_steps", spec.max_steps)
+    if registry.takes(env_type, "max_steps"):
+        env_config["max_steps"] = max_steps
+    max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
+    with inspected_env(partial(registry.make, env_type, env_config)) as env:
+        own = env.prompts
+    agent = ChatAgent(
+        prompts=Prompts(
+            system=own.system if custom.agent_system_template is None else custom.agent_system_template,
+            opening=own.opening if custom.agent_opening_template is None else custom.agent_opening_template,
+            turn=own.turn if custom.agent_template is None else custom.agent_template,
+        ),
+        history=config.agent.history,
+        max_steps=max_steps,
+        max_response_length=max_tokens,
+    )
+    agent.check_templates(f"custom_envs.{tag}")
+    limits = config.limits
+    if custom.step_timeout is not None:
+        limits = limits.model_copy(update={"step_timeout": custom.step_timeout})
+    return EpisodeSettings(
+        env_type=env_type,
+        env_config=env_config,
+        agent=agent,
+        sampling=Sampling(**dict(config.sampling), max_tokens=max_tokens),
+        max_steps=max_steps,
+        sequence_length=config.sequence_length,
+        limits=limits,
+        max_staleness=math.ceil(config.async_generation_ratio),
+        strategy=build_strategy(config.strategy),
+    )

@@ -1,0 +1,72 @@
+"""From a configuration to what a node of a swarm is made of."""
+
+import time
+from collections.abc import Callable
+from inspect import isawaitable
+from typing import cast
+
+from rollwright.config import RunConfig, SwarmConfig
+from rollwright.errors import ConfigError
+from rollwright.rollout.episode import Episode
+from rollwright.run.build import SettingsTable
+from rollwright.run.build_training import check, training_of
+from rollwright.swarm.recipes import TaskBook, task_seed
+from rollwright.swarm.settings import TRANSPORTS
+from rollwright.swarm.transports.base import Transport
+
+KEPT_STEPS = 200
+"""Steps that a node keeps which is not told how many: more than its status shows, so that its last rounds can be looked
+at with their episodes, and few beside those of a node that runs for months."""
+
+
+def swarm_of(config: RunConfig) -> SwarmConfig:
+    """The configuration's swarm part, or one line that says what is missing."""
+    if config.swarm is None:
+        raise ConfigError("swarm: is not set; `swarm: {}` shares with every default")
+    return config.swarm
+
+
+def node_config(config: RunConfig, peer: str) -> RunConfig:
+    """The run as this node plays it: its seed follows from its key, its batch is `local_groups`."""
+    swarm, manager = swarm_of(config), config.train_env_manager
+    check(config)
+    assert manager is not None, "checked above"
+    if config.training is not None and config.training.from_run is not None:
+        raise ConfigError("training.from_run: a node plays its own groups; leave it out")
+    if manager.group_size < 2:
+        raise ConfigError(
+            f"train_env_manager.group_size: {manager.group_size} gives groups that nobody can learn from; at least 2 are "
+            "needed"
+        )
+    batch = swarm.local_groups * manager.group_size
+    if config.rollout_batch_size not in (None, batch):
+        raise ConfigError(
+            f"rollout_batch_size: {config.rollout_batch_size} is not local_groups x group_size, which is {batch}; leave "
+            "it out"
+        )
+    training = training_of(config)
+    if training.keep_steps is None:
+        training = training.model_copy(update={"keep_steps": KEPT_STEPS})
+    return config.model_copy(
+        update={
+            "seed": task_seed(swarm.name, peer),
+            "rollout_batch_size": batch,
+            "training": training,
+        }
+    )
+
+
+def task_book(config: RunConfig) -> TaskBook:
+    """What this node plays, and so can check."""
+    table = SettingsTable(config)
+    return TaskBook({tag: table(Episode(tag, 0, "train", "", 0, 0, 0)) for tag in table.training_tags()})
+
+
+async def open_transport(
+    config: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
+) -> Transport:
+    """Opens the transport that the settings name; its factory may be async."""
+    settings = config.communication
+    made = TRANSPORTS.make(settings.transport, config, peer, clock=clock, **settings.options)
+    with TRANSPORTS.blame(settings.transport):
+        return cast(Transport, await made if isawaitable(made) else made)

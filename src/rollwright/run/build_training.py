@@ -1,0 +1,160 @@
+"""From a configuration to the trainer that it describes. Importing it imports no torch; making a trainer does."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollwright.config import RunConfig, TrainingConfig
+from rollwright.engines.base import Policy, Updatable
+from rollwright.engines.factory import build_policy
+from rollwright.errors import ConfigError
+from rollwright.hardware.threads import claim_threads
+from rollwright.run.build import SettingsTable
+from rollwright.run.folder import RunReader
+from rollwright.run.model_choice import cache_room
+from rollwright.training.advantages import Advantage, make_advantage
+from rollwright.training.settings import LOSSES
+from rollwright.trajectory import MIN_TEMPERATURE
+
+if TYPE_CHECKING:
+    from rollwright.training.trainer import Trainer
+
+
+BESIDE_WEIGHTS = (".json", ".jinja", ".txt", ".model")
+"""What tokenizers and chat templates are kept in."""
+
+IN_PROCESS = "torch"
+"""The kind of policy whose model is in this process: it has the base model, and takes weights in memory."""
+
+
+def in_process(config: RunConfig) -> bool:
+    kind: str = config.policy.kind
+    return kind == IN_PROCESS
+
+
+def training_of(config: RunConfig) -> TrainingConfig:
+    """The configuration's training part, or one line that says what is missing."""
+    training = config.training
+    if training is None:
+        raise ConfigError("training: is not set; `training: {}` trains with every default")
+    if training.from_run is None and config.train_env_manager is None:
+        raise ConfigError("train_env_manager: is not set, so there is nothing to train on")
+    if config.sampling.top_p != 1:
+        raise ConfigError(
+            f"sampling.top_p: {config.sampling.top_p:g} cuts the distribution that is trained; only 1 is accepted"
+        )
+    if config.sampling.temperature < MIN_TEMPERATURE:
+        raise ConfigError(
+            f"sampling.temperature: {config.sampling.temperature:g} cannot be trained; accepted: {MIN_TEMPERATURE:g} or "
+            "more"
+        )
+    return training
+
+
+def model_name(config: RunConfig) -> str:
+    """Which base model is trained."""
+    training = config.training
+    if training is not None and training.model is not None:
+        return training.model
+    if in_process(config):
+        return str(getattr(config.policy, "model", None))
+    raise ConfigError(
+        f"training.model: is needed, because a policy of kind `{config.policy.kind}` has no model in this process"
+    )
+
+
+def check(config: RunConfig) -> None:
+    """Raises what is wrong with the settings, before anything is written or loaded."""
+    training = training_of(config)
+    make_training_advantage(training)
+    if not LOSSES.is_built_in(training.loss.name):
+        LOSSES.function(training.loss.name, **training.loss.options)
+    model_name(config)
+    if training.from_run is not None:
+        source = RunReader(Path(training.from_run))
+        _check_whole(source)
+        _check_history(config, source.config)
+        _check_sampling(config, source.config)
+    else:
+        SettingsTable(config)
+
+
+def _check_whole(source: RunReader) -> None:
+    if steps := source.forgotten().steps:
+        raise ConfigError(
+            f"training.from_run: {source.path} has forgotten its first {steps} steps (training.keep_steps), so its batches "
+            "cannot be trained on from the base model"
+        )
+
+
+def _check_history(config: RunConfig, played: RunConfig) -> None:
+    """What is trained on are the prompts that the model saw; another history cannot be had afterwards."""
+    wanted, had = config.agent.history, played.agent.history
+    if wanted != had:
+        raise ConfigError(
+            f"agent.history: the recorded run was played with `{had.mode}`, length {had.length}; a history that is cut "
+            f"only for training would be trained off-policy. Play with `{wanted.mode}`, or leave it as it was"
+        )
+
+
+def _check_sampling(config: RunConfig, played: RunConfig) -> None:
+    """What is trained are the tokens as they were drawn; a release that did not record how has drawn as its run says."""
+    for name in ("temperature", "top_p"):
+        wanted, had = getattr(config.sampling, name), getattr(played.sampling, name)
+        if wanted != had:
+            raise ConfigError(
+                f"sampling.{name}: the recorded run was played with {had:g}, not {wanted:g}; leave it as it was"
+            )
+
+
+def make_policy(config: RunConfig) -> Policy | None:
+    """The policy that is trained; `None` where a recorded run is trained on. A model in this process is loaded."""
+    check(config)
+    if training_of(config).from_run is not None:
+        return None
+    policy = build_policy(config.policy, cache_room(config))
+    updatable(policy, config.policy.kind)
+    return policy
+
+
+def copy_tokenizer(config: RunConfig, place: Path) -> None:
+    """Puts whatever lies beside the base model's weights, such as its tokenizer, beside the trained ones."""
+    from rollwright.models.loading import resolve
+
+    base = Path(resolve(model_name(config)))
+    for file in sorted(base.iterdir()) if base.is_dir() else ():
+        if file.suffix in BESIDE_WEIGHTS and not (place / file.name).exists() and ".index." not in file.name:
+            shutil.copy(file, place)
+
+
+def make_training_advantage(training: TrainingConfig) -> Advantage:
+    return make_advantage(training.advantage.name, **training.advantage.options)
+
+
+def make_trainer(config: RunConfig) -> "Trainer":
+    """Loads the base model; takes seconds to minutes."""
+    claim_threads()
+    try:
+        from rollwright.training.trainer import Trainer
+    except ImportError as error:
+        raise ConfigError(f"training needs {error.name}; install rollwright[train]") from error
+    from rollwright.models import load_model
+
+    training = training_of(config)
+    return Trainer(
+        load_model(model_name(config)),
+        training,
+        total_updates=config.max_steps * training.updates_per_step,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
+    )
+
+
+def updatable(policy: Policy, kind: str) -> Updatable:
+    """The policy as something that takes weights."""
+    if not isinstance(policy, Updatable):
+        raise ConfigError(
+            f"policy.kind: `{kind}` takes no new weights, so it cannot be trained; "
+            "use `torch`, or an engine that loads weights, such as `vllm`"
+        )
+    return policy

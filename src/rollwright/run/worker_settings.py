@@ -1,0 +1,153 @@
+"""A run's settings in its store: workers play by them, and a resumed run is compared with them.
+
+Always true: under a run's name stand the settings that its rollouts are played with. Whoever resumes the run with others
+is refused where they would change what is played, before anything in the store is changed.
+
+How a worker that knows nothing but a store finds out how to play a rollout: from the run's settings in the store.
+"""
+
+import logging
+import re
+from typing import Any
+
+from rollwright.agents.settings import AGENTS
+from rollwright.config import RunConfig, build
+from rollwright.config.resuming import SettingChange, check_resumable, setting_changes
+from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampling
+from rollwright.errors import ConfigError
+from rollwright.rollout import AgentFunction, Assignment
+from rollwright.rollout.episode import read_episode
+from rollwright.rollout.scheduler import rollout_ids
+from rollwright.run.build import SettingsTable, function_settings
+from rollwright.run.build_teams import build_run_policy
+from rollwright.run.engine_check import ask_engine
+from rollwright.store.api import Store
+from rollwright.store.records import AttemptedRollout, RolloutStatus
+
+logger = logging.getLogger(__name__)
+
+MODEL = "policy.model"
+"""May change as long as nothing was handed out: to one that fits into memory, say."""
+
+DELETED_AT_ONCE = 500
+"""Rollouts that are removed from the store in one call, so that others get their turn in between."""
+
+
+async def leave_settings(
+    store: Store, config: RunConfig, *, resumed: bool, handed_out: bool
+) -> list[SettingChange]:
+    """Puts the settings where workers find them, under the run's name, which no other run may have. Gives what of them
+    is different from before. `handed_out`: whether the run has any result yet."""
+    name, settings = config.name, {CONFIG_KEY: config.model_dump(mode="json")}
+    found = await store.get_resources_by_id(name)
+    if found is None:
+        await store.add_resources(settings, resources_id=name)
+        return []
+    if not resumed:
+        raise ConfigError(f"name: the store has a run {name!r} already; resume it, or give another name")
+    changes: list[SettingChange] = []
+    if (before := found.resources.get(CONFIG_KEY)) is not None:
+        begun = build(before, source=f"settings of {name} in the store")
+        changes = setting_changes(begun, config)
+        refused = {each.key for each in changes if not each.may_change}
+        if refused == {MODEL} and not handed_out:
+            await _begin_anew(store, name)
+        else:
+            check_resumable(begun, config)
+    await store.update_resources(name, settings)
+    return changes
+
+
+async def _begin_anew(store: Store, name: str) -> None:
+    """What one model has begun is not gone on with by another."""
+    own = re.compile(rf"{re.escape(name)}\.(train|val\d+)-g\d+-m\d+")
+    ids = [each for each in await rollout_ids(store, f"{name}.") if own.fullmatch(each)]
+    logger.warning("%s: another model plays, so %d rollouts begin anew", name, len(ids))
+    for first in range(0, len(ids), DELETED_AT_ONCE):
+        part = ids[first : first + DELETED_AT_ONCE]
+        await store.cancel_rollouts(part, "another model plays")
+        await store.delete_rollouts(part)
+
+
+CONFIG_KEY = "config"
+"""Under which name a run's configuration stands in its resources."""
+
+
+WAITING = [RolloutStatus.QUEUING, RolloutStatus.REQUEUING]
+
+LOOKED_AT = 100
+"""Rollouts that a worker looks at before it begins: those of one run follow each other, and few runs share a store."""
+
+
+class NoPolicy:
+    """Of rollouts that were enqueued without settings: a function of one's own may need no model."""
+
+    renderer: Renderer | None = None
+    version = 0
+    pressure = 0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        raise ConfigError(
+            "there is no policy to ask: the rollout was enqueued without settings (rollwright enqueue --config)"
+        )
+
+    async def close(self) -> None:
+        pass
+
+
+class StoreSettingsSource:
+    """Looks a run's settings up once, and keeps one policy for each run."""
+
+    def __init__(self, store: Store, function: AgentFunction | None = None) -> None:
+        self._store = store
+        self._function = function
+        self._runs: dict[str, tuple[RunConfig, SettingsTable, Policy]] = {}
+
+    @property
+    def pressure(self) -> int:
+        """How often the engines have refused load so far."""
+        return sum(policy.pressure for _, _, policy in self._runs.values())
+
+    async def __call__(self, claimed: AttemptedRollout) -> Assignment:
+        function = self._function
+        if function is not None and claimed.resources_id is None:
+            return Assignment(function_settings(RunConfig(), function), NoPolicy(), function)
+        config, table, policy = await self._run(claimed.resources_id)
+        if function is not None:
+            return Assignment(function_settings(config, function), policy, function)
+        return Assignment(table(read_episode(claimed.input)), policy)
+
+    async def ask_engines(self) -> None:
+        """Asks the engines of the runs whose rollouts wait now, before one of them is claimed; see `ask_engine`."""
+        waiting = await self._store.query_rollouts(status=WAITING, limit=LOOKED_AT)
+        for resources_id in {each.resources_id for each in waiting} - {None}:
+            config, _, policy = await self._run(resources_id)
+            await ask_engine(policy, config.policy)
+
+    async def close(self) -> None:
+        for _, table, policy in self._runs.values():
+            await table.close()
+            await policy.close()
+
+    async def _run(self, resources_id: str | None) -> tuple[RunConfig, SettingsTable, Policy]:
+        if resources_id is None:
+            raise ConfigError(
+                "the rollout names no run whose settings it is to be played with (rollwright enqueue --config), and the "
+                "worker has no function of its own (rollwright worker --agent)"
+            )
+        if resources_id not in self._runs:
+            found = await self._store.get_resources_by_id(resources_id)
+            if found is None or CONFIG_KEY not in found.resources:
+                raise ConfigError(f"the store has no settings under {resources_id!r}")
+            if resources_id not in self._runs:  # another episode may have asked in the meantime
+                config = build(found.resources[CONFIG_KEY], source=f"settings of {resources_id}")
+                self._runs[resources_id] = config, SettingsTable(config), build_run_policy(config)
+        return self._runs[resources_id]
+
+
+def load_function(path: str) -> AgentFunction:
+    """A user's agent function by its path, `module:function`."""
+    function: Any = AGENTS.find(path)
+    if not callable(function):
+        raise ConfigError(f"agent {path!r}: is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]

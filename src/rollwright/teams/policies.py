@@ -1,0 +1,74 @@
+"""Which policy answers which agent: one shared engine, engines of their own, or adapters on a shared one.
+
+To a run it is one policy, the run's own: its version is the one that staleness is counted from, and new weights go to
+it alone. Agents that play with another policy are trained by whoever trains that one, or not at all.
+"""
+
+from collections.abc import Mapping
+
+from rollwright.engines.base import (
+    Capabilities,
+    Generation,
+    Policy,
+    Probed,
+    Prompt,
+    Renderer,
+    Sampling,
+    Updatable,
+    UpdateMode,
+    Weights,
+)
+from rollwright.errors import ConfigError
+from rollwright.teams.segments import with_segment_cache
+
+
+class TeamPolicies:
+    """The run's policy, and others for the agents that have their own."""
+
+    def __init__(
+        self, own: Policy, by_agent: Mapping[str, Policy] | None = None, *, segment_cache: bool = False
+    ) -> None:
+        """`by_agent`: by the agent's id, `team/agent`; the same policy may stand there several times."""
+        self._own = own
+        self._all = [own, *(each for each in (by_agent or {}).values() if each is not own)]
+        self._all = list({id(each): each for each in self._all}.values())
+        asked = {id(each): with_segment_cache(each) if segment_cache else each for each in self._all}
+        self._default = asked[id(own)]
+        self._by_agent = {agent: asked[id(each)] for agent, each in (by_agent or {}).items()}
+
+    def of_agent(self, agent: str) -> Policy:
+        return self._by_agent.get(agent, self._default)
+
+    @property
+    def renderer(self) -> Renderer | None:
+        return self._default.renderer
+
+    @property
+    def version(self) -> int:
+        return self._own.version
+
+    @property
+    def pressure(self) -> int:
+        return sum(each.pressure for each in self._all)
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        return await self._own.generate(prompt, sampling)
+
+    async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
+        if not isinstance(self._own, Updatable):
+            raise ConfigError(f"policy: {type(self._own).__name__} takes no new weights")
+        await self._own.update_weights(weights, mode)
+
+    async def probe(self) -> Capabilities:
+        """Asks every engine, so that a missing one shows before the start; what comes back is the run's own."""
+        found: Capabilities | None = None
+        for each in self._all:
+            if isinstance(each, Probed):
+                capabilities = await each.probe()
+                found = capabilities if each is self._own else found
+        exact = self._own.renderer is not None
+        return found or Capabilities(type(self._own).__name__, token_ids=exact, logprobs=exact)
+
+    async def close(self) -> None:
+        for each in self._all:
+            await each.close()

@@ -1,0 +1,137 @@
+"""A player for teams without a model: every agent answers in its own form, by keyed draws.
+
+Like every player's, its draws depend on the prompt's key alone. So a team that is played by it says the same whatever
+runs beside it, whichever way its calls are scheduled.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rollwright.engines.base import Playable, Prompt, Sampling, ToolSpec
+from rollwright.engines.rendering.bytes import written_call
+from rollwright.errors import ConfigError
+from rollwright.rng import draw_key, luck
+from rollwright.simulation.lengths import Lengths, filler_text
+from rollwright.simulation.players import Choice, SkilledPlayer
+from rollwright.teams.agent import TeamAgent
+from rollwright.teams.context import FRAGMENT_BEGINS
+from rollwright.teams.flows import Route
+from rollwright.teams.parsing import Verdict
+from rollwright.teams.team import Team
+
+UNKNOWN = "unknown"
+"""What an unskilled agent writes into its tag."""
+
+CALLS_A_TOOL = 0.5
+"""How often an agent with tools calls one instead of answering: about one call for each answer."""
+
+
+@dataclass(frozen=True)
+class Rehearsal(SkilledPlayer):
+    """Agents that judge say yes as often as `approval` says; the others do the best thing as often as `skill` says.
+
+    Without an `approval`, judging is a skill, too: as often as `skill` says, a verdict is the right one."""
+
+    agents: Mapping[str, TeamAgent] = field(default_factory=dict)
+    """By id."""
+    approval: float | None = 0.5
+    lengths: Mapping[str, Lengths] = field(default_factory=dict)
+    """How much an agent writes before its answer, by id; nothing where it is not named."""
+    leads_to: Mapping[str, TeamAgent] = field(default_factory=dict)
+    """For an agent whose verdict decides who acts, by id: who acts on its approval."""
+    name: ClassVar[str] = "rehearsal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.approval is not None and not 0 <= self.approval <= 1:
+            raise ConfigError(f"approval: {self.approval} is not a probability; accepted: 0 to 1")
+
+    @classmethod
+    def of(
+        cls,
+        *teams: Team,
+        skill: float = 0.5,
+        approval: float | None = 0.5,
+        lengths: Mapping[str, Lengths] | None = None,
+    ) -> "Rehearsal":
+        agents = {team.agent_id(name): agent for team in teams for name, agent in team.agents.items()}
+        leads_to = {
+            team.agent_id(team.flow.router): team.agents[team.flow.approved]
+            for team in teams
+            if isinstance(team.flow, Route)
+        }
+        return cls(skill, agents, approval, lengths or {}, leads_to)
+
+    def choose(self, prompt: Prompt, sampling: Sampling) -> Choice:
+        who = str(prompt.key[-2])  # a session puts the agent there
+        agent = self.agents.get(who)
+        answer = (
+            super().choose(prompt, sampling) if agent is None else self._answer(who, agent, prompt, sampling)
+        )
+        if who not in self.lengths:
+            return answer
+        length = self.lengths[who].quantile(luck(*draw_key(prompt, sampling), "length").share)
+        return Choice(filler_text(max(0, length - len(answer.text))) + answer.text, answer.logprob)
+
+    def _answer(self, who: str, agent: TeamAgent, prompt: Prompt, sampling: Sampling) -> Choice:
+        share = luck(*draw_key(prompt, sampling), "player").share
+        if agent.specs and (drawn := luck(*draw_key(prompt, sampling), "tool").share) < CALLS_A_TOOL:
+            spec = agent.specs[int(drawn / CALLS_A_TOOL * len(agent.specs))]
+            return Choice(written_call(spec.name, _arguments(spec, prompt.env)), 0.0)
+        if agent.verdict is not None:
+            return Choice(agent.verdict.write(self._verdict(who, prompt, share)), 0.0)
+        if not agent.reading.tags:
+            return super().choose(prompt, sampling)
+        env = prompt.env
+        best = env.best_action() if env is not None and share < self.skill else None
+        if env is None or best is None:
+            return Choice(agent.reading.write(UNKNOWN), 0.0)
+        written = env.answer(best)
+        fits = agent.reading.write(written, tagged=True)
+        return Choice(fits if agent.reading.read(fits).valid else agent.reading.write(best), 0.0)
+
+    def _verdict(self, who: str, prompt: Prompt, share: float) -> Verdict:
+        if self.approval is not None:
+            return Verdict.APPROVE if share < self.approval else Verdict.REJECT
+        approves = self._should_approve(who, prompt)
+        return Verdict.APPROVE if approves == (share < self.skill) else Verdict.REJECT
+
+    def _should_approve(self, who: str, prompt: Prompt) -> bool:
+        """Whether the best thing to do now is what the agent behind it would do, or what was said last."""
+        best = None if prompt.env is None else prompt.env.best_action()
+        if prompt.env is None or best is None:
+            return True
+        if (next_agent := self.leads_to.get(who)) is not None:
+            written = next_agent.reading.write(prompt.env.answer(best), tagged=True)
+            return next_agent.reading.read(written).valid
+        said = _said_last(prompt)
+        return said is None or best in said
+
+
+def _said_last(prompt: Prompt) -> str | None:
+    """What the agent before it said, as it stands in the prompt; `None`: nothing does."""
+    if prompt.ids is None:
+        text = prompt.messages[-1].content if prompt.messages else ""
+    else:  # the simulated engine's ids are bytes, and a few marks above them
+        text = bytes(each for each in prompt.ids if each < 256).decode(errors="replace")
+    _, found, said = text.rpartition(FRAGMENT_BEGINS)
+    return said.partition("\n")[0] if found else None
+
+
+def _arguments(spec: ToolSpec, env: Playable | None) -> dict[str, object]:
+    """Something for each argument that a tool needs; texts are the best thing to do, where the environment says it."""
+    best = None if env is None else env.best_action()
+    made: dict[str, object] = {}
+    for name in spec.parameters.get("required", ()):
+        about = spec.parameters.get("properties", {}).get(name, {})
+        fitting: dict[str, object] = {
+            "integer": 1,
+            "number": 1.0,
+            "boolean": True,
+            "array": [],
+            "object": {},
+        }
+        choices = about.get("enum")
+        made[name] = choices[0] if choices else fitting.get(about.get("type"), best or UNKNOWN)
+    return made
