@@ -31,7 +31,9 @@ process that asks."""
 
 STORE = """How fast the stores are: enqueue, claim, heartbeat, finish, with four workers that each do one thing at a time, next
 to the stores of `agentlightning` from PyPI in the same run. SQLite and PostgreSQL flush what is enqueued and what is
-finished to disk before they answer; a claim or heartbeat that a power cut takes back is as if it had never been made."""
+finished to disk before they answer; a claim or heartbeat that a power cut takes back is as if it had never been made.
+Python's garbage collector is set in every arm as a run sets it, the peer's included. `--only-sqlite` measures the speed
+of SQLite beside the peer's memory store alone."""
 
 RECOVERY = """How long it takes until the episodes of a dead worker are played elsewhere, 256 of them in flight, and what is paid for
 twice. A killed worker is noticed when its leases end; one that is told to stop hands its episodes back."""
@@ -67,7 +69,7 @@ without, groups of eight leaves of four turns and answers of equal length. Engin
 process that runs the model; calls, tokens and hits are the server's own counters. Each arm begins with an empty cache;
 arms take turns, and the figures are sums over the rounds. Not part of `make bench`, because it installs vLLM."""
 
-MOST_GROWTH = 1.3
+MOST_GROWTH, SQLITE_GROWTH = 1.3, 1.2
 """What still counts as flat, from the smallest size to the largest."""
 
 LEAST_OCCUPANCY = 0.95
@@ -205,8 +207,9 @@ def _store(figures: Figures) -> list[str]:
         ratio = speed[ours]["rollouts_per_second"] / theirs[peer]
         kept.append((f"{ours}, at least {least}× the peer's {peer} store", f"{ratio:.1f}×", ratio >= least))
     for name, each in figures["scale"].items():
-        promise = f"{name}: an operation among 100,000 rollouts, at most {MOST_GROWTH}× one among 2,000"
-        kept.append((promise, f"{each['ratio']:.2f}×", each["ratio"] <= MOST_GROWTH))
+        most = SQLITE_GROWTH if name == "sqlite" else MOST_GROWTH
+        promise = f"{name}: an operation among 100,000 rollouts, at most {most}× one among 2,000"
+        kept.append((promise, f"{each['ratio']:.2f}×", each["ratio"] <= most))
     heads = ("store", "rollouts per second", "CPU of the client, µs per rollout")
     return [table(heads, rows), "", promise_table(kept)]
 
