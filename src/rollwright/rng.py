@@ -2,17 +2,12 @@
 
 A draw depends on its key alone: never on global random state, on the process, on the order in which
 coroutines happen to run, or on `hash()`. The same key gives the same number on every machine, so a
-retry, a resume and a second worker all see the same level and the same luck.
-
-What a call's draws are keyed by, and two draws for the price of one digest.
+retry, a resume and a second worker all see the same level and the same draws.
 """
 
 import random
 from hashlib import blake2b
 from typing import NamedTuple
-
-from rollwright.engines.base import Prompt, Sampling
-from rollwright.trajectory.arrays import pack
 
 KeyPart = str | int
 
@@ -45,8 +40,8 @@ _HALF = 1 << 32
 """Half of a 64-bit digest: fine enough for a share, and for picking among far fewer things."""
 
 
-class Luck(NamedTuple):
-    """Two independent draws."""
+class DrawPair(NamedTuple):
+    """Two independent draws of one digest."""
 
     share: float
     """In [0, 1)."""
@@ -54,15 +49,7 @@ class Luck(NamedTuple):
     """Of 32 bits; modulo the number of things, it picks one."""
 
 
-def luck(*key: KeyPart) -> Luck:
+def draw_pair(*key: KeyPart) -> DrawPair:
+    """Two independent draws for the price of one digest."""
     upper, lower = divmod(digest(*key), _HALF)
-    return Luck(upper / _HALF, lower)
-
-
-def draw_key(prompt: Prompt, sampling: Sampling) -> tuple[KeyPart, ...]:
-    """What a sample is keyed by: the call, or at temperature 0 only what the prompt says."""
-    if sampling.temperature > 0:
-        return prompt.key
-    if prompt.ids is not None:
-        return ("greedy", blake2b(pack(prompt.ids), digest_size=16).hexdigest())
-    return ("greedy", *(part for message in prompt.messages for part in (message.role, message.content)))
+    return DrawPair(upper / _HALF, lower)

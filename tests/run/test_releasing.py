@@ -18,7 +18,7 @@ from damaging import rollwright
 from rollwright.config import build
 from rollwright.rollout import Batch
 from rollwright.run.folder import RunFolder, RunReader
-from rollwright.run.retention import RELEASED_AT_ONCE
+from rollwright.run.pruning import RELEASED_AT_ONCE
 from rollwright.run.run import Run
 from rollwright.simulation.players import OraclePlayer
 from rollwright.store.api import Store

@@ -21,7 +21,7 @@ from rollwright.errors import RollwrightError
 from rollwright.observe.training_report import report_of
 from rollwright.rollout.settings import TrainEnvManagerConfig
 from rollwright.run.folder import RunReader
-from rollwright.run.retention import Releasing
+from rollwright.run.pruning import Releasing
 
 COUNT = int(os.environ.get("ROLLWRIGHT_DAMAGES", "16")) // 4
 FIRST_SEED = int(os.environ.get("ROLLWRIGHT_DAMAGE_SEED", "0"))

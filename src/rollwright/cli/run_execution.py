@@ -31,9 +31,10 @@ from rollwright.run.build_teams import build_run_policy
 from rollwright.run.config_check import check_config
 from rollwright.run.engine_check import ask_engine_first
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
+from rollwright.run.pruning import BatchRetention
 from rollwright.run.recovery import recover
 from rollwright.run.reference_scores import baseline
-from rollwright.run.retention import BatchRetention, Forgotten
+from rollwright.run.retention import Forgotten
 from rollwright.run.run import Run
 from rollwright.run.validations import due_validations, recorded_validations
 

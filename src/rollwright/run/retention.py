@@ -1,24 +1,10 @@
-"""What a training run has forgotten, and when it may forget more. Pure but for one small file.
+"""The record of pruned steps, the rules for pruning more, and numbered folders such as checkpoints.
 
-Always true: `forgotten.json` is on the disk before anything that it names is removed, and whoever reads a run leaves out
-what it names. So it does not matter how much of that is removed yet: a run that is killed in between shows the same, and
-removes the rest when it is gone on with. Nothing is forgotten that a kept checkpoint needs, or that is not settled.
-
-Folders that are named by a number, such as checkpoints and weights, of which the last ones are kept.
-
-The older batches of a run that only plays are forgotten, where `keep_steps` is set; training does it by its own rules.
-
-Always true: as in `retention`. Nothing is forgotten that is not settled, and no validation that is under way; the ledger
-goes on counting what is forgotten.
-
-The store's copies of finished trajectories are given up, once the run's own log has them on the disk.
-
-Always true: a trajectory is released after the log was flushed to the disk with it, never before; so at every moment,
-through kills and power cuts, it is whole in the store or in the log. Both have it for a while, a bounded amount at a time:
-one flush serves them all, and nobody who plays waits for it.
+Invariants: `forgotten.json` is on the disk before anything that it names is removed, and every reader of a run leaves out
+what it names. A run killed in between therefore shows the same steps, and removes the rest when it resumes. Nothing is
+pruned that a kept checkpoint needs, or that is not settled.
 """
 
-import asyncio
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,15 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollwright.config import RunConfig
 from rollwright.errors import FormatError, naming
 from rollwright.rollout.accounting import Ledger
-from rollwright.run.folder import RunFolder, RunReader
-from rollwright.run.run import Run
 from rollwright.run.sealed_rows import read_sealed, seal
-from rollwright.run.training_record import TrainingRecord, forgotten_with
-from rollwright.run.trajectory_log import TrajectoryLog, flush_through, flush_to_disk
-from rollwright.store.api import Store
+from rollwright.run.trajectory_log import flush_through, flush_to_disk
 from rollwright.training.pipeline import LengthBias
 
 FORGOTTEN = "forgotten.json"
@@ -181,80 +162,3 @@ def numbered(place: Path) -> list[Path]:
 def keep_last(place: Path, count: int) -> None:
     for old in numbered(place)[:-count]:
         shutil.rmtree(old)
-
-
-class BatchRetention:
-    def __init__(self, config: RunConfig, folder: RunFolder, forgotten: Forgotten) -> None:
-        """`forgotten`: by earlier processes."""
-        self._config = config
-        self._folder = folder
-        self.forgotten = forgotten if forgotten.steps else Forgotten(config.name)
-
-    @property
-    def is_on(self) -> bool:
-        return self._config.keep_steps is not None or bool(self.forgotten.steps)
-
-    async def forget(self, run: Run, done: int, under_way: Iterable[int]) -> None:
-        """Forgets what is older than `keep_steps`, if it is worth it. All steps before `done` are done; `under_way`:
-        the validations that are not."""
-        before = self.forgotten
-        oldest = min([done, *under_way])
-        cut = next_cut(self._config.keep_steps, forgotten=before.steps, done=done, oldest_checkpoint=oldest)
-        if cut is None:
-            return
-        rows = [row for row in RunReader(self._folder.path).metrics() if row["mode"] == "train"]
-        record = TrainingRecord(sorted(rows, key=lambda row: int(row["step"])), before.position)
-        floor, settled = run.settle(lowest_index(self._config.name, record.since(cut)))
-        self.forgotten = forgotten = forgotten_with(
-            before,
-            record,
-            cut,
-            floor=floor,
-            settled=settled,
-            generated=(),
-            played=False,
-            validated=run.settle_validations(cut),
-        )
-        await asyncio.to_thread(write_forgotten, self._folder.path, forgotten)
-        # From here on it is forgotten. What follows removes it, and is done again by whoever goes on after a crash.
-        self._folder.remove(await asyncio.to_thread(self._folder.copy_kept, forgotten))
-        await run.forget(forgotten)
-
-
-RELEASED_AT_ONCE = 256
-"""Trajectories that share a flush: often enough to keep the store small, seldom enough to cost a rollout nothing."""
-RELEASED_BYTES = 4 * 2**20
-"""Or so much of them, so that long episodes do not pile up in the store."""
-
-
-class Releasing:
-    """Of one run; belongs to its event loop."""
-
-    def __init__(self, store: Store, log: TrajectoryLog) -> None:
-        self._store = store
-        self._log = log
-        self._due: list[str] = []
-        self._bytes = 0
-
-    def add(self, rollout_id: str, size: int) -> None:
-        """One that the log was given."""
-        self._due.append(rollout_id)
-        self._bytes += size
-
-    async def release_some(self) -> None:
-        """If there are enough of them."""
-        if len(self._due) >= RELEASED_AT_ONCE or self._bytes >= RELEASED_BYTES:
-            await self.release_all()
-
-    async def release_all(self) -> None:
-        due, self._due, self._bytes = self._due, [], 0
-        await self.release(due)
-
-    async def release(self, rollout_ids: Sequence[str]) -> None:
-        """Those of them that the log has."""
-        kept = [each for each in rollout_ids if each in self._log]
-        if not kept:
-            return
-        await asyncio.to_thread(self._log.sync())
-        for first in range(0, len(kept), RELEASED_AT_ONCE):
-            await self._store.release_trajectories(kept[first : first + RELEASED_AT_ONCE])

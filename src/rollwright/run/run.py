@@ -43,8 +43,9 @@ from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.folder import RunFolder
 from rollwright.run.gc_tuning import rare_collections
 from rollwright.run.process_fleet import ProcessFleet
+from rollwright.run.pruning import Releasing
 from rollwright.run.recovery import enter_finished
-from rollwright.run.retention import Forgotten, Releasing
+from rollwright.run.retention import Forgotten
 from rollwright.run.validations import VALIDATION, begun_validations, stream_of
 from rollwright.run.worker_settings import DELETED_AT_ONCE, leave_settings
 from rollwright.store.api import Store

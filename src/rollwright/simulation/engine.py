@@ -31,9 +31,9 @@ from rollwright.engines.base import (
 )
 from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.errors import ConfigError
-from rollwright.rng import draw_key, generator, luck
+from rollwright.rng import draw_pair, generator
 from rollwright.simulation.lengths import FixedLength, Lengths, filler_ids, filler_text
-from rollwright.simulation.players import SkilledPlayer, limited
+from rollwright.simulation.players import SkilledPlayer, draw_key, limited
 from rollwright.simulation.slots import Slots
 from rollwright.trajectory import Floats, VersionRun, floats
 
@@ -226,7 +226,7 @@ class SimulatedEngine:
     ) -> Generation:
         answer = self._player.choose(prompt, sampling).text
         answer_ids = self.renderer.encode(answer)
-        drawn = luck(*draw_key(prompt, sampling), "engine")
+        drawn = draw_pair(*draw_key(prompt, sampling), "engine")
         filler = max(0, self._lengths.quantile(drawn.share) - len(answer_ids))
         tokens = min(filler + len(answer_ids), sampling.max_tokens)
         prompt_tokens = len(prompt.ids) if prompt.ids is not None else 0
@@ -270,7 +270,7 @@ class SimulatedEngine:
         return max(place for place, change in enumerate(self._versions) if change.time <= time)
 
     async def _meet_fate(self, prompt: Prompt, service: float, before: float) -> None:
-        fate = luck(*prompt.key, "fault", prompt.attempt)
+        fate = draw_pair(*prompt.key, "fault", prompt.attempt)
         if fate.share >= self._hang_rate + self._failure_rate:
             return
         if fate.share < self._hang_rate:

@@ -7,14 +7,16 @@ the sum over the answer is exact. Stop strings are not applied: an answer is a w
 """
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import log
 from typing import ClassVar, NamedTuple
 
 from rollwright.engines.base import EngineError, Generation, Prompt, Sampling
 from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.errors import ConfigError
-from rollwright.rng import draw_key, luck
+from rollwright.rng import KeyPart, draw_pair
 from rollwright.trajectory import FinishReason, TokenIds, VersionRun, floats
+from rollwright.trajectory.arrays import pack
 
 
 class Choice(NamedTuple):
@@ -51,7 +53,7 @@ class SkilledPlayer:
         actions = env.actions()
         best = env.best_action() if self.skill > 0 else None
         skill = self.skill if best is not None else 0.0
-        drawn = luck(*draw_key(prompt, sampling), "player")
+        drawn = draw_pair(*draw_key(prompt, sampling), "player")
         if best is not None and drawn.share < skill:
             action = best
         else:
@@ -104,3 +106,12 @@ def limited(text: str, ids: TokenIds, max_tokens: int) -> tuple[str, TokenIds, F
         return text, ids, FinishReason.STOP
     kept = ids[: max(0, max_tokens)]
     return SkilledPlayer.renderer.decode(kept), kept, FinishReason.LENGTH
+
+
+def draw_key(prompt: Prompt, sampling: Sampling) -> tuple[KeyPart, ...]:
+    """What a sample is keyed by: the call, or at temperature 0 only what the prompt says."""
+    if sampling.temperature > 0:
+        return prompt.key
+    if prompt.ids is not None:
+        return ("greedy", blake2b(pack(prompt.ids), digest_size=16).hexdigest())
+    return ("greedy", *(part for message in prompt.messages for part in (message.role, message.content)))

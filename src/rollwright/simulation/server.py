@@ -7,7 +7,7 @@ prints the port it listens on, on loopback. It answers `/v1/chat/completions`, `
 between answer tags; a token is a byte of UTF-8. A prompt of token ids is answered with token ids, as vLLM does,
 and vLLM's endpoints for new weights are there too.
 
-What is true: luck is keyed by the seed and the number of the request, so a retry is a new draw; requests
+What is true: draw_pair is keyed by the seed and the number of the request, so a retry is a new draw; requests
 that are pipelined on one connection are answered in order; a raw protocol on uvloop keeps it far cheaper
 than any client, so that a benchmark measures the client.
 """
@@ -24,7 +24,7 @@ import msgspec
 import typer
 
 from rollwright.errors import ConfigError
-from rollwright.rng import luck, uniform
+from rollwright.rng import draw_pair, uniform
 from rollwright.simulation.lengths import filler_text, lognormal
 from rollwright.simulation.replies import (
     CHAT,
@@ -122,7 +122,7 @@ class SimulatedServer:
 
     def fate(self, number: int) -> tuple[InjectedFault | None, str]:
         """What request `number` meets: a fault, or else this text."""
-        share, pick = luck(self.options.seed, number, "server")
+        share, pick = draw_pair(self.options.seed, number, "server")
         for fault, rate in self._rates:
             if share < rate:
                 return fault, ""

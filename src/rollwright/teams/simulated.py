@@ -11,9 +11,9 @@ from typing import ClassVar
 from rollwright.engines.base import Playable, Prompt, Sampling, ToolSpec
 from rollwright.engines.rendering.bytes import written_call
 from rollwright.errors import ConfigError
-from rollwright.rng import draw_key, luck
+from rollwright.rng import draw_pair
 from rollwright.simulation.lengths import Lengths, filler_text
-from rollwright.simulation.players import Choice, SkilledPlayer
+from rollwright.simulation.players import Choice, SkilledPlayer, draw_key
 from rollwright.teams.agent import TeamAgent
 from rollwright.teams.context import FRAGMENT_BEGINS
 from rollwright.teams.flows import Route
@@ -71,12 +71,12 @@ class Rehearsal(SkilledPlayer):
         )
         if who not in self.lengths:
             return answer
-        length = self.lengths[who].quantile(luck(*draw_key(prompt, sampling), "length").share)
+        length = self.lengths[who].quantile(draw_pair(*draw_key(prompt, sampling), "length").share)
         return Choice(filler_text(max(0, length - len(answer.text))) + answer.text, answer.logprob)
 
     def _answer(self, who: str, agent: TeamAgent, prompt: Prompt, sampling: Sampling) -> Choice:
-        share = luck(*draw_key(prompt, sampling), "player").share
-        if agent.specs and (drawn := luck(*draw_key(prompt, sampling), "tool").share) < CALLS_A_TOOL:
+        share = draw_pair(*draw_key(prompt, sampling), "player").share
+        if agent.specs and (drawn := draw_pair(*draw_key(prompt, sampling), "tool").share) < CALLS_A_TOOL:
             spec = agent.specs[int(drawn / CALLS_A_TOOL * len(agent.specs))]
             return Choice(written_call(spec.name, _arguments(spec, prompt.env)), 0.0)
         if agent.verdict is not None:

@@ -1,0 +1,100 @@
+"""Pruning while a run plays: batches older than `keep_steps`, and the store's copies of finished trajectories.
+
+Invariants:
+- `retention.Forgotten` is on the disk before a step is pruned. No unsettled group and no validation under way is pruned;
+  the ledger keeps counting what was.
+- A trajectory is released from the store only after the run's log was flushed to the disk with it. At every moment,
+  through kills and power cuts, it is whole in the store or in the log. A bounded amount is in both for a while, so that one
+  flush serves many, and no rollout waits for it.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rollwright.config import RunConfig
+from rollwright.run.folder import RunFolder, RunReader
+from rollwright.run.retention import Forgotten, lowest_index, next_cut, write_forgotten
+from rollwright.run.training_record import TrainingRecord, forgotten_with
+from rollwright.run.trajectory_log import TrajectoryLog
+from rollwright.store.api import Store
+
+if TYPE_CHECKING:
+    from rollwright.run.run import Run
+
+
+class BatchRetention:
+    def __init__(self, config: RunConfig, folder: RunFolder, forgotten: Forgotten) -> None:
+        """`forgotten`: by earlier processes."""
+        self._config = config
+        self._folder = folder
+        self.forgotten = forgotten if forgotten.steps else Forgotten(config.name)
+
+    @property
+    def is_on(self) -> bool:
+        return self._config.keep_steps is not None or bool(self.forgotten.steps)
+
+    async def forget(self, run: "Run", done: int, under_way: Iterable[int]) -> None:
+        """Forgets what is older than `keep_steps`, if it is worth it. All steps before `done` are done; `under_way`:
+        the validations that are not."""
+        before = self.forgotten
+        oldest = min([done, *under_way])
+        cut = next_cut(self._config.keep_steps, forgotten=before.steps, done=done, oldest_checkpoint=oldest)
+        if cut is None:
+            return
+        rows = [row for row in RunReader(self._folder.path).metrics() if row["mode"] == "train"]
+        record = TrainingRecord(sorted(rows, key=lambda row: int(row["step"])), before.position)
+        floor, settled = run.settle(lowest_index(self._config.name, record.since(cut)))
+        self.forgotten = forgotten = forgotten_with(
+            before,
+            record,
+            cut,
+            floor=floor,
+            settled=settled,
+            generated=(),
+            played=False,
+            validated=run.settle_validations(cut),
+        )
+        await asyncio.to_thread(write_forgotten, self._folder.path, forgotten)
+        # From here on it is forgotten. What follows removes it, and is done again by whoever goes on after a crash.
+        self._folder.remove(await asyncio.to_thread(self._folder.copy_kept, forgotten))
+        await run.forget(forgotten)
+
+
+RELEASED_AT_ONCE = 256
+"""Trajectories that share a flush: often enough to keep the store small, seldom enough to cost a rollout nothing."""
+RELEASED_BYTES = 4 * 2**20
+"""Or so much of them, so that long episodes do not pile up in the store."""
+
+
+class Releasing:
+    """Of one run; belongs to its event loop."""
+
+    def __init__(self, store: Store, log: TrajectoryLog) -> None:
+        self._store = store
+        self._log = log
+        self._due: list[str] = []
+        self._bytes = 0
+
+    def add(self, rollout_id: str, size: int) -> None:
+        """One that the log was given."""
+        self._due.append(rollout_id)
+        self._bytes += size
+
+    async def release_some(self) -> None:
+        """If there are enough of them."""
+        if len(self._due) >= RELEASED_AT_ONCE or self._bytes >= RELEASED_BYTES:
+            await self.release_all()
+
+    async def release_all(self) -> None:
+        due, self._due, self._bytes = self._due, [], 0
+        await self.release(due)
+
+    async def release(self, rollout_ids: Sequence[str]) -> None:
+        """Those of them that the log has."""
+        kept = [each for each in rollout_ids if each in self._log]
+        if not kept:
+            return
+        await asyncio.to_thread(self._log.sync())
+        for first in range(0, len(kept), RELEASED_AT_ONCE):
+            await self._store.release_trajectories(kept[first : first + RELEASED_AT_ONCE])
