@@ -26,10 +26,10 @@ SECTIONS = dict(
 PLAYED = """
 import asyncio, sys
 from rollwright.config import build
-from rollwright.run.run import LocalRun
+from rollwright.run.run import Run
 
 async def play(config):
-    async with LocalRun(config) as run:
+    async with Run(config) as run:
         return (await run.get_batch()).trajectories
 
 def games(tag, **more):

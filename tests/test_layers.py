@@ -11,14 +11,10 @@ PACKAGE = Path(__file__).parent.parent / "src" / "rollwright"
 
 FOUNDATION = {
     "errors",
-    "draws",
-    "alarms",
-    "cancellation",
+    "rng",
+    "aio",
     "forks",
-    "listening",
-    "signals",
-    "http_client",
-    "http_server",
+    "http",
     "addresses",
     "registry",
     "settings",
@@ -31,14 +27,10 @@ box of which the same is true. `config` may import the settings of every box, an
 
 MAY_KNOW = {
     "errors": set(),
-    "draws": set(),
-    "alarms": set(),
+    "rng": set(),
+    "aio": set(),
+    "http": set(),
     "forks": set(),
-    "cancellation": set(),
-    "signals": set(),
-    "listening": set(),
-    "http_client": set(),
-    "http_server": set(),
     "addresses": set(),
     "registry": set(),
     "settings": set(),
@@ -48,44 +40,48 @@ MAY_KNOW = {
     "envs": {"trajectory", "tools", "sandbox"},
     "hardware": set(),
     "models": {"hardware"},
-    "policies": {"trajectory", "models", "hardware"},
-    "tools": {"trajectory", "policies", "sandbox"},
-    "agents": {"trajectory", "envs", "policies", "tools"},
-    "orchestra": {"trajectory", "envs", "policies", "tools", "agents", "rollout"},
-    "rewards": {"trajectory", "config", "envs", "policies", "sandbox"},
+    "engines": {"trajectory", "models", "hardware"},
+    "simulation": {"trajectory", "envs", "engines"},
+    "tools": {"trajectory", "engines", "sandbox"},
+    "agents": {"trajectory", "envs", "engines", "tools"},
+    "teams": {"trajectory", "envs", "engines", "simulation", "tools", "agents", "rollout"},
+    "rewards": {"trajectory", "config", "envs", "engines", "sandbox"},
     "tasks": {"envs"},
     "store": {"trajectory"},
-    "rollout": {"trajectory", "config", "envs", "policies", "agents", "store", "gateway", "hardware"},
-    "gateway": {"trajectory", "policies", "agents", "store"},
-    "training": {"trajectory", "policies", "models", "rollout", "hardware"},
+    "rollout": {"trajectory", "config", "envs", "engines", "agents", "store", "gateway", "hardware"},
+    "gateway": {"trajectory", "engines", "agents", "store"},
+    "training": {"trajectory", "engines", "models", "rollout", "hardware"},
     "run": {
         "trajectory",
         "config",
         "hardware",
         "models",
         "envs",
-        "policies",
+        "engines",
+        "simulation",
+        "rewards",
+        "tasks",
         "tools",
         "sandbox",
         "agents",
-        "orchestra",
+        "teams",
         "store",
         "rollout",
         "gateway",
         "training",
         "swarm",
     },
-    "swarm": {"trajectory", "config", "envs", "policies", "agents", "rollout"},
-    "doctor": {"config", "hardware", "models", "policies", "run", "swarm"},
+    "swarm": {"trajectory", "config", "envs", "engines", "agents", "rollout"},
+    "doctor": {"config", "hardware", "models", "engines", "run", "swarm"},
     "observe": {"trajectory", "config", "rollout", "run"},
     "cli": {
         "trajectory",
         "config",
         "envs",
-        "policies",
+        "engines",
         "tools",
         "agents",
-        "orchestra",
+        "teams",
         "store",
         "rollout",
         "models",
@@ -105,7 +101,7 @@ PLAYED_OVER_HTTP = """
 import asyncio
 from rollwright.config import build
 from rollwright.simulation.server_process import simulated_server
-from rollwright.run.run import LocalRun
+from rollwright.run.run import Run
 from rollwright.store.http.client import HttpStore
 from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore
@@ -123,7 +119,7 @@ async def play():
             }
         )
         store = HttpStore(server.url)
-        async with LocalRun(config, store=store) as run:
+        async with Run(config, store=store) as run:
             assert len((await run.get_batch()).trajectories) == 2
         await store.close()
 

@@ -12,13 +12,10 @@ from rollwright.engines.settings import (
     EnginePolicyConfig,
     LlamaCppPolicyConfig,
     OpenAIPolicyConfig,
-    OraclePolicyConfig,
     OwnPolicyConfig,
     PolicyConfig,
-    RandomPolicyConfig,
     RendererConfig,
     SglangPolicyConfig,
-    SimulatedPolicyConfig,
     TorchPolicyConfig,
     VllmPolicyConfig,
 )
@@ -26,9 +23,6 @@ from rollwright.errors import ConfigError
 from rollwright.hardware.threads import claim_threads
 from rollwright.http.retry import RetryPolicy
 from rollwright.models.loading import find
-from rollwright.simulation.engine import SimulatedEngine
-from rollwright.simulation.lengths import LogNormalLength
-from rollwright.simulation.players import OraclePlayer, RandomPlayer, SkilledPlayer
 
 _MEMBERS = ("generate", "close", "version", "pressure", "renderer")
 """The members of `Policy`."""
@@ -66,28 +60,6 @@ def _own(settings: OwnPolicyConfig) -> Policy:
     if missing:
         raise ConfigError(f"policy {settings.policy}: a {type(made).__name__} has no {', '.join(missing)}")
     return cast(Policy, made)
-
-
-def make_random(settings: RandomPolicyConfig) -> Policy:
-    return RandomPlayer()
-
-
-def make_oracle(settings: OraclePolicyConfig) -> Policy:
-    return OraclePlayer()
-
-
-def make_simulated(settings: SimulatedPolicyConfig, player: SkilledPlayer | None = None) -> SimulatedEngine:
-    """`player`: chooses the answers; unset: one of the settings' skill."""
-    return SimulatedEngine(
-        slots=settings.slots,
-        tokens_per_second=settings.tokens_per_second,
-        lengths=LogNormalLength(settings.mean_tokens, settings.spread),
-        player=player or SkilledPlayer(settings.skill),
-        failure_rate=settings.failure_rate,
-        hang_rate=settings.hang_rate,
-        max_queue=settings.max_queue,
-        track_episodes=False,
-    )
 
 
 def make_openai(settings: OpenAIPolicyConfig) -> Policy:

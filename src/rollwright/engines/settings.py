@@ -12,9 +12,9 @@ POLICIES: Registry[Any] = Registry(
     "policies",
     "policy",
     {
-        "random": "rollwright.engines.factory:make_random",
-        "oracle": "rollwright.engines.factory:make_oracle",
-        "simulated": "rollwright.engines.factory:make_simulated",
+        "random": "rollwright.simulation.factory:make_random",
+        "oracle": "rollwright.simulation.factory:make_oracle",
+        "simulated": "rollwright.simulation.factory:make_simulated",
         "openai": "rollwright.engines.factory:make_openai",
         "vllm": "rollwright.engines.factory:make_vllm",
         "sglang": "rollwright.engines.factory:make_engine",

@@ -7,13 +7,14 @@ from typing import Any
 
 from rollwright.config import OpenAIPolicyConfig, PolicyConfig, RunConfig, SimulatedPolicyConfig
 from rollwright.engines.base import Policy, takes_tools
-from rollwright.engines.factory import build_policy, check_policy, kind_takes_tools, make_simulated
+from rollwright.engines.factory import build_policy, check_policy, kind_takes_tools
 from rollwright.engines.settings import VllmPolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.registry import import_object
 from rollwright.rollout.settings import ChainStrategyConfig
 from rollwright.run.build_tools import ToolShelf
 from rollwright.run.model_choice import cache_room
+from rollwright.simulation.factory import make_simulated
 from rollwright.teams import (
     CriticLoop,
     Flow,
