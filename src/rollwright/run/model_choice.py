@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -182,7 +182,8 @@ def _pick_and_fetch(
         _explain(choice, say)
         settled = _with(config, choice.model)
         try:
-            _fetch(settled, say, replace(rules, retries=min(rules.retries, POOL_RETRIES)), from_pool=True)
+            few = rules.model_copy(update={"retries": min(rules.retries, POOL_RETRIES)})
+            _fetch(settled, say, few, from_pool=True)
         except RollwrightError as error:
             say(f"model: {choice.model} cannot be had: {error}")
             gone = [choice.model]
