@@ -28,6 +28,7 @@ from rollwright.config import RunConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import benchmark_reports
+import box_table
 import plug_points
 import training_reports
 import walk_lines
@@ -205,8 +206,8 @@ def _machine(figures: Figures) -> str:
 
 
 def architecture() -> str:
-    """The page as it is, with its walks' line numbers as they are now."""
-    return walk_lines.refresh((DOCS / "architecture.md").read_text(encoding="utf-8"))
+    """The page as it is, with its walks' line numbers and its table of boxes as they are now."""
+    return box_table.refresh(walk_lines.refresh((DOCS / "architecture.md").read_text(encoding="utf-8")))
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

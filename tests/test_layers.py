@@ -51,6 +51,7 @@ MAY_KNOW = {
     "rollout": {"trajectory", "config", "envs", "engines", "agents", "store", "gateway", "hardware"},
     "gateway": {"trajectory", "engines", "agents", "store"},
     "training": {"trajectory", "engines", "models", "rollout", "hardware"},
+    "api": {"config", "engines", "run", "trajectory"},
     "run": {
         "trajectory",
         "config",

@@ -1,4 +1,4 @@
-"""Prompt in, sampled tokens out: engines over HTTP, simulated engines, and players that look at the board."""
+"""Policies: inference engines over HTTP, a torch model in this process, and chat templates rendered to token ids."""
 
 from rollwright.engines.base import (
     Capabilities,

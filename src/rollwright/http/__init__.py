@@ -1,4 +1,4 @@
-"""HTTP/1.1 requests over kept connections: what every turn of a rollout pays, so as little of it as can be.
+"""HTTP/1.1 client and server for engines, stores and gateways, tuned for many small requests.
 
 No redirects, cookies, proxies or compression: an engine, a store and a search server need none of them. A hosted API may
 be behind a proxy (`proxies`); requests to it then go through a client of their own (`proxied`).

@@ -1,1 +1,1 @@
-"""Code that nobody vouches for, in processes that cannot reach anything. Knows no other box."""
+"""Untrusted Python code in isolated processes: fork server, namespaces, seccomp filter, rlimits."""
