@@ -26,9 +26,9 @@ from rich.table import Table
 from results_file import RESULTS, write_results
 from rollwright.cli.console import console
 from rollwright.config import RunConfig, load
-from rollwright.observe.statistics import batch_row
 from rollwright.rollout import Batch
 from rollwright.run.folder import RunFolder
+from rollwright.run.statistics import batch_row
 from rollwright.run.training import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollwright.cli.run_execution import execute
 from rollwright.cli.show import find
 from rollwright.cli.tables import ledger_table
 from rollwright.cli.trajectory_view import NOT_RECORDED, Prompts, render
 from rollwright.config import build
 from rollwright.run.folder import RunFolder, RunReader
+from rollwright.run.playing import play_run
 from rollwright.trajectory import Message, Trajectory, token_ids
 
 ENVS = {"Sums": "Sums", "Look": "Lookup"}
@@ -38,7 +38,7 @@ def play(folder: Path, tag: str, team: str, **more: Any) -> RunReader:
         **more,
     }
     run, config = RunFolder.create(folder, build(content))
-    asyncio.run(execute(config, run, Console(quiet=True)))
+    asyncio.run(play_run(config, run))
     return RunReader(run.path)
 
 

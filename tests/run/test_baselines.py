@@ -9,9 +9,9 @@ from rollwright.config import build
 from rollwright.envs.base import Step
 from rollwright.envs.games.frozen_lake import FrozenLake
 from rollwright.envs.registry import EnvSpec, register
-from rollwright.observe.statistics import TagStatistics
 from rollwright.run.build import SettingsTable
 from rollwright.run.reference_scores import EPISODES, baseline
+from rollwright.run.statistics import TagStatistics
 from rollwright.trajectory import Trajectory
 
 SEEDS = [(number * 7919) % 100_003 for number in range(3 * EPISODES)]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rollwright.cli.main import app
 from rollwright.config import build
 from rollwright.errors import ConfigError
-from rollwright.run.config_check import check_config
+from rollwright.run.checks import check_config
 from rollwright.run.run import Run
 
 GOOD: dict[str, Any] = {
@@ -82,7 +82,7 @@ def test_a_check_loads_no_model(tmp_path: Path) -> None:
     code = f"""
 import sys
 from rollwright.config import build
-from rollwright.run.config_check import check_config
+from rollwright.run.checks import check_config
 check_config(build({{**{GOOD!r}, "policy": {{"kind": "torch", "model": "model"}}}}))
 print("torch" in sys.modules)
 """

@@ -15,8 +15,8 @@ import pytest
 from rollwright.config import OpenAIPolicyConfig
 from rollwright.engines.base import EngineError
 from rollwright.engines.factory import build_policy
-from rollwright.run import engine_check
-from rollwright.run.engine_check import ask_engine, unused_proxies
+from rollwright.run import checks
+from rollwright.run.checks import probe_engine, unused_proxies
 
 MODELS = {"data": [{"id": "qwen-small"}, {"id": "qwen-large"}, {"not": "a model"}]}
 COMPLETION = {"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}
@@ -75,7 +75,7 @@ async def asked(base_url: str, model: str = "qwen-small") -> str:
     settings = config(base_url, model)
     policy = build_policy(settings)
     try:
-        await ask_engine(policy, settings)
+        await probe_engine(policy, settings)
     except EngineError as error:
         return str(error)
     finally:
@@ -182,9 +182,9 @@ async def test_an_answer_of_another_shape_is_an_engine_error(monkeypatch: pytest
         async def probe(self) -> None:
             raise KeyError("data")
 
-    monkeypatch.setattr(engine_check, "Probed", Odd)
+    monkeypatch.setattr(checks, "Probed", Odd)
     with pytest.raises(EngineError, match="not understood"):
-        await ask_engine(Odd())  # type: ignore[arg-type]
+        await probe_engine(Odd())  # type: ignore[arg-type]
 
 
 TRAINED = """

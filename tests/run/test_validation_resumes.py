@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from rollwright.cli.run_execution import Progress, execute
 from rollwright.config import RunConfig, build
 from rollwright.run.folder import RunFolder, RunReader
+from rollwright.run.playing import play_run
 from rollwright.run.run import Run
 from rollwright.run.validations import begun_validations, due_validations, recorded_validations
 from rollwright.simulation.server_process import RunningServer, simulated_server
@@ -90,21 +89,12 @@ def test_validations_under_way_go_on_and_no_recorded_turn_is_generated_again(
 
 
 async def interrupted_after(
-    config: RunConfig, folder: RunFolder, progress: Progress, rows: int
+    config: RunConfig, folder: RunFolder, rows: int, *, resume: bool
 ) -> dict[str, Any]:
     """Plays until there are so many more lines in the record, and is interrupted then; gives the summary."""
     metrics = folder.path / "metrics.jsonl"
     there = metrics.read_text().count("\n") if metrics.exists() else 0
-    playing = asyncio.create_task(
-        execute(
-            config,
-            folder,
-            Console(quiet=True),
-            progress=progress,
-            store=folder.store_address(None),
-            live=False,
-        )
-    )
+    playing = asyncio.create_task(play_run(config, folder, resume=resume))
     while not playing.done() and not (metrics.exists() and metrics.read_text().count("\n") >= there + rows):
         await asyncio.sleep(0.01)
     playing.cancel()
@@ -120,12 +110,12 @@ async def test_the_ledger_covers_training_and_all_validations_after_any_number_o
     tmp_path: Path, ratio: int
 ) -> None:
     folder, config = RunFolder.create(tmp_path, settings(async_generation_ratio=ratio))
-    progress, summary = Progress(), {"interrupted": True}
-    for _ in range(20):
-        summary = await interrupted_after(config, folder, progress, 1)
+    summary: dict[str, Any] = {"interrupted": True}
+    for attempt in range(20):
+        summary = await interrupted_after(config, folder, 1, resume=attempt > 0)
         if not summary["interrupted"]:
             break
-        progress, folder = Progress.of(RunReader(folder.path)), RunFolder.reopen(folder.path)
+        folder = RunFolder.reopen(folder.path)
     assert not summary["interrupted"]
     assert validations(folder.path) == {1: 1, 2: 1, 3: 1}
     store = await open_store(str(folder.path / "store.db"))
@@ -140,7 +130,7 @@ async def test_the_ledger_covers_training_and_all_validations_after_any_number_o
 async def interrupt_the_validation(config: RunConfig, folder: RunFolder) -> None:
     """Plays until the first rollouts of a validation are in the store, and is interrupted then."""
     address = folder.store_address(None)
-    playing = asyncio.create_task(execute(config, folder, Console(quiet=True), store=address, live=False))
+    playing = asyncio.create_task(play_run(config, folder))
     while not (folder.path / "store.db").exists():
         await asyncio.sleep(0.01)
     store = await open_store(address)
@@ -162,24 +152,18 @@ async def test_a_validation_under_way_is_played_to_its_end_also_when_it_is_not_d
     """The last one of a run that is then made longer."""
     folder, config = RunFolder.create(tmp_path, settings(eval_steps=None, max_steps=1, policy=SLOW))
     await interrupt_the_validation(config, folder)
-    progress = Progress.of(RunReader(folder.path))
     folder = RunFolder.reopen(folder.path)
     longer = settings(eval_steps=None, max_steps=2)
-    await execute(
-        longer, folder, Console(quiet=True), progress=progress, store=folder.store_address(None), live=False
-    )
+    await play_run(longer, folder, resume=True)
     assert validations(folder.path) == {1: 1, 2: 1}
 
 
 async def test_a_run_that_only_validates_goes_on_with_its_validation(tmp_path: Path) -> None:
     folder, config = RunFolder.create(tmp_path, settings(train_env_manager=None, policy=SLOW))
     await interrupt_the_validation(config, folder)
-    progress = Progress.of(RunReader(folder.path))
     folder = RunFolder.reopen(folder.path)
     faster = settings(train_env_manager=None)
-    summary = await execute(
-        faster, folder, Console(quiet=True), progress=progress, store=folder.store_address(None), live=False
-    )
+    summary = await play_run(faster, folder, resume=True)
     assert validations(folder.path) == {0: 1}
     assert summary["ledger"]["opened"] == summary["ledger"]["delivered"] == LEVELS
 

@@ -10,10 +10,10 @@ import pytest
 from rollwright.aio import run_virtual
 from rollwright.config import build
 from rollwright.errors import ConfigError
-from rollwright.observe.sample_views import ViewSizes
 from rollwright.run.build_training import check
 from rollwright.run.folder import RunFolder
 from rollwright.run.run import Run
+from rollwright.run.statistics import ViewSizes
 from rollwright.simulation.players import RandomPlayer
 from rollwright.training.advantages import ADVANTAGES, make_advantage
 from rollwright.training.losses import token_coefficients

@@ -43,15 +43,6 @@ async def _noting_exits(call: Coroutine[Any, Any, Result], exits: list[BaseExcep
         raise
 
 
-def absorb_cancellation() -> None:
-    """The current task was cancelled and ends in its own way; raises where nobody who may do so has cancelled it."""
-    if INTERRUPTS.installed and INTERRUPTS.received is None:
-        raise _interference()
-    task = asyncio.current_task()
-    while task is not None and task.uncancel():
-        pass
-
-
 def _interference() -> RollwrightError:
     from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
 

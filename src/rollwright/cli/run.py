@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollwright.aio import INTERRUPTS
 from rollwright.cli.console import (
     RUNS,
     ConfigArgument,
@@ -20,10 +19,7 @@ from rollwright.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from rollwright.cli.run_execution import Progress
     from rollwright.config import RunConfig
-    from rollwright.engines.base import Policy
-    from rollwright.run.folder import RunFolder
 
 RayOption = Annotated[
     str | None,
@@ -56,16 +52,18 @@ def run(
     from rollwright.config import load
 
     settings = load(config, overrides or [])
-    from rollwright.cli.run_execution import Progress, prepare
+    from rollwright.cli.event_loop import run_async
+    from rollwright.cli.run_execution import execute
+    from rollwright.run.checks import prepare_policy
     from rollwright.run.folder import RunFolder
     from rollwright.run.model_choice import settle_model
 
     say = plain_lines(console())
     settings = settle_model(settings, say=say)
-    policy = prepare(settings, workers, ray)
+    policy = run_async(prepare_policy(settings, workers=workers, ray=ray))
     say_default_policy(settings)
     folder, settings = RunFolder.create(runs, settings)
-    _play(settings, folder, Progress(), store, workers, ray=ray, live=live, policy=policy)
+    execute(settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=False)
 
 
 def resume(
@@ -92,24 +90,27 @@ def resume(
     restore_lost_settings(run, store, console())
     reader = RunReader(run)
     if is_training(run):
-        from rollwright.cli.train_execution import go_on
+        from rollwright.cli.train_execution import resume_training
 
-        go_on(run, overrides or [], store=store, live=live)
+        resume_training(run, overrides or [], store=store, live=live)
         return
-    from rollwright.cli.run_execution import Progress, prepare, repair_ended, say_ended, settings_to_resume
+    from rollwright.cli.event_loop import run_async
+    from rollwright.cli.run_execution import execute, repair_ended, say_ended
+    from rollwright.run.checks import prepare_policy
     from rollwright.run.folder import RunFolder
+    from rollwright.run.playing import Progress
+    from rollwright.run.recovery import resumed_settings
 
-    settings = settings_to_resume(reader, overrides or [])
-    progress = Progress.of(reader)
-    if reader.ended and progress.is_complete(settings):
+    settings = resumed_settings(reader, overrides or [])
+    if reader.ended and Progress.of(reader).is_complete(settings):
         repair_ended(reader, store)
         say_ended(run, reader, console())
         return
-    policy = prepare(settings, workers, ray)
+    policy = run_async(prepare_policy(settings, workers=workers, ray=ray))
     folder = RunFolder.reopen(run)
     if overrides:
         folder.keep_settings(settings)
-    _play(settings, folder, progress, store, workers, ray=ray, live=live, policy=policy)
+    execute(settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=True)
 
 
 def say_default_policy(settings: "RunConfig") -> None:
@@ -121,35 +122,3 @@ def say_default_policy(settings: "RunConfig") -> None:
             "policy: is not set, so the simulated engine plays and every result is SIMULATED; choose who plays with "
             f"policy.kind: {', '.join(POLICY_KINDS)}"
         )
-
-
-def _play(
-    settings: "RunConfig",
-    folder: "RunFolder",
-    progress: "Progress",
-    store: str | None,
-    workers: int | None,
-    *,
-    ray: str | None,
-    live: bool,
-    policy: "Policy | None",
-) -> None:
-    from rollwright.cli.condition import refuse_losses, say_repairs
-    from rollwright.cli.event_loop import run_async
-    from rollwright.cli.run_execution import execute
-
-    say_repairs(folder, console())
-    call = execute(
-        settings,
-        folder,
-        console(),
-        progress=progress,
-        store=folder.store_address(store),
-        workers=workers,
-        ray=ray,
-        live=live,
-        policy=policy,
-    )
-    if run_async(call)["interrupted"]:
-        raise typer.Exit(INTERRUPTS.exit_code)
-    refuse_losses(folder)

@@ -80,13 +80,13 @@ def join(
     """Join a swarm: rounds of generate, share, sample, train, evaluate. Ctrl-C ends cleanly, a crash costs nothing but
     time: the same command goes on."""
     settings, place = node_settings(config, list(overrides or []), home)
-    from rollwright.observe.statistics import batch_row
-    from rollwright.run.engine_check import ask_engine_first
+    from rollwright.run.checks import probe_engines
     from rollwright.run.model_choice import load_settled
+    from rollwright.run.statistics import batch_row
 
     screen = console()
     _fetch_model(settings, screen)
-    run_async(ask_engine_first(settings))
+    run_async(probe_engines(settings))
     from rollwright.run.swarm_node import SwarmNode
 
     def make(settled: RunConfig) -> SwarmNode:

@@ -119,13 +119,13 @@ def _add_trees(table: Table, trees: Mapping[str, int]) -> None:
 
 def _add_counters(table: Table, results: Sequence[Mapping[str, Any]]) -> None:
     """What episodes have counted themselves, such as a team's calls that were thrown away; summed by environment."""
-    from rollwright.observe.sample_views import PREFIX as TREE
+    from rollwright.run.statistics import TREE_PREFIX
 
     rows = [
         (f"{result['mode']} {result['tag']}: {name}", value)
         for result in results
         for name, value in result.get("counters", {}).items()
-        if not name.startswith(TREE)
+        if not name.startswith(TREE_PREFIX)
     ]
     if rows:
         table.add_section()

@@ -54,9 +54,9 @@ def train(
     if resume is not None:
         if config is not None or from_run is not None:
             raise ConfigError("--resume: a run goes on with its own settings; give nothing else to train on")
-        from rollwright.cli.train_execution import go_on
+        from rollwright.cli.train_execution import resume_training
 
-        go_on(resume, changes, store=store, live=live)
+        resume_training(resume, changes, store=store, live=live)
         return
     settings = _settings(config, changes, from_run)
     from rollwright.cli.train_execution import begin

@@ -17,9 +17,9 @@ from rollwright.config import PolicyConfig, RunConfig
 from rollwright.engines.rendering.bytes import ASSISTANT, END, SYSTEM, TOOL, USER
 from rollwright.engines.settings import EnginePolicyConfig, TorchPolicyConfig
 from rollwright.errors import RollwrightError
-from rollwright.observe.sample_views import PREFIX as TREE
 from rollwright.rollout.tree import COPIED_BY
 from rollwright.run.folder import SIMULATED
+from rollwright.run.statistics import TREE_PREFIX
 from rollwright.training.advantages.tree import turn_values
 from rollwright.trajectory import TokenIds, Trajectory, Turn, children, leaves, path, turn_weights
 
@@ -71,7 +71,7 @@ def _by(turn: Turn) -> str:
 
 def _counted(trajectory: Trajectory) -> Text | None:
     """The episode's own counters; those of a tree are told with the tree."""
-    counters = {name: value for name, value in trajectory.metrics.items() if not name.startswith(TREE)}
+    counters = {name: value for name, value in trajectory.metrics.items() if not name.startswith(TREE_PREFIX)}
     if not counters:
         return None
     return Text("counted: " + ", ".join(f"{name} {value:g}" for name, value in sorted(counters.items())))

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from pathlib import Path
 
 from rollwright.config import RunConfig, build, dump
+from rollwright.config.resuming import check_resumable
 from rollwright.errors import FormatError, RollwrightError
 from rollwright.rollout.accounting import Fate
 from rollwright.rollout.filters import build_filters
@@ -71,6 +72,16 @@ async def restore_settings(run: Path, told: str | None) -> RunConfig | None:
     config = build(found.resources[CONFIG_KEY], source=address)
     replace_durably(run / CONFIG, dump(config))
     return config
+
+
+def resumed_settings(reader: RunReader, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run's own settings with these changes; raises an error for a change that would alter what the run plays."""
+    before = reader.config
+    if not overrides:
+        return before
+    settings = build(before.model_dump(mode="json"), list(overrides), source=str(reader.path / CONFIG))
+    check_resumable(before, settings)
+    return settings
 
 
 async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:

@@ -37,8 +37,7 @@ from rollwright.rollout.scheduler import FOREIGN_CANCELLATION, rollout_ids
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings, first_cause
 from rollwright.run.build import SettingsTable, build_curriculum, make_env
 from rollwright.run.build_teams import build_run_policy
-from rollwright.run.config_check import check_ray, check_tags
-from rollwright.run.engine_check import ask_engine
+from rollwright.run.checks import check_ray, check_tags, probe_engine
 from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.folder import RunFolder
 from rollwright.run.gc_tuning import rare_collections
@@ -152,7 +151,7 @@ class Run:
         self._stack.push_async_callback(self.settings.close)
         await self.settings.check()
         self._stack.push_async_callback(self._close_policy)
-        self.capabilities = await ask_engine(self.policy, self.config.policy)
+        self.capabilities = await probe_engine(self.policy, self.config.policy)
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)

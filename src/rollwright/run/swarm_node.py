@@ -28,9 +28,10 @@ from rollwright.rollout.filters import Catches, build_filters
 from rollwright.run.build_swarm import node_config, open_transport, swarm_of, task_book
 from rollwright.run.build_training import make_policy, model_name
 from rollwright.run.folder import CONFIG, RunFolder, RunReader
+from rollwright.run.statistics import batch_row
 from rollwright.run.swarm_scorer import PolicyScorer
 from rollwright.run.training import Row, TrainingRun
-from rollwright.run.training_record import plain_row, training_rows
+from rollwright.run.training_record import training_rows
 from rollwright.swarm.exchange import Exchange
 from rollwright.swarm.heartbeat import NodePhase, NodeStatus, Pulse
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity
@@ -61,7 +62,7 @@ class SwarmNode:
         policy: Policy | None = None,
         transport: Transport | None = None,
         store: str | None = None,
-        row: Row = plain_row,
+        row: Row = batch_row,
         on_round: Callable[[NodeStatus], None] = lambda status: None,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.errors import FormatError
-from rollwright.rollout import Batch, Ledger
+from rollwright.rollout import Ledger
 from rollwright.rollout.filters import Catches, build_filters, judge, judge_group
 from rollwright.run.folder import RunReader
 from rollwright.run.retention import Forgotten, Position, own_index
@@ -36,20 +36,6 @@ class RecordedBatch:
     """Its line in `metrics.jsonl`."""
     groups: Sequence[Sequence[Trajectory]]
     """In the order of the batch, members in theirs."""
-
-
-def plain_row(mode: str, step: int, seconds: float, batch: Batch) -> dict[str, Any]:
-    """What a batch's line must have; whoever keeps more figures may add them."""
-    trajectories = batch.trajectories
-    return {
-        "mode": mode,
-        "step": step,
-        "seconds": round(seconds, 3),
-        "version": batch.version,
-        "trajectories": len(trajectories),
-        "groups": [group.group_id for group in batch.groups],
-        "reward": sum(each.reward for each in trajectories) / len(trajectories) if trajectories else None,
-    }
 
 
 def training_rows(reader: RunReader) -> list[dict[str, Any]]:

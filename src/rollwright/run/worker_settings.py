@@ -20,7 +20,7 @@ from rollwright.rollout.episode import read_episode
 from rollwright.rollout.scheduler import rollout_ids
 from rollwright.run.build import SettingsTable, function_settings
 from rollwright.run.build_teams import build_run_policy
-from rollwright.run.engine_check import ask_engine
+from rollwright.run.checks import probe_engine
 from rollwright.store.api import Store
 from rollwright.store.records import AttemptedRollout, RolloutStatus
 
@@ -118,11 +118,11 @@ class StoreSettingsSource:
         return Assignment(table(read_episode(claimed.input)), policy)
 
     async def ask_engines(self) -> None:
-        """Asks the engines of the runs whose rollouts wait now, before one of them is claimed; see `ask_engine`."""
+        """Asks the engines of the runs whose rollouts wait now, before one of them is claimed; see `probe_engine`."""
         waiting = await self._store.query_rollouts(status=WAITING, limit=LOOKED_AT)
         for resources_id in {each.resources_id for each in waiting} - {None}:
             config, _, policy = await self._run(resources_id)
-            await ask_engine(policy, config.policy)
+            await probe_engine(policy, config.policy)
 
     async def close(self) -> None:
         for _, table, policy in self._runs.values():

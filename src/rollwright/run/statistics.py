@@ -1,18 +1,18 @@
-"""Figures of batches and runs, computed from trajectories. Pure."""
+"""Figures of batches and runs, computed from trajectories: results by tag, staleness, row sizes, tree metrics. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rollwright.rollout import Activity, Batch
+from rollwright.rollout import Activity, Batch, Ledger
 from rollwright.run.reference_scores import EPISODES, Baseline
 from rollwright.trajectory import Trajectory
 
 
 @dataclass
 class TagStatistics:
-    """What was played on one tag."""
+    """Results of one tag."""
 
     episodes: int = 0
     judged: int = 0
@@ -25,9 +25,9 @@ class TagStatistics:
     tokens: int = 0
     stops: Counter[str] = field(default_factory=Counter)
     counters: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """What its episodes have counted themselves, such as calls thrown away and context that was cut; summed."""
+    """Sums of the episodes' own metrics, such as discarded calls and truncated context."""
     levels: set[int] = field(default_factory=set)
-    """Seeds of the levels; of very many, at least the smallest, which are those that a baseline plays."""
+    """Seeds of the levels. Only the smallest are kept if there are many, because a baseline plays the smallest seeds."""
 
     def add(self, trajectory: Trajectory) -> None:
         self.episodes += 1
@@ -64,7 +64,7 @@ class TagStatistics:
 
 
 class RunStatistics:
-    """Adds up a run's trajectories by mode and tag."""
+    """Sums over a run's trajectories, by mode and tag."""
 
     def __init__(self) -> None:
         self.tags: dict[tuple[str, str], TagStatistics] = defaultdict(TagStatistics)
@@ -74,7 +74,7 @@ class RunStatistics:
             self.tags[mode, trajectory.tag].add(trajectory)
 
     def rows(self, baselines: Mapping[tuple[str, str], Baseline]) -> list[dict[str, Any]]:
-        """One row for each mode and tag, with chance and perfect play beside it."""
+        """One row for each mode and tag, with the success of random and perfect play."""
         rows = []
         for (mode, tag), statistics in self.tags.items():
             beside = baselines.get((mode, tag))
@@ -91,7 +91,7 @@ class RunStatistics:
 
 
 def batch_row(mode: str, step: int, seconds: float, batch: Batch) -> dict[str, Any]:
-    """One line of `metrics.jsonl`."""
+    """Line of `metrics.jsonl` for one batch."""
     trajectories, ledger = batch.trajectories, batch.ledger
     statistics = RunStatistics()
     statistics.add(mode, trajectories)
@@ -105,13 +105,18 @@ def batch_row(mode: str, step: int, seconds: float, batch: Batch) -> dict[str, A
         "reward": mean([trajectory.reward for trajectory in trajectories]),
         "staleness": staleness(trajectories, batch.version),
         "tags": {tag: each.row() for (_, tag), each in statistics.tags.items()},
-        "ledger": {"opened": ledger.opened, **{str(place): n for place, n in ledger.counts.items()}},
+        "ledger": ledger_row(ledger),
         "reasons": dict(ledger.reasons),
     }
 
 
+def ledger_row(ledger: Ledger) -> dict[str, int]:
+    """Rollouts by fate, beside all that were opened."""
+    return {"opened": ledger.opened, **{str(fate): count for fate, count in ledger.counts.items()}}
+
+
 def staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, int]:
-    """Sampled tokens by how many policy versions old they were at hand-over."""
+    """Sampled tokens by their age at hand-over, in policy versions."""
     ages: Counter[int] = Counter()
     for trajectory in trajectories:
         for turn in trajectory.turns:
@@ -121,7 +126,7 @@ def staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, int
 
 
 def activity_row(activity: Activity) -> dict[str, Any]:
-    """What the workers did, for the summary."""
+    """Counters of the workers, for the summary."""
     activity = activity.total()
     return {
         "turns": activity.turns,
@@ -144,3 +149,65 @@ def activity_row(activity: Activity) -> dict[str, Any]:
 
 def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+@dataclass
+class ViewSize:
+    """Rows of one view of the training samples, before filters remove any."""
+
+    rows: int = 0
+    tokens: int = 0
+    """Tokens of all rows, prompts included: the tokens that a trainer computes."""
+    longest: int = 0
+    """Tokens of the longest row, which has to fit into memory."""
+
+    def add(self, length: int) -> None:
+        self.rows += 1
+        self.tokens += length
+        self.longest = max(self.longest, length)
+
+
+@dataclass
+class ViewSizes:
+    """Row sizes of both sample views of the same trajectories: the price of one row for each turn."""
+
+    paths: ViewSize = field(default_factory=ViewSize)
+    """One row for each token sequence."""
+    turns: ViewSize = field(default_factory=ViewSize)
+    """One row for each turn, with its whole prompt."""
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count the rows of a trainable trajectory; others are ignored."""
+        if trajectory.not_trainable is not None:
+            return
+        continued = {turn.extends for turn in trajectory.turns}
+        lengths: list[int] = []
+        for turn in trajectory.turns:
+            before = 0 if turn.extends is None else lengths[turn.extends]
+            lengths.append(before + len(turn.prompt_ids) + len(turn.sampled_ids))
+            self.turns.add(lengths[-1])
+            if turn.id not in continued:
+                self.paths.add(lengths[-1])
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+TREE_PREFIX = "tree_"
+"""Prefix of the metrics that a tree search records in its trajectory."""
+
+
+@dataclass
+class TreeSums:
+    """Sums of the tree metrics over a run's training rollouts."""
+
+    sums: Counter[str] = field(default_factory=Counter)
+    """By metric name without `TREE_PREFIX`; empty if no tree was played."""
+
+    def add(self, trajectory: Trajectory) -> None:
+        for name, value in trajectory.metrics.items():
+            if name.startswith(TREE_PREFIX):
+                self.sums[name.removeprefix(TREE_PREFIX)] += int(value)
+
+    def row(self) -> dict[str, int]:
+        return dict(self.sums)
