@@ -11,6 +11,7 @@ REGISTRIES = (
     "rollwright.tools.settings:TOOLS",
     "rollwright.engines.settings:POLICIES",
     "rollwright.engines.settings:DIALECTS",
+    "rollwright.rewards.settings:REWARDS",
     "rollwright.training.settings:ADVANTAGES",
     "rollwright.training.settings:LOSSES",
     "rollwright.training.settings:METRIC_WRITERS",
@@ -111,6 +112,45 @@ sys.modules["my_package"] = sys.modules["__main__"]
 new = torch.zeros(3, requires_grad=True)
 found = token_losses(new, torch.zeros(3), torch.ones(3), LossSettings(name="my_package:plain"))
 assert found.losses.tolist() == [-1.0, -1.0, -1.0]
+```
+
+## Rewards
+
+```python
+import asyncio
+import sys
+
+from rollwright.rewards import Rewards
+from rollwright.trajectory import Trajectory, Turn
+
+
+class Mentions:
+    """1 where the answer contains a word; has the methods of `rollwright.rewards.composition.RewardComponent`."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    async def evaluate(self, attempt):
+        return self.word in attempt.answer
+
+    async def close(self): ...
+
+
+def brevity(answer, *, limit=10):
+    return len(answer) <= limit
+
+
+sys.modules["my_package"] = sys.modules["__main__"]
+rewards = Rewards.build(
+    [
+        {"kind": "my_package:Mentions", "options": {"word": "four"}, "name": "right"},
+        {"kind": "my_package:brevity", "options": {"limit": 20}, "weight": 0.5},
+    ]
+)
+trajectory = Trajectory(
+    "r1", "a1", "g1", "Sums", 0, turns=[Turn(0, None, None, text="It is four.", exact=False)]
+)
+assert asyncio.run(rewards.evaluate({}, trajectory)).components == {"right": 1.0, "brevity": 1.0}
 ```
 
 ## Policies and engines

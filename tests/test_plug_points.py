@@ -29,7 +29,7 @@ MINE = """
 from rollwright.simulation.players import OraclePlayer
 from rollwright.rollout.curriculum import Curriculum
 from rollwright.store.memory import MemoryStore
-from rollwright.swarm.memory_transport import MemorySwarm
+from rollwright.swarm.transports.memory import MemorySwarm
 
 def same(groups, *, value=1.0):
     return [[[value] * len(each.turns) for each in group] for group in groups]

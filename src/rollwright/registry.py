@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from typing import Any, Generic, TypeVar, cast
 
 from rollwright.aio import is_asked_for
@@ -162,7 +163,7 @@ def import_object(path: str) -> Any:
     module, _, name = path.partition(":")
     module = RENAMED_MODULES.get(module, module)
     try:
-        return getattr(import_module(module), name)
+        return attrgetter(name)(import_module(module))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, and something that it imports is not

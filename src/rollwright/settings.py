@@ -45,7 +45,7 @@ EngineUrl = Annotated[str, AfterValidator(_hold_no_secret)]
 """The address of an engine, without any secret."""
 
 
-def choose_kind(value: Any, registry: Registry[Any], key: str) -> Any:
+def choose_kind(value: Any, registry: Registry[Any], key: str, own: str = OWN) -> Any:
     """Rewrites a section whose `kind` is `module:name` or an entry point as one of kind `own` with that name in `key`.
 
     A name alone stands for a section with every default. A kind that nobody knows is refused with the nearest name.
@@ -55,11 +55,11 @@ def choose_kind(value: Any, registry: Registry[Any], key: str) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         return value
     kind = value["kind"]
-    if kind == OWN or registry.is_built_in(kind):
+    if kind == own or registry.is_built_in(kind):
         return value
     if not registry.knows(kind):
         raise ValueError(f"kind: {registry.unknown(kind)}")
-    return {**value, "kind": OWN, key: kind}
+    return {**value, "kind": own, key: kind}
 
 
 def choose_kinds(values: Any, registry: Registry[Any], key: str) -> Any:

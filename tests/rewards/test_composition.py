@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
-from rollwright.rewards import RewardFailure, Rewards, parse_rewards, reward
+from rollwright.rewards import RewardFailure, Rewards, ScoredAttempt, parse_rewards, reward
+from rollwright.rewards.settings import REWARDS
 from rollwright.trajectory import UNDELIVERED, Message, Trajectory
 
 Attempts = Callable[..., Trajectory]
@@ -29,6 +31,25 @@ def correct(task: dict[str, Any], answer: str) -> float:
     return float(answer == task["answer"])
 
 
+class Longer:
+    """A reward of the user's that keeps something."""
+
+    def __init__(self, than: int = 3) -> None:
+        self.than = than
+        self.closed = False
+
+    async def evaluate(self, attempt: ScoredAttempt) -> float:
+        return float(len(attempt.answer) > self.than)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class NoClose:
+    async def evaluate(self, attempt: ScoredAttempt) -> float:
+        return 1.0
+
+
 @pytest.fixture
 def user_module() -> Any:
     """A module of the user's, which settings name as `module:name`."""
@@ -37,6 +58,8 @@ def user_module() -> Any:
     module.named = reward(name="right", weight=0.5, time_limit=7)(lambda answer: 1.0)  # type: ignore[attr-defined]
     module.asks_too_much = lambda task, weather: 1.0  # type: ignore[attr-defined]
     module.number = 4  # type: ignore[attr-defined]
+    module.Longer, module.NoClose = Longer, NoClose  # type: ignore[attr-defined]
+    module.at_least = lambda answer, *, least=1: float(len(answer) >= least)  # type: ignore[attr-defined]
     sys.modules["my_rewards"] = module
     yield module
     del sys.modules["my_rewards"]
@@ -132,6 +155,38 @@ def test_settings_name_functions_by_path_and_override_the_decorator(user_module:
     assert (renamed.name, renamed.weight, renamed.time_limit) == ("other", 3.0, 7)
 
 
+async def test_a_class_or_function_of_the_user_is_a_kind_made_with_its_options(
+    user_module: Any, attempt_with: Attempts
+) -> None:
+    rewards = Rewards.build(
+        [
+            {"kind": "my_rewards:Longer", "options": {"than": 4}, "weight": 2},
+            {"kind": "my_rewards:at_least", "options": {"least": 5}},
+        ]
+    )
+    result = await rewards.evaluate(TASK, attempt_with("four!"))
+    assert result.components == {"Longer": 1.0, "at_least": 1.0}
+    assert result.total == 3.0
+    await rewards.close()
+    (longer, _) = rewards.rewards
+    assert isinstance(longer.component, Longer)
+    assert longer.component.closed
+
+
+async def test_an_installed_package_offers_rewards_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_module: Any, attempt_with: Attempts
+) -> None:
+    info = tmp_path / "offers_rewards-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offers-rewards\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rollwright.rewards]\nlonger = my_rewards:Longer\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(REWARDS, "_offered", None)  # read again, with this package
+    result = await Rewards.build(["longer"]).evaluate(TASK, attempt_with("four!"))
+    monkeypatch.setattr(REWARDS, "_offered", None)
+    assert result.components == {"longer": 1.0}
+
+
 @pytest.mark.parametrize(
     ("given_reward", "says"),
     [
@@ -139,10 +194,19 @@ def test_settings_name_functions_by_path_and_override_the_decorator(user_module:
             "my_rewards:asks_too_much",
             r"unknown parameter 'weather'; accepted: task, trajectory, answer, messages",
         ),
-        ("my_rewards:absent", r"reward my_rewards:absent: cannot be imported: AttributeError"),
-        ("no_such_module:f", r"reward no_such_module:f: cannot be imported: ModuleNotFoundError"),
+        (
+            "my_rewards:absent",
+            r"reward my_rewards:absent: cannot be imported: module 'my_rewards' has no 'absent'",
+        ),
+        (
+            "no_such_module:f",
+            r"reward no_such_module:f: cannot be imported: no module named 'no_such_module'",
+        ),
         ("my_rewards:number", r"is a int; a function is accepted"),
-        ("exact_mach", r"rewards\[0\]: .*exact_match"),
+        ("exact_mach", r"rewards\[0\]: kind: unknown `exact_mach` \(did you mean `exact_match`\?\)"),
+        ({"kind": "function", "function": "exact_mach"}, r"reward: unknown `exact_mach`"),
+        ({"kind": "my_rewards:Longer", "options": {"tham": 3}}, r"my_rewards:Longer: unknown setting 'tham'"),
+        ({"kind": "my_rewards:NoClose"}, r"my_rewards:NoClose: has `evaluate` but no method `close`"),
         ({"kind": "regex", "pattern": "("}, r"reward regex: pattern: not a regular expression"),
         ({"kind": "regex", "patern": "a"}, r"rewards\[0\].regex.pat"),
         ({"kind": "exact_match", "name": "a.b"}, r"rewards\[0\].exact_match.name"),

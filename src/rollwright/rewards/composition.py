@@ -10,6 +10,7 @@ judge's verdicts are kept for the next try.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -17,21 +18,19 @@ import msgspec
 from rollwright.aio import is_asked_for
 from rollwright.engines.base import Policy
 from rollwright.errors import ConfigError, FormatError
-from rollwright.rewards.checks import Contains, ExactMatch, JsonSchema, LengthPenalty, RegexMatch, Returned
 from rollwright.rewards.failure import NoReward, RewardFailure, describe
 from rollwright.rewards.functions import (
     FunctionComponent,
     RewardOptions,
     function_name,
-    load_function,
     options_of,
 )
 from rollwright.rewards.group_judge import GroupJudge
 from rollwright.rewards.judge import RubricJudge
-from rollwright.rewards.math_answers import MathVerify
 from rollwright.rewards.scored import ScoredAttempt, TaskRow
 from rollwright.rewards.settings import (
     NAME,
+    REWARDS,
     FunctionReward,
     GroupJudgeReward,
     JudgeReward,
@@ -41,7 +40,6 @@ from rollwright.rewards.settings import (
     default_name,
     parse_rewards,
 )
-from rollwright.rewards.unit_tests import UnitTests
 from rollwright.trajectory import Trajectory, reward_of
 
 RewardGiven = RewardSettings | Mapping[str, Any] | str | Callable[..., Any]
@@ -52,26 +50,13 @@ PolicyChoice = Callable[[JudgeSettings], Policy]
 
 
 class RewardComponent(Protocol):
-    """One kind of reward at work."""
+    """Computes one reward of one attempt; a plain or async function will do as well."""
 
     async def evaluate(self, attempt: ScoredAttempt) -> Any:
         """A number, or a mapping of named numbers; anything else is a failure."""
         ...
 
     async def close(self) -> None: ...
-
-
-COMPONENTS: dict[str, Callable[[str, Any], RewardComponent]] = {
-    "exact_match": ExactMatch,
-    "regex": RegexMatch,
-    "contains": Contains,
-    "length": LengthPenalty,
-    "json_schema": JsonSchema,
-    "returned": Returned,
-    "unit_tests": UnitTests,
-    "math_verify": MathVerify,
-}
-"""Of the shipped kinds that need no policy, the class that computes them."""
 
 
 @dataclass(frozen=True)
@@ -146,28 +131,44 @@ def _build_one(given: RewardGiven, policy: PolicyChoice | None) -> WeightedRewar
         return _build_function(given, options_of(given), function_name(given))
     settings = given if isinstance(given, RewardSettings) else parse_rewards([given])[0]
     if isinstance(settings, FunctionReward):
-        function = load_function(settings.function)
-        options = options_of(function)
-        chosen = RewardOptions(
-            settings.name or options.name,
-            options.weight if settings.weight is None else settings.weight,
-            settings.time_limit or options.time_limit,
-        )
-        return _build_function(
-            function, chosen, chosen.name or default_name(settings), concurrency=settings.concurrency
-        )
+        return _build_own(settings)
     assert isinstance(settings, ShippedReward)
     name = default_name(settings)
     if isinstance(settings, JudgeSettings):
         return WeightedReward(name, settings.weight, _build_judge(name, settings, policy), None)
-    component = COMPONENTS[getattr(settings, "kind", "")](name, settings)
+    component = REWARDS.find(getattr(settings, "kind", ""))(name, settings)
     return WeightedReward(name, settings.weight, component, settings.time_limit)
+
+
+def _build_own(settings: FunctionReward) -> WeightedReward:
+    """A user-defined reward. Settings take precedence over the decorator's options."""
+    path = settings.function
+    found: Any = REWARDS.find(path)
+    marked = options_of(found)
+    options = RewardOptions(
+        settings.name or marked.name,
+        marked.weight if settings.weight is None else settings.weight,
+        settings.time_limit or marked.time_limit,
+    )
+    name = options.name or default_name(settings)
+    if isinstance(found, type):
+        found = REWARDS.make(path, **settings.options)
+    elif settings.options:
+        found = partial(found, **settings.options)
+    if not hasattr(found, "evaluate"):
+        return _build_function(found, options, name, concurrency=settings.concurrency)
+    if not callable(getattr(found, "close", None)):
+        raise ConfigError(f"reward {path}: has `evaluate` but no method `close`; both are needed")
+    return _weigh(name, options, found)
 
 
 def _build_function(
     function: Callable[..., Any], options: RewardOptions, name: str, *, concurrency: int = 16
 ) -> WeightedReward:
-    component = FunctionComponent(name, function, concurrency=concurrency)
+    return _weigh(name, options, FunctionComponent(name, function, concurrency=concurrency))
+
+
+def _weigh(name: str, options: RewardOptions, component: RewardComponent) -> WeightedReward:
     try:
         weight = reward_of(options.weight, "its weight")
         limit = reward_of(options.time_limit, "its time_limit")

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any, TypeVar, overload
 
 from rollwright.aio import passable
@@ -68,22 +67,10 @@ def options_of(function: Callable[..., Any]) -> RewardOptions:
     return found if isinstance(found, RewardOptions) else RewardOptions()
 
 
-def load_function(where: str) -> Callable[..., Any]:
-    """Imports `module:name`; a `ConfigError` says in one line what is missing."""
-    module, _, names = where.partition(":")
-    try:
-        found: Any = import_module(module)
-        for each in names.split("."):
-            found = getattr(found, each)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"reward {where}: cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"reward {where}: is a {type(found).__name__}; a function is accepted")
-    return found  # type: ignore[no-any-return]
-
-
 def parameters_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
     """The parameters that a function declares; a `ConfigError` for one that cannot be given."""
+    if not callable(function):
+        raise ConfigError(f"reward {name}: is a {type(function).__name__}; a function is accepted")
     try:
         declared = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:

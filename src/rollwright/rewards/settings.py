@@ -1,11 +1,10 @@
-"""Settings of rewards, one model for each kind; `kind` chooses.
+"""Settings of rewards, one model for each kind, and the plug point `rewards`.
 
-In a list of rewards a text alone is accepted too: `module:name` is the user's own function, any other text is a kind
-with all its defaults. Names are unique in a list.
+Always true: `kind` chooses the model. A string in a list of rewards stands for that kind with its default settings;
+`module:name` and the name of an entry point stand for a user-defined function or class. Names in a list are unique.
 """
 
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,10 +21,31 @@ from pydantic import (
 )
 
 from rollwright.errors import ConfigError
-from rollwright.settings import Settings
+from rollwright.registry import Registry
+from rollwright.settings import Settings, choose_kind
+
+REWARDS: Registry[Any] = Registry(
+    "rewards",
+    "reward",
+    {
+        "exact_match": "rollwright.rewards.checks:ExactMatch",
+        "regex": "rollwright.rewards.checks:RegexMatch",
+        "contains": "rollwright.rewards.checks:Contains",
+        "length": "rollwright.rewards.checks:LengthPenalty",
+        "json_schema": "rollwright.rewards.checks:JsonSchema",
+        "returned": "rollwright.rewards.checks:Returned",
+        "unit_tests": "rollwright.rewards.unit_tests:UnitTests",
+        "math_verify": "rollwright.rewards.math_answers:MathVerify",
+        "judge": "rollwright.rewards.judge:RubricJudge",
+        "group_judge": "rollwright.rewards.group_judge:GroupJudge",
+    },
+    protocol="rollwright.rewards.composition:RewardComponent",
+    key="rewards",
+)
+"""A built-in reward is made with its settings below; a user-defined one with `options` as keyword arguments."""
 
 NAME = re.compile(r"[A-Za-z0-9_\-]{1,100}")
-"""Of a reward."""
+"""Pattern of a reward's name."""
 
 RewardName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 """Without a dot, which separates a reward's name from the key of a mapping that it returned."""
@@ -48,15 +68,18 @@ class ShippedReward(RewardSettings):
 
 
 class FunctionReward(RewardSettings):
-    """A function of the user's own, plain or async."""
+    """A user-defined function or class; `kind: module:name` does the same."""
 
     kind: Literal["function"]
     """Chooses this kind."""
-    function: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
-    """As `module:name`. It declares the parameters that it wants: `task`, `trajectory`, `answer`, `messages`,
-    `returned`."""
+    function: Annotated[str, Field(pattern=r"^[\w.\-]+(:[\w.]+)?$")]
+    """`module:name` or an entry point. A function, plain or async, declares the parameters that it needs: `task`,
+    `trajectory`, `answer`, `messages`, `returned`. A class has the methods of `RewardComponent`, or its objects can be
+    called like such a function."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class, or further ones of the function."""
     weight: float | None = None
-    """What its value is multiplied by in the total. Unset: the decorator's weight, or 1."""
+    """Factor of its value in the total. Unset: the decorator's weight, or 1."""
     time_limit: PositiveFloat | None = None
     """Seconds for one evaluation. Unset: the decorator's limit, or 30."""
     concurrency: PositiveInt = 16
@@ -249,21 +272,6 @@ class GroupJudgeReward(JudgeSettings):
     """Of the order in which answers are shown."""
 
 
-KINDS: dict[str, type[RewardSettings]] = {
-    "function": FunctionReward,
-    "exact_match": ExactMatchReward,
-    "regex": RegexReward,
-    "contains": ContainsReward,
-    "length": LengthReward,
-    "json_schema": JsonSchemaReward,
-    "returned": ReturnedReward,
-    "unit_tests": UnitTestsReward,
-    "math_verify": MathVerifyReward,
-    "judge": JudgeReward,
-    "group_judge": GroupJudgeReward,
-}
-"""The settings of each kind."""
-
 AnyReward = Annotated[
     FunctionReward
     | ExactMatchReward
@@ -289,17 +297,13 @@ def default_name(settings: RewardSettings) -> str:
     return str(getattr(settings, "kind", ""))
 
 
-def _expand_texts(value: Any) -> Any:
-    """A text in the list as the settings that it stands for."""
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, Sequence):
-        return value
-    return [_expand_text(each) if isinstance(each, str) else each for each in value]
+def _make_list(value: Any) -> Any:
+    """A single reward stands for a list of one."""
+    return [value] if isinstance(value, str) else value
 
 
-def _expand_text(text: str) -> dict[str, str]:
-    return {"kind": "function", "function": text} if ":" in text else {"kind": text}
+def _choose_kind(value: Any) -> Any:
+    return choose_kind(value, REWARDS, "function", own="function")
 
 
 def _refuse_same_names(rewards: tuple[AnyReward, ...]) -> tuple[AnyReward, ...]:
@@ -311,7 +315,9 @@ def _refuse_same_names(rewards: tuple[AnyReward, ...]) -> tuple[AnyReward, ...]:
 
 
 RewardList = Annotated[
-    tuple[AnyReward, ...], BeforeValidator(_expand_texts), AfterValidator(_refuse_same_names)
+    tuple[Annotated[AnyReward, BeforeValidator(_choose_kind)], ...],
+    BeforeValidator(_make_list),
+    AfterValidator(_refuse_same_names),
 ]
 """The type of a `rewards` key."""
 

@@ -31,7 +31,7 @@ ADVANTAGES: Registry[Any] = Registry(
         "reinforce_plus_plus": "rollwright.training.advantages.episodes:ReinforcePlusPlus",
         "gigpo": "rollwright.training.advantages.steps:GiGPO",
         "agent_wise": "rollwright.training.advantages.agents:AgentWise",
-        "tree": "rollwright.training.advantages.tree:Tree",
+        "tree": "rollwright.training.advantages.tree:TurnTree",
         "path_grpo": "rollwright.training.advantages.paths:PathGRPO",
         "tree_grpo": "rollwright.training.advantages.paths:TreeGRPO",
         "segment_value": "rollwright.training.advantages.tree:SegmentValue",
