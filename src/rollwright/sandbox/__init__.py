@@ -1,1 +1,1 @@
-"""Code that nobody vouches for, in processes that cannot reach anything. Knows no other box."""
+"""Sandboxes: untrusted Python code in confined processes."""
