@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results_file import write_results
-from rollwright.sandbox.client import Nursery
+from rollwright.sandbox.client import SandboxFactory
 from rollwright.tools import Pool, Toolbox, ToolContext, tool
 from rollwright.trajectory import ToolCall
 
@@ -115,12 +115,12 @@ async def hand_over() -> dict[str, float]:
 
 
 async def executions() -> dict[str, float]:
-    nursery = Nursery()
-    kept = await nursery.open()
+    sandboxes = SandboxFactory()
+    kept = await sandboxes.open()
 
     async def fresh(count: int) -> None:
         for _ in range(count):
-            sandbox = await nursery.open()
+            sandbox = await sandboxes.open()
             await sandbox.run(CODE)
             sandbox.close()
 
@@ -145,7 +145,7 @@ async def executions() -> dict[str, float]:
         "plain_process": FRESH / await middle(plain_process),
     }
     kept.close()
-    nursery.close()
+    sandboxes.close()
     return figures
 
 

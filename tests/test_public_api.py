@@ -130,3 +130,36 @@ def test_overrides_win_over_a_mapping_a_file_and_a_configuration(tmp_path: Path)
     for source in ({"seed": 3}, tmp_path / "run.yaml", rw.load_config({"seed": 3})):
         assert rw.load_config(source).seed == 3
         assert rw.load_config(source, "seed=7").seed == 7
+
+
+@pytest.fixture
+def small_training() -> dict[str, object]:
+    return {
+        "name": "small",
+        "policy": {"kind": "torch", "model": str(ROOT / "models" / "frozen_lake")},
+        "train_env_manager": {"num_env_groups": 2, "group_size": 2, "tags": ["FrozenLake"]},
+        "custom_envs": {"FrozenLake": {"max_steps": 3, "max_tokens_per_step": 4}},
+        "rollout_batch_size": 4,
+    }
+
+
+def test_a_training_leaves_a_model_and_is_resumed_from_its_folder(
+    tmp_path: Path, small_training: dict[str, object]
+) -> None:
+    first = rw.train(small_training, steps=1, runs=tmp_path)
+    assert first.folder == tmp_path / "small"
+    assert (first.model / "config.json").is_file()
+    assert first.summary["training"]["steps"] == 1
+    assert rw.train(resume=first.folder, steps=2).summary["training"]["steps"] == 2
+    with pytest.raises(rw.ConfigError, match="seed"):
+        rw.train(None, "seed=8", resume=first.folder)
+
+
+def test_a_wrong_training_writes_nothing(tmp_path: Path, small_training: dict[str, object]) -> None:
+    for wrong, said in (
+        ({"tags": ["FrozenLak"]}, "FrozenLak"),
+        ({"model": tmp_path / "no_such_model"}, "no_such_model"),
+    ):
+        with pytest.raises(rw.RollwrightError, match=said):
+            rw.train(small_training, runs=tmp_path / "runs", **wrong)  # type: ignore[arg-type]
+    assert not (tmp_path / "runs").exists()

@@ -17,7 +17,7 @@ from rollwright.config.resuming import check_resumable
 from rollwright.config.run import RunConfig
 from rollwright.engines.base import Policy
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.run.config_check import check_config
+from rollwright.run.checks import check_config
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.run import Run
 from rollwright.run.training import MODEL, train_run

@@ -15,7 +15,7 @@ from rollwright.envs.scoring import Score, ScoringService, shared
 from rollwright.envs.scoring import pool as pool_module
 from rollwright.envs.scoring.service import MAX_ANSWER
 from rollwright.errors import ConfigError
-from rollwright.sandbox.client import SandboxStarter
+from rollwright.sandbox.client import ForkServer
 from rollwright.sandbox.protocol import Ready, SandboxLimits
 
 KILLED = Score(0.0, killed=True)
@@ -273,10 +273,10 @@ REFUSING = """
 import platform, struct, sys
 from rollwright.envs import registry
 from rollwright.errors import RollwrightError
-from rollwright.sandbox import kernel
+from rollwright.sandbox import isolation
 unshare = {"x86_64": 272, "aarch64": 97}[platform.machine()]
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, unshare), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
-kernel.filter_calls(b"".join(struct.pack("HBBI", *each) for each in steps))
+isolation.install_seccomp_filter(b"".join(struct.pack("HBBI", *each) for each in steps))
 try:
     registry.make("reasoning_gym:countdown")
 except RollwrightError as error:
@@ -318,7 +318,7 @@ def test_root_never_judges_as_root_also_where_others_cannot_read(
     (tmp_path / "private_program.py").write_text(PROGRAM)
     tmp_path.chmod(mode)
     monkeypatch.syspath_prepend(str(tmp_path))
-    starter = SandboxStarter("private_program", [tmp_path])
+    starter = ForkServer("private_program", [tmp_path])
     line = starter.start(SandboxLimits())
     line.settimeout(60)
     said = b""

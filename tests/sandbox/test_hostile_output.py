@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollwright.sandbox.client import Nursery, Sandbox
+from rollwright.sandbox.client import Sandbox, SandboxFactory
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),
@@ -142,9 +142,9 @@ async def test_code_that_breaks_its_interpreter_ends_its_sandbox_with_a_message(
 
 
 @pytest.fixture(scope="module")
-def fuzzed(plain_nursery: Nursery) -> Iterator[Sandbox]:
+def fuzzed(plain_sandboxes: SandboxFactory) -> Iterator[Sandbox]:
     """One sandbox for all examples: what each leaves behind meets the next."""
-    made = asyncio.run(plain_nursery.open())
+    made = asyncio.run(plain_sandboxes.open())
     yield made
     made.close()
 

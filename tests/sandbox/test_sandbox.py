@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollwright.errors import ConfigError
-from rollwright.sandbox.client import Nursery, Sandbox, SandboxError
+from rollwright.sandbox.client import Sandbox, SandboxError, SandboxFactory
 from rollwright.sandbox.protocol import SandboxLimits
 
 pytestmark = pytest.mark.skipif(
@@ -27,17 +27,17 @@ SECRET = "ROLLWRIGHT_TEST_SECRET"
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def sandboxes() -> Iterator[SandboxFactory]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SECRET, "hunter2")
-        made = Nursery(LIMITS)
+        made = SandboxFactory(LIMITS)
         yield made
         made.close()
 
 
 @pytest.fixture
-async def sandbox(nursery: Nursery) -> AsyncIterator[Sandbox]:
-    made = await nursery.open()
+async def sandbox(sandboxes: SandboxFactory) -> AsyncIterator[Sandbox]:
+    made = await sandboxes.open()
     yield made
     made.close()
 
@@ -85,16 +85,16 @@ async def test_usual_programs_run(sandbox: Sandbox) -> None:
     assert (await output(sandbox, code)).startswith("threaded\nkept waited\n")
 
 
-async def test_the_same_code_gives_the_same_output_in_every_sandbox(nursery: Nursery) -> None:
+async def test_the_same_code_gives_the_same_output_in_every_sandbox(sandboxes: SandboxFactory) -> None:
     code = "import random\nprint(random.random(), random.sample(range(100), 5), hash('a'), list({'x', 'y', 'z'}))"
-    several = [await nursery.open() for _ in range(3)]
+    several = [await sandboxes.open() for _ in range(3)]
     assert len({await output(each, code) for each in several}) == 1
     for each in several:
         each.close()
 
 
-async def test_sandboxes_share_nothing(nursery: Nursery) -> None:
-    first, second = await nursery.open(), await nursery.open()
+async def test_sandboxes_share_nothing(sandboxes: SandboxFactory) -> None:
+    first, second = await sandboxes.open(), await sandboxes.open()
     await output(first, "open('mine', 'w').write('1')\nmine = 1")
     assert await output(second, "import os\nos.listdir('.')") == "[]\n"
     assert "NameError" in await error(second, "mine")
@@ -234,16 +234,16 @@ async def test_code_that_will_not_stop_ends_with_its_sandbox(sandbox: Sandbox) -
 
 
 async def test_processor_time_is_limited_over_the_whole_life() -> None:
-    nursery = Nursery(SandboxLimits(seconds=20, cpu_seconds=1))
-    sandbox = await nursery.open()
+    sandboxes = SandboxFactory(SandboxLimits(seconds=20, cpu_seconds=1))
+    sandbox = await sandboxes.open()
     ran = await sandbox.run("while True: pass")
     assert ran.has_ended
     assert "1 s of processor time" in ran.error
-    nursery.close()
+    sandboxes.close()
 
 
 async def test_output_is_kept_up_to_its_limit_and_the_rest_counted(
-    nursery: Nursery, sandbox: Sandbox
+    sandboxes: SandboxFactory, sandbox: Sandbox
 ) -> None:
     text = await output(sandbox, "print('x' * 10**6)")
     assert text.startswith("x" * LIMITS.output)
@@ -282,13 +282,13 @@ async def test_folders_can_be_shown_for_reading_and_importing(tmp_path: Path) ->
     shown = tmp_path / "shown"
     shown.mkdir()
     (shown / "given.py").write_text("value = 7")
-    nursery = Nursery(LIMITS, folders=[shown])
-    sandbox = await nursery.open()
+    sandboxes = SandboxFactory(LIMITS, folders=[shown])
+    sandbox = await sandboxes.open()
     assert await output(sandbox, "import given\ngiven.value") == "7\n"
     assert "Read-only" in await error(sandbox, f"open({str(shown / 'new')!r}, 'w')")
-    nursery.close()
+    sandboxes.close()
     with pytest.raises(ConfigError, match="not a folder"):
-        Nursery(folders=[tmp_path / "none"])
+        SandboxFactory(folders=[tmp_path / "none"])
 
 
 def test_a_limit_that_allows_nothing_is_refused() -> None:
@@ -296,15 +296,15 @@ def test_a_limit_that_allows_nothing_is_refused() -> None:
         SandboxLimits(seconds=0)
 
 
-async def test_a_nursery_that_died_is_replaced(nursery: Nursery) -> None:
-    first = await nursery.open()
-    process = nursery._starter.process
+async def test_a_fork_server_that_died_is_replaced(sandboxes: SandboxFactory) -> None:
+    first = await sandboxes.open()
+    process = sandboxes._fork_server.process
     assert process is not None
     process.kill()
     process.wait()
     while not (await first.run("1")).has_ended:
         await asyncio.sleep(0.01)
-    second = await nursery.open()
+    second = await sandboxes.open()
     assert await output(second, "2") == "2\n"
     second.close()
 
@@ -319,8 +319,8 @@ def children(pid: int) -> set[int]:
 
 def test_when_the_process_that_holds_sandboxes_is_killed_all_of_them_end() -> None:
     script = (
-        "import asyncio\nfrom rollwright.sandbox.client import Nursery\n"
-        "async def main():\n    nursery = Nursery()\n    sandboxes = [await nursery.open() for _ in range(3)]\n"
+        "import asyncio\nfrom rollwright.sandbox.client import SandboxFactory\n"
+        "async def main():\n    factory = SandboxFactory()\n    sandboxes = [await factory.open() for _ in range(3)]\n"
         "    runs = [asyncio.create_task(each.run('while True: pass', 1000)) for each in sandboxes]\n"
         "    await asyncio.sleep(0.1)\n    print('ready', flush=True)\n    await asyncio.gather(*runs)\nasyncio.run(main())"
     )
@@ -346,30 +346,30 @@ def is_alive(pid: int) -> bool:
 
 REFUSING = """
 import asyncio, platform, struct
-from rollwright.sandbox import kernel
-from rollwright.sandbox.client import Nursery, SandboxError
+from rollwright.sandbox import isolation
+from rollwright.sandbox.client import SandboxFactory, SandboxError
 unshare = {"x86_64": 272, "aarch64": 97}[platform.machine()]
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, unshare), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
-kernel.filter_calls(b"".join(struct.pack("HBBI", *each) for each in steps))
+isolation.install_seccomp_filter(b"".join(struct.pack("HBBI", *each) for each in steps))
 async def main():
     try:
-        await Nursery().open()
+        await SandboxFactory().open()
     except SandboxError as error:
         print(error)
-    nursery = Nursery(allow_unconfined=True)
-    sandbox = await nursery.open()
+    sandboxes = SandboxFactory(allow_unconfined=True)
+    sandbox = await sandboxes.open()
     print((await sandbox.run("import os, socket\\nprint(6 * 7)\\nsocket.socket()")).output.strip())
-    nursery.close()
+    sandboxes.close()
 asyncio.run(main())
 """
 
 
-def test_a_machine_that_cannot_lock_code_in_is_refused_in_one_line_unless_told_otherwise() -> None:
+def test_a_machine_that_cannot_confine_code_is_refused_in_one_line_unless_told_otherwise() -> None:
     done = subprocess.run([sys.executable, "-c", REFUSING], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     refusal, result = done.stdout.splitlines()
     assert refusal == (
-        "the Python sandbox cannot lock code in on this machine; missing is namespaces: unshare: Operation not "
+        "the Python sandbox cannot confine code on this machine; missing is namespaces: unshare: Operation not "
         "permitted; allow_unconfined=True would run it with limits only"
     )
     assert result == "42"

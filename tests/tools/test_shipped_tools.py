@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rollwright.aio import run_virtual
 from rollwright.errors import ConfigError
-from rollwright.sandbox.protocol import Ran
+from rollwright.sandbox.protocol import ExecutionResult
 from rollwright.tools import Problem, Toolbox, ToolContext, ToolFailure
 from rollwright.tools.calculator import calculate, calculator
 from rollwright.tools.python import PythonSandbox
@@ -216,8 +216,8 @@ def test_a_call_whose_sandbox_ended_before_it_could_begin_is_told_so() -> None:
     opened: list[str] = []
 
     class Quick:
-        async def run(self, code: str) -> Ran:
-            return Ran("", "", has_ended=code == "end")
+        async def run(self, code: str) -> ExecutionResult:
+            return ExecutionResult("", "", has_ended=code == "end")
 
         def close(self) -> None:
             opened.append("closed")

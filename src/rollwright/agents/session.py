@@ -46,7 +46,7 @@ from rollwright.trajectory import (
     Turn,
     full_prompt,
     leaves,
-    renumbered,
+    renumber,
     token_ids,
 )
 
@@ -376,7 +376,7 @@ class Session:
         trajectory = self.trajectory
         order = self._tree.order()
         if order is not None:
-            trajectory.turns = renumbered(trajectory.turns, order)
+            trajectory.turns = renumber(trajectory.turns, order)
             ends = {_solved(trajectory.turns[leaf]) for leaf in leaves(trajectory.turns)}
             trajectory.success = ends.pop() if len(ends) == 1 else None
         trajectory.timing = self.stopwatch.read()

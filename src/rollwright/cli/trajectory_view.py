@@ -91,7 +91,7 @@ def _headline(trajectory: Trajectory, simulated: bool) -> Text:
         style="not bold",
     )
     if trajectory.sampling is not None:
-        text.append(f"\nsampled at {trajectory.sampling.described()}", style="not bold")
+        text.append(f"\nsampled at {trajectory.sampling.describe()}", style="not bold")
     if (why := trajectory.not_trainable) is not None:
         text.append(f"\nnot trainable: {why}", style="yellow")
     elif untrained := Counter(trajectory.never_trained()):
@@ -122,7 +122,7 @@ def _turn(turn: Turn) -> RenderableType:
         title += f" · {outcome.action or 'no action'} · reward {outcome.reward:+g}"
         title += f" · format penalty {outcome.penalty:+g}" if outcome.penalty else ""
     if turn.sampling is not None:
-        title += f" · {turn.sampling.described()}"
+        title += f" · {turn.sampling.describe()}"
         title += " · out of the loss" if turn.sampling.not_modelled and turn.filtered is None else ""
     if turn.filtered is not None:
         title += f" · out of the loss: {turn.filtered}"

@@ -19,7 +19,7 @@ from rollwright.rewards.functions import Value
 from rollwright.rewards.math_messages import MathQuestion, MathVerdict
 from rollwright.rewards.scored import ScoredAttempt
 from rollwright.rewards.settings import MathVerifyReward
-from rollwright.sandbox.client import Sandbox, SandboxError, SandboxStarter
+from rollwright.sandbox.client import ForkServer, Sandbox, SandboxError
 from rollwright.sandbox.protocol import SandboxLimits
 
 PROGRAM = "rollwright.rewards.math_program"
@@ -50,7 +50,7 @@ class MathVerify:
             memory=settings.memory_mb << 20,
             threads=1,
         )
-        self._starter = SandboxStarter(PROGRAM, _package_folders())
+        self._starter = ForkServer(PROGRAM, _package_folders())
         self._is_confined = True
         self._places = asyncio.Semaphore(settings.concurrency)
 

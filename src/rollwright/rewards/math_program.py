@@ -20,7 +20,13 @@ from sympy.parsing import sympy_parser
 
 from rollwright.envs.scoring.readers import algebra
 from rollwright.rewards.math_messages import MathQuestion, MathVerdict
-from rollwright.sandbox.protocol import Ran, Run, SandboxLimits, read_frame, write_frame
+from rollwright.sandbox.protocol import (
+    ExecuteRequest,
+    ExecutionResult,
+    SandboxLimits,
+    read_frame,
+    write_frame,
+)
 
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 """What tells that a text has LaTeX in it."""
@@ -47,12 +53,14 @@ def serve(line: int, limits: SandboxLimits) -> None:
         body = read_frame(requests)
         if body is None:
             return
-        question = msgspec.json.decode(msgspec.msgpack.decode(body, type=Run).code, type=MathQuestion)
+        question = msgspec.json.decode(
+            msgspec.msgpack.decode(body, type=ExecuteRequest).code, type=MathQuestion
+        )
         try:
             verdict = compare(question)
         except (MemoryError, RecursionError):  # more than an answer may take
             verdict = MathVerdict()
-        write_frame(replies, Ran(msgspec.json.encode(verdict).decode()))
+        write_frame(replies, ExecutionResult(msgspec.json.encode(verdict).decode()))
 
 
 def compare(question: MathQuestion) -> MathVerdict:

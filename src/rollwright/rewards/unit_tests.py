@@ -18,8 +18,8 @@ from rollwright.rewards.failure import NoReward
 from rollwright.rewards.functions import Value
 from rollwright.rewards.scored import ScoredAttempt
 from rollwright.rewards.settings import UnitTestsReward
-from rollwright.sandbox.client import Nursery, SandboxError
-from rollwright.sandbox.protocol import Ran, SandboxLimits
+from rollwright.sandbox.client import SandboxError, SandboxFactory
+from rollwright.sandbox.protocol import ExecutionResult, SandboxLimits
 
 _FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)```", re.DOTALL)
 _PYTHON = frozenset({"", "python", "python3", "py"})
@@ -58,7 +58,7 @@ class UnitTests:
             memory=settings.memory_mb << 20,
             output=_OUTPUT,
         )
-        self._sandboxes = Nursery(limits, allow_unconfined=settings.allow_unconfined)
+        self._sandboxes = SandboxFactory(limits, allow_unconfined=settings.allow_unconfined)
         self._places = asyncio.Semaphore(settings.concurrency)
 
     async def evaluate(self, attempt: ScoredAttempt) -> Value:
@@ -82,7 +82,7 @@ class UnitTests:
             ran = await self._run_twice(program, check)
         return not ran.error and not ran.has_ended and _is_right(ran, test, mark)
 
-    async def _run_twice(self, program: str, check: str) -> Ran:
+    async def _run_twice(self, program: str, check: str) -> ExecutionResult:
         """Runs a test again whose sandbox ended: the code may have ended it, or the process that makes sandboxes died. Only
         the code does so again."""
         try:
@@ -96,7 +96,7 @@ class UnitTests:
         except SandboxError as error:
             raise NoReward(str(error)) from error
 
-    async def _run(self, program: str, check: str) -> Ran:
+    async def _run(self, program: str, check: str) -> ExecutionResult:
         sandbox = await self._sandboxes.open()
         try:
             ran = await sandbox.run(program)
@@ -148,7 +148,7 @@ def _programs(code: str, test: UnitTest, mark: str) -> tuple[str, str]:
             return f"{code}\npass", f"{test}\nprint('\\n{mark}')\npass"
 
 
-def _is_right(ran: Ran, test: UnitTest, mark: str) -> bool:
+def _is_right(ran: ExecutionResult, test: UnitTest, mark: str) -> bool:
     if isinstance(test, OutputTest):
         return _plain(ran.output) == _plain(test.output)
     _, found, behind = ran.output.rpartition(f"\n{mark}")

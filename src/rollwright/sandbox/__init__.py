@@ -1,1 +1,1 @@
-"""Untrusted Python code in isolated processes: fork server, namespaces, seccomp filter, rlimits."""
+"""Sandboxes: untrusted Python code in confined processes."""

@@ -1,14 +1,12 @@
-"""The process that makes sandboxes, as seen from here: started when first needed, and again after it ended.
+"""Client side of the sandboxes: the fork server's handle, one sandbox, and the factory that opens sandboxes.
 
-What runs in its sandboxes is one program, a module of this package, which that process imports before it forks:
-`prepare()` is called there once, `reads()` names the files that a sandbox must be able to read, and `serve(line, limits)`
-is a sandbox's whole life. A sandbox is held by the socket that `start` returns, and ends when that is closed.
+Always true: a socket holds a sandbox, so the sandbox ends when the socket is closed or dropped, or when this process
+ends for any reason. A sandbox runs one execution at a time. An execution that misses its deadline or is cancelled ends
+the sandbox, because its late reply could not be told from the reply to the next execution.
 
-Sandboxes as seen from here.
-
-True of them: a sandbox is held by a socket, so it ends when it is closed, dropped, or when this process ends, however
-that happens; one execution runs at a time; an execution that does not come back in time, or that was given up, ends
-its sandbox, because nobody could tell its late answer from the next one's.
+The fork server starts on first use and again after it died. It serves one program, a module of this package that it
+imports before it forks: it calls `prepare()` once, `reads()` names the files that a sandbox must be able to read, and
+`serve(line, limits)` is the main function of a sandbox.
 """
 
 import asyncio
@@ -25,25 +23,47 @@ from pathlib import Path
 import msgspec
 
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.sandbox.protocol import LENGTH, Ended, Ran, Ready, Reply, Run, SandboxLimits, Start, frame
+from rollwright.sandbox.protocol import (
+    LENGTH,
+    ExecuteRequest,
+    ExecutionResult,
+    Exited,
+    Ready,
+    SandboxLimits,
+    SandboxReply,
+    StartRequest,
+    frame,
+)
+
+__all__ = ["ForkServer", "Sandbox", "SandboxError", "SandboxFactory"]
+
+_START_SECONDS = 60.0
+"""Timeout for the first sandbox, which waits for the fork server (a third of a second on an idle machine)."""
+
+_GRACE_SECONDS = 1.0
+"""Seconds between the interruption of code and the end of its sandbox."""
+
+_MAX_REPLY = 1 << 22
+"""Bytes of one reply; a longer one means that the code took over the sandbox's process."""
+
+_log = logging.getLogger(__name__)
 
 
 class SandboxError(RollwrightError):
-    """A sandbox cannot be had, for a reason that is not its code's doing."""
+    """A sandbox is unavailable for a reason that its code did not cause."""
 
 
-class SandboxStarter:
-    """Starts sandboxes of one program; any thread may."""
+class ForkServer:
+    """Handle of the process that forks the sandboxes of one program; safe to use from any thread."""
 
     def __init__(self, program: str, folders: Sequence[Path | str] = ()) -> None:
-        """`folders` are what a sandbox may read and import from beside the standard library."""
+        """`folders`: directories that a sandbox may read and import from, beside the standard library."""
+        # Each folder under both names: packages find their data by the given path, symbolic links point to the real one.
         places = [place for each in folders for place in (Path(each).absolute(), Path(each).resolve())]
-        for (
-            each
-        ) in places:  # under both names: packages find their data by the one, and links lead to the other
+        for each in places:
             if not each.is_dir() or each == Path("/"):
                 raise ConfigError(
-                    f"sandbox folders: {each} is not a folder that can be shown; give existing ones"
+                    f"sandbox folders: {each} is not a folder that can be mounted; give existing folders, not /"
                 )
         self._program = program
         self._folders = tuple(dict.fromkeys(map(str, places)))
@@ -52,32 +72,32 @@ class SandboxStarter:
         self._control: socket.socket | None = None
 
     def start(self, limits: SandboxLimits, *, is_confined: bool = True) -> socket.socket:
-        """The line to a new sandbox, whose first word is `Ready`."""
+        """Starts a sandbox and returns its socket, on which `Ready` arrives first."""
         if sys.platform != "linux":
             raise SandboxError(f"the Python sandbox needs Linux, and this is {sys.platform}")
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        request = Start(limits, self._folders, is_confined)
+        request = StartRequest(limits, self._folders, is_confined)
         with theirs, self._lock:
             try:
                 self._send(request, theirs)
-            except OSError:  # it has died since
+            except OSError:  # the fork server died after the last request: start another one
                 self._end()
                 try:
                     self._send(request, theirs)
                 except OSError as error:
                     ours.close()
-                    raise SandboxError(f"the sandboxes' process cannot be started: {error}") from error
+                    raise SandboxError(f"the sandboxes' fork server cannot be started: {error}") from error
         return ours
 
     def close(self) -> None:
-        """Ends the process and all its sandboxes; a later `start` starts a new one."""
+        """Ends the fork server and all its sandboxes; a later `start` starts a new one."""
         with self._lock:
             self._end()
 
     def abandon(self) -> None:
-        """In a forked copy of this process: lets go of what belongs to the original, and touches nothing."""
-        self._lock = threading.Lock()
+        """Drops the handle in a forked child of this process; the fork server stays with the parent."""
+        self._lock = threading.Lock()  # a thread that did not survive the fork may hold the old one
         if self._control is not None:
             self._control.close()
         self.process = self._control = None
@@ -91,14 +111,15 @@ class SandboxStarter:
             process.kill()
             process.wait()
 
-    def _send(self, request: Start, line: socket.socket) -> None:
+    def _send(self, request: StartRequest, line: socket.socket) -> None:
         if self._control is None or self.process is None or self.process.poll() is not None:
             self._end()
-            self._control, self.process = _spawned(self._program)
+            self._control, self.process = _spawn(self._program)
         socket.send_fds(self._control, [msgspec.msgpack.encode(request)], [line.fileno()])
 
 
-def _spawned(program: str) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+def _spawn(program: str) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    # SEQPACKET keeps message boundaries, so that each file descriptor arrives with its own request.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
@@ -114,7 +135,7 @@ def _spawned(program: str) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
 
 
 def _environment() -> dict[str, str]:
-    """All that sandboxes get to know of this process's environment: where modules are."""
+    """Environment variables of the fork server: of this process's own, only the module path is passed on."""
     return {
         "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in sys.path if place),
         "PYTHONHASHSEED": "0",
@@ -122,26 +143,12 @@ def _environment() -> dict[str, str]:
         "PYTHONUTF8": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "1",  # each would take 64 MB of a sandbox's address space
+        "MALLOC_ARENA_MAX": "1",  # each further arena reserves 64 MB of a sandbox's address space
     }
 
 
-__all__ = ["Nursery", "Sandbox", "SandboxError"]
-
-_START_SECONDS = 60.0
-"""For the first sandbox, whose nursery has to start (a third of a second on an idle machine)."""
-
-_GRACE_SECONDS = 1.0
-"""Between interrupting code and ending its sandbox."""
-
-_MAX_REPLY = 1 << 22
-"""Bytes: a sandbox that says more at once is not what it was."""
-
-_log = logging.getLogger(__name__)
-
-
 class Sandbox:
-    """One locked-in Python process; names live from one execution to the next."""
+    """One confined Python process; variables persist from one execution to the next."""
 
     def __init__(self, line: socket.socket, limits: SandboxLimits) -> None:
         self._line = line
@@ -149,31 +156,33 @@ class Sandbox:
         self._turn = asyncio.Lock()
         self.has_ended = False
 
-    async def run(self, code: str, seconds: float | None = None) -> Ran:
-        """Executes `code`; what it raises, and its end, are part of the answer."""
+    async def run(self, code: str, seconds: float | None = None) -> ExecutionResult:
+        """Executes `code`; its exception, or the end of the sandbox, is part of the result."""
         async with self._turn:
             if self.has_ended:
                 raise SandboxError("the sandbox has ended")
             limit = self._limits.seconds if seconds is None else seconds
             try:
                 async with asyncio.timeout(limit + _GRACE_SECONDS):
-                    reply = await self._asked(Run(code.encode(errors="replace").decode(), limit))
+                    reply = await self._request(ExecuteRequest(code.encode(errors="replace").decode(), limit))
             except TimeoutError:
                 self._end()
-                return Ran("", f"TimeoutError: ended after {limit:g} s", is_late=True, has_ended=True)
-            except BaseException:
+                return ExecutionResult(
+                    "", f"TimeoutError: ended after {limit:g} s", is_late=True, has_ended=True
+                )
+            except BaseException:  # cancelled: the reply still to come must not answer the next execution
                 self._end()
                 raise
-            if isinstance(reply, Ran):
+            if isinstance(reply, ExecutionResult):
                 return reply
             self._end()
-            return Ran("", self._why(reply), has_ended=True)
+            return ExecutionResult("", self._explain_end(reply), has_ended=True)
 
     async def wait_until_ready(self) -> str:
-        """What the machine cannot give; empty: the sandbox is ready."""
+        """Returns the isolation feature that the machine lacks; empty: the sandbox is ready."""
         try:
             async with asyncio.timeout(_START_SECONDS):
-                reply = await self._reply()
+                reply = await self._read_reply()
         except TimeoutError:
             reply = None
         except BaseException:
@@ -187,10 +196,11 @@ class Sandbox:
         raise SandboxError("a sandbox did not start, or ended before it was ready")
 
     def close(self) -> None:
-        """At once; code that runs is killed."""
+        """Ends the sandbox at once; running code is killed."""
         self.has_ended = True
         with suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)  # also wakes whoever waits for an answer
+            self._line.shutdown(socket.SHUT_RDWR)  # also wakes a task that waits for a reply
+        # A waiting `run` closes the socket itself: its descriptor number must not be reused while the loop watches it.
         if not self._turn.locked():
             self._line.close()
 
@@ -198,20 +208,20 @@ class Sandbox:
         self.has_ended = True
         self._line.close()
 
-    async def _asked(self, request: Run) -> Reply | None:
-        with suppress(ConnectionError):  # it has ended; its last word may still be there
+    async def _request(self, request: ExecuteRequest) -> SandboxReply | None:
+        with suppress(ConnectionError):  # the process has exited; its `Exited` message may still be readable
             await asyncio.get_running_loop().sock_sendall(self._line, frame(request))
-        return await self._reply()
+        return await self._read_reply()
 
-    async def _reply(self) -> Reply | None:
-        """`None`: the line is dead, or what came makes no sense."""
+    async def _read_reply(self) -> SandboxReply | None:
+        """The next reply; `None`: the socket is closed, or the bytes are not a reply."""
         head = await self._read(LENGTH.size)
         if head is None or (length := LENGTH.unpack(head)[0]) > _MAX_REPLY:
             return None
         body = await self._read(length)
         try:
-            return None if body is None else msgspec.msgpack.decode(body, type=Reply)
-        except (msgspec.MsgspecError, ValueError):  # also text that is not UTF-8
+            return None if body is None else msgspec.msgpack.decode(body, type=SandboxReply)
+        except (msgspec.MsgspecError, ValueError):  # ValueError: text that is not UTF-8
             return None
 
     async def _read(self, count: int) -> bytes | None:
@@ -227,15 +237,15 @@ class Sandbox:
             data += more
         return bytes(data)
 
-    def _why(self, reply: Reply | None) -> str:
-        if isinstance(reply, Ended) and reply.signal:
-            used = f"more than {self._limits.cpu_seconds} s of processor time were used, or it crashed"
-            return f"SystemError: the process was ended by signal {reply.signal}: {used}"
+    def _explain_end(self, reply: SandboxReply | None) -> str:
+        if isinstance(reply, Exited) and reply.signal:
+            cause = f"it used more than {self._limits.cpu_seconds} s of processor time, or it crashed"
+            return f"SystemError: the process was ended by signal {reply.signal}: {cause}"
         return "SystemError: the process ended"
 
 
-class Nursery:
-    """Where sandboxes for code come from."""
+class SandboxFactory:
+    """Opens sandboxes that run Python code."""
 
     def __init__(
         self,
@@ -244,34 +254,34 @@ class Nursery:
         folders: Sequence[Path | str] = (),
         allow_unconfined: bool = False,
     ) -> None:
-        """`folders` are what code may read and import from beside the standard library. `allow_unconfined`: where the
-        machine cannot give namespaces, a filter and an unprivileged user, limits alone have to do."""
+        """`folders`: directories that code may read and import from, beside the standard library. `allow_unconfined`:
+        on a machine without namespaces, seccomp or an unprivileged user, code runs under rlimits alone."""
         self.limits = limits or SandboxLimits()
-        self._starter = SandboxStarter("rollwright.sandbox.runner", folders)
+        self._fork_server = ForkServer("rollwright.sandbox.runner", folders)
         self._allow_unconfined = allow_unconfined
         self._is_confined = True
 
     async def open(self) -> Sandbox:
-        """A new sandbox, ready to run code."""
-        sandbox = self._started()
+        """Starts a sandbox and waits until it can run code."""
+        sandbox = self._start()
         missing = await sandbox.wait_until_ready()
         if not missing:
             return sandbox
         if not self._allow_unconfined:
             raise SandboxError(
-                f"the Python sandbox cannot lock code in on this machine; missing is {missing}; "
+                f"the Python sandbox cannot confine code on this machine; missing is {missing}; "
                 "allow_unconfined=True would run it with limits only"
             )
         _log.warning("code runs with limits only; missing is %s", missing)
         self._is_confined = False
-        sandbox = self._started()
+        sandbox = self._start()
         if missing := await sandbox.wait_until_ready():
             raise SandboxError(f"the Python sandbox cannot run code on this machine; missing is {missing}")
         return sandbox
 
     def close(self) -> None:
-        """Ends the process and all its sandboxes; a later `open` starts a new one."""
-        self._starter.close()
+        """Ends the fork server and all its sandboxes; a later `open` starts a new one."""
+        self._fork_server.close()
 
-    def _started(self) -> Sandbox:
-        return Sandbox(self._starter.start(self.limits, is_confined=self._is_confined), self.limits)
+    def _start(self) -> Sandbox:
+        return Sandbox(self._fork_server.start(self.limits, is_confined=self._is_confined), self.limits)

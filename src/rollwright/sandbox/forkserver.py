@@ -1,10 +1,12 @@
-"""The nursery: a process that makes sandboxes by forking itself, in milliseconds, because nothing is imported again.
+"""The fork server: forks sandboxes in milliseconds, because a child imports nothing again.
 
-Its first argument is the program of its sandboxes, see `rollwright.sandbox.client`. Its standard input is a socket;
-each message there brings one end of another socket, for one sandbox. A sandbox is two processes: a warden, which waits,
-and the worker behind the walls. The socket is its life line: when the other side hangs up, for whatever reason, the
-warden ends; when a warden ends, its worker is killed with all that is in its namespaces; when the nursery ends, so do the
-wardens. So nothing has to be kept track of, and nothing can be left over.
+Its first argument names the program of its sandboxes (see `rollwright.sandbox.client`). Its standard input is a socket;
+each message there carries the file descriptor of another socket, for one new sandbox. A sandbox is two processes: a
+monitor, which waits, and a confined worker, which runs the program.
+
+Always true: no process outlives its client. When the client closes the sandbox's socket, or dies, the monitor exits; when
+a monitor exits, the kernel kills its worker and every process in its namespaces; when the fork server exits, so do the
+monitors. The fork server therefore keeps no table of sandboxes.
 """
 
 import gc
@@ -23,23 +25,29 @@ from typing import NoReturn, Protocol, cast
 import msgspec
 
 from rollwright.sandbox import isolation
-from rollwright.sandbox.isolation import WORK, Missing, enter_namespaces, lock_in, make_do, standard_library
-from rollwright.sandbox.protocol import Ended, Ready, SandboxLimits, Start, frame
-from rollwright.sandbox.seccomp import COMPUTING
-from rollwright.sandbox.seccomp import program as filter_program
+from rollwright.sandbox.isolation import (
+    WORK,
+    IsolationError,
+    confine,
+    enter_namespaces,
+    limit_without_namespaces,
+    standard_library,
+)
+from rollwright.sandbox.protocol import Exited, Ready, SandboxLimits, StartRequest, frame
+from rollwright.sandbox.seccomp import SANDBOX_RULES, compile_filter
 
 MAX_START = 1 << 16
-"""Bytes of a `Start`."""
+"""Largest size of a `StartRequest`, in bytes."""
 
 _LINE = 3
-"""The number of a sandbox's socket; the only open file beside the three standard ones."""
+"""File descriptor of a sandbox's socket: its only open file beside the three standard ones."""
 
 _MAX_FILE = 4096
-"""No file of the nursery has a higher number."""
+"""Upper bound of the fork server's file descriptors."""
 
 
 class SandboxProgram(Protocol):
-    """What a program's module has."""
+    """Functions that the module of a sandbox program defines; see `rollwright.sandbox.client`."""
 
     def prepare(self) -> None: ...
 
@@ -54,46 +62,45 @@ def main() -> None:
     for standard in range(3):
         os.dup2(nothing, standard)
     os.close(nothing)
-    os.umask(
-        0o022
-    )  # the folders on the way to what a sandbox may read are made anew, and it must get through them
-    made = _prepared(sys.argv[1])
-    filter_program(COMPUTING)  # kept for all sandboxes
+    # A sandbox's root is built from new directories, which the unprivileged worker must be able to enter.
+    os.umask(0o022)
+    program = _import_program(sys.argv[1])
+    compile_filter(SANDBOX_RULES)  # caches the filter, so that every fork inherits it
     library = standard_library()
     sys.path[:] = map(str, (library, library / "lib-dynload"))
     os.environ.clear()
     os.environ["HOME"] = str(WORK)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then clears away wardens that have ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps monitors that exited
     gc.collect()
-    gc.freeze()  # a fork then copies only the memory it changes
+    gc.freeze()  # the collector would otherwise write to, and so copy, pages that forks share
     while True:
         body, files, _, _ = socket.recv_fds(control, MAX_START, 1)
         if not body:
             return
         if os.fork() == 0:
-            _warden(msgspec.msgpack.decode(body, type=Start), files[0], made)
+            _monitor(msgspec.msgpack.decode(body, type=StartRequest), files[0], program)
         os.close(files[0])
 
 
-def _prepared(name: str) -> "SandboxProgram | Missing":
+def _import_program(name: str) -> "SandboxProgram | IsolationError":
     try:
         program = cast("SandboxProgram", importlib.import_module(name))
         program.prepare()
-    except Exception as error:  # noqa: BLE001 - whatever it is, each sandbox that is asked for says so
-        return Missing(f"{name}: {error!r}")
+    except Exception as error:  # noqa: BLE001 - every sandbox reports it when it starts
+        return IsolationError(f"{name}: {error!r}")
     return program
 
 
-def _warden(start: Start, line: int, program: "SandboxProgram | Missing") -> NoReturn:
-    """Waits until the sandbox is not needed any more, or has ended by itself."""
+def _monitor(start: StartRequest, line: int, program: "SandboxProgram | IsolationError") -> NoReturn:
+    """Forks the worker and waits until the client closes the socket or the worker exits."""
     folder: Path | None = None
     try:
         os.dup2(line, _LINE)
         os.closerange(_LINE + 1, _MAX_FILE)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with suppress(OSError, AttributeError):
-            isolation.die_with_parent()
-        if isinstance(program, Missing):
+            isolation.set_parent_death_signal()
+        if isinstance(program, IsolationError):
             raise program
         if start.is_confined:
             enter_namespaces()
@@ -102,11 +109,11 @@ def _warden(start: Start, line: int, program: "SandboxProgram | Missing") -> NoR
             folder.chmod(0o777)
         worker = os.fork()
         if worker == 0:
-            _behind_walls(start, folder, program)
-        ended = _wait(worker)
-        if ended is not None:
-            os.write(_LINE, frame(ended))
-    except Missing as missing:
+            _run_worker(start, folder, program)
+        exited = _wait(worker)
+        if exited is not None:
+            os.write(_LINE, frame(exited))
+    except IsolationError as missing:
         os.write(_LINE, frame(Ready(str(missing))))
     finally:
         if folder is not None:
@@ -114,34 +121,34 @@ def _warden(start: Start, line: int, program: "SandboxProgram | Missing") -> NoR
         os._exit(0)
 
 
-def _wait(worker: int) -> Ended | None:
-    """`None`: the other side has hung up, and the worker was killed."""
+def _wait(worker: int) -> Exited | None:
+    """Returns how the worker exited; `None`: the client closed the socket, and the worker was killed."""
     process = os.pidfd_open(worker)
     waiting = select.poll()
     waiting.register(process, select.POLLIN)
     waiting.register(_LINE, select.POLLRDHUP)
-    heard = [file for file, _ in waiting.poll()]
-    if process not in heard:
+    ready = [file for file, _ in waiting.poll()]
+    if process not in ready:
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
         return None
     _, status = os.waitpid(worker, 0)
-    return Ended(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
+    return Exited(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
 
 
-def _behind_walls(start: Start, folder: Path | None, program: SandboxProgram) -> NoReturn:
-    """The worker's whole life."""
+def _run_worker(start: StartRequest, folder: Path | None, program: SandboxProgram) -> NoReturn:
+    """Confines this process and serves requests until the socket closes."""
     try:
         folders = [Path(each) for each in start.folders]
         sys.path.extend(start.folders)
         needed = program.reads()
         if folder is None:
-            lock_in(start.limits, folders, needed)
+            confine(start.limits, folders, needed)
         else:
-            make_do(start.limits, folder, needed)
+            limit_without_namespaces(start.limits, folder, needed)
         os.write(_LINE, frame(Ready()))
         program.serve(_LINE, start.limits)
-    except Missing as missing:
+    except IsolationError as missing:
         os.write(_LINE, frame(Ready(str(missing))))
     finally:
         os._exit(0)

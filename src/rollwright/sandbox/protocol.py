@@ -1,8 +1,7 @@
-"""What a process may take of the machine; a limit only ever gets lower.
+"""Messages between client, fork server and sandbox, their framing, and a sandbox's resource limits.
 
-Messages between processes: frames of a length and msgpack.
-
-Plain data: what a sandbox is asked and what it answers. What it answers may be made by hostile code.
+A frame is a length and a msgpack body. Replies may be forged by hostile code: a client decodes them as data and bounds
+their size. A process's rlimits are only ever lowered.
 """
 
 import resource
@@ -19,20 +18,20 @@ _STATM = Path("/proc/self/statm")
 
 
 class SandboxLimits(msgspec.Struct, frozen=True):
-    """What one sandbox may take."""
+    """Resource limits of one sandbox."""
 
     seconds: float = 10.0
-    """For one execution; then it is interrupted, and ended if it does not stop."""
+    """Time limit of one execution: the code is then interrupted, and killed if it does not stop."""
     cpu_seconds: int = 60
-    """Processor time over the sandbox's whole life."""
+    """Processor time over the sandbox's lifetime."""
     memory: int = 512 << 20
-    """Bytes beyond what an empty sandbox has."""
+    """Bytes beyond those that an idle sandbox uses."""
     disk: int = 64 << 20
-    """Bytes of all its files together; they are in memory, and end with it."""
+    """Bytes of all its files together; they are on a tmpfs and deleted with the sandbox."""
     threads: int = 32
-    """Beside the main one. There is one process and never another."""
+    """Threads beside the main one; further processes are refused."""
     output: int = 16_384
-    """Characters of one execution's output that are kept; how many were not is said."""
+    """Characters of one execution's output that are kept; the number of dropped ones is reported."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -40,8 +39,8 @@ class SandboxLimits(msgspec.Struct, frozen=True):
                 raise ConfigError(f"sandbox limits: {name} must be more than 0, got {getattr(self, name)}")
 
 
-def lower(limits: Mapping[int, int]) -> None:
-    """Sets soft and hard limits of this process, none above what holds already."""
+def lower_rlimits(limits: Mapping[int, int]) -> None:
+    """Sets soft and hard limits of this process, never above the present hard limit."""
     for kind, wanted in limits.items():
         _, highest = resource.getrlimit(kind)
         limit = wanted if highest == resource.RLIM_INFINITY else min(wanted, highest)
@@ -49,14 +48,14 @@ def lower(limits: Mapping[int, int]) -> None:
 
 
 def address_space(memory: int) -> dict[int, int]:
-    """The limit that leaves `memory` bytes beyond what is in use now; none where that cannot be found out."""
+    """RLIMIT_AS that allows `memory` bytes beyond the present use; empty without `/proc/self/statm`."""
     if not _STATM.exists():
         return {}
     return {resource.RLIMIT_AS: int(_STATM.read_text().split()[0]) * resource.getpagesize() + memory}
 
 
 LENGTH = struct.Struct(">I")
-"""What stands before each frame: its length in bytes."""
+"""Header of a frame: the length of its body in bytes."""
 
 
 def frame(message: msgspec.Struct) -> bytes:
@@ -70,7 +69,7 @@ def write_frame(to: IO[bytes], message: msgspec.Struct) -> None:
 
 
 def read_frame(source: IO[bytes]) -> bytes | None:
-    """`None` at the end of the stream."""
+    """Body of the next frame; `None` at the end of the stream."""
     head = source.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -79,46 +78,48 @@ def read_frame(source: IO[bytes]) -> bytes | None:
     return body if len(body) == length else None
 
 
-class Start(msgspec.Struct, frozen=True):
-    """To the nursery, together with one end of a socket: a new sandbox, which talks there."""
+class StartRequest(msgspec.Struct, frozen=True):
+    """Asks the fork server for a sandbox; the message carries the socket that the sandbox will serve."""
 
     limits: SandboxLimits
     folders: tuple[str, ...] = ()
-    """Folders that its code may read and import from, beside the standard library."""
+    """Directories that the code may read and import from, beside the standard library."""
     is_confined: bool = True
-    """Whether it needs namespaces, a filter and an unprivileged user; otherwise limits have to do."""
+    """Whether it requires namespaces, a seccomp filter and an unprivileged user; otherwise rlimits suffice."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class ExecuteRequest(msgspec.Struct, frozen=True):
+    """Asks a sandbox to execute code within a time limit."""
+
     code: str
     seconds: float
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The first word of a sandbox."""
+    """First message of a sandbox."""
 
     missing: str = ""
-    """What the machine cannot give, for which reason the sandbox has ended; empty: it is locked in."""
+    """The isolation feature that the machine lacks, after which the sandbox ends; empty: the sandbox is confined."""
 
 
-class Ran(msgspec.Struct, frozen=True, tag="ran"):
-    """One execution."""
+class ExecutionResult(msgspec.Struct, frozen=True, tag="ran"):
+    """Result of one execution."""
 
     output: str
-    """What it printed, and the value of the last expression."""
+    """Printed text, and the value of the last expression."""
     error: str = ""
-    """The traceback, as far as it is the code's own; empty: it ran to its end."""
+    """Traceback from the code's own first frame on; empty: the code completed."""
     is_late: bool = False
-    """Whether it was interrupted because its time was up."""
+    """Whether the time limit interrupted it."""
     has_ended: bool = False
-    """Whether the sandbox ended with it, and all its state."""
+    """Whether the sandbox ended with it, and its state is lost."""
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The last word: how the process ended."""
+class Exited(msgspec.Struct, frozen=True, tag="ended"):
+    """Last message of a sandbox: how its process exited."""
 
     signal: int
-    """0: it ended itself."""
+    """Signal that killed it; 0: it exited by itself."""
 
 
-Reply = Ready | Ran | Ended
+SandboxReply = Ready | ExecutionResult | Exited

@@ -1,12 +1,12 @@
-"""Runs code, inside a sandbox. What is here runs next to hostile code and is trusted by nobody outside.
+"""Sandbox program that executes Python code. It shares its process with hostile code, so no other process trusts it.
 
-Whatever code prints, raises or leaves behind (halves of characters, errors that cannot be shown, another output, tracers,
-handlers, limits) ends at most its own execution, with a message. Code that breaks the interpreter itself ends its
-sandbox, which says so.
+Always true: output, exceptions and leftovers of code (lone surrogates, exceptions whose `str` raises, a replaced
+`sys.stdout`, tracers, signal handlers, limits) end at most the execution that caused them, with a message. Code that
+breaks the interpreter itself ends its sandbox, and the result says so.
 
-Names live from one execution to the next, as at an interactive prompt; the value of a last expression is shown. A time
-limit interrupts the code and keeps the state. Random numbers begin the same in every sandbox, so that the same code
-gives the same output when an episode is played again.
+Variables persist from one execution to the next, as in an interactive session, and the value of a last expression is
+printed. A time limit interrupts the code and keeps the state. Random numbers start from the same seed in every sandbox,
+so that replayed code gives the same output.
 """
 
 import ast
@@ -25,10 +25,16 @@ from typing import Any
 
 import msgspec
 
-from rollwright.sandbox.protocol import Ran, Run, SandboxLimits, read_frame, write_frame
+from rollwright.sandbox.protocol import (
+    ExecuteRequest,
+    ExecutionResult,
+    SandboxLimits,
+    read_frame,
+    write_frame,
+)
 
 _REPEAT_SECONDS = 0.1
-"""Code that catches the interruption is interrupted again after this."""
+"""Interval at which code that catches the interruption is interrupted again."""
 
 _WARM = [
     "bisect",
@@ -51,23 +57,23 @@ _WARM = [
     "dataclasses",
     "encodings.idna",
 ]
-"""What code imports most; every sandbox has these in memory from the start."""
+"""Frequently imported modules, which the fork server imports once for all sandboxes."""
 
 _MAX_TRIES = 5
-"""Of taking back what code has set: a tracer and a profiler that raise are gone after they have, each."""
+"""Attempts to restore the interpreter: a tracer or profiler that raises is removed after it did, and fails one attempt."""
 
-_BESIDE_OUTPUT = 100
-"""Characters for saying how much was left out."""
+_NOTE_LENGTH = 100
+"""Characters for the note about dropped output."""
 
 _FILE = "<code {}>"
 
 
-class TimeIsUp(BaseException):
-    """Raised in the code when its time is up; not an `Exception`, so that code seldom catches it."""
+class ExecutionTimeout(BaseException):
+    """Raised in the code at its time limit; not an `Exception`, so that code seldom catches it."""
 
 
 class _Output(io.TextIOBase):
-    """Keeps the first characters and counts the others."""
+    """Text stream that keeps the first `room` characters and counts the dropped ones."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -80,7 +86,7 @@ class _Output(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        plain = _sendable("".join((text,)))  # of a subclass of `str` too, whose own methods may do anything
+        plain = _escape_surrogates("".join((text,)))  # `join` gives a plain `str` also for a hostile subclass
         kept = plain[: self._room]
         self._room -= len(kept)
         self._parts.append(kept)
@@ -93,7 +99,7 @@ class _Output(io.TextIOBase):
 
 
 class CodeRunner:
-    """Executes one piece of code after the other."""
+    """Executes pieces of code one after the other in one namespace."""
 
     def __init__(self, output: int) -> None:
         self._output = output
@@ -102,46 +108,49 @@ class CodeRunner:
         self._may_interrupt = False
         self._recursion = sys.getrecursionlimit()
 
-    def run(self, request: Run) -> Ran:
+    def run(self, request: ExecuteRequest) -> ExecutionResult:
         self._count += 1
         output = _Output(self._output)
         sys.stdout = sys.stderr = output
         error, is_late = "", False
         try:
-            error = self._outcome(request, output)
-        except TimeIsUp:
+            error = self._run_timed(request, output)
+        except ExecutionTimeout:
             error, is_late = f"TimeoutError: stopped after {request.seconds:g} s", True
-        except BaseException:  # noqa: BLE001 - an error that cannot even be told
+        except BaseException:  # noqa: BLE001 - formatting the exception raised
             error = "SystemError: the code raised an error that cannot be shown"
         for _ in range(_MAX_TRIES):
             try:
                 self._restore()
                 break
-            except BaseException:  # noqa: BLE001 - a tracer may raise here, and the alarm may come in between
+            except BaseException:  # noqa: BLE001 - a tracer may raise here, or the alarm may fire
                 continue
         try:
             printed = output.text()
-        except BaseException:  # noqa: BLE001 - the code took its own output apart
+        except BaseException:  # noqa: BLE001 - the code damaged the output object
             printed, error = "", error or "SystemError: the output cannot be shown"
-        longest = self._output + _BESIDE_OUTPUT
-        return Ran(_sendable(printed)[:longest], _sendable(error)[-longest:], is_late)
+        longest = self._output + _NOTE_LENGTH
+        return ExecutionResult(
+            _escape_surrogates(printed)[:longest], _escape_surrogates(error)[-longest:], is_late
+        )
 
-    def _outcome(self, request: Run, output: _Output) -> str:
-        """What went wrong; empty: nothing. Telling it is part of the code's time: it may run the code's own methods."""
+    def _run_timed(self, request: ExecuteRequest, output: _Output) -> str:
+        """Executes the code and returns its traceback, empty if there is none. Formatting counts against the time limit,
+        because it may call the code's own methods."""
         self._may_interrupt = True
         signal.signal(signal.SIGALRM, self._interrupt)
         signal.setitimer(signal.ITIMER_REAL, request.seconds, _REPEAT_SECONDS)
         try:
             self._execute(request.code, output)
-        except (TimeIsUp, SystemExit) as ended:
-            if isinstance(ended, TimeIsUp):
+        except (ExecutionTimeout, SystemExit) as ended:
+            if isinstance(ended, ExecutionTimeout):
                 raise
-        except BaseException as raised:  # noqa: BLE001 - the code's own, told to whoever wrote it
-            return _told(raised, self._output)
+        except BaseException as raised:  # noqa: BLE001 - the code's own exception, reported as its result
+            return _format_error(raised, self._output)
         return ""
 
     def _restore(self) -> None:
-        """Takes back what code may have set, so that the next execution begins like the first."""
+        """Resets interpreter settings that code may have changed, so that the next execution starts like the first."""
         self._may_interrupt = False
         sys.settrace(None)
         sys.setprofile(None)
@@ -150,51 +159,52 @@ class CodeRunner:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._may_interrupt:
-            raise TimeIsUp
+            raise ExecutionTimeout
 
     def _execute(self, code: str, output: _Output) -> None:
         file = _FILE.format(self._count)
+        # Tracebacks then show the lines of the code. No mtime, so that the entry is never checked against a file.
         linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
         tree = ast.parse(code, file)
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
-        exec(compile(tree, file, "exec"), self._names)  # noqa: S102 - what a sandbox is for
+        exec(compile(tree, file, "exec"), self._names)  # noqa: S102 - the purpose of a sandbox
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), file, "eval"), self._names)  # noqa: S307 - the same
             if value is not None:
                 output.write(f"{value!r}\n")
 
 
-def _sendable(text: str) -> str:
-    """The same text, with what is no character (half of a surrogate pair) written out."""
+def _escape_surrogates(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot encode, as backslash escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _told(error: BaseException, longest: int) -> str:
+def _format_error(error: BaseException, longest: int) -> str:
     """The traceback from the code's own first frame on."""
-    told = traceback.TracebackException.from_exception(error, limit=-50)
+    report = traceback.TracebackException.from_exception(error, limit=-50)
     start = _FILE.partition("{")[0]
-    own = [at for at, frame in enumerate(told.stack) if frame.filename.startswith(start)]
-    del told.stack[: own[0] if own else len(told.stack)]
-    return "".join(told.format()).strip()[-longest:]
+    own = [at for at, frame in enumerate(report.stack) if frame.filename.startswith(start)]
+    del report.stack[: own[0] if own else len(report.stack)]
+    return "".join(report.format()).strip()[-longest:]
 
 
 def prepare() -> None:
-    """In the process that sandboxes are forked from."""
+    """Imports frequently used modules, in the fork server."""
     for module in _WARM:
         importlib.import_module(module)
 
 
 def reads() -> list[Path]:
-    """Nothing beside the standard library, which every sandbox needs."""
+    """No files beside the standard library, which every sandbox can read."""
     return []
 
 
 def serve(connection: int, limits: SandboxLimits) -> None:
-    """Until the other side hangs up."""
+    """Executes requests until the client closes the socket."""
     random.seed(0)
     runner = CodeRunner(limits.output)
     with os.fdopen(connection, "rb") as requests, os.fdopen(os.dup(connection), "wb") as replies:
         while (body := read_frame(requests)) is not None:
-            write_frame(replies, runner.run(msgspec.msgpack.decode(body, type=Run)))
+            write_frame(replies, runner.run(msgspec.msgpack.decode(body, type=ExecuteRequest)))

@@ -1,7 +1,6 @@
-"""Which system calls a locked-in process may make, as a program for the kernel's filter.
+"""The seccomp filter: the system calls that a sandboxed process may make, compiled to classic BPF.
 
-Whatever is not named here is refused with "operation not permitted"; that does not end the process. Known are Linux on
-x86-64 and on ARM64.
+A call that is not listed fails with EPERM and does not end the process. Supported are Linux on x86-64 and on ARM64.
 """
 
 import platform
@@ -10,15 +9,15 @@ from dataclasses import dataclass
 from functools import cache
 
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-"""The five instructions of the kernel's filter language that are needed here."""
+"""The five BPF instructions that the filter uses."""
 _ALLOW, _REFUSE, _UNKNOWN, _PRETEND = 0x7FFF_0000, 0x0005_0001, 0x0005_0026, 0x0005_0000
-"""Refusing gives the caller error 1, EPERM; a call that the kernel does not know gives 38, ENOSYS; pretending gives error
-0, which is success, and does nothing."""
+"""Return values of the filter: allow; fail with EPERM; fail with ENOSYS, as if the kernel lacked the call; and errno 0,
+which makes the call a no-op that succeeds."""
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
-"""Where a system call's number, its architecture and its arguments of 8 bytes stand."""
+"""Offsets in `struct seccomp_data`: call number, architecture, and arguments of 8 bytes each."""
 
 _X32_CALLS = 0x4000_0000
-"""x86-64 accepts a second numbering of the same calls from here on; it is refused as a whole."""
+"""First call number of the x32 ABI, a second numbering of the same calls on x86-64; all of it is refused."""
 
 _ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 
@@ -35,7 +34,7 @@ _HARMLESS = """
     set_robust_list 273 99, sigaltstack 131 132, stat 4 -, statx 332 291, sysinfo 99 179, time 201 -,
     uname 63 160, write 1 64, writev 20 66
 """
-"""The calls that need no look at their arguments, with their numbers on x86-64 and on ARM64."""
+"""Calls that are safe with any arguments: name, number on x86-64, number on ARM64 (`-`: none)."""
 
 _OWN_FILES = """
     open 2 -, openat 257 56, chdir 80 49, chmod 90 -, close_range 436 436, copy_file_range 326 285, creat 85 -,
@@ -45,7 +44,7 @@ _OWN_FILES = """
     rmdir 84 -, sendfile 40 71, statfs 137 43, symlink 88 -, symlinkat 266 36, truncate 76 45, umask 95 166,
     unlink 87 -, unlinkat 263 35, utimensat 280 88
 """
-"""Files, for a process that sees none but its own and those it may read."""
+"""File calls: the mount namespace shows only the process's own and readable files."""
 
 _OWN_WAITING = """
     epoll_create1 291 20, epoll_ctl 233 21, epoll_pwait 281 22, epoll_wait 232 -, eventfd2 290 19, pipe 22 -,
@@ -53,70 +52,69 @@ _OWN_WAITING = """
     shutdown 48 210, getsockopt 55 209, getsockname 51 204, getpeername 52 205,
     sched_getparam 143 121, sched_getscheduler 145 120, getpgrp 111 -, getpgid 121 155, getgroups 115 158
 """
-"""What threads and event loops of one process need. `socket` is not among them, and `setsockopt` neither: what lies in a
-buffer of the kernel is outside the limit of memory, so no buffer may be made larger."""
+"""Calls of threads and event loops. `socket` is not among them, nor is `setsockopt`: RLIMIT_AS does not count kernel
+buffers, so no buffer may be enlarged."""
 
 _AF_UNIX = 1
 _FCNTL = (0, 1, 2, 3, 4, 5, 1030, 1032)
-"""Of what `fcntl` can do: copies of an open file, its flags, asking for locks and for the size of a pipe. Not among them:
-making a pipe larger, signals, leases, notices of changes."""
+"""Allowed `fcntl` commands: duplicate a descriptor, read and set its flags, query locks and the size of a pipe. Refused:
+enlarging a pipe, signals, leases, change notifications."""
 _FCNTL_LOCKS = (6, 7)
-"""Setting a lock on a part of a file. They are said to be set and are not: all files are this one process's own, so that
-no lock of this kind could ever be in its way, and each real one would take memory of the kernel."""
+"""Commands that set a record lock. They succeed without effect: all files belong to this one process, so no such lock could
+ever block it, and each real lock would take kernel memory."""
 
 _CLONE_THREAD = 0x0001_0000
 _ON_OWN_FILES = (0x5421, 0x5450, 0x5451)
-"""Of all requests to devices those about the open file itself: whether it blocks, and whether a new program gets it."""
+"""Allowed `ioctl` requests, which concern the descriptor itself: FIONBIO, FIONCLEX and FIOCLEX."""
 
 
 @dataclass(frozen=True)
-class Check:
-    """A call that is let through or not by one of its arguments."""
+class ArgumentCheck:
+    """A call that is allowed or refused by one of its arguments."""
 
     call: str
-    """Name and numbers."""
+    """Name, number on x86-64, number on ARM64."""
     argument: int
     test: int
     values: tuple[int, ...]
     passes: bool
-    """Whether it is let through when the test is true of one of the values; otherwise it is when it is of none."""
+    """True: allowed if the test holds for one of the values. False: allowed if it holds for none."""
     pretended: tuple[int, ...] = ()
-    """Values for which the call seems to have worked."""
+    """Values for which the call succeeds without effect."""
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What a process may call."""
+class SeccompRules:
+    """System calls that a process may make."""
 
     calls: str
-    checks: tuple[Check, ...]
+    checks: tuple[ArgumentCheck, ...]
     unknown: tuple[str, ...] = ()
-    """Calls that seem not to exist, so that their older forms are used, which can be checked."""
+    """Calls that fail with ENOSYS, so that libc falls back to older forms whose arguments can be checked."""
 
 
-COMPUTING = Rules(
+SANDBOX_RULES = SeccompRules(
     f"{_HARMLESS}, {_OWN_FILES}, {_OWN_WAITING}",
     (
-        Check("clone 56 220", 0, _IF_ANY_BIT, (_CLONE_THREAD,), True),
-        Check("ioctl 16 29", 1, _IF_EQUAL, _ON_OWN_FILES, True),
-        Check("socketpair 53 199", 0, _IF_EQUAL, (_AF_UNIX,), True),
-        Check("fcntl 72 25", 1, _IF_EQUAL, _FCNTL, True, pretended=_FCNTL_LOCKS),
+        ArgumentCheck("clone 56 220", 0, _IF_ANY_BIT, (_CLONE_THREAD,), True),
+        ArgumentCheck("ioctl 16 29", 1, _IF_EQUAL, _ON_OWN_FILES, True),
+        ArgumentCheck("socketpair 53 199", 0, _IF_EQUAL, (_AF_UNIX,), True),
+        ArgumentCheck("fcntl 72 25", 1, _IF_EQUAL, _FCNTL, True, pretended=_FCNTL_LOCKS),
     ),
     ("clone3 435 435",),
 )
-"""Whatever a program needs that runs in one process and leaves no trace outside: also threads and files."""
+"""Calls of a program that computes in one process, with threads and files of its own."""
 
 
 @cache
-def program(rules: Rules, machine: str | None = None) -> bytes | None:
-    """Instructions of 8 bytes: code, how many to skip when true, when false, and a number. `None`: this kind of machine
-    is not known."""
+def compile_filter(rules: SeccompRules, machine: str | None = None) -> bytes | None:
+    """BPF instructions of 8 bytes each: opcode, jump if true, jump if false, operand. `None`: an unsupported machine."""
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         return None
     column = 1 + list(_ARCHITECTURES).index(machine)
     instructions = [
-        (_LOAD, 0, 0, _ARCHITECTURE_AT),
+        (_LOAD, 0, 0, _ARCHITECTURE_AT),  # call numbers mean other calls in another ABI, such as 32-bit x86
         (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]),
         (_RETURN, 0, 0, _REFUSE),
         (_LOAD, 0, 0, _NUMBER_AT),
@@ -139,8 +137,8 @@ def program(rules: Rules, machine: str | None = None) -> bytes | None:
                 for value, outcome in outcomes
                 for step in ((check.test, 0, 1, value), (_RETURN, 0, 0, outcome))
             ]
-            look = [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * check.argument), *tests, (_RETURN, 0, 0, when_false)]
-            instructions += [(_IF_EQUAL, 0, len(look), number), *look]
+            block = [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * check.argument), *tests, (_RETURN, 0, 0, when_false)]
+            instructions += [(_IF_EQUAL, 0, len(block), number), *block]
     instructions.append((_RETURN, 0, 0, _REFUSE))
     return b"".join(struct.pack("HBBI", *each) for each in instructions)
 

@@ -1,4 +1,4 @@
-"""The plug point of sandboxes."""
+"""Registry of sandbox backends."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ from rollwright.registry import Registry
 SANDBOXES: Registry[Any] = Registry(
     "sandboxes",
     "sandbox",
-    {"process": "rollwright.sandbox.client:Nursery"},
-    protocol="rollwright.sandbox.client:Nursery",
+    {"process": "rollwright.sandbox.client:SandboxFactory"},
+    protocol="rollwright.sandbox.client:SandboxFactory",
     key="orchestras.TAG.agents.NAME.tools.sandbox",
 )
-"""Made as `sandboxes(limits, folders=…, allow_unconfined=…)`; has `limits`, `open()` and `close()` as `Nursery` has."""
+"""A backend is called as `backend(limits, folders=…, allow_unconfined=…)` and has `limits`, `open()` and `close()` like
+`SandboxFactory`."""

@@ -8,8 +8,8 @@ model is told. Without state every call gets a new one.
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollwright.sandbox.client import Nursery, Sandbox, SandboxError
-from rollwright.sandbox.protocol import Ran, SandboxLimits
+from rollwright.sandbox.client import Sandbox, SandboxError, SandboxFactory
+from rollwright.sandbox.protocol import ExecutionResult, SandboxLimits
 from rollwright.sandbox.settings import SANDBOXES
 from rollwright.tools.context import ToolContext
 from rollwright.tools.pool import Key, LeaseOver, Pool
@@ -18,7 +18,7 @@ from rollwright.tools.settings import PythonToolConfig
 from rollwright.tools.tool import FunctionTool, Tool
 
 _STATE_LOST = "[the interpreter was restarted: variables and files are gone]"
-_ENDED_BEFORE = Ran(
+_ENDED_BEFORE = ExecutionResult(
     "", "SystemError: not run: another call of the same turn ended the interpreter", has_ended=True
 )
 _TIME_BESIDE = 90.0
@@ -34,18 +34,18 @@ class PythonSandbox:
         *,
         folders: Sequence[Path | str] = (),
     ) -> None:
-        """`folders`: what code in a sandbox may read beside the standard library, see `Nursery`."""
+        """`folders`: what code in a sandbox may read beside the standard library, see `SandboxFactory`."""
         self.settings = settings or PythonToolConfig(kind="python")
         limits = SandboxLimits(seconds=self.settings.seconds, memory=self.settings.memory_mb << 20)
-        self._nursery: Nursery = SANDBOXES.make(
+        self._sandboxes: SandboxFactory = SANDBOXES.make(
             self.settings.sandbox, limits, folders=folders, allow_unconfined=self.settings.allow_unconfined
         )
-        self.limits = self._nursery.limits
+        self.limits = self._sandboxes.limits
         self.pool: Pool[Sandbox] = Pool(self._open, size=self.settings.size, close=_close)
 
     async def check(self) -> None:
         """Whether this machine can lock code in: a `SandboxError` says what is missing."""
-        (await self._nursery.open()).close()
+        (await self._sandboxes.open()).close()
 
     def tool(self, name: str = "python", *, stateful: bool | None = None) -> Tool:
         """The tool for a toolbox. `stateful`: whether a rollout keeps one sandbox; unset: as the settings say."""
@@ -85,11 +85,11 @@ class PythonSandbox:
 
     async def close(self) -> None:
         await self.pool.close()
-        self._nursery.close()
+        self._sandboxes.close()
 
     async def _open(self, key: Key) -> Sandbox:
         try:
-            return await self._nursery.open()
+            return await self._sandboxes.open()
         except SandboxError as error:
             raise ToolFailure(str(error)) from error
 
@@ -98,7 +98,7 @@ async def _close(sandbox: Sandbox) -> None:
     sandbox.close()
 
 
-def told(ran: Ran, *, has_state: bool = True) -> str:
+def told(ran: ExecutionResult, *, has_state: bool = True) -> str:
     """What the model sees of an execution."""
     parts = [ran.output.rstrip("\n"), ran.error, _STATE_LOST if ran.has_ended and has_state else ""]
     return "\n".join(part for part in parts if part) or "[no output]"

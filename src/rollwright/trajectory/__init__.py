@@ -1,4 +1,4 @@
-"""Turn, trajectory, sample: the one structure that every other box reads or writes."""
+"""Turns, trajectories and samples: the data that all other packages exchange."""
 
 from rollwright.trajectory.arrays import Floats, TokenIds, floats, token_ids
 from rollwright.trajectory.forest import (
@@ -10,7 +10,7 @@ from rollwright.trajectory.forest import (
     leaves,
     merge,
     path,
-    renumbered,
+    renumber,
     sequence,
     split,
     turn_weights,
@@ -66,7 +66,7 @@ __all__ = [
     "leaves",
     "merge",
     "path",
-    "renumbered",
+    "renumber",
     "reward_of",
     "samples",
     "sequence",

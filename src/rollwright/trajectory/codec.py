@@ -1,7 +1,7 @@
-"""Records as bytes: a magic word and a format version, then msgpack, compressed with zstd where that pays.
+"""Encodes records as bytes: a magic word, a format version, then msgpack, which is zstd-compressed for large records.
 
-Nothing read here is evaluated or unpickled. Bytes of another kind, another version, a wrong shape, or a
-size that would swell past `MAX_DECODED_BYTES` are refused with a `FormatError` that says which.
+Decoding never evaluates or unpickles data. Bytes of another kind, version or shape, and bytes that would decompress to
+more than `MAX_DECODED_BYTES`, are refused with a `FormatError` that names the cause.
 """
 
 from array import array
@@ -16,10 +16,10 @@ from rollwright.errors import FormatError
 from rollwright.trajectory.arrays import pack, unpack
 
 MAX_DECODED_BYTES = 256 * 1024 * 1024
-"""A 1M-token episode takes about 12 MiB; the limit stops a small hostile file from filling the memory."""
+"""A 1M-token episode takes about 12 MiB; the limit keeps a small hostile file from exhausting memory."""
 
 _LEVEL = 1
-"""zstd's fast level: token ids compress nearly as well as at 3, for less CPU on the hot path."""
+"""zstd level: token ids compress nearly as well as at level 3, with less CPU on the hot path."""
 
 _ID_CODE, _FLOAT_CODE = 1, 2
 """msgpack extension codes of the two kinds of token array."""
@@ -28,7 +28,7 @@ Record = TypeVar("Record")
 
 
 class Codec(Generic[Record]):
-    """Encodes and decodes one kind of record; safe to share between threads."""
+    """Encodes and decodes one type of record; thread-safe."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class Codec(Generic[Record]):
         compress: bool = True,
         unchecked: int | None = None,
     ) -> None:
-        """Without `compress`: for small records that are written often and kept briefly; they carry a CRC-32, as zstd
-        has a checksum of its own. `unchecked`: an older version, which has none and is read too."""
+        """`compress=False` suits small, short-lived records; they carry a CRC-32, because they lack zstd's checksum.
+        `unchecked`: an older format version without checksum that is still read."""
         self._name = kind.__name__.lower()
         self._magic = magic
         self._version = version
@@ -65,38 +65,38 @@ class Codec(Generic[Record]):
         version = data[start] if len(data) > start else None
         if version != self._version and (version is None or version != self._unchecked):
             raise FormatError(
-                f"{self._name} format version {version} is unknown here; this release reads {self._version}"
+                f"{self._name} format version {version} is unknown; this release reads {self._version}"
             )
         body = data[len(self._header) :]
         try:
             if self._zstd is not None:
-                return self._decoder.decode(self._unpacked(body, self._zstd))
-            return self._decoder.decode(body if version == self._unchecked else self._checked(body))
+                return self._decoder.decode(self._decompress(body, self._zstd))
+            return self._decoder.decode(body if version == self._unchecked else self._verify_checksum(body))
         except zstandard.ZstdError as error:
             raise FormatError(f"damaged {self._name}: {error}") from error
         except (msgspec.MsgspecError, ValueError) as error:
             raise FormatError(f"not a valid {self._name}: {error}") from error
 
-    def _checked(self, body: bytes) -> bytes:
+    def _verify_checksum(self, body: bytes) -> bytes:
         plain = body[4:]
         if crc32(plain) != int.from_bytes(body[:4], "little"):
-            raise FormatError(f"damaged {self._name}: it does not have the checksum that it was written with")
+            raise FormatError(f"damaged {self._name}: its checksum does not match")
         return plain
 
-    def _unpacked(self, body: bytes, zstd: "_Zstd") -> bytes:
+    def _decompress(self, body: bytes, zstd: "_Zstd") -> bytes:
         size = zstandard.frame_content_size(body)
         if not 0 <= size <= MAX_DECODED_BYTES:
             raise FormatError(
-                f"{self._name} says it unpacks to {size} bytes; the limit is {MAX_DECODED_BYTES}"
+                f"{self._name} declares {size} bytes uncompressed; the limit is {MAX_DECODED_BYTES}"
             )
         return zstd.decompressor.decompress(body)
 
 
 class _Zstd(local):
-    """zstd contexts are costly to make and must not be shared between threads: one pair for each thread."""
+    """One pair of zstd contexts per thread: they are expensive to create and not thread-safe."""
 
     def __init__(self) -> None:
-        # With a checksum of its own, so that a copy in a database that has none cannot change unnoticed.
+        # With a checksum, so that corruption in a database without page checksums is detected.
         self.compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         self.decompressor = zstandard.ZstdDecompressor()
 

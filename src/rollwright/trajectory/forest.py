@@ -1,8 +1,8 @@
 """The trajectory: all turns of one attempt, as a forest.
 
-What is always true of it: `turns[i].id == i`; both links of a turn point to earlier turns; a turn has as
-many log-probabilities and version stamps as sampled ids. So walking either link ends, and the size is
-linear in the number of turns, because a turn stores only the ids that its prompt adds.
+Always true: `turns[i].id == i`; both links of a turn point to earlier turns; a turn has as many log-probabilities and
+version stamps as sampled ids. So a walk along either link terminates. A turn stores only the ids that its prompt adds,
+so the size is linear in the number of turns.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,17 +23,17 @@ class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     """`system`, `user`, `assistant` or `tool`."""
     content: str
     reasoning: str = ""
-    """What an assistant thought before its answer, where the model keeps that apart."""
+    """Reasoning of an assistant message, where the model separates it from the answer."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """What an assistant asked for."""
+    """Tool calls of an assistant message."""
     tool_call_id: str | None = None
-    """Which call a `tool` message answers."""
+    """Id of the call that a `tool` message answers."""
     name: str | None = None
-    """Which tool a `tool` message comes from."""
+    """Name of the tool that a `tool` message comes from."""
 
     @property
     def length(self) -> int:
-        """Characters of all its texts, those that a prompt may leave out included."""
+        """Number of characters in all its texts, including those that a prompt may omit."""
         length = len(self.content) + len(self.reasoning) + len(self.tool_call_id or "") + len(self.name or "")
         if self.tool_calls:
             length += sum([len(each.id) + len(each.name) + len(each.arguments) for each in self.tool_calls])
@@ -47,62 +47,62 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     attempt_id: str
     group_id: str
     tag: str
-    """Which environment was played."""
+    """Tag of the environment."""
     seed: int
-    """The level: the same for every member of the group."""
+    """Seed of the level, shared by all members of the group."""
     opening: tuple[Message, ...] = ()
     """The messages before the first turn, as the agent wrote them."""
     observation: str = ""
-    """What `reset` showed."""
+    """Observation that `reset` returned."""
     turns: list[Turn] = msgspec.field(default_factory=list)
     stop: StopReason | None = None
     """`None` while the episode runs."""
     success: bool | None = None
-    """Whether the task was solved; `None` where the environment does not say, or the leaves of a tree differ."""
+    """Whether the task was solved; `None` if the environment does not report it, or the leaves of a tree differ."""
     episode_reward: float = 0.0
-    """Reward for the episode as a whole, beside those of its turns."""
+    """Reward for the episode as a whole, in addition to the rewards of its turns."""
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
-    """Figures of the environment's own, summed over the turns."""
+    """Metrics of the environment, summed over the turns."""
     filtered: str | None = None
-    """The filter that took all its turns out of the loss; `None`: none did."""
+    """The filter that removed all its turns from the loss; `None`: no filter did."""
     in_baseline: bool = True
-    """Whether its reward counts where others of its group are compared with it."""
+    """Whether its reward counts in the baseline of its group."""
     penalties: dict[str, float] = msgspec.field(default_factory=dict)
-    """What filters took off, by name; part of the outcomes' penalties already."""
+    """Penalties of filters by name; the outcomes' penalties include them."""
     error: ErrorRecord | None = None
     duration: float = 0.0
-    """Seconds from the first `reset` to the end."""
+    """Seconds from the first `reset` to the end of the episode."""
     timing: Timing | None = None
-    """What the attempt waited for; `None` where nobody measured."""
+    """Recorded waits of the attempt; `None` if they were not measured."""
     sampling: SamplingParams | None = None
-    """How tokens were drawn in all turns that do not say otherwise; `None`: a release that did not record it."""
+    """Sampling parameters of all turns without their own; `None`: written by a release that did not record them."""
     components: dict[str, float] = msgspec.field(default_factory=dict)
-    """The values of the named rewards that `episode_reward` was computed from, before their weights; empty where none
-    were."""
+    """Unweighted values of the named rewards from which `episode_reward` was computed; empty without named rewards."""
     returned: str | None = None
-    """The value that the agent's own function returned, as JSON text; `None`: it returned nothing."""
+    """Return value of the agent's function, as JSON text; `None`: it returned nothing."""
     conversation: tuple[Message, ...] = ()
-    """The messages of the last conversation, the final answer included, where `opening`, turns and observations do not
-    tell it (an agent that keeps its own history); empty: they do."""
+    """Messages of the last conversation including the final answer, for an agent that keeps its own history; empty if
+    `opening`, turns and observations determine them."""
 
     @property
     def reward(self) -> float:
-        """The task's reward: the turns' summed along each path, the leaves taken by their weights; a chain gives its
-        sum, a tree the mean over its roots of the mean over their children, and so on."""
+        """The task's reward: turn rewards summed along each path and averaged over the leaves by weight. A chain gives
+        its sum; a tree gives the mean over its roots of the mean over their children, and so on."""
         return self.episode_reward + self._over_leaves("reward")
 
     @property
     def penalty(self) -> float:
-        """Format penalties, summed like the reward and kept apart from it."""
+        """Format penalties, aggregated like the reward and separate from it."""
         return self._over_leaves("penalty")
 
     @property
     def score(self) -> float:
+        """Reward plus penalty."""
         return self.reward + self.penalty
 
     @property
     def success_share(self) -> float | None:
-        """The leaves that solved the task, by their weights; `None` where the environment does not say."""
+        """Weighted share of leaves that solved the task; `None` if the environment does not report success."""
         if self.success is not None or not self.turns:
             return None if self.success is None else float(self.success)
         weights = turn_weights(self.turns)
@@ -126,17 +126,17 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
 
     @property
     def sampled_tokens(self) -> int:
-        """Of its turns, each counted once."""
+        """Sampled tokens, each turn counted once."""
         return sum(turn.completion_tokens for turn in self.turns)
 
     @property
     def paid_tokens(self) -> int:
-        """What was sampled for it: a turn that stands for several equal answers was sampled as often."""
+        """Sampled tokens with a turn counted once for each of the equal samples it represents."""
         return sum(turn.completion_tokens * turn.count for turn in self.turns)
 
     @property
     def not_trainable(self) -> str | None:
-        """Why nothing here may be trained on; `None` when it may."""
+        """Reason why no turn of this trajectory can be trained on; `None`: some turn can."""
         if self.error is not None:
             return f"{self.error.boundary} failure: {self.error.kind}"
         if any(not turn.exact for turn in self.turns if turn.filtered is None):
@@ -144,24 +144,24 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
         sampled = [turn for turn in self.turns if turn.sampled_ids]
         if not sampled:
             return "no token was sampled"
-        whys = [self._never_trained(turn) for turn in sampled]
-        return whys[0] if all(whys) else None
+        reasons = [self._never_trained(turn) for turn in sampled]
+        return reasons[0] if all(reasons) else None
 
     def sampling_of(self, turn: Turn) -> SamplingParams | None:
-        """How a turn's tokens were drawn; `None`: nobody recorded it."""
+        """Sampling parameters of a turn; `None`: not recorded."""
         return self.sampling if turn.sampling is None else turn.sampling
 
     def untrained(self, turn: Turn) -> str | None:
-        """Why a turn's tokens are out of the loss; `None`: they are in it."""
+        """Reason why a turn is excluded from the loss; `None`: it is included."""
         return self.filtered or turn.filtered or self._never_trained(turn)
 
     def never_trained(self) -> list[str]:
-        """Of each turn that no trainer could use, whatever the filters say, why."""
-        whys = (self._never_trained(turn) for turn in self.turns if turn.sampled_ids)
-        return [why for why in whys if why is not None]
+        """Reasons of the turns that no trainer can use, regardless of filters."""
+        reasons = (self._never_trained(turn) for turn in self.turns if turn.sampled_ids)
+        return [reason for reason in reasons if reason is not None]
 
     def _never_trained(self, turn: Turn) -> str | None:
-        """What is no filter's doing: an answer that nobody got, or a distribution that no trainer computes."""
+        """Reason other than a filter: an answer that was not delivered, or a distribution that trainers cannot compute."""
         if turn.filtered == UNDELIVERED:
             return "no answer reached the agent"
         sampling = self.sampling_of(turn)
@@ -169,7 +169,7 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest policy version among the sampled tokens of turns that are in the loss; `None`: there are none."""
+        """Oldest policy version among the sampled tokens of unfiltered turns; `None`: there are none."""
         return min(
             (turn.oldest_version for turn in self.turns if turn.versions and turn.filtered is None),
             default=None,
@@ -180,7 +180,7 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
 
     @staticmethod
     def from_bytes(data: bytes) -> "Trajectory":
-        """Refuses, with a `FormatError`, what is not a whole and consistent trajectory of this format."""
+        """Decodes a trajectory; raises `FormatError` unless it is complete and consistent."""
         return check(_CODEC.decode(data))
 
 
@@ -188,7 +188,7 @@ _CODEC = Codec(Trajectory, magic=b"RWT", version=1)
 
 
 def children(turns: Sequence[Turn]) -> dict[int | None, list[int]]:
-    """The turns that follow each turn; the roots under `None`."""
+    """Ids of the turns that follow each turn; the roots are under `None`."""
     found: dict[int | None, list[int]] = {}
     for turn in turns:
         found.setdefault(turn.after, []).append(turn.id)
@@ -196,7 +196,8 @@ def children(turns: Sequence[Turn]) -> dict[int | None, list[int]]:
 
 
 def turn_weights(turns: Sequence[Turn]) -> list[float]:
-    """Roots share 1; the children of a turn share its weight, by their counts; so the weights of the leaves sum to 1."""
+    """Weight of each turn: roots share 1, and children share their parent's weight in proportion to their counts. The
+    weights of the leaves sum to 1."""
     shares: dict[int | None, int] = {}
     for turn in turns:
         shares[turn.after] = shares.get(turn.after, 0) + turn.count
@@ -208,18 +209,18 @@ def turn_weights(turns: Sequence[Turn]) -> list[float]:
 
 
 def leaves(turns: Sequence[Turn]) -> list[int]:
-    """The turns that no decision follows, in order."""
+    """Ids of the turns that no other turn follows, in order."""
     inner = {turn.after for turn in turns}
     return [turn.id for turn in turns if turn.id not in inner]
 
 
 def path(turns: Sequence[Turn], end: int) -> list[Turn]:
-    """The decisions from a root to `end`."""
+    """Turns from a root to `end` along `after`."""
     return _walk(turns, end, "after")
 
 
 def sequence(turns: Sequence[Turn], end: int) -> list[Turn]:
-    """The turns whose ids, joined, are the full token sequence that ends with turn `end`."""
+    """Turns along `extends` whose joined ids are the full token sequence that ends with turn `end`."""
     return _walk(turns, end, "extends")
 
 
@@ -232,7 +233,7 @@ def _walk(turns: Sequence[Turn], end: int, link: str) -> list[Turn]:
 
 
 def full_prompt(turns: Sequence[Turn], end: int) -> TokenIds:
-    """Exactly the ids that the engine was given for turn `end`."""
+    """The exact prompt ids that the engine received for turn `end`."""
     ids = token_ids()
     for turn in sequence(turns, end)[:-1]:
         ids += turn.prompt_ids
@@ -241,8 +242,8 @@ def full_prompt(turns: Sequence[Turn], end: int) -> TokenIds:
     return ids
 
 
-def renumbered(turns: Sequence[Turn], order: Sequence[int]) -> list[Turn]:
-    """The same forest with its turns in another order; both links of every turn must still point back."""
+def renumber(turns: Sequence[Turn], order: Sequence[int]) -> list[Turn]:
+    """The forest with its turns in another order, in which both links must still point to earlier turns."""
     place = {old: new for new, old in enumerate(order)}
     return [
         msgspec.structs.replace(
@@ -256,9 +257,9 @@ def renumbered(turns: Sequence[Turn], order: Sequence[int]) -> list[Turn]:
 
 
 def split(trajectory: Trajectory) -> list[Trajectory]:
-    """One trajectory for each leaf, holding the turns its sequences need, in order, with their ids kept.
+    """One part per leaf, with the turns that its sequences need; turn ids are kept.
 
-    A part is a view for storage or sending, not a forest of its own: only `merge` gives one back.
+    A part is for storage or transport and not a valid forest: `merge` restores the forest from all parts.
     """
     parts = []
     for leaf in leaves(trajectory.turns):
@@ -271,7 +272,7 @@ def split(trajectory: Trajectory) -> list[Trajectory]:
 
 
 def merge(parts: Iterable[Trajectory]) -> Trajectory:
-    """The forest that `split` took apart; parts may overlap, and come in any order."""
+    """The forest whose parts `split` returned; parts may overlap and come in any order."""
     parts = list(parts)
     if not parts:
         raise FormatError("nothing to merge: no parts were given")
@@ -286,7 +287,7 @@ def merge(parts: Iterable[Trajectory]) -> Trajectory:
 
 
 def check(trajectory: Trajectory) -> Trajectory:
-    """The same trajectory, or a `FormatError` that names the turn that breaks the forest's rules."""
+    """Returns the trajectory, or raises a `FormatError` that names the turn that violates the forest's invariants."""
     for place, turn in enumerate(trajectory.turns):
         where = f"trajectory {trajectory.rollout_id}, turn {place}"
         if turn.id != place:

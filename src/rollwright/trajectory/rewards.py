@@ -1,8 +1,8 @@
-"""What foreign code may give as a reward or as a yes or no.
+"""Validation of rewards and booleans that foreign code returns.
 
-Always true of what passes: a reward is a plain `float` that is finite and at most `LARGEST_REWARD` in size. So sums,
-means and squares over a group are finite too, in double and in single precision, and one bad number cannot spoil the
-advantages of a whole batch. What does not pass is a failure of its attempt; it never counts as 0.
+Always true of an accepted reward: it is a plain, finite `float` of at most `LARGEST_REWARD` in magnitude. So sums, means
+and squares over a group are finite too, in double and in single precision, and one bad number cannot spoil the advantages
+of a whole batch. A refused value fails its attempt; it never counts as 0.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ from rollwright.errors import FormatError
 from rollwright.trajectory.forest import Trajectory
 
 LARGEST_REWARD = 1e18
-"""Its square is still far inside single precision, which ends at 3.4e38; nobody means more by a reward."""
+"""Its square, 1e36, is within the range of single precision, which ends at 3.4e38."""
 
 
 def reward_of(given: Any, what: str) -> float:
-    """A real number of any type (also of numpy or torch, or a bool) as a `float`; a `FormatError` for anything else."""
+    """Converts a real number of any type (numpy, torch and bool included) to `float`, or raises `FormatError`."""
     if type(given) is float:
         number = given
     elif not hasattr(type(given), "__float__") or getattr(given, "ndim", 0) != 0:
@@ -31,7 +31,7 @@ def reward_of(given: Any, what: str) -> float:
 
 
 def truth_of(given: Any, what: str) -> bool:
-    """A bool, 0 or 1, also of numpy; a `FormatError` for anything else, because `bool("no")` is true."""
+    """Converts a bool, 0 or 1 (numpy included) to `bool`, or raises `FormatError`, because `bool("no")` is true."""
     if given is True or given is False:
         return given
     plain = given.item() if not getattr(given, "ndim", 1) and hasattr(given, "item") else given
@@ -41,7 +41,7 @@ def truth_of(given: Any, what: str) -> bool:
 
 
 def check_rewards(trajectory: Trajectory) -> Trajectory:
-    """The same trajectory, or a `FormatError` that names a number in it which is no reward."""
+    """Returns the trajectory, or raises a `FormatError` that names the first invalid reward in it."""
     if not abs(trajectory.episode_reward) <= LARGEST_REWARD:
         reward_of(trajectory.episode_reward, f"trajectory {trajectory.rollout_id}: the reward of the episode")
     for name, value in trajectory.components.items():
@@ -51,8 +51,8 @@ def check_rewards(trajectory: Trajectory) -> Trajectory:
         outcome = turn.outcome
         if outcome is None:
             continue
-        sizes = abs(outcome.reward) + abs(outcome.penalty)
-        if not sizes <= LARGEST_REWARD:  # also when it is not a number
+        magnitude = abs(outcome.reward) + abs(outcome.penalty)
+        if not magnitude <= LARGEST_REWARD:  # also true for NaN
             where = f"trajectory {trajectory.rollout_id}, turn {turn.id}"
             reward_of(outcome.reward, f"{where}: the reward")
             reward_of(outcome.penalty, f"{where}: the penalty")

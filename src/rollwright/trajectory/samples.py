@@ -1,9 +1,8 @@
-"""What a trainer eats: two walks over the same forest.
+"""Training rows of a trajectory: flattened token ids with loss mask, log-probabilities, versions and weights.
 
-True of both: a sampled token has mask 1 in exactly one sample, with its turn's weight, unless a filter took it out
-of the loss, nobody got its turn's answer, or its distribution is none that a trainer computes
-(`Trajectory.untrained`); everything that was not sampled has mask 0. `samples` joins the turns of a sequence into one row; `turn_samples` gives a row
-for each turn with the prompt exactly as the model saw it, and costs more tokens.
+`samples` joins the turns of a token sequence into one row; `turn_samples` gives one row per turn with the prompt exactly
+as the model saw it, and costs more tokens. Always true of both: a sampled token has mask 1 in exactly one row, with its
+turn's weight, unless its turn is excluded from the loss (`Trajectory.untrained`); a token that was not sampled has mask 0.
 """
 
 from collections.abc import Sequence
@@ -15,20 +14,20 @@ from rollwright.trajectory.forest import Trajectory, full_prompt, sequence, turn
 from rollwright.trajectory.turn import Turn, expand_versions
 
 NO_VERSION = -1
-"""Stamp of a token that no policy sampled."""
+"""Version of a token that was not sampled."""
 
 NO_TEMPERATURE = -1.0
-"""Stands where no token was sampled, or nobody recorded at which temperature."""
+"""Temperature of a token that was not sampled, or whose temperature was not recorded."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Where a turn's sampled ids stand in a sample."""
+    """Position of a turn's sampled ids in a sample."""
 
     turn: int
     start: int
     stop: int
     trained: bool
-    """False where another sample trains this turn."""
+    """False if another sample trains this turn, or it is excluded from the loss."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -38,21 +37,21 @@ class Sample(msgspec.Struct, frozen=True):
     group_id: str
     token_ids: TokenIds
     mask: bytes
-    """1 where the token's loss counts."""
+    """Loss mask: 1 for a token that is trained."""
     logprobs: Floats
-    """As sampled; 0 where nothing was sampled."""
+    """Log-probabilities at sampling time; 0 for tokens that were not sampled."""
     versions: TokenIds
-    """Policy version of each token; `NO_VERSION` where nothing was sampled."""
+    """Policy version of each token; `NO_VERSION` if it was not sampled."""
     weights: Floats
     """Weight of the token's turn in the tree; 0 where the mask is 0."""
     temperatures: Floats
-    """Of the distribution that each token was drawn from; `NO_TEMPERATURE` where there is none."""
+    """Sampling temperature of each token; `NO_TEMPERATURE` if there is none."""
     spans: tuple[Span, ...]
-    """The turns in it, in order: what per-turn advantages are spread over."""
+    """Its turns, in order; per-turn advantages are assigned to these ranges."""
 
 
 def samples(trajectory: Trajectory) -> list[Sample]:
-    """One sample for each token sequence that no other continues."""
+    """One sample per token sequence that no other sequence extends."""
     turns = trajectory.turns
     continued = {turn.extends for turn in turns}
     weights = turn_weights(turns)
@@ -69,7 +68,7 @@ def samples(trajectory: Trajectory) -> list[Sample]:
 
 
 def turn_samples(trajectory: Trajectory) -> list[Sample]:
-    """One sample for each turn: its whole prompt, then what it sampled."""
+    """One sample per turn: its full prompt, then its sampled ids."""
     turns = trajectory.turns
     weights = turn_weights(turns)
     rows = []

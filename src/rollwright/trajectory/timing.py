@@ -1,7 +1,8 @@
-"""Plain data: what an attempt waited for, and when.
+"""Plain data: the recorded waits of an attempt.
 
-It stands beside the turns and not in them, because a turn is the same in every attempt that replays it and its timing is
-not. Waits may overlap, where an agent makes calls at the same time; who adds them up says whose a shared moment is.
+They are stored beside the turns and not in them, because every attempt that replays a turn has the same turn but its own
+timing. Waits overlap where an agent makes concurrent calls; `rollwright.observe.attribution` assigns each instant to one
+phase.
 """
 
 from enum import StrEnum
@@ -10,36 +11,36 @@ import msgspec
 
 
 class Phase(StrEnum):
-    """What an episode is waiting for. Of several at once the first in this order counts: while the engine works for an
-    episode, nothing else holds it up."""
+    """What an episode waits for. Of concurrent phases the first in this order counts: while the engine generates for an
+    episode, no other phase delays it."""
 
     ENGINE = "engine"
-    """A generation, the engine's line included."""
+    """A generation, including the time in the engine's queue."""
     TRANSPORT = "transport"
-    """The way to the engine and back: what a generation took beyond what the engine says it took."""
+    """The network path to the engine: the time of a generation beyond the time that the engine reports."""
     TOOL = "tool"
     ENVIRONMENT = "environment"
     LOCK = "lock"
-    """Something that others hold: a place in a tool's pool, a limit."""
+    """A shared resource: a slot in a tool's pool or a concurrency limit."""
     STORE = "store"
-    """The journal, settings, or the commit of a result."""
+    """A store call: the journal, settings, or the commit of a result."""
     AGENT = "agent"
-    """Nothing: the agent's own code runs, or waits until its process gets to it."""
+    """No recorded wait: the agent's own code runs, or is ready to run."""
 
 
 class Wait(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One thing that an attempt waited for."""
+    """One wait of an attempt."""
 
     phase: Phase
     start: float
-    """Seconds after the attempt's."""
+    """Seconds since the start of the attempt."""
     seconds: float
     agent: str = ""
-    """For whom; empty: for the episode as a whole."""
+    """The agent that waited; empty: the episode as a whole."""
     name: str = ""
-    """Which of its kind: the tool's name, `reset` or `step` of an environment."""
+    """Name of the tool, or `reset` or `step` of an environment."""
     tokens: int = 0
-    """Sampled in it."""
+    """Tokens that were sampled during the wait."""
 
     @property
     def stop(self) -> float:
@@ -47,14 +48,14 @@ class Wait(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """When an attempt was played, and what it waited for meanwhile."""
+    """Start, duration and waits of an attempt."""
 
     started: float
-    """Seconds since 1970, by the clock of its machine."""
+    """Unix time on the clock of its machine."""
     wall: float
-    """Seconds from the claim until the result was there; its commit is not in it."""
+    """Seconds from the claim to the result, without its commit."""
     worker: str = ""
     process: int = 0
-    """The worker's process id; workers in one process have the same, and share an engine that lives in it."""
+    """Process id of the worker; workers in one process share it, and share an in-process engine."""
     waits: tuple[Wait, ...] = ()
-    """In the order in which they ended."""
+    """In order of their ends."""

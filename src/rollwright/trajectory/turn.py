@@ -1,12 +1,7 @@
-"""Plain data: the distribution that a turn's tokens were drawn from, and whether a trainer can compute it again.
+"""Plain data: one model generation with its sampling parameters, the environment's outcome, and reasons for an end.
 
-Always true: what only says where a completion ends (token limit, stop texts) changes no token's probability and is not
-in it; the seed is not either, because it follows from the call's key.
-
-Plain data: one model generation, what followed it, and why things ended.
-
-Records hold no reference to anything that could refer back to them, so they are kept out of the cyclic garbage
-collector (`gc=False`): its work would otherwise grow with the number of episodes in flight.
+Records cannot be part of a reference cycle, so they are excluded from the cyclic garbage collector (`gc=False`), whose
+work would otherwise grow with the number of episodes in flight.
 """
 
 import math
@@ -17,17 +12,19 @@ import msgspec
 from rollwright.trajectory.arrays import Floats, TokenIds, floats, token_ids
 
 MIN_TEMPERATURE = 0.01
-"""Below it engines sample something else than they were told: vLLM rounds up to it or takes the likeliest token, and
-float32 logits divided by less overflow."""
+"""Below it engines do not sample as requested: vLLM rounds up to it or decodes greedily, and float32 logits divided by a
+smaller number overflow."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """As the engine was told them, under vLLM's names. The defaults are the model's own distribution."""
+    """Parameters that shape the sampling distribution, as sent to the engine, under vLLM's names. The defaults are the
+    model's own distribution. Token limits and stop strings are not among them, because they change no token's probability;
+    nor is the seed, which follows from the call's key."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """Likeliest tokens that were sampled from; 0: all."""
+    """Number of most likely tokens that are sampled from; 0: all."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -37,8 +34,8 @@ class SamplingParams(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
 
     @property
     def not_modelled(self) -> str | None:
-        """Why the probability of a token is not that of the model's logits over a temperature, which is what trainers
-        compute; `None`: it is."""
+        """Reason why token probabilities are not a softmax of logits over a temperature, which is what trainers compute;
+        `None`: they are."""
         if not MIN_TEMPERATURE <= self.temperature < math.inf:
             return f"sampled at temperature {self.temperature:g}"
         if others := self.beside_temperature():
@@ -46,15 +43,15 @@ class SamplingParams(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
         return None
 
     def beside_temperature(self) -> list[str]:
-        """What else shapes the distribution, as `name value`."""
+        """Non-neutral parameters other than the temperature, as `name value`."""
         return [
             f"{name} {getattr(self, name):g}"
             for name in _NUMBERS
             if getattr(self, name) != getattr(_PLAIN, name)
         ] + list(self.other)
 
-    def described(self) -> str:
-        """For people: the temperature, and whatever else is not neutral."""
+    def describe(self) -> str:
+        """One line for display: the temperature and the non-neutral parameters."""
         return ", ".join([f"temperature {self.temperature:g}", *self.beside_temperature()])
 
 
@@ -63,7 +60,7 @@ _PLAIN = SamplingParams()
 
 
 UNDELIVERED = "undelivered"
-"""`Turn.filtered` of an answer that reached nobody: what follows was not decided by it."""
+"""`Turn.filtered` of an answer that the agent never received; later turns do not depend on it."""
 
 
 class FinishReason(StrEnum):
@@ -74,39 +71,39 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """The token limit of the call was reached."""
     ABORT = "abort"
-    """Cut off from outside, for example by a weight update; the tokens so far are kept."""
+    """Aborted from outside, for example by a weight update; the tokens so far are kept."""
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Exactly one applies; the ones after ERROR never count as a result."""
+    """Why an episode ended; exactly one applies. ERROR and the members after it never count as a result."""
 
     TERMINATED = "terminated"
     """The environment reached a final state."""
     TRUNCATED = "truncated"
-    """The environment itself cut the episode, as its own limit says."""
+    """The environment reached its own step limit."""
     MAX_STEPS = "max_steps"
     """The action limit of the rollout was reached."""
     MAX_LENGTH = "max_length"
-    """No room was left in `sequence_length` for another turn."""
+    """`sequence_length` left no room for another turn."""
     FILTERED = "filtered"
-    """A filter ended it at a turn that it caught."""
+    """A filter ended the episode."""
     ERROR = "error"
     """A failure at one boundary ended the attempt; `Trajectory.error` says which."""
     STALE = "stale"
-    """Its oldest token became older than the staleness bound allows."""
+    """Its oldest token exceeded the staleness bound."""
     CANCELLED = "cancelled"
-    """Nobody needed it any more: redundant group member, cancelled rollout, end of the run."""
+    """The result was no longer needed: redundant group member, cancelled rollout, end of the run."""
 
 
 class Boundary(StrEnum):
-    """Where a failure came from. Every failure is put down to exactly one."""
+    """Component that a failure is attributed to; exactly one per failure."""
 
     ENGINE = "engine"
-    """The policy: an unreachable or failing inference engine, a broken answer."""
+    """The policy: an unreachable or failing inference engine, or a malformed response."""
     ENVIRONMENT = "environment"
-    """`reset`, `step` or the making of an environment raised or hung."""
+    """The constructor, `reset` or `step` of an environment raised or hung."""
     TOOL = "tool"
-    """A tool could not be run at all (a tool's own error message is an observation, not a failure)."""
+    """A tool could not be run (a tool's own error is an observation, not a failure)."""
     AGENT = "agent"
     """The agent's code raised."""
     SYSTEM = "system"
@@ -121,46 +118,46 @@ class ErrorRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     """Name of the exception's class, or `timeout`."""
     message: str
     turn: int
-    """How many turns had been recorded when it happened."""
+    """Number of recorded turns when it happened."""
 
 
 class VersionRun(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """`count` consecutive sampled tokens made by policy version `version`."""
+    """`count` consecutive sampled tokens of policy version `version`."""
 
     version: int
     count: int
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """What the environment answered to a turn."""
+    """The environment's response to a turn."""
 
     observation: str
     reward: float
-    """The task's own reward; a format penalty is never in it."""
+    """The task's reward, without format penalty."""
     penalty: float = 0.0
-    """What an answer in the wrong format costs, kept apart so that it cannot pass as task reward."""
+    """Format penalty, separate so that it cannot be mistaken for task reward."""
     terminated: bool = False
     truncated: bool = False
     action: str | None = None
-    """The action as the environment understood it; `None`: it understood none."""
+    """The action that the environment parsed; `None`: it found none."""
     valid: bool = True
-    """Whether the answer had the format that was asked for and named an existing action."""
+    """Whether the answer had the requested format and named an existing action."""
     success: bool | None = None
-    """Whether the task was solved then; `None` where the environment does not say."""
+    """Whether the task was solved at this point; `None` if the environment does not report it."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One call of a tool, as the model asked for it."""
+    """One tool call, as the model wrote it."""
 
     id: str
-    """Unique in its episode; the tool's answer names it."""
+    """Unique within the episode; the tool's result refers to it."""
     name: str
     arguments: str
-    """JSON as text, exactly as the model wrote it; it need not be valid."""
+    """JSON text exactly as the model wrote it, possibly invalid."""
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """One model generation and what followed it.
+    """One model generation and the environment's response.
 
     Two links place it: `after` in the order of decisions, `extends` in the token sequences.
     """
@@ -168,35 +165,35 @@ class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     id: int
     """Its index in the trajectory."""
     after: int | None
-    """The decision before it; `None` at a root of the tree."""
+    """Id of the preceding decision; `None` at a root of the tree."""
     extends: int | None
-    """The turn whose full token sequence the prompt continues; `None`: the prompt starts a sequence."""
+    """Id of the turn whose full token sequence the prompt continues; `None`: the prompt starts a sequence."""
     prompt_ids: TokenIds = msgspec.field(default_factory=token_ids)
-    """Only the ids that the prompt adds to what it extends."""
+    """Only the ids that the prompt adds to the extended sequence."""
     sampled_ids: TokenIds = msgspec.field(default_factory=token_ids)
     logprobs: Floats = msgspec.field(default_factory=floats)
-    """Of the distribution that was sampled from, after temperature and top-p; one for each sampled id."""
+    """One per sampled id, under the sampling distribution (after temperature and top-p)."""
     versions: tuple[VersionRun, ...] = ()
-    """Which policy version made which of the sampled ids, in order."""
+    """Run-length encoded policy versions of the sampled ids."""
     text: str = ""
-    """The completion as text, for people and environments; never encoded again."""
+    """The completion as text, for display and environments; never tokenized again."""
     agent: str = "agent"
     finish: FinishReason = FinishReason.STOP
     exact: bool = True
-    """Whether the ids are those the engine sampled. A text-only engine gives none: not trainable."""
+    """Whether the ids are those that the engine sampled; a text-only engine returns none, so its turns are not trainable."""
     prompt_tokens: int = 0
-    """Length of the whole prompt, as the engine counted it."""
+    """Length of the full prompt, as counted by the engine."""
     completion_tokens: int = 0
     outcome: Outcome | None = None
-    """`None` until the environment has answered."""
+    """`None` until the environment has responded."""
     filtered: str | None = None
-    """The filter that took it out of the loss; `None`: none did."""
+    """The filter that removed it from the loss; `None`: no filter did."""
     count: int = 1
-    """How many siblings that came out the same it stands for."""
+    """Number of identical siblings that it represents."""
     sampling: SamplingParams | None = None
-    """How its tokens were drawn, where that was not as the rollout's (`Trajectory.sampling`)."""
+    """Sampling parameters, if they differ from `Trajectory.sampling`."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """The calls that a text API told of; where there are ids, the calls are read from them."""
+    """Calls reported by a text API; with ids, the calls are parsed from these instead."""
 
     @property
     def oldest_version(self) -> int:

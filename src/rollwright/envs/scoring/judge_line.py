@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rollwright.envs.scoring.protocol import JudgeAsk, JudgeMessage, JudgeRequest, Result
-from rollwright.sandbox.protocol import LENGTH, Ended, Ready
+from rollwright.sandbox.protocol import LENGTH, Exited, Ready
 
 QUESTION_SECONDS = 60.0
 """For making a question; the slowest dataset takes about one."""
@@ -22,7 +22,7 @@ QUESTION_SECONDS = 60.0
 _MAX_MESSAGE = 1 << 22
 """Bytes: a judge that says more at once is not what it was."""
 
-JudgeWord = Ready | Ended | JudgeMessage
+JudgeWord = Ready | Exited | JudgeMessage
 """What comes over a judge's line: the sandbox's first and last word, and the judge's own."""
 _decoder = msgspec.msgpack.Decoder(JudgeWord)
 

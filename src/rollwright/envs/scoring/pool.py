@@ -31,7 +31,7 @@ from rollwright.envs.scoring.protocol import (
     Result,
     Score,
 )
-from rollwright.sandbox.client import SandboxError, SandboxStarter
+from rollwright.sandbox.client import ForkServer, SandboxError
 from rollwright.sandbox.protocol import Ready, SandboxLimits, frame
 
 UNCONFINED_VARIABLE = "ROLLWRIGHT_UNCONFINED_SCORING"
@@ -75,7 +75,7 @@ class JudgePool:
         self._limits = SandboxLimits(cpu_seconds=_CPU_SECONDS, memory=memory, disk=1 << 20, threads=1)
         self._allow_unconfined = allow_unconfined
         self._is_confined = True
-        self.starter = SandboxStarter("rollwright.envs.scoring.judge", _package_folders())
+        self.starter = ForkServer("rollwright.envs.scoring.judge", _package_folders())
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake: socket.socket | None = None
