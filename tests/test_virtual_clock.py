@@ -120,7 +120,7 @@ def test_a_program_stuck_behind_a_periodic_timer_is_told_so() -> None:
         for _ in range(200):
             await asyncio.sleep(LONGEST_RUN / 100)
 
-    with pytest.raises(RollwrightError, match="something waits for what never comes"):
+    with pytest.raises(RollwrightError, match="a task waits for an event that never comes"):
         run_virtual(main())
 
 

@@ -1,31 +1,18 @@
-"""Who ended a task: its owner, who cancelled it, or the code in it, which raised the same exception by itself.
+"""Asyncio extensions that every box may use: cancellation, shared timeouts, a virtual clock, process signals.
 
-Foreign code (environments, agents, tools, policies) may raise `CancelledError` of its own: a future that it waited for
-was cancelled, a library of its gave up. Nobody has cancelled the task then, and nobody waits for it to end.
-
-Time limits by the thousand: all that an event loop has of one length share one timer.
-
-Always true: an alarm that is still set when its time is up goes off, as exactly as the event loop's clock is fine. Alarms
-of one length come due in the order in which they were set, so only the first of them needs the timer; one that is set
-and unset in time costs no more than an entry in a table.
-
-An event loop whose clock jumps instead of sleeping.
-
-What is true: whenever a callback can run it runs, and when none can, the clock goes straight to the next
-timer. So any program of `asyncio.sleep`, `asyncio.timeout` and `loop.time()` takes the virtual time that it
-says and only the real time that it computes; the same program gives the same times on every machine.
-
-Time stands still while a thread of the loop's executor works, and when no timer is pending the loop really
-waits. What it cannot see is work elsewhere (sockets, other processes, threads of a library's own): a timer
-that guards such work fires at once. Run those on a real loop.
-
-Ctrl-C and SIGTERM, for a whole process.
-
-Always true, once `install` was called: the first signal asks whoever answers for the process at that moment to end it
-cleanly; the second, or one that nobody answers, ends it at once. Either way there is no traceback, and the exit code is
-128 plus the signal's number. Ending at once is safe: whatever must last is on the disk before anybody relies on it.
-
-The handler is Python's and not the event loop's, so it acts also while code that is played keeps the loop busy.
+Always true:
+- **Cancellation.** `is_cancellation` tells a task that its owner cancelled from a `CancelledError` that foreign code
+  (environments, agents, tools, policies) raised by itself. Only the first may end the task silently.
+- **Shared timeouts.** All timeouts of one length on one event loop share one timer, so thousands of them cost a dict entry
+  each. Equal lengths expire in the order in which they were started, so only the oldest needs the timer. A timeout that is
+  still pending at its time expires, as exactly as the event loop's clock is fine.
+- **Virtual clock.** On a `VirtualClockLoop` callbacks run as usual; when none is ready, the clock jumps to the next timer
+  instead of sleeping. The same program of `asyncio.sleep`, `asyncio.timeout` and `loop.time()` gives the same times on every
+  machine. The clock stands still while a thread of the loop's executor works. It does not see sockets, other processes or
+  threads of other libraries: a timer that guards such work fires at once, so use a real loop for it.
+- **Signals.** After `Interrupts.install`, the first SIGINT or SIGTERM calls the current handler, which ends the process
+  cleanly; the second, or one without a handler, ends the process at once. There is no traceback, and the exit code is 128
+  plus the signal's number. Ending at once is safe because data that must last is on disk before anybody relies on it.
 """
 
 import asyncio
@@ -44,18 +31,21 @@ from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple
 from rollwright.errors import RollwrightError
 
 
-def is_asked_for(error: BaseException) -> bool:
-    """Whether this ends the current task from outside: it was cancelled, or its coroutine is being closed."""
+def is_cancellation(error: BaseException) -> bool:
+    """Whether the error ends the current task from outside: the task was cancelled, or its coroutine is being closed."""
     if isinstance(error, asyncio.CancelledError):
         task = _current_task()
         return task is None or task.cancelling() > 0
-    # Whoever drops a coroutine closes it, outside of any task; in a task, the code has raised it by itself.
+    # Python closes an abandoned coroutine outside of any task; inside a task, the code raised GeneratorExit by itself.
     return isinstance(error, GeneratorExit) and _current_task() is None
 
 
-def passable(error: BaseException) -> BaseException:
-    """The error as one that a future can carry from a thread to an event loop. `StopIteration` cannot be carried at all,
-    the other two would look there as if the waiting task had been cancelled, or end the whole event loop."""
+def future_safe(error: BaseException) -> BaseException:
+    """Return the error, or a `RuntimeError` in its place if a future cannot carry it from a thread to an event loop.
+
+    A future refuses `StopIteration`; a `CancelledError` would look like a cancellation of the waiting task; an error that is
+    no `Exception` (`SystemExit`) would end the event loop.
+    """
     carried = isinstance(error, Exception) and not isinstance(
         error, StopIteration | concurrent.futures.CancelledError
     )
@@ -69,105 +59,107 @@ def _current_task() -> "asyncio.Task[Any] | None":
         return None
 
 
-MOST_LENGTHS = 64
-"""A program has a handful. If there are more, those of which no alarm is set are forgotten."""
+MAX_LENGTHS = 64
+"""Queues kept for each event loop: a program uses a handful of lengths. Above this, empty queues are dropped."""
 
 _SAME_MOMENT = 1e-9
-"""Seconds: times that are closer are one to asyncio's event loop, too."""
+"""Seconds; asyncio's event loop also treats times that are closer as equal."""
 
 
-class Alarmed(Protocol):
-    """Has at most one alarm of a length set at a time."""
+class Expiring(Protocol):
+    """The owner of a timeout; it has at most one pending timeout of each length."""
 
     def expire(self) -> None:
-        """The time is up. Must not raise: others may be due at the same moment."""
+        """Called when the time is up. Must not raise: other timeouts may be due at the same moment."""
         ...
 
 
-class Alarms:
-    """Those of one length on one event loop."""
+class TimeoutQueue:
+    """The pending timeouts of one length on one event loop."""
 
     __slots__ = ("_due", "_loop", "_once", "_seconds", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, *, once: bool = False) -> None:
-        """`once`: the timer goes with the last alarm, because no other of this length is going to be set."""
+        """`once`: cancel the timer together with the last timeout, because no other of this length will start."""
         self._loop = loop
         self._seconds = seconds
         self._once = once
-        self._due: dict[Alarmed, float] = {}
-        """What is set, and when it is due by the loop's clock: the earliest first."""
+        self._due: dict[Expiring, float] = {}
+        """Pending timeouts and their times by the loop's clock, the earliest first."""
         self._timer: asyncio.TimerHandle | None = None
-        """Comes no later than the first is due. One that comes when none is set any more has no effect."""
+        """Fires no later than the first timeout is due. It is not moved when that one is cancelled: firing early is harmless."""
 
     def __len__(self) -> int:
-        """How many are set."""
+        """The number of pending timeouts."""
         return len(self._due)
 
-    def set(self, alarmed: Alarmed) -> None:
-        self._due[alarmed] = self._loop.time() + self._seconds
+    def start(self, owner: Expiring) -> None:
+        self._due[owner] = self._loop.time() + self._seconds
         if self._timer is None:
-            self._timer = self._loop.call_later(self._seconds, self._go_off)
+            self._timer = self._loop.call_later(self._seconds, self._expire_due)
 
-    def unset(self, alarmed: Alarmed) -> None:
-        """Also when it has gone off already."""
-        self._due.pop(alarmed, None)
+    def cancel(self, owner: Expiring) -> None:
+        """Cancel the owner's timeout; does nothing if it has expired."""
+        self._due.pop(owner, None)
         if self._once and not self._due:
             self.stop()
 
     def stop(self) -> None:
-        """Lets go of the timer while no alarm is set."""
+        """Cancel the timer; only while no timeout is pending."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _go_off(self) -> None:
+    def _expire_due(self) -> None:
         self._timer = None
         now = self._loop.time()
-        late: list[tuple[Alarmed, float]] = []
-        for alarmed, due in self._due.items():
+        late: list[tuple[Expiring, float]] = []
+        for owner, due in self._due.items():
             if due > now + _SAME_MOMENT:
-                self._timer = self._loop.call_later(due - now, self._go_off)
+                self._timer = self._loop.call_later(due - now, self._expire_due)
                 break
-            late.append((alarmed, due))
-        for alarmed, due in late:
-            if self._due.get(alarmed) == due:  # else one that went off before it has unset it
-                del self._due[alarmed]
-                alarmed.expire()
+            late.append((owner, due))
+        for owner, due in late:
+            if (
+                self._due.get(owner) == due
+            ):  # otherwise the `expire` of an earlier owner has cancelled or restarted it
+                del self._due[owner]
+                owner.expire()
 
 
-_LOOPS: dict[asyncio.AbstractEventLoop, dict[float, Alarms]] = {}
+_QUEUES: dict[asyncio.AbstractEventLoop, dict[float, TimeoutQueue]] = {}
 
 
-def alarms_of(loop: asyncio.AbstractEventLoop, seconds: float) -> Alarms:
-    """The alarms of this length. On an event loop whose clock `jumps` no timer is left behind, because the clock would
-    jump to it."""
-    lengths = _LOOPS.get(loop)
+def timeout_queue(loop: asyncio.AbstractEventLoop, seconds: float) -> TimeoutQueue:
+    """The event loop's queue for timeouts of this length. A virtual clock gets queues that leave no idle timer behind,
+    because the clock would jump to it."""
+    lengths = _QUEUES.get(loop)
     if lengths is None:
-        for ended in [each for each in list(_LOOPS) if each.is_closed()]:
-            _LOOPS.pop(ended, None)
-        lengths = _LOOPS[loop] = {}
-    alarms = lengths.get(seconds)
-    if alarms is None:
-        if len(lengths) >= MOST_LENGTHS:
-            for unused in [length for length, set_now in lengths.items() if not set_now]:
+        for ended in [each for each in list(_QUEUES) if each.is_closed()]:
+            _QUEUES.pop(ended, None)
+        lengths = _QUEUES[loop] = {}
+    queue = lengths.get(seconds)
+    if queue is None:
+        if len(lengths) >= MAX_LENGTHS:
+            for unused in [length for length, pending in lengths.items() if not pending]:
                 lengths.pop(unused).stop()
-        alarms = lengths[seconds] = Alarms(loop, seconds, once=getattr(loop, "jumps", False))
-    return alarms
+        queue = lengths[seconds] = TimeoutQueue(loop, seconds, once=getattr(loop, "jumps", False))
+    return queue
 
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 LONGEST_RUN = float(2**22)
-"""Seconds, about 48 days. Near the double of it a nanosecond, by which asyncio tells timers apart, is lost in
-rounding. In practice only a program that is stuck behind a periodic timer gets so far."""
+"""Seconds, about 48 days. Near twice that, rounding loses the nanosecond by which asyncio tells timers apart. In practice
+only a program that is stuck behind a periodic timer gets so far."""
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """Starts at time 0."""
+    """An event loop in virtual time, which starts at 0."""
 
     jumps = True
-    """For whoever would leave a timer behind that does nothing: the clock goes there."""
+    """Tells code that leaves idle timers behind not to do so here: the clock would jump to them."""
 
     def __init__(self) -> None:
         self._clock = _JumpingSelector()
@@ -188,18 +180,18 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._clock.threads -= 1
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Really waits: a time limit on the clock that jumps would pass at once."""
+        """Waits without a time limit, which would pass at once in virtual time."""
         await super().shutdown_default_executor()
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Waits for file events as any selector, except that a wait for a timer moves `now` to it."""
+    """Waits for file events like any selector, but advances `now` instead of waiting for a timer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.threads = 0
-        """How many calls the executor's threads are working on."""
+        """Calls that are running in threads of the executor."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or (self.threads and timeout > 0):
@@ -209,7 +201,7 @@ class _JumpingSelector(selectors.DefaultSelector):
             self.now += timeout
             if self.now > LONGEST_RUN:
                 raise RollwrightError(
-                    f"virtual time passed {LONGEST_RUN:.0f} s: something waits for what never comes"
+                    f"virtual time passed {LONGEST_RUN:.0f} s: a task waits for an event that never comes"
                 )
         return events
 
@@ -220,38 +212,40 @@ def run_virtual(main: Coroutine[Any, Any, Result]) -> Result:
         return runner.run(main)
 
 
-ANSWERED = (signal.SIGINT, signal.SIGTERM)
+HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _SHOW_CURSOR = b"\x1b[?25h"
-"""A live view hides it."""
+"""Terminal sequence; a live view hides the cursor."""
 
 
-class Interrupted(BaseException):
-    """A signal has ended what was running, cleanly. Not a `KeyboardInterrupt`, which a command line parser swallows."""
+class SignalReceived(BaseException):
+    """A signal ended the program cleanly. Not a `KeyboardInterrupt`, because command line parsers swallow that."""
 
 
 class Interrupts:
-    """What has come of a process's signals."""
+    """The signal handlers of this process. They are Python's, not the event loop's, so they also act while user code keeps
+    the loop busy."""
 
     def __init__(self) -> None:
         self.installed = False
         self.received: int | None = None
-        """The first signal that asked the process to end; `None`: none has."""
-        self._answer: Callable[[], object] | None = None
+        """The last signal received; `None`: no signal yet."""
+        self._handler: Callable[[], object] | None = None
 
     def install(self) -> None:
-        """From now on; only in the main thread."""
-        for each in ANSWERED:
+        """Handle signals from now on; only in the main thread."""
+        for each in HANDLED_SIGNALS:
             signal.signal(each, self._handle)
         self.installed = True
 
     @contextmanager
-    def installed_meanwhile(self) -> Iterator[None]:
-        """Inside, signals are handled so, where they are not yet and this is the main thread; as before, afterwards."""
+    def temporarily_installed(self) -> Iterator[None]:
+        """Handle signals inside the block and restore the previous handlers afterwards. Does nothing if they are handled
+        already or this is not the main thread."""
         if self.installed or threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {each: signal.getsignal(each) for each in ANSWERED}
+        before = {each: signal.getsignal(each) for each in HANDLED_SIGNALS}
         self.install()
         try:
             yield
@@ -261,29 +255,29 @@ class Interrupts:
                 signal.signal(each, handler)
 
     @contextmanager
-    def answered_by(self, answer: Callable[[], object]) -> Iterator[None]:
-        """Inside, the first signal calls `answer`, which must not take long and must not raise."""
-        before, self._answer = self._answer, answer
+    def handled_by(self, handler: Callable[[], object]) -> Iterator[None]:
+        """Inside the block the first signal calls `handler`, which must be quick and must not raise."""
+        before, self._handler = self._handler, handler
         try:
             yield
         finally:
-            self._answer = before if self.received is None else None
+            self._handler = before if self.received is None else None
 
     @property
     def exit_code(self) -> int:
-        """Of a process that ended because of a signal."""
+        """Exit code of a process that ended because of a signal."""
         return 128 + (self.received or signal.SIGINT)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        answer, self._answer = self._answer, None
-        if answer is None or self.received is not None:
+        handler, self._handler = self._handler, None
+        if handler is None or self.received is not None:
             self.received = number
-            self.leave()
+            self.exit_now()
         self.received = number
-        answer()
+        handler()
 
-    def leave(self) -> NoReturn:
-        """Ends the process now, with one line."""
+    def exit_now(self) -> NoReturn:
+        """End the process at once, with one line on stderr."""
         word = b"terminated" if self.received == signal.SIGTERM else b"interrupted"
         with suppress(OSError):
             if os.isatty(1):
@@ -294,4 +288,4 @@ class Interrupts:
 
 
 INTERRUPTS = Interrupts()
-"""A process has one."""
+"""The handlers of this process."""

@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, cast
 
-from rollwright.aio import is_asked_for
+from rollwright.aio import is_cancellation
 from rollwright.errors import ConfigError, RollwrightError
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class Registry(Generic[T]):
         except RollwrightError:
             raise
         except BaseException as error:
-            if self.is_built_in(name) or is_asked_for(error) or isinstance(error, KeyboardInterrupt):
+            if self.is_built_in(name) or is_cancellation(error) or isinstance(error, KeyboardInterrupt):
                 raise
             raise RollwrightError(f"{self.what} {name}: raised {type(error).__name__}: {error}") from error
 

@@ -18,20 +18,20 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.aio import alarms_of
+from rollwright.aio import timeout_queue
 from rollwright.errors import ConfigError
 from rollwright.http import (
-    Answer,
-    BrokenAnswer,
+    BrokenResponse,
     HoldsPassword,
     HttpClient,
     HttpFault,
+    HttpResponse,
     TimedOut,
     Unreachable,
     Url,
 )
 from rollwright.http.connection import MAX_HEAD
-from rollwright.http.url import Names
+from rollwright.http.url import Resolver
 
 LONG = 60.0
 """Far longer than anything here takes."""
@@ -134,7 +134,9 @@ async def opened(headers: dict[str, str] | None = None, **options: Any) -> Async
         await client.close()
 
 
-async def ask(client: HttpClient, server: Server, method: str = "POST", body: bytes | None = b"q") -> Answer:
+async def ask(
+    client: HttpClient, server: Server, method: str = "POST", body: bytes | None = b"q"
+) -> HttpResponse:
     return await client.request(method, server.url, body, LONG)
 
 
@@ -294,7 +296,7 @@ async def test_an_answer_to_head_has_no_body_whatever_it_says() -> None:
 async def test_what_is_not_a_sound_answer_is_told_as_broken(answer: bytes, why: str) -> None:
     async with serving(answering(answer)) as server, opened(max_answer=150_000) as client:
         for number in (1, 2):
-            with pytest.raises(BrokenAnswer, match=why):
+            with pytest.raises(BrokenResponse, match=why):
                 await ask(client, server)
             assert server.connections == number
         await server.until(lambda server: server.open == 0)
@@ -307,8 +309,8 @@ async def test_what_is_not_a_sound_answer_is_told_as_broken(answer: bytes, why: 
         (b"HTTP/1.1 200 O", Unreachable),
         (b"HTTP/1.1 200 OK\r\nContent-Len", Unreachable),
         (b"HTTP/1.1 100 Continue\r\n\r\n", Unreachable),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", BrokenAnswer),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n", BrokenAnswer),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", BrokenResponse),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n", BrokenResponse),
     ],
 )
 async def test_a_connection_that_ends_too_early_is_told_by_how_far_the_answer_was(
@@ -463,7 +465,7 @@ async def test_a_kept_connection_that_hangs_is_given_up_in_time_too() -> None:
         assert server.connections == 1
 
 
-async def test_a_request_that_was_answered_leaves_no_alarm_to_the_next_on_its_connection() -> None:
+async def test_a_request_that_was_answered_leaves_no_timeout_to_the_next_on_its_connection() -> None:
     asked = asyncio.Event()
     go_on = asyncio.Event()
 
@@ -476,15 +478,15 @@ async def test_a_request_that_was_answered_leaves_no_alarm_to_the_next_on_its_co
         peer.send(OK)
 
     async with serving(serve) as server, opened() as client:
-        alarms = alarms_of(asyncio.get_running_loop(), LONG)
+        timeouts = timeout_queue(asyncio.get_running_loop(), LONG)
         await ask(client, server)
-        assert len(alarms) == 0
+        assert len(timeouts) == 0
         second = asyncio.create_task(ask(client, server))
         await asked.wait()
-        assert len(alarms) == 1
+        assert len(timeouts) == 1
         go_on.set()
         assert (await second).status == 200
-        assert len(alarms) == 0
+        assert len(timeouts) == 0
         assert server.connections == 1
 
 
@@ -580,7 +582,7 @@ def test_a_request_whose_answer_comes_as_it_is_cancelled_takes_nobody_elses_conn
                 first = asyncio.create_task(client.request("GET", url, None, LONG))
                 gate = loop.create_future()
 
-                async def after(gate: asyncio.Future[None] = gate) -> Answer:
+                async def after(gate: asyncio.Future[None] = gate) -> HttpResponse:
                     await gate
                     return await client.request("GET", url, None, LONG)
 
@@ -590,7 +592,7 @@ def test_a_request_whose_answer_comes_as_it_is_cancelled_takes_nobody_elses_conn
                 gate.set_result(None)
                 first.cancel()
                 _, outcome = await asyncio.gather(first, second, return_exceptions=True)
-                assert isinstance(outcome, Answer), outcome
+                assert isinstance(outcome, HttpResponse), outcome
                 answered.get(timeout=LONG)
 
     with socket.create_server(("127.0.0.1", 0)) as listener, asyncio.Runner(loop_factory=make_loop) as runner:
@@ -668,7 +670,7 @@ async def test_a_name_is_looked_up_once_for_all_and_an_address_not_at_all(
         return [(0, 0, 0, "", ("127.0.0.9", port)), (0, 0, 0, "", ("::9", port, 0, 0))]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look)
-    names = Names()
+    names = Resolver()
     with pytest.raises(socket.gaierror):
         await names.addresses("engine.test", 80)
     await asyncio.sleep(0.01)
@@ -682,10 +684,10 @@ async def test_a_name_is_looked_up_once_for_all_and_an_address_not_at_all(
 
 
 async def test_the_next_address_is_tried_when_one_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def addresses(_: Names, host: str, port: int) -> list[str]:
+    async def addresses(_: Resolver, host: str, port: int) -> list[str]:
         return ["127.0.0.2", "127.0.0.1"]
 
-    monkeypatch.setattr(Names, "addresses", addresses)
+    monkeypatch.setattr(Resolver, "addresses", addresses)
     async with serving(answering(OK)) as server, opened() as client:
         named = Url.parse(f"http://engine.test:{server.url.port}/x")
         assert (await client.request("GET", named, None, LONG)).body == b"hi"

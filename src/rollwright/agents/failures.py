@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rollwright.aio import alarms_of, is_asked_for
+from rollwright.aio import is_cancellation, timeout_queue
 from rollwright.errors import RollwrightError
 from rollwright.trajectory import Boundary, ErrorRecord
 
@@ -51,7 +51,7 @@ class TimeLimit:
         assert task is not None, "a time limit needs a running task"
         self._task = task
         self._cancelling = task.cancelling()
-        self._alarms = alarms_of(loop, self._seconds)
+        self._alarms = timeout_queue(loop, self._seconds)
         self._alarms.set(self)
         return self
 
@@ -76,7 +76,7 @@ async def bounded(call: Awaitable[Answer], seconds: float, boundary: Boundary, t
     except EpisodeFailure:
         raise
     except BaseException as error:
-        if is_asked_for(error):
+        if is_cancellation(error):
             raise
         if limit.expired:
             raise timed_out(boundary, f"no answer within {seconds:g} s", turn) from error

@@ -1,6 +1,6 @@
 """Runs a coroutine on the fastest event loop there is; the first Ctrl-C or SIGTERM cancels it instead of tearing it down.
 
-Always true: `Interrupted` comes out of it if a signal has ended the coroutine. A cancellation that no signal asked for is
+Always true: `SignalReceived` comes out of it if a signal has ended the coroutine. A cancellation that no signal asked for is
 an error: code that is played has cancelled the command's own task.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
-from rollwright.aio import INTERRUPTS, Interrupted
+from rollwright.aio import INTERRUPTS, SignalReceived
 from rollwright.errors import RollwrightError
 
 Result = TypeVar("Result")
@@ -18,14 +18,14 @@ Result = TypeVar("Result")
 def run_async(call: Coroutine[Any, Any, Result], *, at_once: bool = False) -> Result:
     """`at_once`: a signal ends the process right away, because there is nothing to end cleanly."""
     own: list[BaseException] = []
-    with INTERRUPTS.installed_meanwhile():
+    with INTERRUPTS.temporarily_installed():
         try:
             with asyncio.Runner(loop_factory=_fastest()) as runner:
                 return runner.run(_noting_exits(call if at_once else _cancelled_by_signals(call), own))
         except asyncio.CancelledError:
             if INTERRUPTS.received is None:
                 raise _interference() from None
-            raise Interrupted from None
+            raise SignalReceived from None
         except (SystemExit, KeyboardInterrupt) as error:
             if error in own:  # the command's: whoever read its output is gone, say
                 raise
@@ -61,6 +61,6 @@ async def _cancelled_by_signals(call: Coroutine[Any, Any, Result]) -> Result:
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     cancel = task.cancel
-    answered = INTERRUPTS.answered_by(lambda: loop.call_soon_threadsafe(cancel))
+    answered = INTERRUPTS.handled_by(lambda: loop.call_soon_threadsafe(cancel))
     with answered if INTERRUPTS.installed else nullcontext():
         return await call

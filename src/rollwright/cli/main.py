@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from rollwright import __version__
-from rollwright.aio import INTERRUPTS, Interrupted
+from rollwright.aio import INTERRUPTS, SignalReceived
 from rollwright.errors import RollwrightError
 
 OUT_OF_MEMORY = 137
@@ -118,7 +118,7 @@ def main() -> None:
     """`rollwright.cli.entry` comes before it, so that signals are answered while all this is imported."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # a user's own environments, filters and agents lie in the current folder
-    with INTERRUPTS.installed_meanwhile():
+    with INTERRUPTS.temporarily_installed():
         _run_command()
 
 
@@ -137,7 +137,7 @@ def _run_command() -> None:
         _complain(
             f"out of memory: {str(error) or 'nothing more could be taken'}; {LESS_MEMORY}", OUT_OF_MEMORY
         )
-    except (KeyboardInterrupt, Interrupted):
+    except (KeyboardInterrupt, SignalReceived):
         _complain("interrupted", INTERRUPTS.exit_code, title="")
 
 

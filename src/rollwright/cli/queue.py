@@ -124,7 +124,7 @@ def worker(
 
     async def work() -> "Activity":
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        with INTERRUPTS.answered_by(lambda: loop.call_soon_threadsafe(stop.set)):
+        with INTERRUPTS.handled_by(lambda: loop.call_soon_threadsafe(stop.set)):
             return await run_worker(
                 store,
                 name,

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollwright.aio import INTERRUPTS, Interrupted
+from rollwright.aio import INTERRUPTS, SignalReceived
 from rollwright.cli.console import RUNS, Overrides, complete_config, console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.config import RunConfig, build, load
@@ -99,7 +99,7 @@ def join(
     screen.print(f"{me} joins `{node.swarm.name}`; home: {place}", highlight=False, soft_wrap=True)
     try:
         run_async(node.run())
-    except Interrupted:
+    except SignalReceived:
         screen.print(
             f"stopped after {node.training.pipeline.done:,} rounds; the same command goes on", highlight=False
         )

@@ -17,7 +17,7 @@ from rollwright.addresses import has_password, redacted
 from rollwright.engines.base import EngineError, RateLimited
 from rollwright.engines.openai_api import one_line, server_message
 from rollwright.errors import ConfigError
-from rollwright.http import Answer, BrokenAnswer, HttpClient, TimedOut, Unreachable, Url
+from rollwright.http import BrokenResponse, HttpClient, HttpResponse, TimedOut, Unreachable, Url
 from rollwright.http.retry import FaultCause, RetryPolicy, retry_after_seconds, status_cause
 from rollwright.rng import KeyPart, uniform
 
@@ -65,7 +65,7 @@ class Requests(Protocol):
 
     async def request(
         self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int | None = None
-    ) -> Answer: ...
+    ) -> HttpResponse: ...
 
     async def close(self) -> None: ...
 
@@ -147,7 +147,7 @@ class HttpCalls:
             answer = await link.client.request(method, url, body, seconds, max_answer=max_answer)
         except TimedOut as fault:
             raise CallFault(FaultCause.TIMEOUT, str(fault)) from fault
-        except BrokenAnswer as fault:
+        except BrokenResponse as fault:
             raise CallFault(FaultCause.BROKEN_BODY, one_line(f"broken HTTP response: {fault}")) from fault
         except Unreachable as fault:
             raise CallFault(FaultCause.CONNECTION, one_line(str(fault))) from fault

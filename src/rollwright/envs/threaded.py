@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Protocol, Self, TypeVar
 
-from rollwright.aio import passable
+from rollwright.aio import future_safe
 from rollwright.envs.base import EnvironmentFailure, Forkable, Prompts, Reset, Step
 from rollwright.envs.parsing import AnswerFormat
 
@@ -48,7 +48,7 @@ class BlockingRunner:
         self._jobs.put((call, outcome))
         try:
             return await asyncio.wrap_future(outcome)
-        except asyncio.CancelledError:  # never the call's own: `passable` sees to that
+        except asyncio.CancelledError:  # never the call's own: `future_safe` sees to that
             self._refusal = "an earlier call was given up and may still be running"
             raise
 
@@ -66,7 +66,7 @@ def _work(jobs: "SimpleQueue[_Job | None]") -> None:
         try:
             result = call()
         except BaseException as error:  # noqa: BLE001 - raised again where the call is awaited
-            outcome.set_exception(passable(error))
+            outcome.set_exception(future_safe(error))
         else:
             outcome.set_result(result)
         del job, call, outcome  # an idle thread must not keep the last call's environment alive

@@ -1,20 +1,19 @@
 """HTTP/1.1 client and server for engines, stores and gateways, tuned for many small requests.
 
-No redirects, cookies, proxies or compression: an engine, a store and a search server need none of them. A hosted API may
-be behind a proxy (`proxies`); requests to it then go through a client of their own (`proxied`).
+The client keeps connections alive and knows no redirects, cookies, proxies or compression, because engines, stores and
+search servers need none of them. A hosted API may be behind a proxy; `proxy.ProxiedClient` sends requests to it.
 """
 
 from rollwright.http.client import HttpClient
-from rollwright.http.connection import Answer
-from rollwright.http.errors import BrokenAnswer, HttpFault, TimedOut, Unreachable
+from rollwright.http.connection import BrokenResponse, HttpFault, HttpResponse, TimedOut, Unreachable
 from rollwright.http.url import HoldsPassword, Url
 
 __all__ = [
-    "Answer",
-    "BrokenAnswer",
+    "BrokenResponse",
     "HoldsPassword",
     "HttpClient",
     "HttpFault",
+    "HttpResponse",
     "TimedOut",
     "Unreachable",
     "Url",

@@ -1,8 +1,8 @@
 """Requests to any number of servers over a pool of kept connections.
 
-What is true: a request is sent once and ends, within its time, with the answer or with one `HttpFault`. The
-connection that was used last is used first, so that those that are not needed grow old and are closed. A request
-that is cancelled or too slow takes its connection with it. Belongs to the event loop of its first request.
+Always true: a request is sent once and ends, within its time, with the response or with one `HttpFault`. The most recently
+used connection is taken first, so surplus connections grow old and are closed. A request that is cancelled or too slow
+takes its connection with it. A client belongs to the event loop of its first request.
 """
 
 import asyncio
@@ -16,24 +16,24 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 
-from rollwright.aio import Alarms, alarms_of
+from rollwright.aio import TimeoutQueue, timeout_queue
 from rollwright.errors import ConfigError
-from rollwright.http.connection import Answer, Connection
-from rollwright.http.errors import TimedOut, Unreachable
-from rollwright.http.url import Names, Url
+from rollwright.http.connection import Connection, HttpResponse, TimedOut, Unreachable
+from rollwright.http.url import Resolver, Url
 
 CONNECT_SECONDS = 10.0
-"""A host that does not answer a connection attempt for so long is not busy but gone."""
+"""A host that does not accept a connection for so long is down, not busy."""
 
 MAX_ANSWER = 1024**3
-"""Bytes, where nobody says how long an answer may be: what is larger is a mistake, and would take the process with
-it."""
+"""Bytes of a response whose caller sets no limit: a larger one is a mistake and could exhaust the memory."""
 
-_OURS = frozenset({"host", "connection", "content-length", "transfer-encoding", "expect", "upgrade"})
-"""Headers that say how the bytes are sent, which is for this client to know."""
+_TRANSFER_HEADERS = frozenset(
+    {"host", "connection", "content-length", "transfer-encoding", "expect", "upgrade"}
+)
+"""Headers that describe how the bytes are sent, which only this client decides."""
 
 _CLOSING_STEPS = 3
-"""Of the event loop, until a closed connection has let go of its socket, also under TLS."""
+"""Iterations of the event loop until a closed connection has released its socket, also under TLS."""
 
 _BODILESS = frozenset({"GET", "HEAD"})
 
@@ -41,6 +41,8 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class HttpClient:
+    """A pool of connections; see the module's docstring for its guarantees."""
+
     def __init__(
         self,
         headers: Mapping[str, str],
@@ -51,55 +53,57 @@ class HttpClient:
         tls: ssl.SSLContext | None = None,
         max_answer: int = MAX_ANSWER,
     ) -> None:
-        """`headers`: of every request. `keep_alive`: seconds for which an idle connection is kept. `socket_path`:
-        the Unix socket that all requests go through. `tls`: for https; else the system's certificates count."""
+        """`headers`: sent with every request. `keep_alive`: seconds for which an idle connection is kept. `socket_path`: the
+        Unix socket that all requests go through. `tls`: the context for https; by default the system's certificates."""
         self._headers = _header_lines(headers)
         self._keep_alive = keep_alive
         self._connect_seconds = connect_seconds
         self._socket_path = socket_path
         self._tls = tls
         self._max_answer = max_answer
-        self._names = Names()
+        self._resolver = Resolver()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._open: set[Connection] = set()
         self._idle: dict[tuple[str, str], deque[Connection]] = {}
-        """By place, the longest idle one first."""
+        """By scheme and authority, the longest idle connection first."""
         self._sweep: asyncio.TimerHandle | None = None
 
     async def request(
         self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int | None = None
-    ) -> Answer:
-        """`seconds`: for all of it, connecting included. `max_answer`: bytes that the answer may have, its head
-        included; `None`: what the client allows."""
+    ) -> HttpResponse:
+        """Send a request. `seconds`: for the whole request, connecting included. `max_answer`: most bytes of the response with
+        its head; `None`: the client's limit."""
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         connection = self._take(loop, url)
         if connection is not None:
-            alarms = alarms_of(loop, seconds)
+            timeouts = timeout_queue(loop, seconds)
         else:
             end = loop.time() + seconds
             connection = await self._connect(loop, url, min(seconds, self._connect_seconds))
-            alarms = Alarms(loop, end - loop.time(), once=True)
-        asked = connection.ask(
-            self._written(method, url, body),
+            # What is left after connecting is a length of its own, so it gets a queue that is used once.
+            timeouts = TimeoutQueue(loop, end - loop.time(), once=True)
+        pending = connection.ask(
+            self._encode(method, url, body),
             head_only=method == "HEAD",
-            alarms=alarms,
+            timeouts=timeouts,
             seconds=seconds,
             max_answer=self._max_answer if max_answer is None else max_answer,
         )
         try:
-            return await asked
+            return await pending
         except BaseException:
-            if asked.done() and not asked.cancelled():
-                asked.exception()  # looked at, though this task may have been cancelled in the same moment
+            if pending.done() and not pending.cancelled():
+                # Retrieved, or asyncio logs it as lost when this task is cancelled in the same moment.
+                pending.exception()
             else:
                 connection.abort()
             raise
 
     async def close(self) -> None:
-        """Closes all connections; a request under way ends as `Unreachable`, and so does every later one."""
+        """Close all connections; a request under way and every later one ends as `Unreachable`."""
         self._closed = True
         self._idle.clear()
         if self._loop is None or self._loop.is_closed():
@@ -112,13 +116,11 @@ class HttpClient:
         for _ in range(_CLOSING_STEPS):
             await asyncio.sleep(0)
 
-    def _written(self, method: str, url: Url, body: bytes | None) -> bytes:
+    def _encode(self, method: str, url: Url, body: bytes | None) -> bytes:
         head = f"{method} {url.target} HTTP/1.1\r\nHost: {url.authority}\r\n{self._headers}"
         if body is None and method in _BODILESS:
             return f"{head}\r\n".encode("latin-1")
         return b"%bContent-Length: %d\r\n\r\n%b" % (head.encode("latin-1"), len(body or b""), body or b"")
-
-    # -- connections ----------------------------------------------------------------------------------
 
     def _take(self, loop: asyncio.AbstractEventLoop, url: Url) -> Connection | None:
         idle = self._idle.get(url.place)
@@ -154,9 +156,9 @@ class HttpClient:
             return (await loop.create_unix_connection(new, self._socket_path))[1]
         tls = None if url.scheme == "http" else self._tls or _system_tls()
         name = None if tls is None else url.host
-        *others, last = await self._names.addresses(url.host, url.port)
+        *others, last = await self._resolver.addresses(url.host, url.port)
         for address in others:
-            # One address that swallows everything must not take the time of the next.
+            # An address that never answers must not use up the time of the next one.
             with suppress(OSError):
                 async with asyncio.timeout(seconds / (len(others) + 1)):
                     return (
@@ -191,7 +193,7 @@ class HttpClient:
 
 
 def _reason(error: OSError) -> str:
-    """In the system's words where it has some, which do not depend on the event loop."""
+    """The operating system's message where it has one: it does not depend on the event loop."""
     named = not isinstance(error, ssl.SSLError | socket.gaierror) and error.errno in errno.errorcode
     reason = os.strerror(error.errno) if named and error.errno else error.strerror
     return " ".join((reason or str(error) or type(error).__name__).split())
@@ -199,7 +201,7 @@ def _reason(error: OSError) -> str:
 
 def _header_lines(headers: Mapping[str, str]) -> str:
     for name, value in headers.items():
-        if not _NAME.fullmatch(name) or name.lower() in _OURS:
+        if not _NAME.fullmatch(name) or name.lower() in _TRANSFER_HEADERS:
             raise ConfigError(f"headers: {name!r} cannot be set; accepted: names like X-My-Header")
         if not (value.isascii() and value.isprintable()):
             raise ConfigError(f"headers.{name}: holds a character that no HTTP header can carry")
@@ -208,7 +210,7 @@ def _header_lines(headers: Mapping[str, str]) -> str:
 
 @cache
 def _system_tls() -> ssl.SSLContext:
-    """Certificates and host names are checked. Made once: reading the system's certificates takes a while."""
+    """A context that checks certificates and host names. Cached, because reading the system's certificates is slow."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context

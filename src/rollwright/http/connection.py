@@ -1,10 +1,8 @@
-"""What a server answered.
+"""One client connection to a server, with one request at a time; its responses and its faults.
 
-One connection to a server, with one request at a time.
-
-What is true: a request ends exactly once, with its answer or with one `HttpFault`; the connection is given back for
-the next request only if the answer was whole, both sides keep the connection, and not a byte more has come or is
-still to be sent. Whatever else happens, it is closed. Bytes that nobody asked for close it, too.
+Always true: a request ends exactly once, with its response or with one `HttpFault`. The connection is released for the
+next request only if the response was whole, both sides keep the connection alive, no further byte has arrived and none is
+left to send. In every other case it is closed; unsolicited bytes close it, too.
 """
 
 import asyncio
@@ -13,16 +11,39 @@ from typing import NamedTuple, cast
 
 import httptools
 
-from rollwright.aio import Alarms
-from rollwright.http.errors import BrokenAnswer, HttpFault, TimedOut, Unreachable
+from rollwright.aio import TimeoutQueue
+from rollwright.errors import RollwrightError
 
 
-class Answer(NamedTuple):
+class HttpFault(RollwrightError):
+    """A request ended without a whole response. The message is one line."""
+
+
+class Unreachable(HttpFault):
+    """There is no connection, or it ended before the response began."""
+
+
+class TimedOut(HttpFault):
+    """The response did not arrive in time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer within {seconds:g} s")
+        self.seconds = seconds
+        """The limit that was reached: the request's, or that of connecting."""
+
+
+class BrokenResponse(HttpFault):
+    """The bytes received are not HTTP, exceed the size limit, or ended in the middle of the response."""
+
+
+class HttpResponse(NamedTuple):
+    """A whole response."""
+
     status: int
     reason: str
-    """The words beside the status; may be empty."""
+    """The reason phrase; may be empty."""
     headers: Sequence[tuple[bytes, bytes]]
-    """As they came."""
+    """In the order and the case of letters in which they arrived."""
     body: bytes
 
     def header(self, name: str) -> str | None:
@@ -35,16 +56,15 @@ class Answer(NamedTuple):
 
 
 MAX_HEAD = 64 * 1024
-"""Bytes of an answer before its body, interim answers (1xx) included: twice what usual servers send at most."""
+"""Bytes before the body of a response, interim responses (1xx) included: twice the limit of common servers."""
 
 _CONTENT_ENCODING = b"content-encoding"
 
 
 class Connection(asyncio.Protocol):
-    """Its `on_…` methods are what the parser calls while it is fed."""
+    """The asyncio protocol of one connection; the parser calls its `on_…` methods."""
 
     __slots__ = (
-        "_alarms",
         "_answer",
         "_body",
         "_head_only",
@@ -61,6 +81,7 @@ class Connection(asyncio.Protocol):
         "_released",
         "_seconds",
         "_status",
+        "_timeouts",
         "_transport",
         "_waiting",
         "idle_since",
@@ -76,75 +97,73 @@ class Connection(asyncio.Protocol):
         open_ones: set["Connection"],
         released: Callable[["Connection"], None],
     ) -> None:
-        """`place`: where it leads. It is among the `open_ones` as long as it is open, and `released` whenever it can
-        take the next request."""
+        """`place`: scheme and authority of the server. `open_ones`: the client's set of open connections, in which this one
+        keeps itself. `released`: called whenever the connection can take the next request."""
         self.place = place
         self.idle_since = 0.0
-        """By the loop's clock, when it was last released."""
+        """Time of the last release, by the loop's clock."""
         self._loop = loop
         self._max_answer = 0
         self._open_ones = open_ones
         self._released = released
         self._parser: httptools.HttpResponseParser | None = None
-        """`None`: not connected yet, or no more."""
-        self._waiting: asyncio.Future[Answer] | None = None
-        """Whoever asked; `None`: nobody."""
+        """`None`: not connected yet, or closed."""
+        self._waiting: asyncio.Future[HttpResponse] | None = None
+        """The pending request; `None`: no request is under way."""
         self._head_only = False
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
-        self._begin()
+        self._reset()
 
     @property
     def usable(self) -> bool:
         return self._parser is not None and not self._transport.is_closing()
 
     def ask(
-        self, request: bytes, *, head_only: bool, alarms: Alarms, seconds: float, max_answer: int
-    ) -> asyncio.Future[Answer]:
-        """Sends a request when no other is under way. `head_only`: its answer has no body, whatever it says. `alarms`:
-        what ends it when the `seconds` that it was given are over. `max_answer`: bytes, its head included."""
-        self._begin()
+        self, request: bytes, *, head_only: bool, timeouts: TimeoutQueue, seconds: float, max_answer: int
+    ) -> asyncio.Future[HttpResponse]:
+        """Send a request; no other may be under way. `head_only`: the response has no body, whatever its headers say.
+        `timeouts`: the queue that ends the request after `seconds`. `max_answer`: bytes of the response with its head."""
+        self._reset()
         self._max_answer = max_answer
         self._head_only = head_only
-        self._alarms, self._seconds = alarms, seconds
+        self._timeouts, self._seconds = timeouts, seconds
         self._waiting = waiting = self._loop.create_future()
         self._transport.write(request)
-        alarms.set(self)
+        timeouts.start(self)
         return waiting
 
     def expire(self) -> None:
-        """The time of the request under way is up."""
+        """End the request under way, whose time is up."""
         self._fail(TimedOut(self._seconds))
 
     def abort(self) -> None:
-        """Closes at once; who still waits for an answer is told."""
+        """Close at once; a request under way ends as `Unreachable`."""
         if self._parser is not None:
             self._fail(Unreachable("the connection was closed on this side"))
 
     def _fail(self, fault: HttpFault) -> None:
-        waiting = self._let_go()
+        waiting = self._take_pending()
         self._transport.abort()
         if waiting is not None and not waiting.done():
             waiting.set_exception(fault)
 
-    def _let_go(self) -> asyncio.Future[Answer] | None:
-        """Whoever asked is about to be answered and waits no longer."""
+    def _take_pending(self) -> asyncio.Future[HttpResponse] | None:
+        """Take the pending request out of the connection and cancel its timeout."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            self._alarms.unset(self)
+            self._timeouts.cancel(self)
         return waiting
 
-    def _begin(self) -> None:
-        """Nothing of an answer has come yet."""
+    def _reset(self) -> None:
+        """Reset the state of the response."""
         self._status = 0
         self._reason = b""
         self._headed = False
         self._received = 0
-        self._answer: Answer | None = None
+        self._answer: HttpResponse | None = None
         self._kept = False
         self._refusal: str | None = None
-
-    # -- from the transport ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass of it
@@ -164,45 +183,45 @@ class Connection(asyncio.Protocol):
             if self._answer is None and self._refusal is None:
                 self._refusal = f"not an HTTP/1.1 answer: {error}"
         if self._refusal is not None:
-            self._fail(BrokenAnswer(self._refusal))
+            self._fail(BrokenResponse(self._refusal))
         elif self._answer is not None:
-            self._hand_over(self._answer)
+            self._deliver(self._answer)
         elif not self._headed and self._received > MAX_HEAD:
-            self._fail(BrokenAnswer(f"the headers are longer than {MAX_HEAD} bytes"))
+            self._fail(BrokenResponse(f"the headers are longer than {MAX_HEAD} bytes"))
         elif self._received > self._max_answer:
-            self._fail(BrokenAnswer(f"the answer is longer than {self._max_answer} bytes"))
+            self._fail(BrokenResponse(f"the answer is longer than {self._max_answer} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._parser = None
         self._open_ones.discard(self)
-        waiting = self._let_go()
+        waiting = self._take_pending()
         if waiting is None or waiting.done():
             return
         if not self._headed:
             waiting.set_exception(Unreachable("Server disconnected" if exc is None else str(exc)))
         elif exc is None and self._ends_with_connection():
-            waiting.set_result(self._whole())
+            waiting.set_result(self._build_response())
         else:
-            waiting.set_exception(BrokenAnswer("the connection ended in the middle of the answer"))
-
-    # -- from the parser ------------------------------------------------------------------------------
+            waiting.set_exception(BrokenResponse("the connection ended in the middle of the answer"))
 
     def on_message_begin(self) -> None:
-        self._kept = False  # the first message of an answer, an interim one, or one that nobody asked for
+        self._kept = False  # an interim or unsolicited message may follow the first one
 
     def on_status(self, status: bytes) -> None:
         self._reason += status
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._headed:
-            return  # after the body, or of what nobody asked for
+            return  # a trailer, or a header of an unsolicited message
         self._headers.append((name, value))
         if (
             len(name) == len(_CONTENT_ENCODING)
             and name.lower() == _CONTENT_ENCODING
             and value.strip() != b"identity"
         ):
-            self._refusal = f"the body is compressed ({value.decode('latin-1')}), which was not asked for"
+            self._refusal = (
+                f"the body is compressed ({value.decode('latin-1')}), which the request did not allow"
+            )
 
     def on_headers_complete(self) -> None:
         if self._headed or self._parser is None:
@@ -211,7 +230,8 @@ class Connection(asyncio.Protocol):
         if self._status >= 200:
             self._headed = True
             if self._head_only:
-                self._answer = self._whole()  # the parser may wait for a body: not for another request
+                # The parser may go on waiting for a body, so the connection takes no other request.
+                self._answer = self._build_response()
 
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
@@ -220,28 +240,26 @@ class Connection(asyncio.Protocol):
         if self._answer is not None or self._parser is None:
             return
         if self._headed:
-            self._answer = self._whole()
+            self._answer = self._build_response()
             self._kept = self._parser.should_keep_alive()
         else:
             self._headers = []
             self._reason = b""
 
-    # -- the answer -----------------------------------------------------------------------------------
-
-    def _whole(self) -> Answer:
+    def _build_response(self) -> HttpResponse:
         headers, self._headers = self._headers, []
         parts, self._body = self._body, []
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        return Answer(self._status, self._reason.decode("latin-1"), headers, body)
+        return HttpResponse(self._status, self._reason.decode("latin-1"), headers, body)
 
     def _ends_with_connection(self) -> bool:
         names = {name.lower() for name, _ in self._headers}
         return not names & {b"content-length", b"transfer-encoding"}
 
-    def _hand_over(self, answer: Answer) -> None:
-        waiting = self._let_go()
+    def _deliver(self, answer: HttpResponse) -> None:
+        waiting = self._take_pending()
         transport = self._transport
-        if waiting is None or waiting.done():  # cancelled: whoever asked takes the connection with it
+        if waiting is None or waiting.done():  # a cancelled request takes its connection with it
             transport.abort()
             return
         waiting.set_result(answer)

@@ -1,12 +1,11 @@
-"""Which proxy a request goes through, as the usual environment variables say.
+"""Requests through a proxy: the choice of the proxy by environment variables, and a client that uses it.
 
-True of it: `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy` count in lower and upper case, the lower first; this
-machine itself is never asked through a proxy. `no_proxy` names hosts, domains, networks, or `*`.
+Always true of the choice: `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy` count in lower and upper case, lower case
+first; requests to this machine use no proxy; `no_proxy` lists hosts, domains, networks, or `*`.
 
-Requests through a proxy, with the answers and the faults of `HttpClient`.
-
-True of it: an answer is never held beyond its limit, counted after decompression too, so a small answer that unpacks to
-a large one is given up while it unpacks. Redirects are not followed and cookies are not kept.
+Always true of `ProxiedClient`: it has the responses and faults of `HttpClient`. The size limit of a response also holds
+after decompression and is checked while decompressing, so a small response cannot unpack to a huge one. Redirects are not
+followed and cookies are not kept.
 """
 
 import asyncio
@@ -20,8 +19,7 @@ from urllib.parse import urlsplit
 
 from rollwright.errors import ConfigError
 from rollwright.http.client import CONNECT_SECONDS, MAX_ANSWER
-from rollwright.http.connection import Answer
-from rollwright.http.errors import BrokenAnswer, TimedOut, Unreachable
+from rollwright.http.connection import BrokenResponse, HttpResponse, TimedOut, Unreachable
 from rollwright.http.url import Url
 
 if TYPE_CHECKING:
@@ -29,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def proxy_for(url: Url) -> str | None:
-    """The proxy's URL; `None`: the server is asked directly."""
+    """The URL of the proxy for a request; `None`: connect directly."""
     if _is_this_machine(url.host):
         return None
-    told = urllib.request.getproxies_environment()
-    scheme = url.scheme if told.get(url.scheme) else "all"
-    proxy = told.get(scheme)
-    if not proxy or _excepted(url, told):
+    variables = urllib.request.getproxies_environment()
+    scheme = url.scheme if variables.get(url.scheme) else "all"
+    proxy = variables.get(scheme)
+    if not proxy or _is_excepted(url, variables):
         return None
     if "://" not in proxy:
         proxy = f"http://{proxy}"
@@ -43,7 +41,7 @@ def proxy_for(url: Url) -> str | None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         shown = f"{parts.scheme}://{parts.hostname or ''}"
         raise ConfigError(
-            f"{scheme}_proxy: {shown!r} is no proxy that can be used; accepted: http:// or https:// and a host"
+            f"{scheme}_proxy: {shown!r} is not a usable proxy; accepted: http:// or https:// and a host"
         )
     return proxy
 
@@ -57,14 +55,14 @@ def _is_this_machine(host: str) -> bool:
         return False
 
 
-def _excepted(url: Url, told: dict[str, str]) -> bool:
-    if urllib.request.proxy_bypass_environment(f"{url.host}:{url.port}", told):  # type: ignore[attr-defined]
+def _is_excepted(url: Url, variables: dict[str, str]) -> bool:
+    if urllib.request.proxy_bypass_environment(f"{url.host}:{url.port}", variables):  # type: ignore[attr-defined]
         return True
     try:
         address = ip_address(url.host)
     except ValueError:
         return False
-    for each in told.get("no", "").split(","):
+    for each in variables.get("no", "").split(","):
         try:
             if address in ip_network(each.strip(), strict=False):
                 return True
@@ -74,14 +72,14 @@ def _excepted(url: Url, told: dict[str, str]) -> bool:
 
 
 _GZIP = 16 + zlib.MAX_WBITS
-"""zlib's name for the one compression that is asked for; every server knows it."""
+"""zlib's window size for gzip, the only compression that requests allow: every server knows it."""
 
 
 class ProxiedClient:
-    """Belongs to the event loop of its first request."""
+    """An HTTP client behind a proxy, made of aiohttp. Belongs to the event loop of its first request."""
 
     def __init__(self, headers: Mapping[str, str], proxy: str, *, keep_alive: float) -> None:
-        """`headers`: of every request. `proxy`: its URL, with user and password where it wants them."""
+        """`headers`: sent with every request. `proxy`: its URL, with user and password if it needs them."""
         self._headers = {**headers, "Accept-Encoding": "gzip"}
         self._proxy = proxy
         self._keep_alive = keep_alive
@@ -91,16 +89,16 @@ class ProxiedClient:
 
     async def request(
         self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int | None = None
-    ) -> Answer:
-        """`seconds`: for all of it, connecting included. `max_answer`: bytes of the body, unpacked."""
+    ) -> HttpResponse:
+        """Send a request. `seconds`: for the whole request, connecting included. `max_answer`: bytes of the unpacked body."""
         library = self._library
         limit = library.ClientTimeout(total=seconds, sock_connect=min(seconds, CONNECT_SECONDS))
         try:
-            async with self._opened().request(
+            async with self._open_session().request(
                 method, str(url), data=body, proxy=self._proxy, timeout=limit, allow_redirects=False
             ) as response:
                 content = await _read(response, MAX_ANSWER if max_answer is None else max_answer)
-                return Answer(response.status, response.reason or "", response.raw_headers, content)
+                return HttpResponse(response.status, response.reason or "", response.raw_headers, content)
         except TimeoutError:
             raise TimedOut(seconds) from None
         except library.ClientProxyConnectionError as error:
@@ -109,7 +107,7 @@ class ProxiedClient:
         except library.ClientHttpProxyError as error:
             raise Unreachable(f"the proxy answered HTTP {error.status}: {error.message}") from None
         except (library.ClientPayloadError, library.ClientResponseError, zlib.error) as error:
-            raise BrokenAnswer(" ".join(str(error).split())) from None
+            raise BrokenResponse(" ".join(str(error).split())) from None
         except (library.ClientError, OSError) as error:
             raise Unreachable(" ".join(str(error).split()) or type(error).__name__) from None
 
@@ -121,9 +119,9 @@ class ProxiedClient:
             await session.close()
             await asyncio.sleep(0)
         else:
-            session.detach()  # its sockets ended with their loop
+            session.detach()  # its sockets were closed with their loop
 
-    def _opened(self) -> "aiohttp.ClientSession":
+    def _open_session(self) -> "aiohttp.ClientSession":
         if self._session is None:
             library = self._library
             self._loop = asyncio.get_running_loop()
@@ -139,7 +137,7 @@ class ProxiedClient:
 
 
 def load_library() -> Any:
-    """aiohttp, which is needed for nothing else; one line where it is missing."""
+    """Import aiohttp, which only proxied requests need; raise one clear line if it is missing."""
     try:
         import aiohttp
     except ImportError:
@@ -153,19 +151,19 @@ def load_library() -> Any:
 async def _read(response: "aiohttp.ClientResponse", limit: int) -> bytes:
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
-        raise BrokenAnswer(f"the body is compressed ({encoding}), which was not asked for")
+        raise BrokenResponse(f"the body is compressed ({encoding}), which the request did not allow")
     unpacker = zlib.decompressobj(_GZIP) if encoding == "gzip" else None
     parts: list[bytes] = []
     came = size = 0
     async for chunk in response.content.iter_any():
-        came += len(chunk)  # what stands behind the end of a compressed body counts, too
+        came += len(chunk)  # bytes behind the end of a compressed body count, too
         while chunk and max(came, size) <= limit:
             part = chunk if unpacker is None else unpacker.decompress(chunk, limit + 1)
             parts.append(part)
             size += len(part)
             chunk = b"" if unpacker is None else unpacker.unconsumed_tail
         if max(came, size) > limit:
-            raise BrokenAnswer(f"the answer is longer than {limit} bytes")
+            raise BrokenResponse(f"the answer is longer than {limit} bytes")
     if unpacker is not None and came and not unpacker.eof:
-        raise BrokenAnswer("the compressed body ended in the middle")
+        raise BrokenResponse("the compressed body ended in the middle")
     return b"".join(parts)

@@ -1,8 +1,7 @@
-"""When a failed request is sent again, and after how long: decided here, in pure code.
+"""The retry policy of requests, as pure code: whether a failed request is sent again, and after how long.
 
-Always true: a request is sent at most `max_retries` + 1 times; a refusal is final at once; a wait is never
-shorter than what the server asked for, except that no server can make us wait longer than `longest`; the
-random part is drawn by the caller, so that equal calls wait equally long.
+Always true: a request is sent at most `max_retries` + 1 times; a refusal is final; a wait is never shorter than the server
+asked for, up to `longest`; the caller draws the random part, so equal calls wait equally long.
 """
 
 import re
@@ -14,25 +13,25 @@ from enum import StrEnum
 from rollwright.errors import ConfigError
 
 _RETRIED_STATUSES = frozenset({408, 409, 425, 429})
-"""Request timeout, conflict, too early, too many requests: the only client errors that pass by themselves."""
+"""Request timeout, conflict, too early, too many requests: the only client errors that are transient."""
 
 _SECONDS = re.compile(r"\s*\d+(\.\d+)?\s*", re.ASCII)
-"""HTTP says whole seconds; some servers send fractions."""
+"""HTTP defines whole seconds; some servers send fractions."""
 
 
 class FaultCause(StrEnum):
-    """Why a request brought no completion."""
+    """Why a request has no usable response."""
 
     RATE_LIMITED = "rate_limited"
     """Status 429."""
     SERVER_ERROR = "server_error"
-    """Status 5xx, or one of the few 4xx that pass by themselves."""
+    """Status 5xx, or one of the few transient 4xx."""
     TIMEOUT = "timeout"
-    """No whole answer within the time limit."""
+    """No whole response within the time limit."""
     BROKEN_BODY = "broken_body"
     """Status 200, but cut off, not JSON, or without the fields of a completion."""
     CONNECTION = "connection"
-    """Not reachable, or the connection broke."""
+    """The server is unreachable, or the connection broke."""
     REFUSED = "refused"
     """Any other status: the same request would be refused again."""
 
@@ -46,7 +45,7 @@ class RetryPolicy:
     """Seconds of the first back-off; each one after it is `factor` times as long."""
     factor: float = 2.0
     longest: float = 60.0
-    """Cap of the back-off and of what a server may ask for, each."""
+    """Seconds; caps both the back-off and the wait that a server asks for."""
 
     def __post_init__(self) -> None:
         if self.max_retries < 0:
@@ -62,8 +61,8 @@ class RetryPolicy:
     ) -> float | None:
         """Seconds to wait after try `try_number` (from 1) failed; `None`: give up. `draw` is in [0, 1).
 
-        Half of the back-off is random, so that calls which failed together do not come back together; where
-        the server said when to come back, the random half is added to that.
+        Half of the back-off is random, so that calls which failed together do not retry together. Where the server sent
+        `Retry-After`, the random half is added to it.
         """
         if cause is FaultCause.REFUSED or try_number > self.max_retries:
             return None
@@ -79,7 +78,7 @@ class RetryPolicy:
 
 
 def status_cause(status: int) -> FaultCause:
-    """What a status other than 200 means."""
+    """The cause for a status other than 200."""
     if status == 429:
         return FaultCause.RATE_LIMITED
     if status >= 500 or status in _RETRIED_STATUSES:
@@ -88,7 +87,7 @@ def status_cause(status: int) -> FaultCause:
 
 
 def retry_after_seconds(header: str | None, now: datetime | None = None) -> float | None:
-    """What a `Retry-After` header asks for, as seconds or as an HTTP date; `None`: absent or unreadable."""
+    """Seconds that a `Retry-After` header (seconds or an HTTP date) asks for; `None`: absent or unreadable."""
     if header is None:
         return None
     if _SECONDS.fullmatch(header):

@@ -1,6 +1,6 @@
-"""The web server under the store's and the gateway's endpoints.
+"""The web server of the store and the gateway: uvicorn with limits for every connection.
 
-Always true: every connection is held within `ServerLimits`, whatever its client does.
+Always true: every connection stays within `ServerLimits`, whatever its client does.
 """
 
 import asyncio
@@ -16,27 +16,27 @@ from rollwright.errors import ConfigError
 from rollwright.http.server_connection import Connections, GuardedConnection, ServerLimits
 
 _DRAIN_SECONDS = 10
-"""How long calls under way may take when the server stops."""
+"""Time that requests under way may take when the server stops."""
 
 BACKLOG = 2048
-"""Connections that wait to be accepted: all agents of a worker, or all workers of a cluster, may come at once."""
+"""Connections that may wait to be accepted: all agents of a worker, or all workers of a cluster, may connect at once."""
 
 
 class Listener(uvicorn.Server):
-    """Stops when it is told to: signals are left to the program that it runs in."""
+    """A uvicorn server that stops by `stop`; it leaves signals to its program."""
 
     def __init__(self, app: Any, limits: ServerLimits | None = None) -> None:
-        """`app`: as ASGI has it."""
+        """`app`: an ASGI application."""
         limits = limits or ServerLimits()
         self.connections = Connections(limits)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(GuardedConnection, self.connections),  # type: ignore[arg-type] # makes one
+                http=partial(GuardedConnection, self.connections),  # type: ignore[arg-type] # a factory
                 lifespan="off",
                 ws="none",
                 proxy_headers=False,
-                log_level="error",  # what strangers send wrong would fill the log
+                log_level="error",  # malformed requests of strangers would fill the log
                 access_log=False,
                 server_header=False,
                 date_header=False,
@@ -45,10 +45,10 @@ class Listener(uvicorn.Server):
                 timeout_graceful_shutdown=_DRAIN_SECONDS,
             )
         )
-        self._told = asyncio.Event()
+        self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        self._told.set()
+        self._stopping.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -57,14 +57,15 @@ class Listener(uvicorn.Server):
     async def main_loop(self) -> None:
         await self.on_tick(0)
         loop = asyncio.get_running_loop()
-        while not self._told.is_set():
+        while not self._stopping.is_set():
             self.connections.sweep(loop.time())
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.connections.limits.sweep_seconds):
-                    await self._told.wait()
+                    await self._stopping.wait()
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
+    """A non-blocking socket that listens on the first address of `host`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

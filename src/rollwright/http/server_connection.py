@@ -1,13 +1,11 @@
-"""How much time, memory and how many file handles connections may take, and how that follows from the machine.
+"""Server connections within limits of time, size and number.
 
-One client's connection to a server, within limits of time, size and number.
+Always true: whatever a client sends or does not send, its connection makes progress or ends within the time limits. A
+request that is refused before its body is read is drained for a moment only, so that the client gets the response. A
+connection that waits for its client gives up its place when a new connection needs it.
 
-Always true: whatever a client sends, or does not send, its connection ends within the time limits or is making
-progress; a request that was answered before its body was read is never read further than a little, for the client to
-get the answer; a connection that waits for its client costs a place only as long as nobody else needs it.
-
-The parsing, and the ASGI side, are uvicorn's. A sweep once a second looks at every connection, so that a request itself
-costs a few assignments and no timer.
+uvicorn parses the requests and runs the ASGI application. A sweep once a second checks every connection, so a request costs
+a few assignments and no timer.
 """
 
 import asyncio
@@ -21,50 +19,51 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_CONNECTIONS = 10_000
-"""Where the file handles would allow more: each connection takes about 10 KB, and a sweep looks at all of them."""
+"""Upper bound where file handles allow more: a connection takes about 10 KB, and a sweep checks all of them."""
 
 FEWEST_CONNECTIONS = 8
-"""Where hardly any file handles are left, a server still serves one after the other."""
+"""Lower bound where hardly any file handles are left."""
 
 _WANTED_HANDLES = 65_536
-"""More than the connections of any cluster; far from the millions that some systems allow and some programs walk."""
+"""More than the connections of any cluster; far fewer than the millions that some systems allow, which programs that
+iterate over all handles suffer from."""
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bounds of one server. The defaults let every honest client through and leave strangers little to hold."""
+    """Bounds of one server. The defaults admit every honest client and give attackers little to hold."""
 
     connections: int | None = None
-    """Most at a time. Above it, those that hold a place without using it are closed first, the oldest first; if all
-    are in use, a new one is refused. `None`: half of the file handles that the process may have, because stores,
-    engines and sandboxes of the same process need the others."""
+    """Most at a time. Above it, connections that hold a place without using it are closed, the oldest first; if all are in
+    use, a new one is refused. `None`: half of the process's file handles, because stores, engines and sandboxes of the
+    same process need the others."""
     head_seconds: float = 10.0
-    """From the first byte of a request, or from the connection's start, to the end of its headers: clients send them
-    in one piece."""
+    """From the start of the connection or the first byte of a request to the end of its headers: clients send them in one
+    piece."""
     head_bytes: int = 64 * 1024
-    """Request line and headers together; keys, ids and what SDKs add take about 2 KiB."""
+    """Request line and headers together; with keys, ids and headers of SDKs they take about 2 KiB."""
     headers: int = 128
     """In one request; SDKs send about 20."""
     pipelined: int = 16
-    """Requests sent ahead of their answers; usual clients never do."""
+    """Requests sent before the response to the previous one; common clients never do this."""
     body_seconds: float = 10.0
-    """For a body, on top of what it takes at `bytes_per_second`."""
+    """For a body, in addition to its time at `bytes_per_second`."""
     answer_seconds: float = 20.0
-    """For a client to take an answer, on top of what it takes at `bytes_per_second`."""
+    """For a client to read a response, in addition to its time at `bytes_per_second`."""
     bytes_per_second: int = 16 * 1024
-    """A client slower than this in the mean holds a place on purpose, or its line is broken."""
+    """A client that is slower on average holds a place on purpose, or its network is broken."""
     unread_bytes: int = 256 * 1024 * 1024
-    """Answers that their clients have not taken yet, all together; above it the slowest are closed."""
+    """Total of responses that their clients have not read; above it the slowest connections are closed."""
     idle_seconds: int = 75
-    """Between two requests of a connection. Longer than clients keep an idle one, so that they never send into one that
-    is being closed."""
+    """Between two requests of a connection. Longer than clients keep an idle connection, so that they never send a request
+    into one that is being closed."""
     sweep_seconds: float = 1.0
-    """Between two looks at all connections: the limits above are that exact."""
+    """Between two sweeps: the precision of the limits above."""
     linger_seconds: float = 2.0
-    """A connection whose request was refused before it was read whole is still read for so long, and thrown away: if it
-    were closed at once, the system would tell the client of a broken connection instead of the reason."""
+    """A connection whose request was refused before it was read whole is drained for so long: if it were closed at once, the
+    client would get a connection reset instead of the response."""
     linger_bytes: int = 4 * 1024 * 1024
-    """At most so much of it."""
+    """Most bytes drained."""
 
     @property
     def most_connections(self) -> int:
@@ -77,44 +76,44 @@ class ServerLimits:
 
 
 def raise_handle_limit() -> None:
-    """Lets this process have the file handles that it may have without asking anybody: the usual 1,024 are a default
-    for programs that cannot count further."""
+    """Raise the soft limit of file handles as far as the hard limit allows: the usual 1,024 are a default for programs that
+    use `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _WANTED_HANDLES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-_TELL_SECONDS = 10.0
-"""Between two lines of the log about connections that were closed: an attack must not fill the disk."""
+_LOG_SECONDS = 10.0
+"""Between two log lines about closed connections: an attack must not fill the disk."""
 
 _log = logging.getLogger(__name__)
 
 
 class Stage(Enum):
-    """What a connection waits for."""
+    """What a connection waits for; the value is the reason in the log when it is closed there."""
 
     HEAD = "sent no request"
-    """For the headers of a request, the first or the next."""
+    """The headers of a request."""
     BODY = "sent its request too slowly"
-    """For the rest of a request whose headers are there."""
+    """The body of a request whose headers are complete."""
     WORK = "did not take its answer"
-    """For its answer: the request is there."""
+    """The response to a complete request."""
     IDLE = "idle"
-    """For the next request."""
+    """The next request."""
     LINGER = "refused"
-    """For the client to take note of a refusal."""
+    """The client, to read a refusal."""
 
 
 _EXPENDABLE = (Stage.LINGER, Stage.HEAD, Stage.IDLE)
-"""Who gives up its place for a new connection, in this order: those that will never be served, then those that have
-shown nothing, then clients that can connect again when they need it."""
+"""Stages that give up their place for a new connection, in this order: refused ones, then ones that have sent nothing, then
+idle clients, which can connect again."""
 
-_CHUNK_MARKS = 8
-"""Bytes on the way for each byte of a body, at most: chunks of one byte take six, and longer marks for them are rare."""
+_CHUNK_OVERHEAD = 8
+"""Most bytes received for each byte of a chunked body: chunks of one byte take six, and longer chunk headers are rare."""
 
 _CONTINUE = b"HTTP/1.1 100 "
-"""Leave to send a body, ahead of the answer."""
+"""Start of the interim response that asks the client for its body."""
 
 _FULL = "no place left"
 _UNREAD = "too many unread answers"
@@ -131,8 +130,8 @@ _BUSY = _refusal("503 Service Unavailable", "all connections are in use")
 _LONG_HEAD = _refusal("431 Request Header Fields Too Large", "the headers are too long")
 
 
-class TooMuch(Exception):
-    """Ends the parsing of what a client sent; uvicorn answers with 400."""
+class LimitExceeded(Exception):
+    """Raised while parsing a request that exceeds a limit; uvicorn responds with 400."""
 
 
 class Connections:
@@ -142,20 +141,21 @@ class Connections:
         self.limits = limits
         self.most = limits.most_connections
         self.closed: Counter[str] = Counter()
-        """Connections that the server ended, by reason."""
+        """Counts connections that the server ended, by reason."""
         self._stages: dict[Stage, OrderedDict[GuardedConnection, None]] = {
             stage: OrderedDict() for stage in Stage
         }
-        """In the order in which they came to where they are."""
+        """Connections by stage, in the order in which they entered it."""
         self._count = 0
         self._swept: float | None = None
-        self._told: tuple[float, int] = (0.0, 0)
+        self._logged: tuple[float, int] = (0.0, 0)
+        """Time of the last log line, and the count in it."""
 
     def __len__(self) -> int:
         return self._count
 
     def admit(self, new: "GuardedConnection") -> bool:
-        """Takes a new connection in, at the cost of one that is of less use if there is no place left."""
+        """Admit a new connection; if the server is full, close an expendable one for it. False: there is none."""
         if self._count >= self.most and not self._make_room():
             self.closed[_FULL] += 1
             return False
@@ -171,14 +171,14 @@ class Connections:
         return False
 
     def move(self, connection: "GuardedConnection", stage: Stage) -> None:
-        """Does nothing for one that was ended: its request may still be at work."""
+        """Move a connection to a stage; does nothing for one that was ended, whose request may still run."""
         if connection in self._stages[connection.placed]:
             del self._stages[connection.placed][connection]
             self._stages[stage][connection] = None
             connection.placed = stage
 
     def remove(self, connection: "GuardedConnection") -> None:
-        """Does nothing for one that was not taken in."""
+        """Remove a connection; does nothing for one that was not admitted."""
         if connection in self._stages[connection.placed]:
             del self._stages[connection.placed][connection]
             self._count -= 1
@@ -189,20 +189,20 @@ class Connections:
         connection.abort()
 
     def sweep(self, now: float) -> None:
-        """Closes what is over its time. The time in which this process did not come to look is nobody's fault."""
+        """Close connections that are overdue. Time during which this process did not sweep is not held against them."""
         late = 0.0 if self._swept is None else max(0.0, now - self._swept - 2 * self.limits.sweep_seconds)
         self._swept = now
         unread: list[tuple[float, GuardedConnection]] = []
         for connection in [each for stage in self._stages.values() for each in stage]:
             if late:
-                connection.allow(late)
+                connection.extend_time(late)
             why = connection.overdue(now, self.limits)
             if why is not None:
                 self.end(connection, why)
             elif connection.stuck_since is not None:
                 unread.append((connection.stuck_since, connection))
         self._drop_unread(unread)
-        self._tell(now)
+        self._log_closed(now)
 
     def _drop_unread(self, unread: "list[tuple[float, GuardedConnection]]") -> None:
         total = sum(connection.unread for _, connection in unread)
@@ -212,19 +212,19 @@ class Connections:
             total -= connection.unread
             self.end(connection, _UNREAD)
 
-    def _tell(self, now: float) -> None:
-        told_at, told = self._told
-        total = self.closed.total() - self.closed[Stage.LINGER.value]  # those were told why
-        if total > told and now - told_at >= _TELL_SECONDS:
-            self._told = (now, total)
+    def _log_closed(self, now: float) -> None:
+        logged_at, logged = self._logged
+        total = self.closed.total() - self.closed[Stage.LINGER.value]  # refused clients got a response
+        if total > logged and now - logged_at >= _LOG_SECONDS:
+            self._logged = (now, total)
             reasons = ", ".join(f"{count} {why}" for why, count in self.closed.most_common())
             _log.warning("closed connections so far: %s; %d are open", reasons, self._count)
 
 
 class _Transport:
-    """The connection's transport as uvicorn sees it: counts what is written, and closes without cutting off an answer.
+    """The transport that uvicorn sees: counts written bytes, and closes without cutting off a response.
 
-    An answer's head goes out together with what follows it, which saves a system call for each answer.
+    The head of a response is held back and sent together with the body, which saves a system call for each response.
     """
 
     __slots__ = (
@@ -248,11 +248,11 @@ class _Transport:
         self._close = close
         self.written = 0
         self.head_is_next = False
-        """Whether an answer begins with the next write."""
+        """Whether the next write is the head of a response."""
         self._head = b""
-        """The head of an answer whose body is not there yet."""
+        """The head of a response whose body was not written yet."""
         self.lingers = False
-        """For uvicorn it is closed then."""
+        """Whether the connection is being drained; it is closed for uvicorn."""
         self.abort = transport.abort
         self.get_extra_info = transport.get_extra_info
         self.get_write_buffer_size = transport.get_write_buffer_size
@@ -272,7 +272,7 @@ class _Transport:
         self._write(data)
 
     def flush(self) -> None:
-        """Sends a head that nothing follows."""
+        """Send a head that no body follows."""
         if self._head:
             self.write(b"")
 
@@ -285,7 +285,7 @@ class _Transport:
 
 
 class GuardedConnection(HttpToolsProtocol):
-    """uvicorn's connection, with a stage that says what it waits for and since when."""
+    """uvicorn's connection, with the stage that it is in and the time when it entered it."""
 
     _transport: _Transport
 
@@ -294,39 +294,35 @@ class GuardedConnection(HttpToolsProtocol):
         self._table = table
         self.stage = Stage.HEAD
         self.placed = Stage.HEAD
-        """Where the table has it: as long as one piece of data is being parsed, behind the stage itself."""
+        """The stage under which the table lists it; lags behind `stage` while a piece of data is being parsed."""
         self.since = self._now = self.loop.time()
         self._received = 0
-        """Bytes that came in this stage."""
+        """Bytes received in this stage."""
         self._delivered = 0
-        """Of them, those of a body."""
+        """Bytes of them that belong to a body."""
         self.stuck_since: float | None = None
-        """Since when there has been something for the client to take; looked at by the sweep."""
+        """Time since which a response has been unread; set by the sweep."""
         self._taken = 0
-        """How much it had taken by then."""
-
-    # -- what the table asks ----------------------------------------------------------------------------
+        """Bytes that the client had read by then."""
 
     @property
     def unread(self) -> int:
         return int(self._transport.get_write_buffer_size())
 
-    def allow(self, seconds: float) -> None:
+    def extend_time(self, seconds: float) -> None:
+        """Give the connection more time in its stage."""
         self.since += seconds
         if self.stuck_since is not None:
             self.stuck_since += seconds
 
     def overdue(self, now: float, limits: ServerLimits) -> str | None:
-        """Why it must end now; `None`: it may go on."""
+        """Why the connection must end now; `None`: it may stay."""
         if self._is_stuck(now, limits):
             return Stage.WORK.value
         waited = now - self.since
         if self.stage is Stage.BODY and self.flow.read_paused:
-            self.since, self._received, self._delivered = (
-                now,
-                0,
-                0,
-            )  # the server does not read on: no fault of the client's
+            # The server has paused reading, so the time is not the client's.
+            self.since, self._received, self._delivered = now, 0, 0
         elif self.stage is Stage.BODY:
             over = waited > limits.body_seconds + self._received / limits.bytes_per_second
             return str(self.stage.value) if over else None
@@ -350,8 +346,6 @@ class GuardedConnection(HttpToolsProtocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    # -- stages -----------------------------------------------------------------------------------------
-
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
         self.since = self._now
@@ -371,11 +365,11 @@ class GuardedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.remove(self)
         super().connection_lost(exc)
-        self._let_go_of_body()
+        self._free_body()
 
-    def _let_go_of_body(self) -> None:
-        """At once: connections and what uvicorn makes for them refer to each other, so they go when the collector looks,
-        and servers have it look rarely."""
+    def _free_body(self) -> None:
+        """Free the body of a finished request at once: uvicorn's objects form reference cycles, and servers let the garbage
+        collector run rarely."""
         if self.cycle is not None and (self.cycle.response_complete or self.cycle.disconnected):
             self.cycle.body = bytearray()
 
@@ -397,8 +391,8 @@ class GuardedConnection(HttpToolsProtocol):
             self._check_length()
 
     def _check_length(self) -> None:
-        """What is no body (headers, and in a body that comes in chunks their marks and what follows them) is bounded."""
-        other = self._received - _CHUNK_MARKS * self._delivered
+        """Bound the bytes that are not body: headers, and in a chunked body the chunk headers and trailers."""
+        other = self._received - _CHUNK_OVERHEAD * self._delivered
         if other > self._table.limits.head_bytes or len(self.headers or ()) > self._table.limits.headers:
             self._transport.write(_LONG_HEAD)
             self._transport.close()
@@ -410,7 +404,7 @@ class GuardedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         limits = self._table.limits
         if len(self.pipeline) >= limits.pipelined or len(self.headers) > limits.headers:
-            raise TooMuch
+            raise LimitExceeded
         self._enter(Stage.BODY)
         super().on_headers_complete()
 
@@ -433,7 +427,7 @@ class GuardedConnection(HttpToolsProtocol):
         self._transport.flush()
         self._now = self.loop.time()
         if self.stage is Stage.BODY and self.cycle.response_complete:
-            self._close()  # it was refused before it was read; what follows is of no use
+            self._close()  # the response came before the body was read; the rest of the body is of no use
         elif self.stage is Stage.WORK and not self.pipeline:
             self._enter(Stage.IDLE)
             self._settle()
@@ -448,7 +442,7 @@ class GuardedConnection(HttpToolsProtocol):
             super().shutdown()
 
     def _close(self) -> None:
-        """A client that is still sending is heard out for a moment."""
+        """Close the connection; one whose client is still sending is drained for a moment first."""
         plain = self._transport.plain
         if self._transport.lingers or plain.is_closing():
             return
@@ -456,7 +450,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._now = self.loop.time()
             self._enter(Stage.LINGER)
             self._settle()
-            self._let_go_of_body()
+            self._free_body()
             self.flow.resume_reading()
             plain.write_eof()
             self._transport.lingers = True

@@ -1,12 +1,10 @@
-"""Where a request goes.
+"""URLs of requests, and the addresses of their hosts.
 
-What is true: `place` says whose connection can be used, `target` and `authority` can be put into a request as they
-are, and the text of a URL read back is the same URL.
+Always true of a `Url`: requests with equal `place` can share a connection; `target` and `authority` go into a request
+unchanged; parsing the text of a URL gives the same URL.
 
-Addresses of hosts.
-
-What is true: however many connections are opened at once, a name is looked up once, and again after a while; a look-up
-that fails is not remembered; who gives up waiting for one leaves it to the others.
+Always true of the `Resolver`: however many connections open at once, a host is looked up once and its addresses are cached
+for a short time; a failed lookup is not cached; a caller that is cancelled does not cancel the lookup for the others.
 """
 
 import asyncio
@@ -19,7 +17,7 @@ from urllib.parse import quote, urlsplit
 _PORTS = {"http": 80, "https": 443}
 
 _KEPT = "/:@!$&'()*+,;=~%"
-"""Marks that a path may hold as they are, beside letters, digits and `-._`; escapes that are there stay."""
+"""Characters that stay unquoted in a path, beside letters, digits and `-._`; existing escapes stay."""
 
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -30,9 +28,11 @@ class HoldsPassword(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Url:
+    """An http or https URL, ready to be written into a request."""
+
     scheme: str
     authority: str
-    """Host and, unless it is the usual one, port: the `Host` header."""
+    """The `Host` header: the host, and the port unless it is the scheme's default."""
     target: str
     """Path and query, all ASCII."""
     host: str
@@ -41,9 +41,9 @@ class Url:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises a `ValueError` that says what is wrong. A fragment is left out: servers never see it."""
+        """Parse a URL; raise a `ValueError` that says what is wrong. The fragment is dropped: servers never see it."""
         if not text.isprintable() or text != text.strip():
-            raise ValueError("it holds a space or a character that cannot be seen")
+            raise ValueError("it holds a space or an invisible character")
         parts = urlsplit(text)
         if parts.scheme not in _PORTS or not parts.hostname:
             raise ValueError("it does not begin with http:// or https:// and a host")
@@ -74,9 +74,9 @@ def _ascii_host(host: str) -> str:
     try:
         ascii_host = host.encode("ascii" if host.isascii() else "idna").decode()
     except UnicodeError as error:
-        raise ValueError(f"no host can be called {host!r}") from error
+        raise ValueError(f"{host!r} is not a valid host name") from error
     if not re.fullmatch(r"[a-z0-9._~!$&'()*+,;=:%-]+", ascii_host):
-        raise ValueError(f"no host can be called {host!r}")
+        raise ValueError(f"{host!r} is not a valid host name")
     return ascii_host
 
 
@@ -84,33 +84,35 @@ def _quoted(text: str, also_kept: str) -> str:
     return quote(_LONE_PERCENT.sub("%25", text), safe=_KEPT + also_kept)
 
 
-_KEPT_SECONDS = 10.0
-"""Long enough for thousands of connections that are opened at once; a name that moves is followed soon."""
+_CACHE_SECONDS = 10.0
+"""Long enough for thousands of connections that open at once, short enough to follow a host that moves."""
 
 
-class Names:
+class Resolver:
+    """Looks up host names once for all connections."""
+
     def __init__(self) -> None:
-        self._looking: dict[str, asyncio.Task[list[str]]] = {}
-        """Also those that have found something, for as long as it is kept."""
+        self._lookups: dict[str, asyncio.Task[list[str]]] = {}
+        """Running lookups, and finished ones while they are cached."""
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """At least one, in the order in which the system would try them."""
+        """The addresses of a host, at least one, in the system's order of preference."""
         if _is_address(host):
             return [host]
-        task = self._looking.get(host)
+        task = self._lookups.get(host)
         if task is None:
-            task = self._looking[host] = asyncio.create_task(self._look_up(host, port))
+            task = self._lookups[host] = asyncio.create_task(self._look_up(host, port))
         return await asyncio.shield(task)
 
     async def _look_up(self, host: str, port: int) -> list[str]:
         loop = asyncio.get_running_loop()
-        kept = 0.0
+        cached = 0.0
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            kept = _KEPT_SECONDS
+            cached = _CACHE_SECONDS
             return list(dict.fromkeys(str(address[0]) for *_, address in found))
         finally:
-            loop.call_later(kept, self._looking.pop, host, None)
+            loop.call_later(cached, self._lookups.pop, host, None)
 
 
 def _is_address(host: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollwright.aio import is_asked_for
+from rollwright.aio import is_cancellation
 from rollwright.engines.base import Policy
 from rollwright.errors import ConfigError, FormatError
 from rollwright.rewards.failure import NoReward, RewardFailure, describe
@@ -242,7 +242,7 @@ async def _guard(name: str, start: Callable[[], Any]) -> Any:
     except NoReward as error:
         raise RewardFailure(name, str(error)) from error
     except BaseException as error:
-        if is_asked_for(error):
+        if is_cancellation(error):
             raise
         # Also `SystemExit` and a cancellation that nobody asked for: foreign code must end neither event loop nor run.
         raise RewardFailure(name, f"raised {describe(error)}") from error

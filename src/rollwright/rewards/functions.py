@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from rollwright.aio import passable
+from rollwright.aio import future_safe
 from rollwright.errors import ConfigError
 from rollwright.rewards.scored import ScoredAttempt
 
@@ -134,7 +134,7 @@ async def _run_in_thread(call: Callable[[], Any], name: str, on_end: Callable[[]
         try:
             result, error = context.run(call), None
         except BaseException as raised:  # noqa: BLE001 - raised again where the call is awaited
-            result, error = None, passable(raised)
+            result, error = None, future_safe(raised)
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:  # the event loop has ended, and nobody waits

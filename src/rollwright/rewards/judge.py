@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollwright.aio import is_asked_for
+from rollwright.aio import is_cancellation
 from rollwright.engines.base import Policy, Prompt, Sampling
 from rollwright.rewards.failure import NoReward, describe, one_line
 from rollwright.rewards.functions import Value
@@ -150,7 +150,7 @@ class JudgeModel:
                 if limit.expired():
                     seconds = self._settings.time_limit
                     raise NoReward(f"the judge did not reply within {seconds:g} s") from error
-                if is_asked_for(error):
+                if is_cancellation(error):
                     raise
                 raise NoReward(f"the judge's policy failed: {describe(error)}") from error
         text = made.text

@@ -22,7 +22,7 @@ from rollwright.agents import (
     bounded,
     failed,
 )
-from rollwright.aio import is_asked_for
+from rollwright.aio import is_cancellation
 from rollwright.engines.base import Policy
 from rollwright.envs.base import Env
 from rollwright.gateway import Gateway
@@ -144,7 +144,7 @@ class RolloutAttempt:
             await self._slot.discard()
             return failure.record
         except BaseException as error:
-            if is_asked_for(error):
+            if is_cancellation(error):
                 raise
             await self._slot.discard()
             # Also a rollout whose input or settings cannot be read: it fails alone.

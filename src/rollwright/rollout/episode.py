@@ -28,7 +28,7 @@ from rollwright.agents import (
     failed,
     timed_out,
 )
-from rollwright.aio import is_asked_for
+from rollwright.aio import is_cancellation
 from rollwright.engines.base import Playable, Policy, Sampling
 from rollwright.envs.base import Env, Reset
 from rollwright.errors import FormatError
@@ -167,7 +167,7 @@ async def play_episode(
     except (EpisodeFailure, Interrupted):
         raise
     except BaseException as error:
-        if is_asked_for(error):
+        if is_cancellation(error):
             raise
         done = len(trajectory.turns)
         if limit.expired:

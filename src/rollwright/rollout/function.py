@@ -24,7 +24,7 @@ from rollwright.agents import (
     failed,
     timed_out,
 )
-from rollwright.aio import is_asked_for
+from rollwright.aio import is_cancellation
 from rollwright.engines.base import NO_ACTIONS, Parsed, Policy, Sampling, ToolSpec
 from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import FormatError, RollwrightError
@@ -192,7 +192,7 @@ async def play_function(
     except (EpisodeFailure, Interrupted):
         raise
     except BaseException as raised:
-        if is_asked_for(raised):
+        if is_cancellation(raised):
             raise
         error = raised  # put down to its boundary below
     finally:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rollwright.aio import is_asked_for
+from rollwright.aio import is_cancellation
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.config.resuming import SettingChange
 from rollwright.engines.base import Capabilities, Policy
@@ -190,7 +190,7 @@ class Run:
         try:
             await self.policy.close()
         except BaseException as error:
-            if isinstance(error, Exception) or is_asked_for(error):
+            if isinstance(error, Exception) or is_cancellation(error):
                 raise
             raise RollwrightError(f"policy: raised {type(error).__name__} when it was closed") from error
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from rollwright.aio import is_asked_for
+from rollwright.aio import is_cancellation
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.tools.time_limit import in_line
 
@@ -240,7 +240,7 @@ class Pool(Generic[Resource]):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 return await self._renew(resource)
         except BaseException as error:
-            if is_asked_for(error):
+            if is_cancellation(error):
                 raise
             _log.warning("a resource could not be renewed: %r", error)
             return False
@@ -252,7 +252,7 @@ class Pool(Generic[Resource]):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._close(resource)
         except BaseException as error:
-            if is_asked_for(error):
+            if is_cancellation(error):
                 raise
             _log.warning("a resource could not be closed: %r", error)
 

@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from rollwright.aio import passable
+from rollwright.aio import future_safe
 from rollwright.engines.base import ToolSpec
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.tools.context import ToolContext
@@ -212,7 +212,7 @@ def _work(call: Callable[[], Any], outcome: "Future[Any]") -> None:
     try:
         result = call()
     except BaseException as error:  # noqa: BLE001 - raised again where the call is awaited
-        outcome.set_exception(passable(error))
+        outcome.set_exception(future_safe(error))
     else:
         outcome.set_result(result)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from rollwright.aio import is_asked_for
+from rollwright.aio import is_cancellation
 from rollwright.engines.base import ToolSpec
 from rollwright.errors import ConfigError
 from rollwright.tools.context import ToolContext
@@ -122,7 +122,7 @@ async def _ran(tool: Tool, call: ToolCall, arguments: dict[str, Any], context: T
     except TookTooLong as error:
         return result(str(error), Problem.TIMEOUT)
     except BaseException as error:
-        if is_asked_for(error):
+        if is_cancellation(error):
             raise
         told = as_text(f"{tool.name} failed: {type(error).__name__}: {error}", tool.max_length)
         return result(told, Problem.EXCEPTION)

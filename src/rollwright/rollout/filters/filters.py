@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from rollwright.aio import is_asked_for
+from rollwright.aio import is_cancellation
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.registry import import_object, is_path
 from rollwright.rollout.filters.base import Action, Filter
@@ -180,7 +180,7 @@ class OwnTest:
         try:
             return self.function(group)
         except BaseException as error:
-            if is_asked_for(error):
+            if is_cancellation(error):
                 raise
             where = group[0].group_id if group else "without members"
             raise RollwrightError(
