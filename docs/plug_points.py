@@ -50,7 +50,7 @@ usual arguments and the options.
 import sys
 from pathlib import Path
 
-from rollwright.training.advantages import make_advantage
+from rollwright import make_advantage
 from rollwright.training.metrics import Metrics
 
 

@@ -15,15 +15,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rollwright.agents import Session
-from rollwright.config import build
-from rollwright.rollout.worker import WorkerSettings
-from rollwright.run.worker_process import run_worker
+from rollwright import (
+    AttemptedRollout,
+    Message,
+    Session,
+    Trajectory,
+    WorkerSettings,
+    load_config,
+    open_store,
+    run_worker,
+    simulated_server,
+)
 from rollwright.run.worker_settings import CONFIG_KEY
-from rollwright.simulation.server_process import simulated_server
-from rollwright.store.opening import open_store
-from rollwright.store.records import AttemptedRollout
-from rollwright.trajectory import Message, Trajectory
 
 TASKS = [{"question": f"What is {a} + {b}?", "answer": a + b} for a in (1, 2, 3) for b in (1, 2, 3)]
 
@@ -52,7 +55,7 @@ async def main() -> None:
 
 
 async def _enqueue(address: str, base_url: str) -> None:
-    config = build(
+    config = load_config(
         {
             "name": "sums",
             "policy": {"kind": "openai", "base_url": base_url, "model": "simulated"},

@@ -15,12 +15,22 @@ import httpx
 from openai import AsyncOpenAI
 
 from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
-from rollwright.engines.base import Generation, Parsed, Prompt, Sampling, ToolSpec
-from rollwright.engines.rendering.bytes import BytesRenderer
+from rollwright import (
+    BytesRenderer,
+    Generation,
+    MemoryStore,
+    Parsed,
+    Prompt,
+    Sampling,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+    VersionRun,
+    floats,
+)
 from rollwright.gateway import Gateway
 from rollwright.gateway.service import GatewayService, ServiceSettings
-from rollwright.store.memory import MemoryStore
-from rollwright.trajectory import TokenIds, ToolCall, Trajectory, VersionRun, floats
+from rollwright.trajectory import TokenIds
 
 ADMIN_KEY = "rw-admin-example"
 CALL = "CALL temperature "

@@ -14,12 +14,8 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from rollwright.config import build
-from rollwright.rollout.worker import WorkerSettings
-from rollwright.run.worker_process import run_worker
+from rollwright import Trajectory, WorkerSettings, load_config, open_store, run_worker, samples
 from rollwright.run.worker_settings import CONFIG_KEY
-from rollwright.store.opening import open_store
-from rollwright.trajectory import Trajectory, samples
 
 TASKS = [{"topic": topic} for topic in ("rivers", "bridges", "tides")]
 
@@ -38,7 +34,7 @@ async def agent(task: dict[str, Any], session: Any) -> float:
 async def main() -> None:
     with TemporaryDirectory() as folder:
         address = str(Path(folder) / "texts.db")
-        config = build(
+        config = load_config(
             {
                 "name": "texts",
                 "policy": {"kind": "simulated", "tokens_per_second": 2000},

@@ -16,9 +16,7 @@ from typing import Annotated
 
 import typer
 
-from rollwright.store.api import Store
-from rollwright.store.memory import MemoryStore
-from rollwright.store.opening import open_store
+from rollwright import MemoryStore, Store, open_store
 
 
 async def create_rollouts(store: Store, count: int) -> None:

@@ -10,10 +10,8 @@ everything around them is as it would be: each call is a turn with its own promp
 import asyncio
 from collections import Counter
 
-from rollwright.config import build
-from rollwright.run.run import Run
+from rollwright import Run, Trajectory, load_config
 from rollwright.teams import Reply, TeamSession
-from rollwright.trajectory import Trajectory
 
 
 async def debate(s: TeamSession) -> Reply:
@@ -61,7 +59,7 @@ SETTINGS = {
 
 
 async def main() -> None:
-    async with Run(build(SETTINGS)) as run:
+    async with Run(load_config(SETTINGS)) as run:
         batch = await run.get_batch()
     for tag in ("Sums", "Lookup"):
         _report(tag, [each for each in batch.trajectories if each.tag == tag])

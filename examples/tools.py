@@ -18,16 +18,27 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from rollwright.agents import Session
+from rollwright import (
+    BytesRenderer,
+    Generation,
+    Parsed,
+    Prompt,
+    Sampling,
+    Session,
+    Toolbox,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+    VersionRun,
+    floats,
+    tool,
+)
 from rollwright.agents.tool_agent import ToolAgent
-from rollwright.engines.base import Generation, Parsed, Prompt, Sampling, ToolSpec
-from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.http.server import Listener, listening_socket
-from rollwright.tools import Toolbox, tool
 from rollwright.tools.calculator import calculator
 from rollwright.tools.python import PythonSandbox
 from rollwright.tools.search import Bm25Index, HttpSearch, Passage, search_tool
-from rollwright.trajectory import TokenIds, ToolCall, Trajectory, VersionRun, floats
+from rollwright.trajectory import TokenIds
 
 PASSAGES = [
     Passage("The Aare is a river of 291 km, the longest that lies wholly in Switzerland.", "Aare"),

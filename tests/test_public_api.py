@@ -138,7 +138,17 @@ def small_training() -> dict[str, object]:
         "name": "small",
         "policy": {"kind": "torch", "model": str(ROOT / "models" / "frozen_lake")},
         "train_env_manager": {"num_env_groups": 2, "group_size": 2, "tags": ["FrozenLake"]},
-        "custom_envs": {"FrozenLake": {"max_steps": 3, "max_tokens_per_step": 4}},
+        "agent": {"history": {"mode": "current"}},
+        "custom_envs": {
+            "FrozenLake": {
+                "env_config": {"action_pattern": "(.+)", "answer_template": "{action}"},
+                "agent_system_template": "",
+                "agent_opening_template": "{observation}",
+                "agent_template": "{observation}",
+                "max_steps": 3,
+                "max_tokens_per_step": 4,
+            }
+        },
         "rollout_batch_size": 4,
     }
 

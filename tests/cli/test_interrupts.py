@@ -22,7 +22,7 @@ CONFIG = {
 
 BEGIN = """
 from rollwright.cli.entry import main
-from rollwright.aio import INTERRUPTS
+from rollwright.signals import INTERRUPTS
 
 INTERRUPTS.install()  # `main` does so, too, as the first thing
 print("up", flush=True)

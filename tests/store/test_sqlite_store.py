@@ -149,7 +149,7 @@ async def test_while_the_disk_is_written_only_what_has_to_last_waits(
     for _ in range(3):  # the reader's thread answers in its own time
         await asyncio.sleep(0.02)
     assert not second.done(), "it is not on disk"
-    assert not queries.done(), "what it has seen is not on disk"
+    assert not looking.done(), "what it has seen is not on disk"
     assert not brief.done()
     assert not any(each.done() for each in later)
     may_go_on.set()

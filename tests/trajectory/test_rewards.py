@@ -82,7 +82,7 @@ def test_what_passes_can_be_summed_and_squared_in_single_precision(number: float
     except FormatError:
         assert not abs(number) <= LARGEST_REWARD
         return
-    assert taken == number
+    assert taken == float(number)
     assert np.isfinite(np.float32(taken) * np.float32(taken) * np.float32(64))
 
 

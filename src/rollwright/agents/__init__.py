@@ -1,20 +1,32 @@
 """Agents: they get a session, ask it for generations, and know nothing of stores, workers or training."""
 
-from rollwright.agents.chat import ChatAgent
-from rollwright.agents.failures import (
-    TIMEOUT,
-    EpisodeFailure,
-    TimeLimit,
-    bounded,
-    failed,
-    timed_out,
-    together,
-)
-from rollwright.agents.journal import Interrupted, Journal, JournalEntry, ReplayDiffers, Superseded, entries
-from rollwright.agents.session import OutOfRoom, Session
-from rollwright.agents.settings import History, HistoryMode
-from rollwright.agents.timing import Stopwatch
+from typing import TYPE_CHECKING
+
+from rollwright.lazy import lazy_names
 from rollwright.trajectory import Phase
+
+if TYPE_CHECKING:
+    from rollwright.agents.chat import ChatAgent
+    from rollwright.agents.failures import (
+        TIMEOUT,
+        EpisodeFailure,
+        TimeLimit,
+        bounded,
+        failed,
+        timed_out,
+        together,
+    )
+    from rollwright.agents.journal import (
+        Interrupted,
+        Journal,
+        JournalEntry,
+        ReplayDiffers,
+        Superseded,
+        entries,
+    )
+    from rollwright.agents.session import OutOfRoom, Session
+    from rollwright.agents.settings import History, HistoryMode
+    from rollwright.agents.timing import Stopwatch
 
 __all__ = [
     "TIMEOUT",
@@ -38,3 +50,28 @@ __all__ = [
     "timed_out",
     "together",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ChatAgent": "chat",
+        "EpisodeFailure": "failures",
+        "History": "settings",
+        "HistoryMode": "settings",
+        "Interrupted": "journal",
+        "Journal": "journal",
+        "JournalEntry": "journal",
+        "OutOfRoom": "session",
+        "ReplayDiffers": "journal",
+        "Session": "session",
+        "Stopwatch": "timing",
+        "Superseded": "journal",
+        "TIMEOUT": "failures",
+        "TimeLimit": "failures",
+        "bounded": "failures",
+        "entries": "journal",
+        "failed": "failures",
+        "timed_out": "failures",
+        "together": "failures",
+    },
+)

@@ -1,6 +1,6 @@
 """Where the `rollwright` command begins: signals are answered before anything slow is imported."""
 
-from rollwright.aio import INTERRUPTS
+from rollwright.signals import INTERRUPTS
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
-from rollwright.aio import INTERRUPTS, SignalReceived
 from rollwright.errors import RollwrightError
+from rollwright.signals import INTERRUPTS, SignalReceived
 
 Result = TypeVar("Result")
 

@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from rollwright import __version__
-from rollwright.aio import INTERRUPTS, SignalReceived
 from rollwright.errors import RollwrightError
+from rollwright.signals import INTERRUPTS, SignalReceived
 
 OUT_OF_MEMORY = 137
 """As for a process that the kernel kills for it, so that a supervisor need not tell them apart."""

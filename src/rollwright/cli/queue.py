@@ -20,7 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.addresses import redacted
-from rollwright.aio import INTERRUPTS
 from rollwright.cli.console import (
     clock_time,
     complete_config,
@@ -33,6 +32,7 @@ from rollwright.cli.event_loop import run_async
 from rollwright.errors import RollwrightError
 from rollwright.http.server_connection import raise_handle_limit
 from rollwright.rollout.accounting import FailureCauses
+from rollwright.signals import INTERRUPTS
 from rollwright.store.api import Store
 from rollwright.store.opening import ADDRESS_VARIABLE, TOKEN_VARIABLE, USUAL_PATIENCE, open_store
 from rollwright.store.records import (

@@ -11,7 +11,6 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from rollwright.aio import INTERRUPTS
 from rollwright.cli.condition import refuse_losses, say_repairs, say_shown_steps
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
@@ -25,6 +24,7 @@ from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import Progress, RunObserver, play_run
 from rollwright.run.recovery import recover
 from rollwright.run.run import Run
+from rollwright.signals import INTERRUPTS
 
 
 class RunScreen(RunObserver):

@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollwright.aio import INTERRUPTS, SignalReceived
 from rollwright.cli.console import RUNS, Overrides, complete_config, console, plain_lines, warn_of_password
 from rollwright.cli.event_loop import run_async
 from rollwright.config import RunConfig, build, load
 from rollwright.run.folder import CONFIG, RunReader
 from rollwright.run.retention import read_forgotten
+from rollwright.signals import INTERRUPTS, SignalReceived
 from rollwright.swarm.heartbeat import Heartbeat, NodeStatus, read_heartbeat, read_status
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity, refuse_open_folder, short_name
 from rollwright.swarm.supervisor.logs import NodeLogs

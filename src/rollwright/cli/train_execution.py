@@ -11,7 +11,6 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from rollwright.aio import INTERRUPTS
 from rollwright.cli.condition import refuse_losses, restore_lost_settings, say_repairs, say_shown_steps
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
@@ -32,6 +31,7 @@ from rollwright.run.playing import RunObserver
 from rollwright.run.recovery import resumed_settings
 from rollwright.run.reference_scores import validation_baselines
 from rollwright.run.training import TrainingRun, is_trained, train_run
+from rollwright.signals import INTERRUPTS
 
 
 class TrainingScreen(RunObserver):

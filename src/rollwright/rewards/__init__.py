@@ -1,12 +1,17 @@
 """Rewards: named, weighted functions and judges over a task and a trajectory, whose values are kept."""
 
-from rollwright.rewards.composition import RewardResult, Rewards, WeightedReward
-from rollwright.rewards.failure import RewardFailure
-from rollwright.rewards.functions import reward
-from rollwright.rewards.group_judge import GroupJudge
-from rollwright.rewards.judge import RubricJudge
-from rollwright.rewards.scored import ScoredAttempt
-from rollwright.rewards.settings import parse_rewards
+from typing import TYPE_CHECKING
+
+from rollwright.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rollwright.rewards.composition import RewardResult, Rewards, WeightedReward
+    from rollwright.rewards.failure import RewardFailure
+    from rollwright.rewards.functions import reward
+    from rollwright.rewards.group_judge import GroupJudge
+    from rollwright.rewards.judge import RubricJudge
+    from rollwright.rewards.scored import ScoredAttempt
+    from rollwright.rewards.settings import parse_rewards
 
 __all__ = [
     "GroupJudge",
@@ -19,3 +24,18 @@ __all__ = [
     "parse_rewards",
     "reward",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "GroupJudge": "group_judge",
+        "RewardFailure": "failure",
+        "RewardResult": "composition",
+        "Rewards": "composition",
+        "RubricJudge": "judge",
+        "ScoredAttempt": "scored",
+        "WeightedReward": "composition",
+        "parse_rewards": "settings",
+        "reward": "functions",
+    },
+)

@@ -3,8 +3,9 @@
 Each name is imported with its own module when it is first used: reading a run's ledger loads no scheduler.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollwright.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rollwright.rollout.accounting import Activity, Fate, Ledger
@@ -17,29 +18,6 @@ if TYPE_CHECKING:
     from rollwright.rollout.scheduler import Batch, RolloutScheduler, TooManyRefills
     from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 
-_MODULES = {
-    "Activity": "accounting",
-    "Fate": "accounting",
-    "Ledger": "accounting",
-    "Assignment": "attempt",
-    "RolloutContext": "attempt",
-    "SettingsSource": "attempt",
-    "InflightLimit": "concurrency",
-    "EnvManager": "env_manager",
-    "ChainStrategy": "episode",
-    "Episode": "episode",
-    "EpisodeSettings": "episode",
-    "AgentFunction": "function",
-    "ThreadSession": "function",
-    "Group": "groups",
-    "GroupBook": "groups",
-    "GroupRules": "groups",
-    "Batch": "scheduler",
-    "RolloutScheduler": "scheduler",
-    "TooManyRefills": "scheduler",
-    "RolloutWorker": "worker",
-    "WorkerSettings": "worker",
-}
 
 __all__ = [
     "Activity",
@@ -65,8 +43,29 @@ __all__ = [
     "WorkerSettings",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Activity": "accounting",
+        "Fate": "accounting",
+        "Ledger": "accounting",
+        "Assignment": "attempt",
+        "RolloutContext": "attempt",
+        "SettingsSource": "attempt",
+        "InflightLimit": "concurrency",
+        "EnvManager": "env_manager",
+        "ChainStrategy": "episode",
+        "Episode": "episode",
+        "EpisodeSettings": "episode",
+        "AgentFunction": "function",
+        "ThreadSession": "function",
+        "Group": "groups",
+        "GroupBook": "groups",
+        "GroupRules": "groups",
+        "Batch": "scheduler",
+        "RolloutScheduler": "scheduler",
+        "TooManyRefills": "scheduler",
+        "RolloutWorker": "worker",
+        "WorkerSettings": "worker",
+    },
+)

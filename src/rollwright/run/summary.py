@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from rollwright.aio import INTERRUPTS
 from rollwright.errors import RollwrightError
 from rollwright.rollout.accounting import FailureCauses
 from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
@@ -23,6 +22,7 @@ from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.reference_scores import baseline
 from rollwright.run.run import Run
 from rollwright.run.statistics import RunStatistics, TreeSums, ViewSizes, activity_row, ledger_row
+from rollwright.signals import INTERRUPTS
 
 
 async def conclude(

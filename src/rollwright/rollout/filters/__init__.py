@@ -3,8 +3,9 @@
 Each name is imported with its own module when it is first used: a ledger counts catches without the filters' settings.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollwright.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rollwright.rollout.filters.applying import Judged, judge, judge_group, stops
@@ -22,28 +23,6 @@ if TYPE_CHECKING:
         group_filter,
     )
 
-_MODULES = {
-    "AccuracyBand": "filters",
-    "Action": "base",
-    "Catch": "base",
-    "Catches": "base",
-    "Duplicate": "filters",
-    "Filter": "base",
-    "FormatError": "filters",
-    "GroupTest": "base",
-    "Judged": "applying",
-    "MemberTest": "base",
-    "NoTrainableToken": "filters",
-    "Overlong": "filters",
-    "Repetition": "filters",
-    "VoidTurn": "filters",
-    "ZeroVariance": "filters",
-    "build_filters": "factory",
-    "group_filter": "filters",
-    "judge": "applying",
-    "judge_group": "applying",
-    "stops": "applying",
-}
 
 __all__ = [
     "AccuracyBand",
@@ -68,8 +47,28 @@ __all__ = [
     "stops",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AccuracyBand": "filters",
+        "Action": "base",
+        "Catch": "base",
+        "Catches": "base",
+        "Duplicate": "filters",
+        "Filter": "base",
+        "FormatError": "filters",
+        "GroupTest": "base",
+        "Judged": "applying",
+        "MemberTest": "base",
+        "NoTrainableToken": "filters",
+        "Overlong": "filters",
+        "Repetition": "filters",
+        "VoidTurn": "filters",
+        "ZeroVariance": "filters",
+        "build_filters": "factory",
+        "group_filter": "filters",
+        "judge": "applying",
+        "judge_group": "applying",
+        "stops": "applying",
+    },
+)
