@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rollwright.agents import TIMEOUT, EpisodeFailure, Phase, Session
+from rollwright.agents.failures import TIMEOUT, EpisodeFailure
 from rollwright.rollout.filters import Catches
-from rollwright.trajectory import Boundary, ErrorRecord, Trajectory, Turn
+from rollwright.trajectory import Boundary, ErrorRecord, Phase, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from rollwright.agents import Session
 
 
 class Fate(StrEnum):
@@ -223,7 +226,7 @@ class Activity:
     """Failed attempts, by what went wrong."""
     abandoned_envs: int = 0
     """Environments that could not be closed."""
-    sessions: dict[str, Session] = field(default_factory=dict)
+    sessions: dict[str, "Session"] = field(default_factory=dict)
     """Episodes in flight, by rollout id."""
 
     elsewhere: dict[str, "Activity"] = field(default_factory=dict)
