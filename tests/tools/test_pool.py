@@ -269,7 +269,7 @@ def test_a_call_that_asked_together_with_others_never_gets_a_new_resource_becaus
                 thing = await context.lease(workshop.pool)
                 for _ in range(passes):
                     await asyncio.sleep(0)
-                context.give_back(workshop.pool)
+                context.release(workshop.pool)
                 return thing
 
             first, *others = await asyncio.gather(*(use() for _ in range(4)), return_exceptions=True)

@@ -159,7 +159,7 @@ async def test_a_busy_search_server_is_asked_again_and_a_broken_one_ends_the_att
     made.answers = [web.Response(status=503), web.Response(status=429)]
     assert (await call(box, "search", query="Rhine")).problem is None
     assert made.asked == 3
-    for answer, said in ((web.Response(status=404), "404"), (web.Response(text="[]"), "not an answer")):
+    for answer, said in ((web.Response(status=404), "404"), (web.Response(text="[]"), "malformed response")):
         made.answers = [answer]
         with pytest.raises(ToolFailure, match=said):
             await call(box, "search", query="Rhine")
