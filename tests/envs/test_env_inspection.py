@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollwright.config import build
-from rollwright.envs.base import Prompts, Reset, Step, inspected_env
+from rollwright.envs.base import PromptTemplates, Reset, Step, open_for_inspection
 from rollwright.errors import ConfigError
 from rollwright.run.build import SettingsTable
 
@@ -18,7 +18,7 @@ class Counted:
     """Knows how many of its kind are open."""
 
     open = 0
-    prompts = Prompts(system="", opening="{observation}", turn="{observation}")
+    prompts = PromptTemplates(system="", opening="{observation}", turn="{observation}")
     instruction = ""
 
     def __init__(self, level: int = 0) -> None:
@@ -94,6 +94,6 @@ def test_one_that_raises_when_it_is_looked_at_or_closed_is_closed_and_holds_up_n
             closed.append("yes")
             raise SystemExit
 
-    with pytest.raises(ZeroDivisionError), inspected_env(Bad):
+    with pytest.raises(ZeroDivisionError), open_for_inspection(Bad):
         raise ZeroDivisionError
     assert closed == ["yes"]

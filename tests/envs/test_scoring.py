@@ -37,7 +37,7 @@ def own_service():
 
 def makers_pid(service: ScoringService) -> int:
     """Of the process that judges are forked from."""
-    process = service.pool.starter.process
+    process = service.pool.fork_server.process
     assert process is not None
     return process.pid
 
@@ -209,10 +209,10 @@ async def test_judges_that_cannot_start_are_a_failure_and_no_score(monkeypatch) 
 async def test_idle_judges_end_by_themselves_and_come_back(monkeypatch, own_service) -> None:
     monkeypatch.setattr(pool_module, "IDLE_SECONDS", 0.2)
     entry = await own_service.entry("basic_arithmetic", {}, 1)
-    process = own_service.pool.starter.process
+    process = own_service.pool.fork_server.process
     assert await asyncio.to_thread(process.wait, 60) is not None
     assert await own_service.entry("basic_arithmetic", {}, 1) == entry
-    assert own_service.pool.starter.process is not process
+    assert own_service.pool.fork_server.process is not process
 
 
 def test_judges_end_when_their_owner_is_killed() -> None:
@@ -220,7 +220,7 @@ def test_judges_end_when_their_owner_is_killed() -> None:
         "import asyncio, time\n"
         "from rollwright.envs import scoring\n"
         "asyncio.run(scoring.shared().entry('basic_arithmetic', {}, 1))\n"
-        "print(scoring.shared().pool.starter.process.pid, flush=True)\n"
+        "print(scoring.shared().pool.fork_server.process.pid, flush=True)\n"
         "time.sleep(1000)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -243,7 +243,7 @@ def test_a_script_that_forgets_to_close_it_ends_cleanly() -> None:
         "import asyncio\n"
         "from rollwright.envs import scoring\n"
         "print(asyncio.run(scoring.shared().entry('string_insertion', {}, 1)).answer)\n"
-        "print(scoring.shared().pool.starter.process.pid)\n"
+        "print(scoring.shared().pool.fork_server.process.pid)\n"
     )
     ended = subprocess.run(
         [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=120
@@ -318,14 +318,14 @@ def test_root_never_judges_as_root_also_where_others_cannot_read(
     (tmp_path / "private_program.py").write_text(PROGRAM)
     tmp_path.chmod(mode)
     monkeypatch.syspath_prepend(str(tmp_path))
-    starter = ForkServer("private_program", [tmp_path])
-    line = starter.start(SandboxLimits())
+    fork_server = ForkServer("private_program", [tmp_path])
+    line = fork_server.start(SandboxLimits())
     line.settimeout(60)
     said = b""
     while more := line.recv(1 << 16):
         said += more
     line.close()
-    starter.close()
+    fork_server.close()
     length = int.from_bytes(said[:4])
     ready = msgspec.msgpack.decode(said[4 : 4 + length], type=Ready)
     if is_readable:

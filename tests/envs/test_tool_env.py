@@ -177,7 +177,7 @@ def test_tools_without_state_let_the_environment_fork_and_others_are_replayed() 
         holding = ToolEnv(TASKS, exact, Held().box)
         assert not holding.stateless
         assert fork_mode(holding, None) is ForkMode.REPLAY
-        with pytest.raises(RollwrightError, match="hold state"):
+        with pytest.raises(RollwrightError, match="stateful tool cannot be copied"):
             holding.fork()
 
     run_virtual(main())
