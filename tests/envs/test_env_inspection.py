@@ -1,4 +1,4 @@
-"""Environments that are only asked what they say of themselves are closed again."""
+"""Environments that are opened for inspection are closed again."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ from rollwright.run.build import SettingsTable
 
 
 class Counted:
-    """Knows how many of its kind are open."""
+    """Counts its open instances."""
 
     open = 0
     prompts = PromptTemplates(system="", opening="{observation}", turn="{observation}")
@@ -41,7 +41,7 @@ class Counted:
 
 
 class Blocking:
-    """The same without async."""
+    """Synchronous variant."""
 
     open = 0
     prompts, instruction = Counted.prompts, ""

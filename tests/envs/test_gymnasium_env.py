@@ -14,7 +14,7 @@ TAGS = ["gymnasium:FrozenLake-v1", "gymnasium:CliffWalking-v1", "gymnasium:Taxi-
 
 
 class Parrot(gymnasium.Env[str, str]):
-    """Takes text and says it back; cannot be copied because of its lock."""
+    """Echoes text; its lock prevents copying."""
 
     observation_space = gymnasium.spaces.Text(20)
     action_space = gymnasium.spaces.Text(5)
@@ -31,7 +31,7 @@ class Parrot(gymnasium.Env[str, str]):
 
 
 class Shared(gymnasium.Env[int, int]):
-    """Pretends to be copied, but is not."""
+    """Its copies share state with the original."""
 
     observation_space = gymnasium.spaces.Discrete(1000)
     action_space = gymnasium.spaces.Discrete(2, start=1)

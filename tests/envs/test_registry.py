@@ -11,7 +11,7 @@ from rollwright.errors import ConfigError
 
 
 class Echo:
-    """Says what it hears."""
+    """Echoes the answer."""
 
     instruction = "Say something."
     prompts = PromptTemplates("", "{observation}", "{observation}")
@@ -94,7 +94,7 @@ def test_a_wrong_setting_is_one_clear_line(tag: str, config, words: str) -> None
 
 @pytest.fixture
 def own_module(monkeypatch):
-    """A module of the user's with environments in it."""
+    """A user's module with environments."""
 
     def needy(*, data: str) -> Echo:
         return Echo(greeting=data)

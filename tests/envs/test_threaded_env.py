@@ -12,7 +12,7 @@ from rollwright.envs.threaded import BlockingRunner, wrap
 
 
 class Blocking:
-    """A synchronous environment that notes its threads, and hangs when told to."""
+    """A synchronous environment that records its threads and hangs on request."""
 
     instruction = "Wait."
     prompts = PromptTemplates("", "{observation}", "{observation}")
