@@ -10,14 +10,11 @@ import logging
 import os
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections import OrderedDict, deque
 from concurrent.futures import Future
 from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
 
 from rollwright.envs.base import EnvironmentFailure
 from rollwright.envs.scoring.judge_connection import (
@@ -36,7 +33,7 @@ from rollwright.envs.scoring.protocol import (
     Result,
     Score,
 )
-from rollwright.sandbox.client import ForkServer, SandboxError
+from rollwright.sandbox.client import ForkServer, SandboxError, package_folders
 from rollwright.sandbox.protocol import Ready, SandboxLimits, frame
 
 UNCONFINED_VARIABLE = "ROLLWRIGHT_UNCONFINED_SCORING"
@@ -79,7 +76,7 @@ class JudgePool:
         self._limits = SandboxLimits(cpu_seconds=_CPU_SECONDS, memory=memory, disk=1 << 20, threads=1)
         self._allow_unconfined = allow_unconfined
         self._is_confined = True
-        self.fork_server = ForkServer("rollwright.envs.scoring.judge", _package_folders())
+        self.fork_server = ForkServer("rollwright.envs.scoring.judge", package_folders("reasoning_gym"))
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake: socket.socket | None = None
@@ -401,12 +398,3 @@ class JudgePool:
         self._affinity.clear()
         self._release_thread()
         self.fork_server.close()
-
-
-def _package_folders() -> list[Path]:
-    """Directories in which reasoning-gym and its dependencies are installed."""
-    places = [Path(each) for each in sys.path if Path(each).name in ("site-packages", "dist-packages")]
-    spec = find_spec("reasoning_gym")
-    if spec is not None and spec.origin is not None:
-        places.append(Path(spec.origin).parent.parent)
-    return [each for each in dict.fromkeys(places) if each.is_dir()]
