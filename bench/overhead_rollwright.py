@@ -22,7 +22,7 @@ from overhead_episode import (
     report,
 )
 from rollwright.config import RunConfig
-from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.envs.registry import EnvSpec, register
 from rollwright.run.run import Run
 
@@ -36,7 +36,7 @@ class Lake:
     """Shows the texts that all arms show, and ends after `TURNS` answers."""
 
     instruction = ""
-    prompts = Prompts(system=SYSTEM, opening="{observation}", turn="{observation}")
+    prompts = PromptTemplates(system=SYSTEM, opening="{observation}", turn="{observation}")
 
     def __init__(self) -> None:
         self._answers = 0

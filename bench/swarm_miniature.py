@@ -23,7 +23,7 @@ from rollwright import rng
 from rollwright.agents import ChatAgent
 from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.engines.rendering.bytes import ASSISTANT, END, SYSTEM, USER, VOCABULARY_SIZE, BytesRenderer
-from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.models.tiny import tiny_llama
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
 from rollwright.swarm.content import SharedGroup
@@ -80,7 +80,7 @@ class Digits:
     """One question, one answer."""
 
     instruction = ""
-    prompts = Prompts(system="", opening="{observation}", turn="{observation}")
+    prompts = PromptTemplates(system="", opening="{observation}", turn="{observation}")
 
     def __init__(self) -> None:
         self._question = ""

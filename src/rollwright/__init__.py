@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rollwright.envs.base import Env as Env
     from rollwright.envs.base import EnvironmentFailure as EnvironmentFailure
     from rollwright.envs.base import Info as Info
-    from rollwright.envs.base import Prompts as Prompts
+    from rollwright.envs.base import PromptTemplates as PromptTemplates
     from rollwright.envs.base import Reset as Reset
     from rollwright.envs.base import Step as Step
     from rollwright.envs.registry import EnvSpec as EnvSpec
@@ -101,7 +101,7 @@ _PLACES = {
     "EnvironmentFailure": "rollwright.envs.base",
     "EnvSpec": "rollwright.envs.registry",
     "Info": "rollwright.envs.base",
-    "Prompts": "rollwright.envs.base",
+    "PromptTemplates": "rollwright.envs.base",
     "Reset": "rollwright.envs.base",
     "Step": "rollwright.envs.base",
     "register_env": "rollwright.envs.registry:register",
@@ -185,7 +185,7 @@ __all__ = [
     "Policy",
     "Pool",
     "Prompt",
-    "Prompts",
+    "PromptTemplates",
     "RandomPlayer",
     "Reset",
     "Rewards",

@@ -7,7 +7,7 @@ import pytest
 from rollwright.agents import ChatAgent, EpisodeFailure, History, HistoryMode, Session
 from rollwright.engines.base import EngineError, Generation, Prompt, Sampling
 from rollwright.engines.rendering.bytes import BytesRenderer
-from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.errors import ConfigError
 from rollwright.rollout.episode import EpisodeSettings, play_episode
 from rollwright.rollout.settings import LimitsConfig
@@ -23,7 +23,7 @@ from rollwright.trajectory import (
 )
 
 WHOLE = History()
-PROMPTS = Prompts(
+PROMPTS = PromptTemplates(
     system="rules of the house",
     opening="{instruction}|{observation}|turn {turn_idx}|{actions_left} left|{max_response_length} tokens",
     turn="{observation}|turn {turn_idx}|{actions_left} left",
@@ -281,7 +281,7 @@ async def test_an_agent_that_raises_is_the_agents_failure() -> None:
 
 
 def test_a_template_that_refers_to_something_unknown_is_refused_with_the_known_names() -> None:
-    agent = ChatAgent(Prompts("s", "{observation}", "{observatoin}"))
+    agent = ChatAgent(PromptTemplates("s", "{observation}", "{observatoin}"))
     with pytest.raises(
         ConfigError, match=r"custom_envs\.X\.agent_template: 'observatoin' cannot be filled in; known"
     ):

@@ -1,4 +1,4 @@
-"""What reasoning-gym itself gives, evaluation and all: run as a program, with honest answers only.
+"""Scores of the unmodified reasoning-gym, which evaluates answers: run as a program, with honest answers only.
 
 Reads seeds and dataset names from its arguments and prints one JSON line for each: the question, its own answer, and for
 that answer and several wrong ones what `score_answer` says. `null`: it raises.
@@ -15,7 +15,7 @@ from reasoning_gym.factory import DATASETS, create_dataset
 
 
 def wrong_answers(answer: str, seed: int) -> list[str]:
-    """What a model that is nearly right, or not at all, may say."""
+    """Right, nearly right and wrong answers."""
     chance = random.Random(seed)
     words = answer.split()
     lines = answer.split("\n")

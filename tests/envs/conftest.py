@@ -1,4 +1,4 @@
-"""Ways to play a whole episode, shared by the tests of every environment."""
+"""Helpers that run whole episodes, for the tests of all environments."""
 
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -21,5 +21,5 @@ async def _play(env: Env, seed: int, answers: Iterable[str]) -> list[Step]:
 
 @pytest.fixture
 def play() -> Play:
-    """Resets to a seed and gives the answers, until the episode ends."""
+    """Resets to a seed and steps through the answers until the episode ends."""
     return _play

@@ -93,6 +93,6 @@ def test_the_action_is_the_one_that_the_pattern_finds(
 
 
 def test_a_model_that_repeats_the_opening_tag_without_end_holds_nobody_up() -> None:
-    """Searched from every tag to the end, this would take minutes."""
+    """A search from every opening tag to the end would take minutes."""
     assert AnswerFormat().find("<answer>" * 100_000) is None
     assert AnswerFormat().find("</answer>" + "<answer>" * 100_000) is None

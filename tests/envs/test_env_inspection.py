@@ -1,4 +1,4 @@
-"""Environments that are only asked what they say of themselves are closed again."""
+"""Environments that are opened for inspection are closed again."""
 
 import asyncio
 import sys
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from rollwright.config import build
-from rollwright.envs.base import Prompts, Reset, Step, inspected_env
+from rollwright.envs.base import PromptTemplates, Reset, Step, open_for_inspection
 from rollwright.errors import ConfigError
 from rollwright.run.build import SettingsTable
 
 
 class Counted:
-    """Knows how many of its kind are open."""
+    """Counts its open instances."""
 
     open = 0
-    prompts = Prompts(system="", opening="{observation}", turn="{observation}")
+    prompts = PromptTemplates(system="", opening="{observation}", turn="{observation}")
     instruction = ""
 
     def __init__(self, level: int = 0) -> None:
@@ -41,7 +41,7 @@ class Counted:
 
 
 class Blocking:
-    """The same without async."""
+    """Synchronous variant."""
 
     open = 0
     prompts, instruction = Counted.prompts, ""
@@ -94,6 +94,6 @@ def test_one_that_raises_when_it_is_looked_at_or_closed_is_closed_and_holds_up_n
             closed.append("yes")
             raise SystemExit
 
-    with pytest.raises(ZeroDivisionError), inspected_env(Bad):
+    with pytest.raises(ZeroDivisionError), open_for_inspection(Bad):
         raise ZeroDivisionError
     assert closed == ["yes"]

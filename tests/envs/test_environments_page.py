@@ -1,4 +1,4 @@
-"""The code on the page about environments works as it stands there."""
+"""The code on the page about environments runs unmodified."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""Forks of forks, stepped in any order, on every environment: each goes on as if it had been alone all the time."""
+"""Forks of forks, stepped in any order, in every environment: each continues independently of the others."""
 
 import asyncio
 from typing import Any, NamedTuple
@@ -24,15 +24,15 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 }
 MOST_FORKS = 5
 NONSENSE = 9
-"""A move that names no action."""
+"""Index of a move without a valid action."""
 
 
 class Op(NamedTuple):
-    """Something done to one of the branches."""
+    """An operation on one of the branches."""
 
     branch: int
     move: int | None
-    """`None`: it is forked."""
+    """`None`: fork the branch."""
 
 
 OPS = st.lists(
@@ -51,7 +51,7 @@ class Branch(NamedTuple):
 
 
 def move(env: Any, number: int) -> str:
-    """An answer that names the action with this number; where there is no list of actions, a number."""
+    """An answer with the action of this number; the number itself if there is no list of actions."""
     if number == NONSENSE:
         return "nonsense"
     actions = list(env.actions())
@@ -96,7 +96,7 @@ def test_forks_never_share_state(tag: str, seed: int, ops: list[Op]) -> None:
 
 @pytest.mark.parametrize("tag", [tag for tag in ENVIRONMENTS if not tag.startswith("reasoning_gym")])
 def test_forks_do_part_ways(tag: str) -> None:
-    """Otherwise the property above would say nothing."""
+    """Otherwise the property above would be vacuous."""
     ops = [Op(0, None), *(Op(step % 2, step // 2 + 1 if step % 2 else 0) for step in range(12))]
 
     async def check() -> None:

@@ -1,4 +1,4 @@
-"""A fork goes on exactly as the original would, and neither feels what happens to the other."""
+"""A fork continues exactly like the original, and neither affects the other."""
 
 import asyncio
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ TAGS = ["gymnasium:FrozenLake-v1", "gymnasium:CliffWalking-v1", "gymnasium:Taxi-
 
 
 class Parrot(gymnasium.Env[str, str]):
-    """Takes text and says it back; cannot be copied because of its lock."""
+    """Echoes text; its lock prevents copying."""
 
     observation_space = gymnasium.spaces.Text(20)
     action_space = gymnasium.spaces.Text(5)
@@ -31,7 +31,7 @@ class Parrot(gymnasium.Env[str, str]):
 
 
 class Shared(gymnasium.Env[int, int]):
-    """Pretends to be copied, but is not."""
+    """Its copies share state with the original."""
 
     observation_space = gymnasium.spaces.Discrete(1000)
     action_space = gymnasium.spaces.Discrete(2, start=1)
@@ -186,7 +186,7 @@ async def test_actions_that_do_not_start_at_zero_keep_their_numbers(play) -> Non
         ("gymnasium:FrozenLake-v1", {"map_name": "9x9"}, "refuses {'map_name': '9x9'}"),
         ("gymnasium:FrozenLake-v1", {"action_names": ["a", "b"]}, "must be 4 different names"),
         ("gymnasium:Pendulum-v1", {}, "only Discrete and Text actions"),
-        ("gymnasium:Parrot-v0", {"action_names": ["a"]}, "takes free text"),
+        ("gymnasium:Parrot-v0", {"action_names": ["a"]}, "free-text actions"),
         ("gymnasium:Taxi-v4", {"max_steps": 0}, "max_steps must be 1 or more"),
         ("gymnasium:Taxi-v4", {"max_steps": "10"}, "max_steps: expected int"),
     ],

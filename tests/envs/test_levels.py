@@ -1,4 +1,4 @@
-"""Levels of the built-in tags: solvable, a function of the seed, and as hard as they should be."""
+"""Levels of the built-in tags are solvable, a function of the seed, and of the expected difficulty."""
 
 import json
 import os
@@ -103,7 +103,7 @@ async def test_a_lower_limit_gives_levels_that_fit_it() -> None:
 
 
 async def test_chance_solves_each_game_as_rarely_as_it_should() -> None:
-    """The order and size known from other implementations of these games, where chance solves 22 %, 17 % and 2.5 %."""
+    """Similar to other implementations of these games, where random play solves 22 %, 17 % and 2.5 %."""
     rates = {tag: await _random_success(tag) for tag in ("FrozenLake", "SimpleSokoban", "LargerSokoban")}
     assert 0.17 < rates["FrozenLake"] < 0.28
     assert 0.10 < rates["SimpleSokoban"] < 0.20

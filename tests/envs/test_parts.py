@@ -1,4 +1,4 @@
-"""Levels to train on and levels held out share no board, whichever way it is looked at."""
+"""Training levels and held-out levels share no board, under any rotation or reflection."""
 
 from collections.abc import Callable, Iterator
 
@@ -76,7 +76,7 @@ async def test_one_level_in_ten_is_held_out(
 
 @pytest.mark.parametrize("tag", ["FrozenLake", "SimpleSokoban"])
 async def test_no_board_of_one_part_is_a_view_of_one_of_the_other(tag: str) -> None:
-    """Said of the drawings themselves, without what moves; the boards are so small that views of each often come up."""
+    """Checked on the rendered boards without player and boxes; boards are small enough that their symmetric views recur."""
     held_out = {still(board) for board in await boards(tag, {"part": "held_out"}, 150)}
     trained = {view for board in await boards(tag, {"part": "train"}, 600) for view in views(still(board))}
     anywhere = {view for board in await boards(tag, {}, 600) for view in views(still(board))}
@@ -103,7 +103,7 @@ def test_where_a_game_begins_does_not_matter(
 
 
 async def test_the_parts_are_those_that_the_base_models_were_made_with() -> None:
-    """A model that was cloned from other parts would have seen what it is validated on."""
+    """Otherwise a model trained on recorded play would have seen its validation levels."""
     held_out = {
         tag: [seed for seed, board in enumerate(await boards(tag, {}, 60)) if part_of(board) is Part.HELD_OUT]
         for tag, part_of in (("FrozenLake", lake_part), ("SimpleSokoban", room_part))

@@ -1,4 +1,4 @@
-"""Answers are read as data: what fits the grammar means what Python would make of it, all else is refused."""
+"""Answers are parsed as data: text within the grammar has the value that Python gives it, other text is refused."""
 
 import operator
 import time
@@ -92,7 +92,7 @@ def test_a_literal_is_read_back(value: object) -> None:
 @given(st.one_of(st.text(), st.text("0123456789+-*/()[]{}.,'\"_eExXjJ lambda:=\n")))
 def test_any_text_is_read_or_refused(text: str) -> None:
     for read in (read_literal, lambda each: parse(each, COUNTING), lambda each: parse(each, EVERYTHING)):
-        with suppress(Unreadable):  # anything else would be a fault
+        with suppress(Unreadable):  # any other exception fails the test
             read(text)
     assert is_code(text) in (True, False)
 

@@ -26,7 +26,9 @@ async def test_every_kind_has_levels_and_its_own_answer_earns_everything(task: s
     env = registry.make(f"reasoning_gym:{task}", {"level": 0})
     asked = {(await env.reset(seed)).observation for seed in range(8)}
     assert len(asked) > 1, "another seed is another question"
-    if (best := env.best_action()) is not None:  # propositional_logic has many right answers, and names none
+    if (
+        best := env.best_action()
+    ) is not None:  # propositional_logic has many right answers and provides none
         assert (await env.step(env.answer(best))).reward == 1.0
 
 

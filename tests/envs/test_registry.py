@@ -5,16 +5,16 @@ from types import SimpleNamespace
 import pytest
 
 from rollwright.envs import registry
-from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.envs.registry import EnvSpec
 from rollwright.errors import ConfigError
 
 
 class Echo:
-    """Says what it hears."""
+    """Echoes the answer."""
 
     instruction = "Say something."
-    prompts = Prompts("", "{observation}", "{observation}")
+    prompts = PromptTemplates("", "{observation}", "{observation}")
 
     def __init__(self, *, shout: bool = False, greeting: str = "hello") -> None:
         self._shout = shout
@@ -60,9 +60,9 @@ async def test_settings_of_the_tag_hold_unless_others_are_given() -> None:
         ("no_such_module:Env", "no module named 'no_such_module'"),
         ("rollwright.no_such:Env", "no module named 'rollwright.no_such'"),
         ("gymnasum:Taxi-v4", "did you mean 'gymnasium'"),
-        ("math:tau", "cannot be called"),
+        ("math:tau", "is not callable"),
         ("math:Env", "has no 'Env'"),
-        ("collections:Counter", "Counter is not an environment; one has instruction"),
+        ("collections:Counter", "Counter is not an environment; it needs instruction"),
     ],
 )
 def test_an_unknown_tag_is_one_clear_line(tag: str, words: str) -> None:
@@ -94,7 +94,7 @@ def test_a_wrong_setting_is_one_clear_line(tag: str, config, words: str) -> None
 
 @pytest.fixture
 def own_module(monkeypatch):
-    """A module of the user's with environments in it."""
+    """A user's module with environments."""
 
     def needy(*, data: str) -> Echo:
         return Echo(greeting=data)

@@ -1,4 +1,4 @@
-"""The judges: right about answers, bounded in what an answer may take, and replaced when one ends."""
+"""Judges score answers correctly, bound the resources of each answer, and are replaced when they end."""
 
 import asyncio
 import os
@@ -35,15 +35,15 @@ def own_service():
     made.close()
 
 
-def makers_pid(service: ScoringService) -> int:
-    """Of the process that judges are forked from."""
-    process = service.pool.starter.process
+def fork_server_pid(service: ScoringService) -> int:
+    """Process id of the fork server."""
+    process = service.pool.fork_server.process
     assert process is not None
     return process.pid
 
 
 def judges(pid: int) -> list[int]:
-    """Of the processes two levels below: each judge has one that waits for it."""
+    """Process ids of the judges, which are grandchildren of the fork server: each has a monitor as its parent."""
     found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     parent = {int(each): int(above) for each, above in (line.split() for line in found.splitlines())}
     return [each for each, above in parent.items() if parent.get(above) == pid]
@@ -75,7 +75,7 @@ async def test_an_endless_answer_is_killed_and_others_are_not_disturbed(own_serv
 
 
 def room_for_more(pid: int) -> int:
-    """Bytes that a process may still take."""
+    """Bytes that a process can still allocate."""
     (limit,) = [
         int(line.split()[3])
         for line in Path(f"/proc/{pid}/limits").read_text().splitlines()
@@ -87,9 +87,9 @@ def room_for_more(pid: int) -> int:
 async def test_memory_is_limited_and_a_judge_that_ran_out_of_it_spoils_nothing() -> None:
     small = ScoringService(memory=64 << 20)
     entry = await small.entry("basic_arithmetic", {}, 1)
-    (judge,) = judges(makers_pid(small))
+    (judge,) = judges(fork_server_pid(small))
     assert room_for_more(judge) <= 64 << 20
-    # A number of a billion digits, written out, takes a gigabyte; this scorer catches the lack of memory by itself.
+    # The text of a number with a billion digits takes a gigabyte; this scorer catches the `MemoryError` itself.
     assert (await small.score("power_function", {}, 1, "1e999999999", seconds=60)).value <= 0.01
     assert await small.score("basic_arithmetic", {}, 1, entry.answer) == Score(1.0)
     small.close()
@@ -99,7 +99,7 @@ async def test_an_answer_over_which_a_judge_dies_is_tried_once_more_and_then_wor
     own_service,
 ) -> None:
     await own_service.entry("coin_flip", {}, 1)
-    pid = makers_pid(own_service)
+    pid = fork_server_pid(own_service)
     asked = asyncio.create_task(own_service.score("coin_flip", {}, 1, ENDLESS, seconds=60))
     seen: set[int] = set()
     while not asked.done():
@@ -111,11 +111,11 @@ async def test_an_answer_over_which_a_judge_dies_is_tried_once_more_and_then_wor
         await asyncio.sleep(0.01)
     assert asked.result() == KILLED
     assert len(seen) == 2
-    assert makers_pid(own_service) == pid
+    assert fork_server_pid(own_service) == pid
 
 
 def is_computing(pid: int) -> bool:
-    """Whether a judge has spent some time on its answer."""
+    """Whether a judge has used some processor time for its answer."""
     try:
         used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]
     except OSError:
@@ -172,12 +172,12 @@ async def test_requests_survive_the_death_of_all_judges_and_questions_are_the_sa
 ) -> None:
     hash_dependent = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
     before = [await own_service.entry(name, {}, seed) for name in hash_dependent for seed in range(3)]
-    pid = makers_pid(own_service)
+    pid = fork_server_pid(own_service)
     slow = asyncio.create_task(own_service.score("coin_flip", {}, 1, ENDLESS, seconds=1.5))
     await asyncio.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     assert await slow == KILLED
-    assert makers_pid(own_service) != pid
+    assert fork_server_pid(own_service) != pid
     assert [await own_service.entry(name, {}, seed) for name in hash_dependent for seed in range(3)] == before
 
 
@@ -209,10 +209,10 @@ async def test_judges_that_cannot_start_are_a_failure_and_no_score(monkeypatch) 
 async def test_idle_judges_end_by_themselves_and_come_back(monkeypatch, own_service) -> None:
     monkeypatch.setattr(pool_module, "IDLE_SECONDS", 0.2)
     entry = await own_service.entry("basic_arithmetic", {}, 1)
-    process = own_service.pool.starter.process
+    process = own_service.pool.fork_server.process
     assert await asyncio.to_thread(process.wait, 60) is not None
     assert await own_service.entry("basic_arithmetic", {}, 1) == entry
-    assert own_service.pool.starter.process is not process
+    assert own_service.pool.fork_server.process is not process
 
 
 def test_judges_end_when_their_owner_is_killed() -> None:
@@ -220,7 +220,7 @@ def test_judges_end_when_their_owner_is_killed() -> None:
         "import asyncio, time\n"
         "from rollwright.envs import scoring\n"
         "asyncio.run(scoring.shared().entry('basic_arithmetic', {}, 1))\n"
-        "print(scoring.shared().pool.starter.process.pid, flush=True)\n"
+        "print(scoring.shared().pool.fork_server.process.pid, flush=True)\n"
         "time.sleep(1000)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -243,7 +243,7 @@ def test_a_script_that_forgets_to_close_it_ends_cleanly() -> None:
         "import asyncio\n"
         "from rollwright.envs import scoring\n"
         "print(asyncio.run(scoring.shared().entry('string_insertion', {}, 1)).answer)\n"
-        "print(scoring.shared().pool.starter.process.pid)\n"
+        "print(scoring.shared().pool.fork_server.process.pid)\n"
     )
     ended = subprocess.run(
         [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=120
@@ -295,7 +295,7 @@ def test_a_machine_without_namespaces_judges_nothing_unless_told_so() -> None:
     assert "ROLLWRIGHT_UNCONFINED_SCORING" in refused.stdout
     told = {**os.environ, "ROLLWRIGHT_UNCONFINED_SCORING": "1"}
     allowed = subprocess.run(command, capture_output=True, text=True, timeout=120, env=told)
-    # Also then nothing runs as root: where `nobody` cannot read this Python, it is refused.
+    # Even then no judge runs as root: it is refused if `nobody` cannot read this Python.
     assert allowed.stdout == "made\n" or "an unprivileged user to read" in allowed.stdout
 
 
@@ -318,14 +318,14 @@ def test_root_never_judges_as_root_also_where_others_cannot_read(
     (tmp_path / "private_program.py").write_text(PROGRAM)
     tmp_path.chmod(mode)
     monkeypatch.syspath_prepend(str(tmp_path))
-    starter = ForkServer("private_program", [tmp_path])
-    line = starter.start(SandboxLimits())
+    fork_server = ForkServer("private_program", [tmp_path])
+    line = fork_server.start(SandboxLimits())
     line.settimeout(60)
     said = b""
     while more := line.recv(1 << 16):
         said += more
     line.close()
-    starter.close()
+    fork_server.close()
     length = int.from_bytes(said[:4])
     ready = msgspec.msgpack.decode(said[4 : 4 + length], type=Ready)
     if is_readable:

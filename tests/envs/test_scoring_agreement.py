@@ -1,4 +1,4 @@
-"""Judges that evaluate nothing give honest answers what reasoning-gym itself gives."""
+"""Judges, which evaluate no code, give honest answers the scores of reasoning-gym itself."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from rollwright.envs.scoring import shared
 from rollwright.envs.scoring.readers import CORRECTIONS
 
 CONSOLATION = 0.01
-"""What countdown and puzzle24 give to text that they cannot parse, also where it is code and refused here."""
+"""Score of countdown and puzzle24 for unparsable text, including code, which judges refuse."""
 
 WITH_READERS = [
     *("binary_matrix", "bitwise_arithmetic", "countdown", "intermediate_integration", "n_queens"),

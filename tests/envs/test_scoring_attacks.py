@@ -1,4 +1,4 @@
-"""No answer reaches its judge: code in an answer is never run, whatever the dataset and however it is dressed up."""
+"""Code in an answer is never run, for any dataset and in any disguise."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ EVALUATING = (
 """Datasets whose own scorer evaluates the answer."""
 
 REPLIES = b"".join(frame(JudgeReply(number, Score(1.0))) for number in range(40))
-"""What a judge would send for a right answer."""
+"""Forged message of a judge for a right answer."""
 
 EXPLOITS = {
     "a forged reply": f"__import__('os').write(3, {REPLIES!r}) and __import__('os')._exit(0)",
@@ -98,7 +98,7 @@ async def test_no_dataset_gives_code_full_marks(service) -> None:
     for name in names:
         if name == "composite":
             continue
-        service.check(name, {})  # also says whether its scorer evaluates what it should not
+        service.check(name, {})  # also fails if its scorer evaluates answers
         scores = await asyncio.gather(*(service.score(name, {}, 5, each) for each in EXPLOITS.values()))
         assert not any(each.killed for each in scores), name
         assert max(each.value for each in scores) < 0.6, name
@@ -116,7 +116,7 @@ async def test_a_halting_question_is_answered_by_what_is_true_and_by_nothing_els
 
 @pytest.mark.parametrize("dataset", ["simple_integration", "intermediate_integration"])
 async def test_an_integral_said_again_is_no_answer(service, dataset: str) -> None:
-    """Unless the dataset's own answer is one."""
+    """Exception: the dataset's own answer contains one."""
     solved = 0
     for seed in range(12):
         entry = await service.entry(dataset, {}, seed)
@@ -202,7 +202,7 @@ print(json.dumps(found))
 
 
 def test_a_scorer_that_evaluates_by_any_way_is_stopped_and_its_dataset_refused_at_the_start() -> None:
-    """Also of datasets that nobody knows yet."""
+    """Also for datasets of later releases."""
     done = subprocess.run(
         [sys.executable, "-c", HOSTILE_SCORERS], capture_output=True, text=True, timeout=120
     )

@@ -90,7 +90,7 @@ async def test_a_part_of_the_vocabulary_can_be_replaced() -> None:
 
 
 def test_the_solver_finds_the_shortest_solution_or_none() -> None:
-    """Against trying out every sequence of actions."""
+    """Compared with an exhaustive search over action sequences."""
     for seed in range(40):
         level = sokoban_level.draw(rng.generator("test", seed), 5, 5, 1, 6)
         found = sokoban_level.solve(level.room, level.start, 6)
@@ -121,7 +121,7 @@ async def test_the_oracle_sees_a_lost_game() -> None:
     env = Sokoban(board="#####\n#___#\n#PX_#\n#_O_#\n#####")
     await env.reset(0)
     assert env.best_action() == "Up"
-    await env.step("<answer>Right</answer>")  # along the wall the box can never come back to the target
+    await env.step("<answer>Right</answer>")  # at the wall the box can never return to the target
     assert env.best_action() is None
 
 

@@ -7,15 +7,15 @@ import threading
 import pytest
 
 from rollwright.envs import registry
-from rollwright.envs.base import EnvironmentFailure, Forkable, Prompts, Reset, Step
+from rollwright.envs.base import EnvironmentFailure, Forkable, PromptTemplates, Reset, Step
 from rollwright.envs.threaded import BlockingRunner, wrap
 
 
 class Blocking:
-    """A synchronous environment that notes its threads, and hangs when told to."""
+    """A synchronous environment that records its threads and hangs on request."""
 
     instruction = "Wait."
-    prompts = Prompts("", "{observation}", "{observation}")
+    prompts = PromptTemplates("", "{observation}", "{observation}")
 
     def __init__(self) -> None:
         self.threads: list[int] = []
@@ -76,7 +76,7 @@ async def test_a_call_that_was_given_up_leaves_an_environment_that_refuses_and_c
     env = wrap(inner)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(env.step("hang"), 0.05)
-    with pytest.raises(EnvironmentFailure, match="given up"):
+    with pytest.raises(EnvironmentFailure, match="was cancelled"):
         await env.reset(0)
     await env.close()
     inner.free.set()

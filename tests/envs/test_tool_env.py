@@ -1,4 +1,4 @@
-"""A task with tools is an environment like any other: calls in the text, results as observations, a scored answer."""
+"""`ToolEnv` parses calls from text, returns results as observations and scores the answer."""
 
 import sys
 from types import ModuleType
@@ -23,7 +23,7 @@ def exact(task: Task, answer: str) -> float:
 
 
 class Held:
-    """Counts what tools hold."""
+    """Counts the resources that tools hold."""
 
     def __init__(self) -> None:
         self.pool: Pool[list[str]] = Pool(self._make, size=1)
@@ -155,7 +155,7 @@ def test_what_cannot_be_played_is_refused() -> None:
 
 
 def test_tools_without_state_let_the_environment_fork_and_others_are_replayed() -> None:
-    """D2: a fork calls no tool again, and goes its own way."""
+    """D2: a fork repeats no tool call and continues independently."""
     made: list[str] = []
 
     @tool
@@ -177,7 +177,7 @@ def test_tools_without_state_let_the_environment_fork_and_others_are_replayed() 
         holding = ToolEnv(TASKS, exact, Held().box)
         assert not holding.stateless
         assert fork_mode(holding, None) is ForkMode.REPLAY
-        with pytest.raises(RollwrightError, match="hold state"):
+        with pytest.raises(RollwrightError, match="stateful tool cannot be copied"):
             holding.fork()
 
     run_virtual(main())

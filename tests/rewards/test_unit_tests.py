@@ -113,7 +113,7 @@ async def test_the_death_of_the_process_that_makes_sandboxes_costs_no_answer_its
         assert await component.evaluate(attempt) == 1.0
         evaluation = asyncio.ensure_future(component.evaluate(attempt))
         await asyncio.sleep(0.4)
-        process = component._sandboxes._starter.process
+        process = component._sandboxes._fork_server.process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         assert await evaluation == 1.0

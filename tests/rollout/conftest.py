@@ -15,7 +15,7 @@ from rollwright.aio import run_virtual
 from rollwright.config import RunConfig, build
 from rollwright.engines.base import Policy, Sampling
 from rollwright.engines.rendering.bytes import BytesRenderer
-from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.rollout import (
     Activity,
     Assignment,
@@ -39,7 +39,7 @@ Behaviour = Callable[["LabEnv"], Awaitable[float]]
 class LabEnv:
     """Ends after `turns` steps; what a step does is up to the laboratory."""
 
-    prompts = Prompts(system="s", opening="{instruction} {observation}", turn="{observation}")
+    prompts = PromptTemplates(system="s", opening="{instruction} {observation}", turn="{observation}")
     instruction = "play"
 
     def __init__(self, lab: "Lab") -> None:

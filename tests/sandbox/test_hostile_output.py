@@ -1,4 +1,4 @@
-"""Whatever code prints, raises or leaves behind ends at most its own execution, with a message."""
+"""Output, exceptions and leftovers of code end at most their own execution, with a message."""
 
 import asyncio
 import platform
@@ -143,7 +143,7 @@ async def test_code_that_breaks_its_interpreter_ends_its_sandbox_with_a_message(
 
 @pytest.fixture(scope="module")
 def fuzzed(plain_sandboxes: SandboxFactory) -> Iterator[Sandbox]:
-    """One sandbox for all examples: what each leaves behind meets the next."""
+    """One sandbox for all examples, so that leftovers of each affect the next."""
     made = asyncio.run(plain_sandboxes.open())
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""What code makes the kernel hold is bounded too: buffers and locks are outside the limit of a process's memory."""
+"""Kernel memory is bounded too: RLIMIT_AS does not count buffers and locks."""
 
 import platform
 import sys
@@ -21,7 +21,7 @@ async def printed(sandbox: Sandbox, code: str) -> str:
 
 
 ENOUGH = 32 << 20
-"""Bytes: far below the sandbox's 256 MiB, and above what 64 files of the usual size can hold."""
+"""Bytes: far below the sandbox's 256 MiB, and above the capacity of 64 buffers of the default size."""
 
 SOCKETS = """
 import socket

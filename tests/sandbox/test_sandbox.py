@@ -1,4 +1,4 @@
-"""Code in a sandbox can compute, and reach nothing; what it tries is refused, and what it takes is limited."""
+"""Code in a sandbox computes within its limits; attempts to reach anything outside are refused."""
 
 import asyncio
 import os
@@ -205,7 +205,7 @@ async def test_a_memory_bomb_ends_at_its_limit(sandbox: Sandbox) -> None:
     assert "MemoryError" in await error(sandbox, "x = []\nwhile True: x.append(bytearray(1 << 20))")
     assert (
         await output(sandbox, "n = len(x)\ndel x\nn < 160") == "True\n"
-    )  # what the interpreter had free comes on top
+    )  # plus the free memory of the interpreter
 
 
 async def test_the_disk_cannot_be_filled(sandbox: Sandbox) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.config import RunConfig, build
-from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.errors import RollwrightError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 from rollwright.swarm.heartbeat import Heartbeat, NodeStatus, read_heartbeat, read_status
@@ -36,7 +36,7 @@ MAX_LAG = 3
 class OddOnes:
     """One answer, worth the share of odd characters in it. Takes its time, so that nodes do not fight for the cores."""
 
-    prompts = Prompts(system="", opening="{observation}", turn="{observation}")
+    prompts = PromptTemplates(system="", opening="{observation}", turn="{observation}")
     instruction = ""
 
     def __init__(self, pause: float = 0.12) -> None:

@@ -12,7 +12,7 @@ from rollwright.agents import ChatAgent, Journal
 from rollwright.aio import run_virtual
 from rollwright.engines.base import Generation, Policy, Prompt, Sampling
 from rollwright.engines.rendering.bytes import BytesRenderer
-from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
 from rollwright.rollout.settings import LimitsConfig
 from rollwright.teams import Team
@@ -81,7 +81,7 @@ class Script:
 class StageEnv:
     """Shows numbered scenes until the last; the reward is for saying the right thing."""
 
-    prompts = Prompts(system="s", opening="{observation}", turn="{observation}")
+    prompts = PromptTemplates(system="s", opening="{observation}", turn="{observation}")
     instruction = "Play."
 
     def __init__(self, steps: int = 1, right: str = "42", penalty: float = 0.0) -> None:

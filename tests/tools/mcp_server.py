@@ -1,4 +1,4 @@
-"""A little MCP server for the tests: over standard input and output, or with a port over HTTP."""
+"""A small MCP server for the tests, with stdio transport, or with HTTP if a port is given."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The tools of a real MCP server, as a process of its own, are tools like any other."""
+"""Tools of a real MCP server in another process behave like any other tools."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A pool lends each resource to one rollout at a time, in the order of asking, and gets every one of them back."""
+"""A pool leases each resource to one rollout at a time, in FIFO order, and every lease ends."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ class Thing:
 
 
 class Workshop:
-    """Makes things and knows all of them."""
+    """Creates resources and keeps track of all of them."""
 
     def __init__(self, size: int, seed: int = 0, *, renews: bool = True, **options: Any) -> None:
         self.size = size
@@ -65,13 +65,13 @@ class Workshop:
 
 
 async def rollout(workshop: Workshop, number: int, fate: str) -> None:
-    """Asks twice for one key and once for another, as a rollout's tools do."""
+    """Leases one key twice and another once, like the tools of a rollout."""
     key = draw(workshop.seed, number, "key") % 5
     if fate == "drop":
         lease: Lease[Thing] | None = await workshop.pool.acquire(key)
         assert lease is not None
         claim(lease.resource, number, key)
-        del lease  # nobody gives it back
+        del lease  # dropped without release
         gc.collect(0)
         return
     context = ToolContext(f"r{number}")
@@ -141,7 +141,7 @@ async def workshop_lease(workshop: Workshop) -> Lease[Thing]:
 
 
 def kill(task: "asyncio.Task[None]", coroutine: Any) -> None:
-    """Ends the code of a task without cancelling it, wherever it stands."""
+    """Ends a task's coroutine at its current await, without cancelling the task."""
     if not task.done():
         coroutine.close()
         task.cancel()
@@ -178,7 +178,7 @@ def test_a_resource_that_is_as_new_is_lent_again_only_for_what_it_was_made_for()
             lease.release()
             await asyncio.sleep(1)
         assert workshop.pool.made == 2
-        lease = await workshop.pool.acquire("c")  # one of the idle ones has to go
+        lease = await workshop.pool.acquire("c")  # evicts an idle resource
         assert workshop.alive == 2
         assert lease.resource.key == "c"
 
@@ -191,12 +191,14 @@ async def always(thing: Thing) -> bool:
 
 def test_a_waiter_that_is_cancelled_at_the_moment_of_its_turn_passes_the_turn_on() -> None:
     async def main() -> None:
-        pool = Pool(Workshop(9).make, size=1)  # nothing to close: what is given back goes to the next at once
+        pool = Pool(
+            Workshop(9).make, size=1
+        )  # without `close`, a released slot goes to the next waiter at once
         first = await pool.acquire()
         waiting = [asyncio.create_task(pool.acquire()) for _ in range(2)]
         await asyncio.sleep(0)
         first.release()
-        waiting[0].cancel()  # its turn has come, and the task has not run yet
+        waiting[0].cancel()  # the slot is assigned, and the task has not run yet
         lease = await asyncio.wait_for(waiting[1], 100)
         assert not lease.is_over
 
@@ -235,7 +237,7 @@ def test_a_lease_that_lasts_too_long_is_taken_away_and_its_resource_never_used_a
         assert workshop.pool.reaped == 1
         with pytest.raises(RollwrightError, match="the lease is over"):
             _ = kept.resource
-        kept.release()  # too late, and harmless
+        kept.release()  # no effect after the lease was reaped
         assert workshop.pool.leased == 1
 
     run_virtual(main())
@@ -258,7 +260,7 @@ def test_calls_of_one_rollout_that_ask_at_the_same_time_share_one_lease() -> Non
 def test_a_call_that_asked_together_with_others_never_gets_a_new_resource_because_one_gave_theirs_back() -> (
     None
 ):
-    """Whatever the loop runs first: at every delay between the lease and its end, all have one resource, or are told
+    """In any scheduling order, and for any delay between lease and release, all calls get the same resource or an error
     that it is gone."""
 
     async def main(passes: int) -> None:
@@ -269,7 +271,7 @@ def test_a_call_that_asked_together_with_others_never_gets_a_new_resource_becaus
                 thing = await context.lease(workshop.pool)
                 for _ in range(passes):
                     await asyncio.sleep(0)
-                context.give_back(workshop.pool)
+                context.release(workshop.pool)
                 return thing
 
             first, *others = await asyncio.gather(*(use() for _ in range(4)), return_exceptions=True)

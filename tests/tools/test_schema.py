@@ -1,4 +1,4 @@
-"""What a model is told of a tool follows from the function's signature and docstring, and what it gives is checked."""
+"""A tool's schema follows from the function's signature and docstring, and arguments are validated against it."""
 
 from __future__ import annotations
 

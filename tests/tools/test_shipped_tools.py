@@ -1,4 +1,4 @@
-"""The calculator computes and cannot be made to hang; search finds; the sandbox is a tool with or without state."""
+"""Built-in tools: the calculator cannot hang, search finds passages, the sandbox works with and without state."""
 
 import asyncio
 import json
@@ -118,7 +118,7 @@ class Server:
     def __init__(self) -> None:
         self.index = Bm25Index(PASSAGES)
         self.answers: list[web.Response] = []
-        """What it says first."""
+        """Responses before the regular ones."""
         self.asked = 0
 
     async def search(self, request: web.Request) -> web.Response:
@@ -159,7 +159,7 @@ async def test_a_busy_search_server_is_asked_again_and_a_broken_one_ends_the_att
     made.answers = [web.Response(status=503), web.Response(status=429)]
     assert (await call(box, "search", query="Rhine")).problem is None
     assert made.asked == 3
-    for answer, said in ((web.Response(status=404), "404"), (web.Response(text="[]"), "not an answer")):
+    for answer, said in ((web.Response(status=404), "404"), (web.Response(text="[]"), "malformed response")):
         made.answers = [answer]
         with pytest.raises(ToolFailure, match=said):
             await call(box, "search", query="Rhine")
@@ -212,7 +212,7 @@ async def test_calls_of_one_turn_share_the_sandbox_and_one_that_ends_it_does_not
 
 
 def test_a_call_whose_sandbox_ended_before_it_could_begin_is_told_so() -> None:
-    """Answers that are there at once: the second call ends the sandbox before the third has run at all."""
+    """Results are immediate: the second call ends the sandbox before the third has started."""
     opened: list[str] = []
 
     class Quick:

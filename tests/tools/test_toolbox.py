@@ -1,4 +1,4 @@
-"""Calls of one turn run side by side; every mistake of a model comes back as something it can learn from."""
+"""Calls of one turn run concurrently; every mistake of a model becomes an observation."""
 
 import asyncio
 import sys
@@ -183,7 +183,7 @@ def test_waiting_in_line_for_a_resource_does_not_count_against_the_time_limit() 
 
 
 def test_calls_of_one_turn_stand_in_line_together() -> None:
-    """Also the one that asked second has all its time left when the resource comes."""
+    """Calls that joined the wait later also have their full time limit left when the lease is granted."""
 
     async def make(key: Any) -> str:
         await asyncio.sleep(1)

@@ -1,4 +1,4 @@
-"""The example about tools runs as it is."""
+"""The tools example runs unmodified."""
 
 import subprocess
 import sys

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rollwright.agents import ChatAgent
 from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.engines.rendering.bytes import BytesRenderer
-from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.rng import uniform
 from rollwright.rollout.branching import Branching, FixedFanOut, Uncertainty
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
@@ -314,7 +314,7 @@ class TwoTurns:
     """The problem as an environment."""
 
     instruction = ""
-    prompts = Prompts("s", "{observation}", "{observation}")
+    prompts = PromptTemplates("s", "{observation}", "{observation}")
 
     def __init__(self) -> None:
         self.choice: int | None = None

@@ -7,7 +7,7 @@ from typing import Any
 from rollwright.config import RunConfig, build
 from rollwright.engines.rendering.bytes import VOCABULARY_SIZE, BytesRenderer
 from rollwright.engines.torch import TorchPolicy
-from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.models import load_model
 from rollwright.models.tiny import tiny_llama
 from rollwright.run.folder import RunFolder, RunReader
@@ -20,7 +20,7 @@ TURNS = 2
 class OddBytes:
     """Two turns; each is worth the share of odd characters in the answer. Chance gives a half."""
 
-    prompts = Prompts(system="", opening="{observation}", turn="{observation}")
+    prompts = PromptTemplates(system="", opening="{observation}", turn="{observation}")
     instruction = ""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ def test_draws_are_in_their_ranges_whatever_the_key(key: tuple[str | int, ...]) 
 
 
 def test_a_key_gives_the_draws_that_it_has_always_given() -> None:
-    """The levels of every recorded run depend on it."""
+    """The levels of all recorded runs depend on these values."""
     key = (42, "level", "train", 7)
     assert rng.digest(*key) == 12817788510721112234
     assert rng.uniform(*key) == 0.6948537074891784

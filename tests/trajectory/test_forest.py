@@ -1,4 +1,4 @@
-"""The forest keeps exactly what each call saw, in space linear in the turns."""
+"""The forest stores exactly the prompt of each call, in space linear in the turns."""
 
 import contextlib
 from array import array
@@ -32,7 +32,7 @@ Calls = list[tuple[array, array]]
 
 @st.composite
 def played(draw: st.DrawFn) -> tuple[Trajectory, Calls]:
-    """A random forest, grown call by call, with a plain record of what each call saw."""
+    """A random forest, grown call by call, with a separate record of each call's prompt."""
     ids = st.lists(st.integers(0, 60_000), max_size=5)
     calls: Calls = []
     turns: list[Turn] = []

@@ -1,4 +1,4 @@
-"""Components of the reward, the returned value and the conversation are stored beside what release 0.1.0 stored."""
+"""Reward components, return value and conversation are stored compatibly with release 0.1.0."""
 
 import math
 from base64 import b64decode
@@ -40,7 +40,7 @@ def test_a_record_of_release_0_1_0_is_read_and_has_no_components() -> None:
 def test_a_record_without_the_new_fields_has_the_same_bytes_as_before() -> None:
     written = Trajectory.from_bytes(WRITTEN_BY_0_1_0).to_bytes()
     assert written[:HEADER] == WRITTEN_BY_0_1_0[:HEADER]
-    # Unpacked, because releases of zstd compress differently.
+    # Compared uncompressed, because zstd releases compress differently.
     assert decompress(written[HEADER:]) == decompress(WRITTEN_BY_0_1_0[HEADER:])
 
 

@@ -1,4 +1,4 @@
-"""What counts as a reward: a real number of any type that is finite. Nothing else passes, and nothing passes as 0."""
+"""A reward is a finite real number of any type. Other values are refused and never count as 0."""
 
 import math
 from decimal import Decimal

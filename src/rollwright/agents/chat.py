@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rollwright.agents.session import Session
 from rollwright.agents.settings import History, HistoryMode
 from rollwright.engines.base import Playable
-from rollwright.envs.base import Env, Prompts
+from rollwright.envs.base import Env, PromptTemplates
 from rollwright.errors import ConfigError
 from rollwright.trajectory import Message, Turn, path
 
@@ -23,7 +23,7 @@ PLACEHOLDERS = ("instruction", "observation", "turn_idx", "actions_left", "max_r
 class ChatAgent:
     """Plays one environment with one prompt format; holds no state of an episode."""
 
-    prompts: Prompts
+    prompts: PromptTemplates
     history: History = field(default_factory=History)
     max_steps: int = 10
     max_response_length: int = 128

@@ -1,1 +1,1 @@
-"""Environments, found by tag: see `rollwright.envs.registry`."""
+"""Environments, selected by tag; see `rollwright.envs.registry`."""

@@ -1,13 +1,8 @@
-"""The environment's side of an episode.
+"""The environment protocol, with Gymnasium's tuples in text.
 
-An environment speaks text. `reset(seed)` and `step(answer)` are async and return Gymnasium's tuples; the
-answer is the model's completion as it came, and the environment finds the action in it. The level depends
-on the configuration and the seed alone. A format penalty travels in `info`, never in the reward.
-
-Opens an environment to inspect it, without playing: what it says of itself, or whether it can be made at all.
-
-Always true: the environment is closed afterwards, also when the inspection raises. One that does not close in time is left
-to a daemon thread, which holds up nobody.
+`reset(seed)` and `step(answer)` are async. The answer is the model's unmodified completion, and the environment parses
+the action from it. Always true: the level depends on the configuration and the seed alone; a format penalty is reported
+in `info` and never in the reward.
 """
 
 import asyncio
@@ -21,31 +16,33 @@ from rollwright.errors import RollwrightError
 
 
 class EnvironmentFailure(RollwrightError):
-    """An environment cannot go on for a reason that is not the player's doing."""
+    """An environment failed for a reason that the model did not cause."""
 
 
 class Info(TypedDict, total=False):
-    """What an environment says beside the observation; every key is optional."""
+    """Additional results of `reset` and `step`; every key is optional."""
 
     action: str | None
-    """The action it understood; `None`: none."""
+    """The parsed action; `None`: the answer names none."""
     valid: bool
-    """Whether the answer had the asked-for format and named an existing action."""
+    """Whether the answer had the requested format and named an existing action."""
     penalty: float
-    """Cost of a wrong format, zero or negative; not part of the reward."""
+    """Format penalty, zero or negative; not part of the reward."""
     success: bool
-    """Whether the task is solved now."""
+    """Whether the task is solved."""
     metrics: Mapping[str, float]
-    """Figures of the environment's own."""
+    """Metrics of the environment."""
 
 
 class Reset(NamedTuple):
+    """Result of `reset`."""
+
     observation: str
     info: Info
 
 
 class Step(NamedTuple):
-    """Gymnasium's five-tuple, in text."""
+    """Result of `step`: Gymnasium's five-tuple, in text."""
 
     observation: str
     reward: float
@@ -55,10 +52,10 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """How an environment introduces itself to a model. Placeholders are filled by the agent.
+class PromptTemplates:
+    """Prompt templates of an environment; the agent fills in the placeholders.
 
-    Known placeholders: `{instruction}`, `{observation}`, `{turn_idx}` (from 1), `{actions_left}`,
+    Placeholders: `{instruction}`, `{observation}`, `{turn_idx}` (from 1), `{actions_left}`,
     `{max_response_length}` (tokens).
     """
 
@@ -70,15 +67,15 @@ class Prompts:
 
 
 class Env(Protocol):
-    """One environment; it can be reset again and again, one episode at a time."""
+    """One environment; it runs one episode at a time and can be reset any number of times."""
 
     @property
     def instruction(self) -> str:
-        """Rules, symbols and available actions, true to this environment's options."""
+        """Rules, symbols and available actions under this environment's options."""
         ...
 
     @property
-    def prompts(self) -> Prompts: ...
+    def prompts(self) -> PromptTemplates: ...
 
     async def reset(self, seed: int) -> Reset: ...
 
@@ -89,35 +86,37 @@ class Env(Protocol):
 
 @runtime_checkable
 class Forkable(Protocol):
-    """An environment that can be copied in the middle of an episode."""
+    """An environment that can be copied during an episode."""
 
     def fork(self) -> Self:
-        """An exact copy that shares nothing with the original."""
+        """An exact copy that shares no mutable state with the original."""
         ...
 
 
 def can_fork(env: Env) -> bool:
-    """Whether it can be copied: it has `fork()`, and does not say by `stateless = False` that it holds what cannot."""
+    """Whether it has `fork()` and does not declare `stateless = False`."""
     return isinstance(env, Forkable) and bool(getattr(env, "stateless", True))
 
 
 CLOSE_SECONDS = 5.0
-"""Inspections happen while a run is prepared, which must not hang with one environment."""
+"""Timeout of `close` after an inspection: a hung environment must not block the start of a run."""
 
 
 @contextmanager
-def inspected_env(make: Callable[[], Env]) -> Iterator[Env]:
-    """A new environment, closed at the end. For code without an event loop, or in one."""
+def open_for_inspection(make: Callable[[], Env]) -> Iterator[Env]:
+    """Creates an environment for inspection and closes it afterwards, also when the inspection raises. Works inside and
+    outside an event loop."""
     env = make()
     try:
         yield env
     finally:
-        # In a thread with an event loop of its own, because `close` is async and a loop may run in this one.
+        # In a thread with its own event loop, because `close` is async and a loop may already run in this thread. The thread
+        # is a daemon, so a `close` that hangs delays nothing after the timeout.
         closing = threading.Thread(target=_close, args=(env,), name="closing an environment", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
 
 
 def _close(env: Env) -> None:
-    with suppress(BaseException):  # it has said what it was asked for; it is never played
+    with suppress(BaseException):  # the inspection is complete, and no episode runs in this environment
         asyncio.run(env.close())

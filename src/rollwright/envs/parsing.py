@@ -1,7 +1,7 @@
-"""Where the action stands in a model's completion, and how a completion names one.
+"""Parses actions from completions and writes completions that contain an action.
 
-Both directions live here, so they cannot disagree: what `write` makes, `find` reads back. That is checked
-when a format is made, so a pattern that no answer could match is refused before an episode starts.
+Always true: `find` recovers the action that `write` wrote. This is checked when a format is created, so a pattern that no
+answer matches is refused before an episode starts.
 """
 
 import re
@@ -9,25 +9,25 @@ import re
 from rollwright.errors import ConfigError
 
 ANSWER_PATTERN = r"<answer>(.*?)</answer>"
-"""The action between answer tags; anything may stand around them."""
+"""The action between answer tags, with any text around them."""
 
 THINK_PATTERN = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
-"""The same, with reasoning asked for in front of it."""
+"""The action between answer tags after reasoning between think tags."""
 
 _TEMPLATES = ("<answer>{action}</answer>", "<think>reasoning</think> <answer>{action}</answer>")
-"""How an answer is written, tried in this order for a pattern that comes without a template of its own."""
+"""Templates of an answer, tried in order for a pattern without its own template."""
 
 _CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
-"""Some engines leave these in the text; they are never part of an action."""
+"""Chat markers that some engines leave in the text; they are removed from actions."""
 
 _ANY_ACTION = "Some Action"
 
 _SPECIAL = frozenset("\\.^$*+?{}[]()|")
-"""Characters that stand for something else in a pattern."""
+"""Metacharacters of regular expressions."""
 
 
 class AnswerFormat:
-    """One pattern (the action is its last group) and the template of an answer that fits it."""
+    """A pattern, whose last group is the action, and a matching answer template."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class AnswerFormat:
         answer_template: str | None = None,
         example: str = _ANY_ACTION,
     ) -> None:
-        """`example` is an action that must be found again, for patterns that list the actions."""
+        """`example` is an action for checking the template, needed by patterns that enumerate the actions."""
         try:
             self._pattern = re.compile(action_pattern, re.DOTALL)
         except re.error as error:
@@ -57,8 +57,9 @@ class AnswerFormat:
         )
 
     def find(self, completion: str) -> str | None:
-        """The action of the first match, without chat marks and surrounding space; `None`: no match."""
-        # A model that repeats an opening tag without end would have each of them searched for its closing one.
+        """The action in the first match, without chat markers and surrounding space; `None`: no match."""
+        # Searching only up to the last closing tag: with many opening tags and no closing one, the regular expression would
+        # scan to the end of the text from each of them, in quadratic time.
         end = completion.rfind(self._ending)
         match = None if end < 0 else self._pattern.search(completion, 0, end + len(self._ending))
         if match is None:
@@ -69,15 +70,15 @@ class AnswerFormat:
         return action.strip()
 
     def write(self, action: str) -> str:
-        """A completion that names `action`."""
+        """A completion that contains `action`."""
         return self._template.replace("{action}", action)
 
     def request(self, what: str, example: str) -> str:
-        """The sentence that asks for this format."""
+        """Instruction for the model to answer in this format."""
         return f"Give {what} in exactly this form: {self.write(example)}"
 
 
 def _ending(pattern: str) -> str:
-    """Text that every match of the pattern ends with, as far as that is plain to see; else nothing."""
+    """Literal text that ends every match of the pattern; empty if it cannot be determined simply."""
     last = pattern.rpartition(")")[2]
     return "" if "|" in pattern or "(?" in pattern or _SPECIAL & set(last) else last

@@ -1,13 +1,13 @@
-"""Environments by tag.
+"""Registry of environments by tag.
 
 A tag is one of:
-- a name that is built in, registered with `register`, or offered by an installed package as an entry point
-  of the group `rollwright.envs` (an `EnvSpec`, or a factory);
+- a built-in name, a name registered with `register`, or an entry point of the group `rollwright.envs` in an installed
+  package (an `EnvSpec` or a factory);
 - `gymnasium:<id>` or `reasoning_gym:<dataset>`;
 - `module:factory`, any importable callable that returns an environment.
 
-Nothing heavy is imported before an environment that needs it is made. Settings are checked against the
-factory's signature, so a typo or a wrong type is one clear line.
+Optional packages are imported only when an environment that needs them is created. Settings are checked against the
+factory's signature, so a typo or a wrong type gives a one-line error.
 """
 
 import asyncio
@@ -27,23 +27,23 @@ from rollwright.errors import ConfigError
 from rollwright.registry import Registry, checked_options, import_object, parameters_of, suggestion
 
 Factory = Callable[..., Any]
-"""Takes settings as keyword arguments and returns an `Env`, or a `SyncEnv` to be run in a thread."""
+"""Takes settings as keyword arguments and returns an `Env`, or a `SyncEnv`, which runs in a thread."""
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What is known of an environment before one is made."""
+    """Description of an environment: its factory and default settings."""
 
     tag: str
     description: str
     factory: Factory | str
-    """The callable, or its path as `module:name`, imported when first needed."""
+    """The callable, or its path as `module:name`, imported on first use."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that hold unless the user gives others."""
+    """Default settings."""
     argument: str | None = None
-    """What the factory takes first, before its settings: the part of a tag behind `gymnasium:`, say."""
+    """First positional argument of the factory, such as the part of a tag after `gymnasium:`."""
     max_steps: int = DEFAULT_MAX_STEPS
-    """Actions in an episode, unless the run says otherwise."""
+    """Default action limit of an episode."""
     max_tokens_per_step: int = 128
 
 
@@ -89,23 +89,24 @@ _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
         ),
     }
 )
-"""By what stands before the colon of their tags."""
+"""Environment families by the prefix of their tags."""
 
 PREFIXES: Mapping[str, str] = MappingProxyType({name: each.description for name, each in _FAMILIES.items()})
-"""What can stand before the colon of a tag, and what it stands for."""
+"""Prefixes of tags and their descriptions."""
 
 
 def register(spec: EnvSpec) -> None:
-    """Adds an environment for this process; a tag that exists already is refused."""
+    """Registers an environment in this process; an existing tag is refused."""
     ENVIRONMENTS.register(spec.tag, spec)
 
 
 def tags() -> list[str]:
-    """The tags that are plain names; `PREFIXES` has the others."""
+    """All tags without a prefix; see `PREFIXES` for the others."""
     return sorted(ENVIRONMENTS.names())
 
 
 def spec(tag: str) -> EnvSpec:
+    """The spec of a tag; raises a `ConfigError` that lists the known tags."""
     found = ENVIRONMENTS.kinds.get(tag)
     if isinstance(found, EnvSpec):
         return found
@@ -124,28 +125,28 @@ def spec(tag: str) -> EnvSpec:
 
 
 def make(tag: str, config: Mapping[str, Any] | None = None) -> Env:
-    """A new environment; `config` goes over the defaults of its tag."""
+    """Creates an environment; `config` overrides the default settings of its tag."""
     found = spec(tag)
     leading = () if found.argument is None else (found.argument,)
     try:
-        factory = _imported(found.factory)
+        factory = _resolve_factory(found.factory)
         settings = checked_options(factory, {**found.config, **(config or {})}, len(leading))
         return _as_async(factory(*leading, **settings))
     except ConfigError as error:
         raise ConfigError(f"environment {tag}: {error}") from error
     except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-        # its own code wants to end the process, which has others to serve
+        # the environment's own code must not end a process that serves other rollouts
         raise EnvironmentFailure(
-            f"environment {tag}: raised {type(error).__name__} when it was made"
+            f"environment {tag}: its constructor raised {type(error).__name__}"
         ) from error
 
 
-def takes(tag: str, key: str) -> bool:
+def accepts_setting(tag: str, key: str) -> bool:
     """Whether environments of this tag have a setting of this name."""
-    return any(parameter.name == key for parameter in parameters_of(_imported(spec(tag).factory)))
+    return any(parameter.name == key for parameter in parameters_of(_resolve_factory(spec(tag).factory)))
 
 
-def _imported(factory: Factory | str) -> Factory:
+def _resolve_factory(factory: Factory | str) -> Factory:
     if not isinstance(factory, str):
         return factory
     try:
@@ -153,7 +154,7 @@ def _imported(factory: Factory | str) -> Factory:
     except ConfigError as error:
         raise ConfigError(f"{error}{suggestion(factory.partition(':')[0], _FAMILIES)}") from error
     if not callable(found):
-        raise ConfigError(f"{factory} cannot be called")
+        raise ConfigError(f"{factory} is not callable")
     return found  # type: ignore[no-any-return]
 
 
@@ -164,7 +165,7 @@ def _as_async(made: Any) -> Env:
     kind = type(made)
     if any(getattr(kind, name, None) is None and getattr(made, name, None) is None for name in _MEMBERS):
         wanted = "instruction, prompts, reset(seed), step(answer) and close()"
-        raise ConfigError(f"{kind.__name__} is not an environment; one has {wanted}")
+        raise ConfigError(f"{kind.__name__} is not an environment; it needs {wanted}")
     return cast(Env, made) if inspect.iscoroutinefunction(made.reset) else wrap(made)
 
 

@@ -1,9 +1,8 @@
-"""Environments that block, made async.
+"""Runs synchronous environments in threads.
 
-Each gets one thread of its own, so that code which keeps state per thread finds it again, and a slow
-environment delays nobody else. A call that never returns can be given up: whoever waits is cancelled, the
-environment refuses further calls, and its thread, being a daemon, holds up neither the event loop nor the
-end of the process.
+Each environment has its own thread, so that thread-local state persists and a slow environment blocks no other. A call
+that never returns can be cancelled: the environment then refuses further calls, and its daemon thread delays neither the
+event loop nor the exit of the process.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, Self, TypeVar
 
 from rollwright.aio import future_safe
-from rollwright.envs.base import EnvironmentFailure, Forkable, Prompts, Reset, Step
+from rollwright.envs.base import EnvironmentFailure, Forkable, PromptTemplates, Reset, Step
 from rollwright.envs.parsing import AnswerFormat
 
 Result = TypeVar("Result")
@@ -24,7 +23,7 @@ _Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class BlockingRunner:
-    """Runs calls in order in one daemon thread, which ends when the runner is closed or dropped."""
+    """Runs calls in order in one daemon thread, which ends when the runner is closed or garbage collected."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -35,37 +34,40 @@ class BlockingRunner:
 
     @property
     def refusal(self) -> str | None:
-        """Why no further call is taken; `None` while calls are."""
+        """Reason for refusing further calls; `None`: calls are accepted."""
         return self._refusal
 
     async def run(self, call: Callable[[], Result]) -> Result:
+        """Runs `call` in the thread."""
         if self._refusal is not None:
             raise EnvironmentFailure(f"{self._name}: {self._refusal}")
         if not self._started:
-            threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
+            threading.Thread(target=_run_jobs, args=(self._jobs,), name=self._name, daemon=True).start()
             self._started = True
         outcome: Future[Result] = Future()
         self._jobs.put((call, outcome))
         try:
             return await asyncio.wrap_future(outcome)
-        except asyncio.CancelledError:  # never the call's own: `future_safe` sees to that
-            self._refusal = "an earlier call was given up and may still be running"
+        except (
+            asyncio.CancelledError
+        ):  # the waiter's cancellation: `future_safe` replaces one that the call raised
+            self._refusal = "an earlier call was cancelled and may still be running"
             raise
 
     def close(self) -> None:
-        """Lets the thread end once it is done; does not wait for it."""
+        """Ends the thread after its current call, without waiting for it."""
         self._refusal = self._refusal or "it is closed"
         self._jobs.put(None)
 
 
-def _work(jobs: "SimpleQueue[_Job | None]") -> None:
+def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
     while (job := jobs.get()) is not None:
         call, outcome = job
         if not outcome.set_running_or_notify_cancel():
             continue
         try:
             result = call()
-        except BaseException as error:  # noqa: BLE001 - raised again where the call is awaited
+        except BaseException as error:  # noqa: BLE001 - re-raised where the call is awaited
             outcome.set_exception(future_safe(error))
         else:
             outcome.set_result(result)
@@ -73,13 +75,13 @@ def _work(jobs: "SimpleQueue[_Job | None]") -> None:
 
 
 class SyncEnv(Protocol):
-    """An environment with plain methods; otherwise like `Env`."""
+    """An environment with synchronous methods; otherwise like `Env`."""
 
     @property
     def instruction(self) -> str: ...
 
     @property
-    def prompts(self) -> Prompts: ...
+    def prompts(self) -> PromptTemplates: ...
 
     def reset(self, seed: int) -> Reset: ...
 
@@ -89,9 +91,9 @@ class SyncEnv(Protocol):
 
 
 class ThreadedEnv:
-    """An async environment around a synchronous one, which runs in its own thread.
+    """Async wrapper of a synchronous environment, which runs in its own thread.
 
-    What a player asks for (`actions`, `best_action`, `answer`) is passed on where the inner one has it.
+    The optional methods for built-in players (`actions`, `best_action`, `answer`) are delegated if they exist.
     """
 
     def __init__(self, env: SyncEnv) -> None:
@@ -103,7 +105,7 @@ class ThreadedEnv:
         return self._env.instruction
 
     @property
-    def prompts(self) -> Prompts:
+    def prompts(self) -> PromptTemplates:
         return self._env.prompts
 
     async def reset(self, seed: int) -> Reset:
@@ -133,14 +135,14 @@ class ThreadedEnv:
 
 
 class ForkableThreadedEnv(ThreadedEnv):
-    """The same around an environment that can be copied."""
+    """Wrapper of a synchronous environment that can be forked."""
 
     def fork(self) -> Self:
-        """Call it between steps; the copy gets its own thread."""
-        assert isinstance(self._env, Forkable)  # `wrap` chose this class for that reason
+        """A copy with its own thread; must not be called during a step."""
+        assert isinstance(self._env, Forkable)  # guaranteed by `wrap`
         return type(self)(self._env.fork())
 
 
 def wrap(env: SyncEnv) -> ThreadedEnv:
-    """A synchronous environment as an async one; it can be forked when the given one can."""
+    """Wraps a synchronous environment; the wrapper can be forked if the environment can."""
     return ForkableThreadedEnv(env) if isinstance(env, Forkable) else ThreadedEnv(env)

@@ -17,7 +17,7 @@ from rollwright.config import (
     RunConfig,
 )
 from rollwright.engines.base import Sampling
-from rollwright.envs.base import Env, Prompts, can_fork, inspected_env
+from rollwright.envs.base import Env, PromptTemplates, can_fork, open_for_inspection
 from rollwright.errors import ConfigError
 from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
 from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
@@ -56,7 +56,7 @@ def check_strategy(config: StrategyConfig, tag: str, make_env: Callable[[], Env]
     """Whether training episodes of `tag` can be played so."""
     if not isinstance(config, TreeStrategyConfig) or config.fork != "fork":
         return
-    with inspected_env(make_env) as env:
+    with open_for_inspection(make_env) as env:
         copies_itself = can_fork(env)
     if not copies_itself:
         raise ConfigError(f"strategy.fork: `{tag}` cannot copy itself; accepted for it: auto, replay, root")
@@ -99,7 +99,7 @@ class SettingsTable:
         for tag, level in _level_tags(config):
             played = self._settings["train", tag]
             env_config = {**played.env_config, "level": level}
-            with inspected_env(partial(registry.make, played.env_type, env_config)):
+            with open_for_inspection(partial(registry.make, played.env_type, env_config)):
                 pass  # a level that does not exist shows here
             self._settings["train", level_tag(tag, level)] = replace(played, env_config=env_config)
 
@@ -151,7 +151,7 @@ def _level_tags(config: RunConfig) -> Iterator[tuple[str, int]]:
     leveled = [
         tag
         for tag in manager.tags
-        if registry.takes((known[tag].env_type if tag in known else None) or tag, "level")
+        if registry.accepts_setting((known[tag].env_type if tag in known else None) or tag, "level")
     ]
     if not leveled:
         raise ConfigError(
@@ -168,7 +168,7 @@ def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSett
     return EpisodeSettings(
         env_type=name,
         env_config={},
-        agent=ChatAgent(Prompts("", "", "")),
+        agent=ChatAgent(PromptTemplates("", "", "")),
         sampling=Sampling(**dict(config.sampling)),
         max_steps=1,
         sequence_length=config.sequence_length,
@@ -187,13 +187,13 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
     spec = registry.spec(env_type)
     env_config = {**spec.config, **custom.env_config}
     max_steps = custom.max_steps or env_config.get("max_steps", spec.max_steps)
-    if registry.takes(env_type, "max_steps"):
+    if registry.accepts_setting(env_type, "max_steps"):
         env_config["max_steps"] = max_steps
     max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
-    with inspected_env(partial(registry.make, env_type, env_config)) as env:
+    with open_for_inspection(partial(registry.make, env_type, env_config)) as env:
         own = env.prompts
     agent = ChatAgent(
-        prompts=Prompts(
+        prompts=PromptTemplates(
             system=own.system if custom.agent_system_template is None else custom.agent_system_template,
             opening=own.opening if custom.agent_opening_template is None else custom.agent_opening_template,
             turn=own.turn if custom.agent_template is None else custom.agent_template,

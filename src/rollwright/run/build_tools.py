@@ -62,7 +62,7 @@ class ToolShelf:
                 tools = [self._search(config, where)]
             case OwnToolConfig():
                 tools = _own(config.function, f"{where}.function")
-        return [each.limited(config.time_limit, config.concurrency) for each in tools]
+        return [each.with_limits(config.time_limit, config.concurrency) for each in tools]
 
     def _python(self, config: PythonToolConfig) -> Tool:
         from rollwright.tools.python import PythonSandbox

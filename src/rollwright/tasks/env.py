@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Self
 
-from rollwright.envs.base import EnvironmentFailure, Prompts, Reset, Step
+from rollwright.envs.base import EnvironmentFailure, PromptTemplates, Reset, Step
 from rollwright.tasks.index import Row, TaskError
 from rollwright.tasks.sources import TaskSource
 
@@ -31,8 +31,8 @@ class TaskEnv:
         """The row that is played."""
 
     @property
-    def prompts(self) -> Prompts:
-        return Prompts(system=self._system, opening="{observation}", turn="{observation}")
+    def prompts(self) -> PromptTemplates:
+        return PromptTemplates(system=self._system, opening="{observation}", turn="{observation}")
 
     async def reset(self, seed: int) -> Reset:
         if not 0 <= seed < len(self._source):

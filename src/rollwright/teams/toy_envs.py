@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 
 from rollwright import rng
-from rollwright.envs.base import Prompts, Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.errors import ConfigError
 
-PROMPTS = Prompts(system="", opening="{instruction}\n{observation}", turn="{observation}")
+PROMPTS = PromptTemplates(system="", opening="{instruction}\n{observation}", turn="{observation}")
 """For one agent alone; the agents of a team have prompts of their own."""
 
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")

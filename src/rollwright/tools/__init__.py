@@ -1,4 +1,4 @@
-"""Tools: functions that a model can call, what they hold, and the ones that are shipped."""
+"""Tools: functions that a model can call, pools of leased resources, and built-in tools."""
 
 from rollwright.tools.context import ToolContext
 from rollwright.tools.pool import Lease, Pool

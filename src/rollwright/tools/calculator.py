@@ -1,7 +1,7 @@
-"""A calculator: numbers, `+ - * / // % **`, brackets and a few functions. Nothing is evaluated as code.
+"""A calculator: numbers, `+ - * / // % **`, brackets and a few functions. No text is evaluated as code.
 
-What an expression can cost is bounded before it is computed: its length, its depth and the size of every number on
-the way, so that `9**9**9` is an error and not a hang.
+Length and depth of an expression and the size of every intermediate number are bounded before they are computed, so
+`9**9**9` is an error and not a hang.
 """
 
 import ast
@@ -14,12 +14,12 @@ from typing import Any
 from rollwright.tools.tool import tool
 
 _MAX_LENGTH = 1000
-"""Characters of an expression."""
+"""Longest expression, in characters."""
 _MAX_DEPTH = 50
 _MAX_BITS = 4096
-"""Of a whole number; about 1,200 digits."""
+"""Size of the largest integer; about 1,200 digits."""
 _MAX_FACTORIAL = 400
-"""Its factorial is the last that fits comfortably."""
+"""Largest argument of `factorial`; its result is within `_MAX_BITS`."""
 
 Number = int | float
 
@@ -81,12 +81,12 @@ _CONSTANTS = MappingProxyType({"pi": math.pi, "e": math.e, "tau": math.tau})
 
 
 def calculate(expression: str) -> Number:
-    """The value of an expression; a `ValueError` says what is wrong with it."""
+    """Computes an expression, or raises a `ValueError` that explains the error."""
     if len(expression) > _MAX_LENGTH:
         raise ValueError(f"the expression has {len(expression)} characters; at most {_MAX_LENGTH} are taken")
     try:
         tree = ast.parse(expression.strip().replace("^", "**"), mode="eval")
-        return _value(tree.body, 0)
+        return _evaluate(tree.body, 0)
     except (SyntaxError, MemoryError, RecursionError) as error:
         raise ValueError(f"not an expression: {expression!r}") from error
     except ZeroDivisionError as error:
@@ -95,7 +95,7 @@ def calculate(expression: str) -> Number:
         raise ValueError(str(error)) from error
 
 
-def _value(node: ast.expr, depth: int) -> Number:
+def _evaluate(node: ast.expr, depth: int) -> Number:
     if depth > _MAX_DEPTH:
         raise ValueError(f"brackets are nested deeper than {_MAX_DEPTH}")
     match node:
@@ -104,11 +104,11 @@ def _value(node: ast.expr, depth: int) -> Number:
         case ast.Name(id=name) if name in _CONSTANTS:
             result = _CONSTANTS[name]
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            result = _UNARY[type(op)](_value(operand, depth + 1))
+            result = _UNARY[type(op)](_evaluate(operand, depth + 1))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            result = _BINARY[type(op)](_value(left, depth + 1), _value(right, depth + 1))
+            result = _BINARY[type(op)](_evaluate(left, depth + 1), _evaluate(right, depth + 1))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
-            result = _FUNCTIONS[name](*(_value(each, depth + 1) for each in arguments))
+            result = _FUNCTIONS[name](*(_evaluate(each, depth + 1) for each in arguments))
         case _:
             known = ", ".join([*_FUNCTIONS, *_CONSTANTS])
             raise ValueError(f"{ast.unparse(node)!r} is not known; known are + - * / // % ** ( ) and {known}")

@@ -1,8 +1,8 @@
-"""The tools of any MCP server: a command that speaks over its standard input and output, or an HTTP address.
+"""Tools of an MCP server, which is a command with stdio transport or an HTTP address.
 
-A connection is kept by a task of its own, because it has to be closed by the task that opened it. Shared, all rollouts
-use one connection; otherwise each rollout leases one, and so has a server process or HTTP session to itself. A tool's
-own error is an observation; a connection that is lost ends the attempt, and the next call makes a new one.
+A dedicated task owns each connection, because the MCP client must be closed by the task that opened it. Rollouts share
+one connection, or each leases its own and so has a server process or HTTP session to itself. A tool's own error is an
+observation; a lost connection fails the attempt, and the next call reconnects.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
 
 CONNECT_SECONDS = 60.0
-"""For starting a server and greeting it."""
+"""Timeout for starting a server and the MCP handshake."""
 
 _CONNECTION_CLOSED = -32000
-"""The error code by which the package says that a request's connection has ended."""
+"""Error code of the MCP package for a request whose connection was closed."""
 
 
 class McpServer:
-    """One server, by command or by address."""
+    """One MCP server, given by command or address."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class McpServer:
         size: int = 64,
         time_limit: float = TIME_LIMIT,
     ) -> None:
-        """`server` is an address (`http://...`) or the words of a command, which gets only `environment` beside the
-        package's few defaults. With `is_shared` off, at most `size` rollouts have a connection at a time."""
+        """`server` is an address (`http://...`) or the words of a command, whose process gets only `environment` and the
+        MCP package's few default variables. Without `is_shared`, at most `size` rollouts hold a connection at a time."""
         if not server or (isinstance(server, str) and "://" not in server):
             raise ConfigError(f"MCP server: {server!r} is neither an address nor the words of a command")
         self._server = server
@@ -60,7 +60,7 @@ class McpServer:
         self._connecting = asyncio.Lock()
 
     async def tools(self, only: Sequence[str] | None = None) -> list[Tool]:
-        """Its tools; with `only`, those of these names."""
+        """Lists the server's tools; with `only`, the tools of these names."""
         async with ToolContext("tools") as context:
             connection = await self._connection(context)
             found: dict[str, Tool] = {}
@@ -77,6 +77,7 @@ class McpServer:
         return [tool for name, tool in found.items() if only is None or name in only]
 
     async def close(self) -> None:
+        """Closes all connections."""
         if self._shared is not None:
             self._shared.release()
         await self._pool.close()
@@ -89,16 +90,16 @@ class McpServer:
         async def run(arguments: Mapping[str, Any], context: ToolContext) -> Any:
             connection = await self._connection(context)
             try:
-                answer = await connection.call(spec.name, dict(arguments))
+                result = await connection.call(spec.name, dict(arguments))
             except ToolFailure:
-                self._forget(context)
+                self._release(context)
                 raise
-            if answer.is_error:
-                raise ToolError(_text(answer))
-            return _text(answer)
+            if result.is_error:
+                raise ToolError(_text(result))
+            return _text(result)
 
         def read(text: str) -> dict[str, Any]:
-            return _read(spec, text)
+            return _parse_arguments(spec, text)
 
         return Tool(spec, read, run, time_limit=self._time_limit, stateful=not self._is_shared)
 
@@ -110,9 +111,9 @@ class McpServer:
                 self._shared = await self._pool.acquire()
             return self._shared.resource
 
-    def _forget(self, context: ToolContext) -> None:
+    def _release(self, context: ToolContext) -> None:
         if not self._is_shared:
-            context.give_back(self._pool)
+            context.release(self._pool)
         elif self._shared is not None:
             self._shared.release()
 
@@ -123,24 +124,24 @@ class McpServer:
 
 
 class _Connection:
-    """Open from `open` to `close`; the task in between owns it."""
+    """One MCP connection, owned by a task that runs from `open` to `close`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._stop = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._owner: asyncio.Task[None] | None = None
         self.client: Client
 
     async def open(
         self, server: str | Sequence[str], environment: dict[str, str], headers: dict[str, str]
     ) -> None:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._keeper = asyncio.create_task(self._keep(server, environment, headers, ready))
+        self._owner = asyncio.create_task(self._own(server, environment, headers, ready))
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await ready
         except BaseException as error:
-            self._keeper.cancel()
+            self._owner.cancel()
             if isinstance(error, Exception):
                 raise ToolFailure(f"MCP server {self._name}: {_line(error)}") from error
             raise
@@ -148,13 +149,14 @@ class _Connection:
     async def call(self, name: str, arguments: dict[str, Any]) -> "CallToolResult":
         from mcp import MCPError
 
-        asked = asyncio.ensure_future(self.client.call_tool(name, arguments))
-        assert self._keeper is not None
+        request = asyncio.ensure_future(self.client.call_tool(name, arguments))
+        assert self._owner is not None
         try:
-            await asyncio.wait((asked, self._keeper), return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done():
+            # The owner ends when the connection breaks, and the request might then never complete.
+            await asyncio.wait((request, self._owner), return_when=asyncio.FIRST_COMPLETED)
+            if not request.done():
                 raise ToolFailure(f"MCP server {self._name}: the connection was lost")
-            return asked.result()
+            return request.result()
         except MCPError as error:
             if error.code == _CONNECTION_CLOSED:
                 raise ToolFailure(f"MCP server {self._name}: {_line(error)}") from error
@@ -162,14 +164,14 @@ class _Connection:
         except (OSError, EOFError) as error:
             raise ToolFailure(f"MCP server {self._name}: {_line(error)}") from error
         finally:
-            asked.cancel()
+            request.cancel()
 
     async def close(self) -> None:
         self._stop.set()
-        if self._keeper is not None:
-            await asyncio.wait((self._keeper,))
+        if self._owner is not None:
+            await asyncio.wait((self._owner,))
 
-    async def _keep(
+    async def _own(
         self,
         server: str | Sequence[str],
         environment: dict[str, str],
@@ -184,7 +186,7 @@ class _Connection:
                 self.client = await stack.enter_async_context(Client(target))
                 ready.set_result(None)
                 await self._stop.wait()
-        except Exception as error:  # noqa: BLE001 - told to whoever waits for the connection, or uses it
+        except Exception as error:  # noqa: BLE001 - raised in `open`, or seen by `call` as a lost connection
             if not ready.done():
                 ready.set_exception(error)
 
@@ -192,7 +194,7 @@ class _Connection:
 async def _target(
     stack: AsyncExitStack, server: str | Sequence[str], environment: dict[str, str], headers: dict[str, str]
 ) -> Any:
-    """What the package's client connects to."""
+    """Transport for the MCP package's client."""
     if not isinstance(server, str):
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
@@ -207,8 +209,8 @@ async def _target(
     return streamable_http_client(server, http_client=http)
 
 
-def _read(spec: ToolSpec, text: str) -> dict[str, Any]:
-    """The server checks the arguments by its schema; here only what can be said without it."""
+def _parse_arguments(spec: ToolSpec, text: str) -> dict[str, Any]:
+    """Parses a call's JSON; the server validates the arguments against its schema."""
     try:
         arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
     except msgspec.MsgspecError as error:
@@ -219,11 +221,11 @@ def _read(spec: ToolSpec, text: str) -> dict[str, Any]:
     return arguments
 
 
-def _text(answer: "CallToolResult") -> str:
-    """Texts as they are; of anything else its kind."""
-    parts = [each.text if each.type == "text" else f"[{each.type}]" for each in answer.content]
-    if not parts and answer.structured_content is not None:
-        parts = [msgspec.json.encode(answer.structured_content).decode()]
+def _text(result: "CallToolResult") -> str:
+    """Text parts of a result; any other part as its type in brackets."""
+    parts = [each.text if each.type == "text" else f"[{each.type}]" for each in result.content]
+    if not parts and result.structured_content is not None:
+        parts = [msgspec.json.encode(result.structured_content).decode()]
     return "\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Plain data: what a tool call came to."""
+"""Plain data: results and failures of tool calls."""
 
 from enum import StrEnum
 from typing import Any
@@ -11,30 +11,30 @@ from rollwright.trajectory import Message, ToolCall
 
 
 class Problem(StrEnum):
-    """Why a call gave no result. Each is an observation for the model, which may do better next time."""
+    """Why a call has no result. Each is reported to the model as an observation."""
 
     UNKNOWN_TOOL = "unknown_tool"
     """No tool has that name."""
     BAD_ARGUMENTS = "bad_arguments"
-    """The arguments are not JSON, or not what the tool takes."""
+    """The arguments are not JSON, or do not match the tool's schema."""
     EXCEPTION = "exception"
     """The tool raised."""
     TIMEOUT = "timeout"
     """The tool took longer than its time limit."""
     MALFORMED = "malformed"
-    """It looks like a call and cannot be read as one."""
+    """The text resembles a call but cannot be parsed."""
 
 
 class ToolFailure(RollwrightError):
-    """A tool could not be run at all, for a reason that is not the model's doing; ends the attempt."""
+    """A tool could not be run for a reason that the model did not cause; fails the attempt."""
 
 
 class ToolError(RollwrightError):
-    """A tool raises it to tell the model something in its own words; any other exception is told with its name."""
+    """Raised by a tool to give the model an error message verbatim; other exceptions are prefixed with their class."""
 
 
 class EndEpisode:
-    """A tool returns its result in this to end the episode with it."""
+    """Return value of a tool that ends the episode with `result`."""
 
     __slots__ = ("result",)
 
@@ -43,26 +43,27 @@ class EndEpisode:
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """What one call came to."""
+    """Result of one call."""
 
     call: ToolCall
     content: str
-    """What the model is told: the result as text, or what was wrong."""
+    """Text for the model: the result or the problem."""
     value: Any = None
-    """The result as the tool returned it; `None` where there was a problem, or it comes from a journal."""
+    """The tool's return value; `None` after a problem, or if the result comes from the journal."""
     problem: Problem | None = None
     ends_episode: bool = False
     seconds: float = 0.0
-    """Running, without waiting for the tool's concurrency limit."""
+    """Run time, without the wait for the tool's concurrency limit."""
     waited: float = 0.0
-    """Seconds of waiting for it."""
+    """Seconds in the queue of the concurrency limit."""
 
     def message(self) -> Message:
+        """The chat message that answers the call."""
         return Message("tool", self.content, tool_call_id=self.call.id, name=self.call.name)
 
 
 def as_text(value: Any, max_length: int) -> str:
-    """A string as it is, nothing as nothing, everything else as JSON; what is too long is cut, and says so."""
+    """Text of a result: a string unchanged, `None` as the empty string, other values as JSON; truncated with a note."""
     if isinstance(value, msgspec.Struct):
         value = msgspec.to_builtins(value)
     if value is None:

@@ -1,8 +1,8 @@
-"""From a function's signature and docstring to what a model is told, and to the check of what it answers.
+"""Derives a tool's JSON schema from a function's signature and docstring, and validates arguments against it.
 
-Parameters may be annotated with whatever pydantic understands, also under `from __future__ import annotations`. A
-parameter of type `ToolContext` is filled in by the toolbox and not shown. Descriptions of parameters come from an
-`Args:` section (Google's style) or from `:param name:` lines; `Annotated[..., Field(description=...)]` goes first.
+Parameters may have any annotation that pydantic supports, also under `from __future__ import annotations`. The toolbox
+fills in a parameter of type `ToolContext`; it is not part of the schema. Parameter descriptions come from
+`Annotated[..., Field(description=...)]`, else from an `Args:` section (Google style) or from `:param name:` lines.
 """
 
 import inspect
@@ -32,19 +32,21 @@ _NAMELESS = (
 
 
 class BadArguments(RollwrightError):
-    """What a model gave a tool is not what the tool takes."""
+    """A model's arguments do not match the tool's schema."""
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What a function takes."""
+    """Parsed signature of a tool function."""
 
     description: str
     arguments: type[BaseModel]
-    """Its fields are the parameters, by alias: a parameter may have a name that a model's attribute has too."""
+    """Model whose fields have the parameters' names as aliases, because a parameter's name may clash with an attribute of
+    pydantic models."""
     context: str | None
-    """The parameter that gets the `ToolContext`; `None`: it has none."""
+    """Name of the `ToolContext` parameter; `None`: there is none."""
 
     def json_schema(self) -> dict[str, Any]:
+        """JSON schema of the arguments, without pydantic's titles."""
         schema = self.arguments.model_json_schema(by_alias=True)
         schema.pop("title", None)
         for each in schema.setdefault("properties", {}).values():
@@ -52,21 +54,21 @@ class Signature(msgspec.Struct, frozen=True):
         return schema
 
     def read(self, text: str) -> dict[str, Any]:
-        """The arguments out of a model's JSON, in the declared types; those it left out are left out."""
+        """Parses a model's JSON into arguments of the declared types; omitted arguments stay omitted."""
         try:
             given = self.arguments.model_validate_json(text or "{}")
         except ValidationError as error:
-            raise BadArguments(_what_is_wrong(error)) from None
+            raise BadArguments(_describe_errors(error)) from None
         fields = type(given).model_fields
         return {str(fields[each].alias): getattr(given, each) for each in given.model_fields_set}
 
 
 def read_signature(function: Callable[..., Any], name: str) -> Signature:
-    """Raises a `ConfigError` that names the parameter nothing can be said of."""
+    """Parses a function's signature; raises a `ConfigError` that names an unsupported parameter."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:
-        raise ConfigError(f"tool {name}: {error}; an annotation may name what its module has") from error
+        raise ConfigError(f"tool {name}: {error}; an annotation may use names of its module") from error
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError as error:
@@ -78,7 +80,9 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
         if hints.get(parameter.name) is ToolContext:
             context = parameter.name
         elif parameter.kind in _NAMELESS:
-            raise ConfigError(f"tool {name}: {parameter} cannot be given by name; every parameter must be")
+            raise ConfigError(
+                f"tool {name}: {parameter} cannot be passed by keyword; every parameter of a tool must be"
+            )
         else:
             default = ... if parameter.default is parameter.empty else parameter.default
             hint = hints.get(parameter.name, Any)
@@ -94,12 +98,12 @@ def _model(name: str, fields: dict[str, Any]) -> type[BaseModel]:
         model.model_json_schema()
     except PydanticUserError as error:
         line = str(error).splitlines()[0]
-        raise ConfigError(f"tool {name}: {line}; annotate with what can be written as JSON") from error
+        raise ConfigError(f"tool {name}: {line}; use annotations that JSON can represent") from error
     return model
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What stands before the first section, and what is said of each parameter."""
+    """Text before the first section, and the description of each parameter."""
     summary: list[str] = []
     about: dict[str, list[str]] = {}
     section, indent, current = "", None, None
@@ -126,8 +130,8 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     return "\n".join(summary).strip(), {name: said for name, said in described.items() if said}
 
 
-def _what_is_wrong(error: ValidationError) -> str:
-    """One line: each argument that was refused, and why."""
+def _describe_errors(error: ValidationError) -> str:
+    """One line with each invalid argument and the reason."""
     parts = []
     for each in error.errors(include_url=False):
         place = ".".join(map(str, each["loc"]))

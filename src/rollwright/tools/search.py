@@ -1,7 +1,7 @@
-"""Search in texts: over an index in this process (BM25), or over HTTP.
+"""Text search as a tool: a BM25 index in this process, or a search server over HTTP.
 
-Both give the same tool: the best passages, numbered, with their titles. The server's side of the HTTP search is one
-address that takes `{"query": ..., "count": ...}` and answers `{"results": [{"title", "text", "score"}, ...]}`.
+Both return the best passages, numbered, with their titles. A search server accepts a POST of
+`{"query": ..., "count": ...}` and responds with `{"results": [{"title", "text", "score"}, ...]}`.
 """
 
 import asyncio
@@ -16,44 +16,46 @@ from rollwright.tools.result import ToolFailure
 from rollwright.tools.tool import FunctionTool, Tool
 
 DEFAULT_COUNT = 3
-"""Passages, unless more are asked for."""
+"""Number of passages unless the model asks for another."""
 MAX_COUNT = 20
 _PASSAGE = 2000
 """Characters of one passage that the model sees."""
 _MAX_ANSWER = 32 * 1024 * 1024
-"""Bytes of a search server's answer: `MAX_COUNT` passages of a megabyte each, and room for what is beside them."""
+"""Largest response of a search server in bytes: `MAX_COUNT` passages of a megabyte each, with room for the rest."""
 
 _TRIES = 3
 _FIRST_WAIT = 0.5
-"""Seconds before the second try; doubled for each further one."""
+"""Seconds before the first retry; doubled for each further one."""
 _KEEP_ALIVE = 4.0
-"""Seconds; usual servers close an idle connection after 5 s, and letting go first avoids asking into a closing one."""
+"""Seconds; common servers close idle connections after 5 s, and closing first avoids requests on a closing one."""
 _RETRIED = (429, 500, 502, 503, 504)
-"""Answers that mean: not now."""
+"""Status codes of temporary errors, which are retried."""
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """One found text."""
+    """One search result."""
 
     text: str
     title: str = ""
     score: float = 0.0
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What an HTTP search answers."""
+class SearchResponse(msgspec.Struct, frozen=True):
+    """Response of a search server."""
 
     results: tuple[Passage, ...]
 
 
 class Searcher(Protocol):
+    """A search backend."""
+
     async def search(self, query: str, count: int) -> Sequence[Passage]:
         """The best `count` passages, best first."""
         ...
 
 
 class Bm25Index:
-    """All texts in memory. The same query gives the same passages in any process."""
+    """BM25 index in memory. The same query gives the same passages in any process."""
 
     def __init__(self, passages: Iterable[Passage | str]) -> None:
         import bm25s  # type: ignore[import-untyped]
@@ -70,7 +72,7 @@ class Bm25Index:
         return await asyncio.to_thread(self.find, query, count)
 
     def find(self, query: str, count: int) -> list[Passage]:
-        """Passages that share no word with the query are not among them."""
+        """The best passages, best first; a passage that shares no word with the query is never returned."""
         words = self._tokenizer.tokenize([query], update_vocab=False, show_progress=False)
         if not words[0]:
             return []
@@ -80,8 +82,8 @@ class Bm25Index:
 
 
 class HttpSearch:
-    """A search server elsewhere. One that refuses load is asked again; one that cannot be reached is a failure of the
-    attempt, because an empty answer would teach the model something false."""
+    """Client of a search server. Temporary errors are retried; an unreachable server fails the attempt, because an empty
+    result would teach the model that no passage exists."""
 
     def __init__(self, url: str, *, headers: dict[str, str] | None = None, timeout: float = 30.0) -> None:
         try:
@@ -95,11 +97,11 @@ class HttpSearch:
         self._timeout = timeout
 
     async def search(self, query: str, count: int) -> Sequence[Passage]:
-        asked = msgspec.json.encode({"query": query, "count": count})
+        request = msgspec.json.encode({"query": query, "count": count})
         wait = _FIRST_WAIT
         for tries_left in reversed(range(_TRIES)):
             try:
-                answer = await self._client.request("POST", self._url, asked, self._timeout)
+                answer = await self._client.request("POST", self._url, request, self._timeout)
             except HttpFault as fault:
                 if not tries_left:
                     raise ToolFailure(f"search at {self._url}: {fault}") from fault
@@ -110,20 +112,20 @@ class HttpSearch:
                     raise ToolFailure(f"search at {self._url}: HTTP {answer.status}: {answer.reason}")
             await asyncio.sleep(wait)
             wait *= 2
-        raise AssertionError("every try returns or raises")
+        raise AssertionError("the last try returns or raises")
 
     def _results(self, body: bytes, count: int) -> Sequence[Passage]:
         try:
-            return msgspec.json.decode(body, type=Answer).results[:count]
+            return msgspec.json.decode(body, type=SearchResponse).results[:count]
         except msgspec.MsgspecError as error:
-            raise ToolFailure(f"search at {self._url}: not an answer: {error}") from error
+            raise ToolFailure(f"search at {self._url}: malformed response: {error}") from error
 
     async def close(self) -> None:
         await self._client.close()
 
 
 def search_tool(searcher: Searcher, name: str = "search", *, concurrency: int | None = None) -> Tool:
-    """The tool for a toolbox."""
+    """Creates the search tool of a backend."""
 
     async def search(query: str, count: int = DEFAULT_COUNT) -> str:
         """Searches for passages of text.
@@ -133,11 +135,14 @@ def search_tool(searcher: Searcher, name: str = "search", *, concurrency: int | 
             count: How many passages to return.
         """
         found = await searcher.search(query, min(max(count, 1), MAX_COUNT))
-        return "\n\n".join(_shown(at, each) for at, each in enumerate(found, start=1)) or "Nothing was found."
+        return (
+            "\n\n".join(_format_passage(at, each) for at, each in enumerate(found, start=1))
+            or "Nothing was found."
+        )
 
     return FunctionTool(search, name, None, concurrency=concurrency)
 
 
-def _shown(at: int, passage: Passage) -> str:
+def _format_passage(at: int, passage: Passage) -> str:
     title = f" {passage.title}\n" if passage.title else " "
     return f"[{at}]{title}{passage.text[:_PASSAGE]}"

@@ -1,4 +1,4 @@
-"""What an agent may call, one model for each kind of tool; `kind` chooses. A name alone takes every default."""
+"""Settings of tools: one model per kind, chosen by `kind`. A name alone selects all defaults."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,16 +21,16 @@ TOOLS: Registry[Any] = Registry(
 
 
 class ToolConfig(Settings):
-    """What all tools share. Agents whose tools have the same settings share what those hold."""
+    """Settings of all tools. Agents whose tools have equal settings share their resources."""
 
     time_limit: PositiveFloat | None = None
-    """Seconds that a call may take. Unset: the tool's own limit."""
+    """Time limit of a call in seconds. Unset: the tool's own limit."""
     concurrency: PositiveInt | None = None
-    """Calls that run at the same time in one process, of all rollouts together. Unset: the tool's own limit."""
+    """Concurrent calls in one process, over all rollouts. Unset: the tool's own limit."""
 
 
 class CalculatorToolConfig(ToolConfig):
-    """Sums, without evaluating code."""
+    """Arithmetic, without evaluating code."""
 
     kind: Literal["calculator"]
     """Chooses this tool."""
@@ -42,43 +42,43 @@ class PythonToolConfig(ToolConfig):
     kind: Literal["python"]
     """Chooses this tool."""
     stateful: bool = True
-    """Whether a rollout keeps one sandbox, with its variables. False: every call has a new one."""
+    """Whether a rollout keeps one sandbox, with its variables. False: every call gets a new one."""
     size: PositiveInt = 64
-    """Sandboxes at the same time in one process; more wait."""
+    """Sandboxes at the same time in one process; further calls wait."""
     seconds: PositiveFloat = 10.0
-    """For one execution."""
+    """Time limit of one execution."""
     memory_mb: PositiveInt = 512
     """Memory of one sandbox."""
     allow_unconfined: bool = False
-    """True: where the machine cannot lock code in, limits alone have to do. False: the run does not start there."""
+    """True: a machine that cannot confine code runs it with resource limits only. False: the run does not start there."""
     sandbox: str = "process"
-    """What the code is locked in by: `process`, or a sandbox of one's own as `module:name`."""
+    """Sandbox backend: `process`, or your own as `module:name`."""
 
 
 class SearchToolConfig(ToolConfig):
-    """Search in texts, by words (BM25) in a file of one's own, or by a server."""
+    """Text search: BM25 over a file, or a search server."""
 
     kind: Literal["search"]
     """Chooses this tool."""
     passages: str | None = None
-    """File of JSON lines, each with `text` and, if there is one, `title`."""
+    """JSON Lines file; each line has `text` and optionally `title`."""
     url: EngineUrl | None = None
-    """A search server; see the page about tools for what it is asked and answers."""
+    """Address of a search server; the page about tools describes its protocol."""
 
     @model_validator(mode="after")
-    def _fits(self) -> "SearchToolConfig":
+    def _check_source(self) -> "SearchToolConfig":
         if (self.passages is None) == (self.url is None):
             raise ValueError("passages: either this or url is needed, and not both")
         return self
 
 
 class OwnToolConfig(ToolConfig):
-    """A tool of one's own."""
+    """Your own tool."""
 
     kind: Literal["own"]
     """Chooses this tool."""
     function: str
-    """As `module:name`: what `@tool` made, or a function that gives it, or a list of several."""
+    """`module:name` of a tool made by `@tool`, of a function that returns one, or of a list of several."""
 
 
 AnyToolConfig = Annotated[
@@ -87,5 +87,5 @@ AnyToolConfig = Annotated[
 
 
 def tools_by_name(value: Any) -> Any:
-    """A tool that is given by its name alone has every default; a path is one's own."""
+    """Expands a tool that is given by name alone to its settings; a `module:name` path becomes kind `own`."""
     return choose_kinds(value, TOOLS, "function")

@@ -1,8 +1,8 @@
-"""A call's time, which stands still while the call waits in line for what others hold.
+"""The timer of a tool call, which pauses while the call is queued for a shared resource.
 
-Otherwise a pool under load would look to the model like a tool that does not work, and to the profile like a slow one.
-Always true: a call stands still as long as any part of it is in line; calls that ask for the same thing together are in
-line together.
+Without the pause, a pool under load would look to the model like a tool that hangs, and to the profile like a slow tool.
+Always true: a call's timer is paused as long as any part of the call is queued; calls that wait for the same lease are
+paused together.
 """
 
 import asyncio
@@ -13,132 +13,134 @@ from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
-class NotesLines(Protocol):
-    """Wants to know when a call is in line."""
+class QueueObserver(Protocol):
+    """Is notified while a call is queued."""
 
     def in_line(self) -> AbstractContextManager[Any]:
-        """The call is in line as long as it is inside."""
+        """A context that is open as long as the call is queued."""
         ...
 
 
-class CallTime:
-    """The time of one call."""
+class CallTimer:
+    """Timer of one call."""
 
-    def __init__(self, noted: NotesLines | None = None) -> None:
+    def __init__(self, observer: QueueObserver | None = None) -> None:
         self.limit: asyncio.Timeout | None = None
-        """Runs out; set once the call is made."""
-        self._noted = noted
-        self._line: AbstractContextManager[Any] | None = None
+        """The call's timeout; set when the call starts."""
+        self._observer = observer
+        self._queued: AbstractContextManager[Any] | None = None
         self._left: float | None = None
-        self._lines = 0
+        self._pauses = 0
 
-    def stop(self) -> None:
-        """It is in line; once more where it is so already."""
-        self._lines += 1
-        if self._lines > 1:
+    def pause(self) -> None:
+        """Pauses the timer; pauses nest, because parts of a call may be queued at the same time."""
+        self._pauses += 1
+        if self._pauses > 1:
             return
-        if self._noted is not None:
-            self._line = self._noted.in_line()
-            self._line.__enter__()
+        if self._observer is not None:
+            self._queued = self._observer.in_line()
+            self._queued.__enter__()
         limit = self.limit
         if limit is not None and not limit.expired() and (until := limit.when()) is not None:
             self._left = until - asyncio.get_running_loop().time()
             limit.reschedule(None)
 
-    def go_on(self) -> None:
-        self._lines -= 1
-        if self._lines:
+    def resume(self) -> None:
+        """Ends one pause; after the last one the timer runs with the time that was left."""
+        self._pauses -= 1
+        if self._pauses:
             return
-        if self._line is not None:
-            self._line.__exit__(None, None, None)
-            self._line = None
+        if self._queued is not None:
+            self._queued.__exit__(None, None, None)
+            self._queued = None
         if self.limit is not None and self._left is not None:
             self.limit.reschedule(asyncio.get_running_loop().time() + self._left)
             self._left = None
 
 
-class Callers:
-    """The calls that wait for one thing together."""
+class SharedTimer:
+    """Timer of a task that works for several calls; pauses the timers of all of them."""
 
     def __init__(self) -> None:
-        self._calls: list[CallTime | Callers] = []
-        self._lines = 0
+        self._timers: list[CallTimer | SharedTimer] = []
+        self._pauses = 0
         self.count = 0
-        """Also of those whose time nobody takes."""
+        """Number of calls, including calls without a timer."""
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Inside, the call that runs is one of them."""
-        call = _running.get()
+        """Adds the current call for the duration of the block."""
+        timer = _current.get()
         self.count += 1
-        if call is not None:
-            self._calls.append(call)
-            for _ in range(self._lines):
-                call.stop()
+        if timer is not None:
+            self._timers.append(timer)
+            for _ in range(self._pauses):  # the task may be queued already
+                timer.pause()
         try:
             yield
         finally:
             self.count -= 1
-            if call is not None:
-                self._calls.remove(call)
-                for _ in range(self._lines):
-                    call.go_on()
+            if timer is not None:
+                self._timers.remove(timer)
+                for _ in range(self._pauses):
+                    timer.resume()
 
     def context(self) -> Context:
-        """For a task that acts for all of them."""
+        """Context for the shared task, in which this timer is the current one."""
         context = copy_context()
-        context.run(_running.set, self)
+        context.run(_current.set, self)
         return context
 
-    def stop(self) -> None:
-        self._lines += 1
-        for call in self._calls:
-            call.stop()
+    def pause(self) -> None:
+        """Pauses all calls."""
+        self._pauses += 1
+        for timer in self._timers:
+            timer.pause()
 
-    def go_on(self) -> None:
-        self._lines -= 1
-        for call in self._calls:
-            call.go_on()
+    def resume(self) -> None:
+        """Ends one pause of all calls."""
+        self._pauses -= 1
+        for timer in self._timers:
+            timer.resume()
 
 
-_running: "ContextVar[CallTime | Callers | None]" = ContextVar("whose time runs", default=None)
-"""`Callers`: in a task that acts for them."""
+_current: "ContextVar[CallTimer | SharedTimer | None]" = ContextVar("current tool timer", default=None)
 
 
 @contextmanager
-def timed(call: CallTime) -> Iterator[None]:
-    """Inside, `in_line` knows whose time runs."""
-    token = _running.set(call)
+def use_timer(timer: CallTimer) -> Iterator[None]:
+    """Makes `timer` the one that `pause_timer` pauses inside the block."""
+    token = _current.set(timer)
     try:
         yield
     finally:
-        with suppress(ValueError):  # the call was ended from outside its task, whose context is gone
-            _running.reset(token)
+        with suppress(ValueError):  # the generator was closed from another task, in another context
+            _current.reset(token)
 
 
 @contextmanager
-def limits_the_call(limit: asyncio.Timeout) -> Iterator[None]:
-    """The limit stands still while the call is in line."""
-    call = _running.get()
-    if not isinstance(call, CallTime):
-        call = CallTime()
-    call.limit = limit
+def attach_limit(limit: asyncio.Timeout) -> Iterator[None]:
+    """Attaches a timeout to the current call's timer, so that it pauses with the timer."""
+    timer = _current.get()
+    if not isinstance(timer, CallTimer):
+        timer = CallTimer()
+    timer.limit = limit
     try:
-        with timed(call):
+        with use_timer(timer):
             yield
     finally:
-        call.limit = None
+        timer.limit = None
 
 
 @contextmanager
-def in_line() -> Iterator[None]:
-    """The time that passes inside does not count."""
-    whose = _running.get()
-    if whose is None:
+def pause_timer() -> Iterator[None]:
+    """Pauses the current timer inside the block."""
+    timer = _current.get()
+    if timer is None:
         yield
         return
-    whose.stop()
+    timer.pause()
     try:
         yield
     finally:
-        whose.go_on()
+        timer.resume()

@@ -1,8 +1,7 @@
-"""`@tool`: a function that a model can call.
+"""`@tool`: makes a function callable by a model.
 
-The function stays what it was and can be called as before. A plain function is run in a thread of its own, so a slow
-one delays nobody; it counts against the tool's concurrency limit until the thread has really ended, also when nobody
-waits for it any more.
+The function itself can be called as before. A synchronous function runs in its own thread, so that it does not block the
+event loop; it occupies a slot of the tool's concurrency limit until the thread ends, even after its call timed out.
 """
 
 import asyncio
@@ -22,32 +21,32 @@ from rollwright.engines.base import ToolSpec
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.tools.context import ToolContext
 from rollwright.tools.schema import read_signature
-from rollwright.tools.time_limit import in_line, limits_the_call
+from rollwright.tools.time_limit import attach_limit, pause_timer
 
 Parameters = ParamSpec("Parameters")
 Answer = TypeVar("Answer")
 
 TIME_LIMIT = 60.0
-"""Seconds that a call may take, unless the tool says otherwise."""
+"""Default time limit of a call, in seconds."""
 
 MAX_LENGTH = 16_384
-"""Characters of a result that the model is told, unless the tool says otherwise: about 4,000 tokens."""
+"""Default length limit of a result in characters: about 4,000 tokens."""
 
-Run = Callable[[Mapping[str, Any], ToolContext], Awaitable[Any]]
+ToolFunction = Callable[[Mapping[str, Any], ToolContext], Awaitable[Any]]
 
 
-class TookTooLong(RollwrightError):
-    """A call did not end within its tool's time limit."""
+class ToolTimeout(RollwrightError):
+    """A call exceeded its tool's time limit."""
 
 
 class Tool:
-    """What a toolbox needs to know of a tool."""
+    """A tool: its spec, argument parser, function and limits."""
 
     def __init__(
         self,
         spec: ToolSpec,
         read: Callable[[str], dict[str, Any]],
-        run: Run,
+        run: ToolFunction,
         *,
         time_limit: float = TIME_LIMIT,
         concurrency: int | None = None,
@@ -55,9 +54,9 @@ class Tool:
         stateful: bool = False,
         max_length: int = MAX_LENGTH,
     ) -> None:
-        """`read` takes the model's JSON apart or raises `BadArguments`; `run` takes what `read` returned. `concurrency`
-        is how many calls run at once, of all rollouts together. A successful call with `ends_episode` is the last. The
-        calls of a `stateful` tool are run again when an episode is resumed."""
+        """`read` parses the model's JSON or raises `BadArguments`; `run` receives its result. `concurrency` limits the
+        concurrent calls over all rollouts. A successful call of a tool with `ends_episode` ends the episode. Calls of a
+        `stateful` tool are executed again when an episode is resumed."""
         for key, value in (
             ("time_limit", time_limit),
             ("concurrency", concurrency),
@@ -73,64 +72,66 @@ class Tool:
         self.ends_episode = ends_episode
         self.stateful = stateful
         self.max_length = max_length
-        self._gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+        self._semaphores: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
 
     @property
     def name(self) -> str:
+        """The name by which a model calls it."""
         return self.spec.name
 
-    def limited(self, time_limit: float | None = None, concurrency: int | None = None) -> "Tool":
-        """The same tool under limits of its own; those that are not given stay."""
+    def with_limits(self, time_limit: float | None = None, concurrency: int | None = None) -> "Tool":
+        """A copy of the tool with other limits; `None` keeps the present limit."""
         other = copy.copy(self)
         other.time_limit = time_limit or self.time_limit
         other.concurrency = concurrency or self.concurrency
-        other._gates = weakref.WeakKeyDictionary()
+        other._semaphores = weakref.WeakKeyDictionary()
         return other
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> Any:
-        """Runs it; `TookTooLong` when its time limit has passed. Call `enter` first; this leaves again."""
+        """Runs the tool, or raises `ToolTimeout`. The caller must have awaited `enter`; this method calls `leave`."""
         loop = asyncio.get_running_loop()
         limit = asyncio.timeout(self.time_limit)
         started: Awaitable[Any] | None = None
         try:
             async with limit:
-                with limits_the_call(limit):
+                with attach_limit(limit):
                     started = self.run(arguments, context)
                     return await started
         except TimeoutError as error:
             if limit.expired():
-                raise TookTooLong(f"{self.name} gave no result within {self.time_limit:g} s.") from error
+                raise ToolTimeout(f"{self.name} gave no result within {self.time_limit:g} s.") from error
             raise
         finally:
-            if isinstance(started, _Threaded):
+            if isinstance(started, _ThreadedCall):
                 started.work.add_done_callback(lambda _: _leave_from_thread(loop, self.leave))
             else:
                 self.leave()
 
     async def enter(self) -> None:
-        """Waits until one more call may run."""
-        if (gate := self._gate()) is None:
+        """Waits for a slot of the concurrency limit."""
+        if (semaphore := self._semaphore()) is None:
             return
-        with in_line() if gate.locked() else nullcontext():
-            await gate.acquire()
+        with pause_timer() if semaphore.locked() else nullcontext():
+            await semaphore.acquire()
 
     def leave(self) -> None:
-        if (gate := self._gate()) is not None:
-            gate.release()
+        """Frees a slot of the concurrency limit."""
+        if (semaphore := self._semaphore()) is not None:
+            semaphore.release()
 
-    def _gate(self) -> asyncio.Semaphore | None:
+    def _semaphore(self) -> asyncio.Semaphore | None:
         if self.concurrency is None:
             return None
         loop = asyncio.get_running_loop()
-        if loop not in self._gates:
-            self._gates[loop] = asyncio.Semaphore(self.concurrency)
-        return self._gates[loop]
+        if loop not in self._semaphores:
+            self._semaphores[loop] = asyncio.Semaphore(self.concurrency)
+        return self._semaphores[loop]
 
 
 class FunctionTool(Tool, Generic[Parameters, Answer]):
-    """A tool made of a function, which it can still be called as."""
+    """A tool made from a function; calling it calls the function."""
 
     def __init__(
         self, function: Callable[Parameters, Answer], name: str | None, about: str | None, **options: Any
@@ -146,7 +147,7 @@ class FunctionTool(Tool, Generic[Parameters, Answer]):
             if signature.context is not None:
                 given[signature.context] = context
             call: Callable[[], Any] = functools.partial(function, **given)
-            return call() if is_async else _Threaded(call, name)
+            return call() if is_async else _ThreadedCall(call, name)
 
         options.setdefault("stateful", signature.context is not None)
         super().__init__(spec, signature.read, run, **options)
@@ -182,10 +183,9 @@ def tool(
     stateful: bool | None = None,
     **options: Any,
 ) -> Any:
-    """Makes a tool of a function: with `@tool`, or with `@tool(...)` and the options of `Tool`.
+    """Makes a tool from a function: `@tool`, or `@tool(...)` with the options of `Tool`.
 
-    Its name and description are the function's own unless others are given; it is stateful when it takes a
-    `ToolContext`, unless told otherwise.
+    Name and description default to the function's own; a tool is stateful by default if it takes a `ToolContext`.
     """
     if stateful is not None:
         options["stateful"] = stateful
@@ -194,29 +194,29 @@ def tool(
     return lambda given: FunctionTool(given, name, description, **options)
 
 
-class _Threaded:
-    """A call in a thread of its own, which is a daemon: a hung one holds up nobody, not even the process's end."""
+class _ThreadedCall:
+    """A call in its own daemon thread, so that a hung call does not delay the exit of the process."""
 
     def __init__(self, call: Callable[[], Any], name: str) -> None:
         self.work: Future[Any] = Future()
         self.work.set_running_or_notify_cancel()
         context = copy_context()
-        work = functools.partial(context.run, _work, call, self.work)
+        work = functools.partial(context.run, _run_into, call, self.work)
         threading.Thread(target=work, name=f"tool {name}", daemon=True).start()
 
     def __await__(self) -> Any:
         return asyncio.wrap_future(self.work).__await__()
 
 
-def _work(call: Callable[[], Any], outcome: "Future[Any]") -> None:
+def _run_into(call: Callable[[], Any], outcome: "Future[Any]") -> None:
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001 - raised again where the call is awaited
+    except BaseException as error:  # noqa: BLE001 - re-raised where the call is awaited
         outcome.set_exception(future_safe(error))
     else:
         outcome.set_result(result)
 
 
 def _leave_from_thread(loop: asyncio.AbstractEventLoop, leave: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # the loop has ended, and the limit with it
+    with suppress(RuntimeError):  # the loop is closed, and its semaphore with it
         loop.call_soon_threadsafe(leave)

@@ -1,8 +1,8 @@
-"""Runs the calls of one turn side by side; whatever a model got wrong becomes an observation.
+"""Runs the tool calls of one turn concurrently; a model's mistakes become observations.
 
-Always true: every call gets exactly one result, in the order of the calls; what was wrong says what would be right. The
-one exception that leaves is `ToolFailure`: a tool that cannot be run at all is no fault of the model's. Then, and on
-cancellation, the other calls of the turn are cancelled and have ended.
+Always true: every call gets exactly one result, in the order of the calls, and the text of a problem says what would be
+accepted. The only exception that propagates is `ToolFailure`, for a tool that cannot be run through no fault of the model.
+After it, and on cancellation, the other calls of the turn are cancelled and awaited.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from rollwright.errors import ConfigError
 from rollwright.tools.context import ToolContext
 from rollwright.tools.result import EndEpisode, Problem, ToolError, ToolFailure, ToolResult, as_text
 from rollwright.tools.schema import BadArguments
-from rollwright.tools.time_limit import CallTime, NotesLines, timed
-from rollwright.tools.tool import TookTooLong, Tool
+from rollwright.tools.time_limit import CallTimer, QueueObserver, use_timer
+from rollwright.tools.tool import Tool, ToolTimeout
 from rollwright.trajectory import ToolCall
 
-_SHOWN = 200
-"""Characters of an unreadable call that the model is shown again."""
+_QUOTED = 200
+"""Characters of a malformed call that are quoted to the model."""
 
 
 class Toolbox:
@@ -37,11 +37,12 @@ class Toolbox:
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
+        """Specs of all tools, in order."""
         return tuple(each.spec for each in self._tools.values())
 
     @property
     def stateful(self) -> bool:
-        """Whether any of them holds something from one call to the next."""
+        """Whether any tool keeps state between calls."""
         return any(each.stateful for each in self._tools.values())
 
     def __getitem__(self, name: str) -> Tool:
@@ -56,16 +57,19 @@ class Toolbox:
         context: ToolContext,
         around: Callable[[ToolCall], AbstractContextManager[Any]] = nullcontext,
     ) -> list[ToolResult]:
-        """The results of one turn's calls, in their order; each is made inside what `around` gives for it, which is told
-        when the call is in line, where it wants to know (`NotesLines`)."""
+        """Runs the calls of one turn and returns their results in order. Each call runs inside the context manager
+        `around(call)`; its value is notified while the call is queued if it is a `QueueObserver`."""
 
-        async def one(call: ToolCall) -> ToolResult:
-            with around(call) as noted, timed(CallTime(noted if isinstance(noted, NotesLines) else None)):
+        async def run_timed(call: ToolCall) -> ToolResult:
+            with (
+                around(call) as value,
+                use_timer(CallTimer(value if isinstance(value, QueueObserver) else None)),
+            ):
                 return await self.run_one(call, context)
 
         if len(calls) == 1:
-            return [await one(calls[0])]
-        tasks = [asyncio.ensure_future(one(call)) for call in calls]
+            return [await run_timed(calls[0])]
+        tasks = [asyncio.ensure_future(run_timed(call)) for call in calls]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -75,22 +79,23 @@ class Toolbox:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def run_one(self, call: ToolCall, context: ToolContext) -> ToolResult:
+        """Validates and runs one call."""
         tool = self._tools.get(call.name)
         if tool is None:
-            return ToolResult(call, self._unknown(call.name), problem=Problem.UNKNOWN_TOOL)
+            return ToolResult(call, self._describe_unknown(call.name), problem=Problem.UNKNOWN_TOOL)
         try:
             arguments = tool.read(call.arguments)
         except BadArguments as error:
-            told = f"{call.name}: wrong arguments: {error}. It takes: {_takes(tool.spec)}."
-            return ToolResult(call, told, problem=Problem.BAD_ARGUMENTS)
-        return await _ran(tool, call, arguments, context)
+            text = f"{call.name}: wrong arguments: {error}. It takes: {_describe_parameters(tool.spec)}."
+            return ToolResult(call, text, problem=Problem.BAD_ARGUMENTS)
+        return await _run_tool(tool, call, arguments, context)
 
     def unreadable(self, text: str) -> str:
-        """What a model is told of something that looks like a call and is none."""
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-        return f"A tool call could not be read: {shown!r}. Tools: {self._names()}."
+        """Message for the model about a malformed call."""
+        quoted = text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
+        return f"A tool call could not be read: {quoted!r}. Tools: {self._names()}."
 
-    def _unknown(self, name: str) -> str:
+    def _describe_unknown(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._tools, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else "."
         return f"There is no tool {name!r}{meant} Tools: {self._names()}."
@@ -99,16 +104,18 @@ class Toolbox:
         return ", ".join(self._tools) or "none"
 
 
-async def _ran(tool: Tool, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> ToolResult:
+async def _run_tool(
+    tool: Tool, call: ToolCall, arguments: dict[str, Any], context: ToolContext
+) -> ToolResult:
     clock = asyncio.get_running_loop().time
-    asked = clock()
+    queued = clock()
     await tool.enter()
     began = clock()
 
     def result(
         content: str, problem: Problem | None = None, value: Any = None, ends: bool = False
     ) -> ToolResult:
-        return ToolResult(call, content, value, problem, ends, clock() - began, began - asked)
+        return ToolResult(call, content, value, problem, ends, clock() - began, began - queued)
 
     try:
         value = await tool.call(arguments, context)
@@ -119,32 +126,32 @@ async def _ran(tool: Tool, call: ToolCall, arguments: dict[str, Any], context: T
         raise
     except ToolError as error:
         return result(as_text(str(error), tool.max_length), Problem.EXCEPTION)
-    except TookTooLong as error:
+    except ToolTimeout as error:
         return result(str(error), Problem.TIMEOUT)
     except BaseException as error:
         if is_cancellation(error):
             raise
-        told = as_text(f"{tool.name} failed: {type(error).__name__}: {error}", tool.max_length)
-        return result(told, Problem.EXCEPTION)
+        text = as_text(f"{tool.name} failed: {type(error).__name__}: {error}", tool.max_length)
+        return result(text, Problem.EXCEPTION)
 
 
-def _takes(spec: ToolSpec) -> str:
-    """The arguments in short."""
+def _describe_parameters(spec: ToolSpec) -> str:
+    """Names and types of the parameters, in one line."""
     required = spec.parameters.get("required", ())
     parts = []
     for name, about in spec.parameters.get("properties", {}).items():
         optional = "" if name in required else ", optional"
-        parts.append(f"{name} ({_kind(about)}{optional})")
+        parts.append(f"{name} ({_type_name(about)}{optional})")
     return ", ".join(parts) or "nothing"
 
 
-def _kind(about: dict[str, Any]) -> str:
+def _type_name(about: dict[str, Any]) -> str:
     if "enum" in about:
         return "one of " + ", ".join(map(repr, about["enum"]))
     if "anyOf" in about:
-        return " or ".join(_kind(each) for each in about["anyOf"])
+        return " or ".join(_type_name(each) for each in about["anyOf"])
     if "$ref" in about:
         return str(about["$ref"]).rpartition("/")[2]
     if about.get("type") == "array":
-        return f"array of {_kind(about['items'])}" if "items" in about else "array"
+        return f"array of {_type_name(about['items'])}" if "items" in about else "array"
     return str(about.get("type", "anything"))

@@ -1,10 +1,9 @@
-"""Any Gymnasium environment with discrete or text actions, played in text.
+"""Adapter for Gymnasium environments with discrete or text actions.
 
-The state is what the environment draws in its `ansi` mode, else its observation as text. Colours in a
-drawing carry meaning (often the player's place), so they are written out: a red S becomes `[red:S]`.
-An answer that names no action leaves the environment as it is, and counts as an action. Stepping can block,
-so each environment runs in its own thread. It can be forked only if a trial shows that copies of it play on
-exactly as the original does.
+The observation is the environment's `ansi` rendering, else its observation as text. Colours in a rendering carry meaning
+(often the player's position), so they are written out: a red S becomes `[red:S]`. An answer without a valid action leaves
+the environment unchanged and counts as an action. `step` may block, so each environment runs in its own thread. It can be
+forked only if a trial shows that a copy behaves exactly like the original.
 """
 
 import copy
@@ -17,29 +16,29 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from rollwright import rng
-from rollwright.envs.base import Info, Prompts, Reset, Step
+from rollwright.envs.base import Info, PromptTemplates, Reset, Step
 from rollwright.envs.parsing import ANSWER_PATTERN, AnswerFormat
 from rollwright.envs.threaded import ThreadedEnv, wrap
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.registry import suggestion
 
 DEFAULT_MAX_STEPS = 100
-"""Room for the small ones; it goes over the limit that an environment may set itself."""
+"""Enough for small environments; overrides the limit in an environment's own spec."""
 
 _TRIAL_STEPS = 20
-"""Actions compared between an environment and its copy before forks are offered."""
+"""Number of actions for which an environment and its copy are compared before it counts as forkable."""
 
 _SET_HERE = ("render_mode", "max_episode_steps")
-"""Arguments of Gymnasium's own that this module chooses."""
+"""Arguments of `gymnasium.make` that this module sets."""
 
 _COLOURED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
 _COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
-"""Terminal colours in the order of their codes: 30 to 37 for letters, 40 to 47 for what lies behind."""
+"""Terminal colours in the order of their codes: 30 to 37 for the foreground, 40 to 47 for the background."""
 
 _MEANING = re.compile(r"^\s*- (\d+): (.+)$", re.MULTILINE)
-"""How Gymnasium's docstrings list what the actions mean."""
+"""Line of a Gymnasium docstring that describes an action."""
 
-PROMPTS = Prompts(
+PROMPTS = PromptTemplates(
     system="You act in an environment, step by step. Collect as much reward as you can.",
     opening="{instruction}\n\nStep {turn_idx}. The state is:\n{observation}\nActions left: {actions_left}.",
     turn="Step {turn_idx}. The state is:\n{observation}\nActions left: {actions_left}.",
@@ -57,7 +56,7 @@ def make_gymnasium(
     answer_template: str | None = None,
     **options: Any,
 ) -> ThreadedEnv:
-    """`options` go to Gymnasium; `rules` is told to the model before the list of actions."""
+    """Creates an environment. `options` are passed to Gymnasium; `rules` precedes the list of actions in the prompt."""
     if format_penalty > 0:
         raise ConfigError(f"format_penalty must be zero or negative, got {format_penalty}")
     if max_steps < 1:
@@ -86,7 +85,7 @@ def _make(env_id: str, max_steps: int, options: Mapping[str, Any]) -> Any:
         mode: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in modes else {}
         return gymnasium.make(env_id, max_episode_steps=max_steps, **mode, **options)
     except (gymnasium.error.Error, ImportError) as error:
-        raise ConfigError(f"Gymnasium cannot make it: {_one_line(error)}") from error
+        raise ConfigError(f"Gymnasium cannot create it: {_one_line(error)}") from error
     except (TypeError, ValueError, AssertionError, KeyError) as error:
         raise ConfigError(f"Gymnasium refuses {dict(options)}: {_one_line(error)}") from error
 
@@ -113,10 +112,10 @@ def _action_table(env: Any, names: Sequence[str] | None) -> dict[str, int] | Non
     space = env.action_space
     if isinstance(space, gymnasium.spaces.Text):
         if names is not None:
-            raise ConfigError("action_names: this environment takes free text")
+            raise ConfigError("action_names: this environment has free-text actions")
         return None
     if not isinstance(space, gymnasium.spaces.Discrete):
-        raise ConfigError(f"its actions are {space}; only Discrete and Text actions can be played in text")
+        raise ConfigError(f"its actions are {space}; only Discrete and Text actions are supported")
     values = [int(space.start) + index for index in range(int(space.n))]
     if names is None:
         names = [str(value) for value in values]
@@ -126,7 +125,7 @@ def _action_table(env: Any, names: Sequence[str] | None) -> dict[str, int] | Non
 
 
 def _describe(env_id: str, env: Any, named: bool) -> str:
-    """Its name; and unless the actions have names, what they mean, where its docstring says so."""
+    """Description of an environment: its id and, unless `named`, the meaning of the actions from its docstring."""
     text = f"You act in the environment {env_id}."
     doc = inspect.getdoc(type(env.unwrapped)) or ""
     section = re.search(r"## Action Space\n(.*?)(?=\n\s*## |\Z)", doc, re.DOTALL)
@@ -139,7 +138,7 @@ def _describe(env_id: str, env: Any, named: bool) -> str:
 
 
 class GymnasiumGame:
-    """The synchronous part: one environment, played by answers."""
+    """Synchronous environment that parses actions from answers."""
 
     def __init__(
         self,
@@ -175,7 +174,7 @@ class GymnasiumGame:
         return f"{self._rules}{colours}\n{choice}"
 
     @property
-    def prompts(self) -> Prompts:
+    def prompts(self) -> PromptTemplates:
         return PROMPTS
 
     def reset(self, seed: int) -> Reset:
@@ -188,7 +187,7 @@ class GymnasiumGame:
     def step(self, answer: str) -> Step:
         if not self._running:
             raise RollwrightError(f"{self._env.spec.id}: no episode is running; call reset first")
-        name, action = self._action_in(answer)
+        name, action = self._parse_action(answer)
         reward, terminated, truncated = 0.0, False, False
         if action is not None:
             observation, given, terminated, truncated, _ = self._env.step(action)
@@ -204,7 +203,7 @@ class GymnasiumGame:
         }
         return Step(self._text, reward, bool(terminated), truncated, info)
 
-    def _action_in(self, answer: str) -> tuple[str | None, int | str | None]:
+    def _parse_action(self, answer: str) -> tuple[str | None, int | str | None]:
         found = self._format.find(answer)
         if found is None:
             return None, None
@@ -228,7 +227,7 @@ class GymnasiumGame:
 
 
 class ForkableGymnasiumGame(GymnasiumGame):
-    """One whose environment passed the trial of copying."""
+    """A game whose environment can be copied exactly."""
 
     def fork(self) -> Self:
         twin = copy.copy(self)
@@ -250,7 +249,7 @@ def _named_colour(match: re.Match[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers and arrays as Python's own, which read better and the same in every version."""
+    """Converts numpy values to Python's, whose text does not depend on the numpy version."""
     if isinstance(value, tuple | list):
         return type(value)(_plain(each) for each in value)
     if isinstance(value, dict):
@@ -259,7 +258,7 @@ def _plain(value: Any) -> Any:
 
 
 def _copies_exactly(env: Any) -> bool:
-    """Whether a copy, played after the original, gives the same as the original did."""
+    """Whether a deep copy, stepped after the original, gives the same results."""
     space = env.action_space
     if not isinstance(space, gymnasium.spaces.Discrete):
         return False
@@ -270,7 +269,7 @@ def _copies_exactly(env: Any) -> bool:
         env.reset(seed=0)
         twin = copy.deepcopy(env)
         return _play(env, actions) == _play(twin, actions)
-    except Exception:  # noqa: BLE001 - whatever foreign code raises here means that it cannot be copied
+    except Exception:  # noqa: BLE001 - any exception of foreign code means that it cannot be copied
         return False
 
 

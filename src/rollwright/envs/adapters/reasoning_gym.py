@@ -1,9 +1,9 @@
-"""One question of a reasoning-gym dataset: an episode of a single answer.
+"""Adapter for reasoning-gym: an episode is one question of a dataset and one answer.
 
-The question depends on the dataset, its options and the seed alone. Questions and scores come from judges in sandboxes,
-so nothing of reasoning-gym is imported here, and no answer is evaluated anywhere. An answer that ends its judge, or that
-does not fit the dataset's grammar, is worth nothing and counted; a judge that cannot be started is a failure, never a
-reward.
+The question depends on the dataset, its options and the seed alone. Judges in sandboxes create questions and score
+answers, so this module does not import reasoning-gym, and no answer is evaluated as code. An answer that kills its judge
+or violates the dataset's grammar scores 0 and is counted in the metrics; a judge that cannot be started is a failure and
+never a reward.
 """
 
 import copy
@@ -12,13 +12,13 @@ from importlib.util import find_spec
 from typing import Any, Self
 
 from rollwright.envs import scoring
-from rollwright.envs.base import Info, Prompts, Reset, Step
+from rollwright.envs.base import Info, PromptTemplates, Reset, Step
 from rollwright.envs.parsing import ANSWER_PATTERN, AnswerFormat
 from rollwright.envs.scoring.protocol import LEVEL
 from rollwright.envs.scoring.service import SCORE_SECONDS
 from rollwright.errors import ConfigError, RollwrightError
 
-PROMPTS = Prompts(
+PROMPTS = PromptTemplates(
     system="You solve puzzles. Think as long as you need, then commit to one answer.",
     opening="{instruction}\n\n{observation}",
     turn="{observation}",
@@ -26,6 +26,8 @@ PROMPTS = Prompts(
 
 
 class ReasoningGym:
+    """One question of a reasoning-gym dataset per episode."""
+
     def __init__(
         self,
         dataset: str,
@@ -37,8 +39,8 @@ class ReasoningGym:
         answer_template: str | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of the dataset; `level` is one of its curriculum's, from 0 on, over which the options
-        win. `score_seconds` is the time in which an answer must be scored."""
+        """`options` are passed to the dataset and override those of `level`, a level of its curriculum from 0 on.
+        `score_seconds` is the time limit for scoring an answer."""
         if find_spec("reasoning_gym") is None:
             raise ConfigError("reasoning-gym is not installed; install rollwright[reasoning]")
         if format_penalty > 0:
@@ -60,7 +62,7 @@ class ReasoningGym:
         return f"Answer the question below. {self._format.request('your answer', 'your answer')}"
 
     @property
-    def prompts(self) -> Prompts:
+    def prompts(self) -> PromptTemplates:
         return PROMPTS
 
     async def reset(self, seed: int) -> Reset:

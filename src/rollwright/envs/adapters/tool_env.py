@@ -1,9 +1,9 @@
-"""Tasks with tools as an environment: a question in, calls and results, an answer that a function scores.
+"""Environment of tasks with tools: a question, tool calls with results, and a final answer that a function scores.
 
-For any policy, also one whose format knows no tools: calls are written in the text, between tags, and the prompt says
-how. Calls of one answer run side by side; mistakes are told and cost the format penalty; what the tools hold is given
-back at the end of the episode, and when the environment is reset or closed. A resumed episode is replayed by its
-answers, so its calls are made again; results that differ make it start anew.
+It works with any policy, also without tool support in the chat format: calls are written as text between tags, and the
+prompt explains the format. Calls of one completion run concurrently; mistakes are reported to the model and cost the
+format penalty. The tools' leases are released at the end of the episode, on `reset` and on `close`. A resumed episode is
+replayed from its completions, so its calls are made again; if a result differs, the episode starts from the beginning.
 """
 
 import json
@@ -14,50 +14,51 @@ from typing import Any, Self
 
 import msgspec
 
-from rollwright.envs.base import Info, Prompts, Reset, Step
+from rollwright.envs.base import Info, PromptTemplates, Reset, Step
 from rollwright.envs.parsing import AnswerFormat
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.tools import Toolbox, ToolContext
 from rollwright.trajectory import ToolCall, reward_of
 
-PROMPTS = Prompts(
+PROMPTS = PromptTemplates(
     system="You solve tasks, with tools where they help.",
     opening="{instruction}\n\n{observation}",
     turn="{observation}",
 )
 
 SOLVED = 1.0
-"""The score from which on a task counts as solved."""
+"""Lowest score of a solved task."""
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _EXAMPLE = '<tool_call>{"name": "...", "arguments": {...}}</tool_call>'
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One question, and whatever its scorer needs to know."""
+    """One question with the reference data of its scorer."""
 
     question: str
     truth: Any = None
+    """Passed to the scorer as part of the task."""
 
 
-class _Written(msgspec.Struct, frozen=True):
-    """A call as a model writes it."""
+class _TextCall(msgspec.Struct, frozen=True):
+    """JSON of a call between tags."""
 
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 Scorer = Callable[[Task, str], "float | Awaitable[float]"]
-"""What an answer to a task is worth, from 0 to 1."""
+"""Scores an answer to a task from 0 to 1."""
 
 
 class ToolEnv:
-    """Which task is played depends on the seed alone."""
+    """An environment over a list of tasks; the seed selects the task."""
 
     def __init__(
         self, tasks: Sequence[Task], score: Scorer, toolbox: Toolbox, *, format_penalty: float = 0.0
     ) -> None:
-        """`format_penalty` is what an answer costs that has neither a call nor an answer, or a call that is wrong."""
+        """`format_penalty` applies to a completion without call and answer, or with an invalid call."""
         if not tasks:
             raise ConfigError("a tool environment needs at least one task")
         if format_penalty > 0:
@@ -68,19 +69,19 @@ class ToolEnv:
         self._format_penalty = format_penalty
         self._format = AnswerFormat()
         self._task: Task | None = None
-        """The open one; `None`: no episode is running."""
+        """The current task; `None`: no episode is running."""
         self._context: ToolContext | None = None
         self._calls = 0
 
     @property
     def stateless(self) -> bool:
-        """Whether no tool holds anything from one call to the next. Then a fork needs no call to be made again."""
+        """Whether no tool keeps state between calls, so that a fork needs no replay."""
         return not self._toolbox.stateful
 
     def fork(self) -> Self:
-        """The same task, at the same place."""
+        """A copy in the same state of the same task."""
         if not self.stateless:
-            raise RollwrightError("tools: some hold state, which cannot be copied; replay the calls instead")
+            raise RollwrightError("tools: a stateful tool cannot be copied; replay the calls instead")
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._context = None if self._context is None else ToolContext(self._context.rollout_id)
@@ -95,7 +96,7 @@ class ToolEnv:
         )
 
     @property
-    def prompts(self) -> Prompts:
+    def prompts(self) -> PromptTemplates:
         return PROMPTS
 
     async def reset(self, seed: int) -> Reset:
@@ -112,43 +113,43 @@ class ToolEnv:
             return await self._use_tools(written, self._context)
         found = self._format.find(answer)
         if found is None:
-            told = f"That was neither a call ({_EXAMPLE}) nor an answer ({self._format.write('...')})."
-            return self._going_on(told, None, problems=1, calls=0)
-        return await self._final(found)
+            text = f"That was neither a call ({_EXAMPLE}) nor an answer ({self._format.write('...')})."
+            return self._continue(text, None, problems=1, calls=0)
+        return await self._finish(found)
 
     async def close(self) -> None:
         self._end()
 
     async def _use_tools(self, written: Sequence[str], context: ToolContext) -> Step:
-        read = [self._read(each) for each in written]
+        calls = [self._parse_call(each) for each in written]
         results = iter(
-            await self._toolbox.run([each for each in read if isinstance(each, ToolCall)], context)
+            await self._toolbox.run([each for each in calls if isinstance(each, ToolCall)], context)
         )
-        told, problems, names = [], 0, []
-        for each in read:
-            if isinstance(each, str):
-                told.append(each)
+        texts, problems, names = [], 0, []
+        for each in calls:
+            if isinstance(each, str):  # the message about a malformed call
+                texts.append(each)
                 problems += 1
                 continue
             result = next(results)
             if result.ends_episode:
-                return await self._final(result.content)
-            told.append(result.content)
+                return await self._finish(result.content)
+            texts.append(result.content)
             problems += result.problem is not None
             names.append(each.name)
-        observation = "\n".join(f"<tool_response>\n{each}\n</tool_response>" for each in told)
-        return self._going_on(observation, ", ".join(names) or None, problems=problems, calls=len(written))
+        observation = "\n".join(f"<tool_response>\n{each}\n</tool_response>" for each in texts)
+        return self._continue(observation, ", ".join(names) or None, problems=problems, calls=len(written))
 
-    def _read(self, written: str) -> ToolCall | str:
-        """The call, or what is wrong with it."""
+    def _parse_call(self, written: str) -> ToolCall | str:
+        """The call, or the message about a malformed one."""
         try:
-            call = msgspec.json.decode(written, type=_Written)
+            call = msgspec.json.decode(written, type=_TextCall)
         except msgspec.MsgspecError:
             return self._toolbox.unreadable(written.strip())
         self._calls += 1
         return ToolCall(f"call-{self._calls}", call.name, bytes(call.arguments).decode())
 
-    def _going_on(self, observation: str, action: str | None, *, problems: int, calls: int) -> Step:
+    def _continue(self, observation: str, action: str | None, *, problems: int, calls: int) -> Step:
         info: Info = {
             "action": action,
             "valid": not problems,
@@ -158,7 +159,7 @@ class ToolEnv:
         }
         return Step(observation, 0.0, terminated=False, truncated=False, info=info)
 
-    async def _final(self, answer: str) -> Step:
+    async def _finish(self, answer: str) -> Step:
         assert self._task is not None
         scored = self._score(self._task, answer)
         value = reward_of(await scored if isawaitable(scored) else scored, "the score of an answer")

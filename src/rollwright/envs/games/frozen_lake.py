@@ -1,13 +1,13 @@
 """Frozen lake: walk over the ice to the goal without falling into a hole.
 
-Start and goal stand anywhere, and the goal can be reached in `max_steps` actions on ice that does not
-slip. On slippery ice every action's slip is drawn from (seed, number of the action) alone, so an episode is
-still a function of its seed and its answers, and a fork slips exactly as the original would.
+Start and goal are random cells, and on ice that is not slippery the goal is reachable within `max_steps` actions. On
+slippery ice each slip depends on (seed, step) alone, so an episode is still a function of its seed and answers, and a fork
+slips exactly like the original.
 
-Lakes are parted by their holes and goal (see `parts`): one that is started from another cell is in the same part.
+A lake's part (`rollwright.envs.splits`) depends on its holes and goal, not on its start.
 
-Levels are drawn here and not with Gymnasium's generator: that one always starts in one corner and ends in
-the opposite one, and takes its numbers from a stream that may change with the version of numpy.
+Levels do not come from Gymnasium's generator, because it always starts in one corner and ends in the opposite one, and its
+random stream may change with the numpy version.
 """
 
 from functools import cache
@@ -22,12 +22,12 @@ from rollwright.envs.splits import Part, part_of, views
 from rollwright.errors import ConfigError
 
 FORMAT_PENALTY = -0.01
-"""Small beside the goal's 1, so that a format alone is never worth more than the game."""
+"""Small relative to the goal's reward of 1, so that the format never outweighs the game."""
 
 PLAYER, ICE, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_ON_GOAL = "P_OGX√"
 
 _MAX_TRIES = 10_000
-"""Far beyond what any option that allows a level needs (the default takes 1.1 on average)."""
+"""Far more tries than any feasible combination of options needs (the defaults need 1.1 on average)."""
 
 
 class Lake(NamedTuple):
@@ -38,12 +38,14 @@ class Lake(NamedTuple):
     holes: frozenset[int]
 
     def part(self, size: int) -> Part:
-        """`HELD_OUT` or `TRAIN`, by holes and goal alone and the same in all eight views of the square."""
+        """`HELD_OUT` or `TRAIN`, by holes and goal, invariant under the eight symmetries of the square."""
         seen = views(size, size, (self.goal,), self.holes)
         return part_of("frozen lake", (f"{size} {view}" for view in seen))
 
 
 class FrozenLake(GridGame):
+    """The FrozenLake environment."""
+
     action_names = ("Left", "Down", "Right", "Up")
     symbols = MappingProxyType(
         {
@@ -74,8 +76,8 @@ class FrozenLake(GridGame):
         action_pattern: str = ANSWER_PATTERN,
         answer_template: str | None = None,
     ) -> None:
-        """`p` is the share of ice, `min_distance` the fewest actions from start to goal in any level, `part` which
-        lakes are drawn (`all`, `train` or `held_out`), and `board` a fixed level drawn in the symbols of a state."""
+        """`p` is the probability of ice, `min_distance` the least number of actions from start to goal, `part` the set
+        of lakes that levels are drawn from (`all`, `train` or `held_out`), and `board` a fixed level as text."""
         super().__init__(max_steps, format_penalty, action_pattern, answer_template)
         if size < 2:
             raise ConfigError(f"size must be 2 or more, got {size}")
@@ -83,7 +85,7 @@ class FrozenLake(GridGame):
             raise ConfigError(f"p must be above 0 and at most 1, got {p}")
         if not 1 <= min_distance <= max_steps:
             raise ConfigError(f"min_distance must be from 1 to max_steps ({max_steps}), got {min_distance}")
-        self._part = Part.named(part)
+        self._part = Part.parse(part)
         self._fixed = None if board is None else read_lake(board)
         self._size = size if board is None else len(board.split())
         self._p = p
@@ -105,7 +107,7 @@ class FrozenLake(GridGame):
             "Reaching the goal gives a reward of 1; falling into a hole ends the game with nothing."
         )
 
-    def _deal(self, seed: int) -> None:
+    def _load_level(self, seed: int) -> None:
         self._seed = seed
         self._lake = self._fixed or self._draw_lake(rng.generator("frozen lake", seed))
         self._player = self._lake.start
@@ -119,7 +121,7 @@ class FrozenLake(GridGame):
                 continue
             start = ice.pop(int(rng.random() * len(ice)))
             lake = Lake(start, ice[int(rng.random() * len(ice))], holes)
-            way = self._way(lake, start, self._max_steps)
+            way = self._shortest_path(lake, start, self._max_steps)
             if way is None or len(way) < self._min_distance:
                 continue
             if self._part in (Part.ALL, lake.part(self._size)):
@@ -131,11 +133,11 @@ class FrozenLake(GridGame):
         )
 
     def _slip(self, step: int) -> int:
-        """By how many quarter turns action number `step` goes astray: -1, 0 or 1."""
+        """Quarter turns by which the action at `step` slips: -1, 0 or 1."""
         return rng.digest("frozen lake slip", self._seed, step) % 3 - 1 if self._is_slippery else 0
 
-    def _way(self, lake: Lake, start: int, limit: int) -> tuple[int, ...] | None:
-        """The directions of a shortest way to the goal; `None`: it takes more than `limit`."""
+    def _shortest_path(self, lake: Lake, start: int, limit: int) -> tuple[int, ...] | None:
+        """Directions of a shortest path to the goal; `None`: it has more than `limit` steps."""
         ways: dict[int, tuple[int, ...]] = {start: ()}
         layer = [start]
         for _ in range(limit):
@@ -161,12 +163,12 @@ class FrozenLake(GridGame):
             success=success,
         )
 
-    def _idle(self) -> Move:
+    def _skip(self) -> Move:
         return Move(reward=0.0, effective=False)
 
     def _solve(self, limit: int) -> tuple[int, ...] | None:
-        """It knows how each action will slip, and aims so that the slip takes it the right way."""
-        way = self._way(self._lake, self._player, limit)
+        """Compensates each step for its slip, which is known from the seed."""
+        way = self._shortest_path(self._lake, self._player, limit)
         if way is None:
             return None
         return tuple((direction - self._slip(step)) % 4 for step, direction in enumerate(way, self._steps))
@@ -184,7 +186,7 @@ class FrozenLake(GridGame):
 
 @cache
 def _neighbours(size: int) -> tuple[tuple[int, int, int, int], ...]:
-    """For each cell, where the actions lead from it, in their order; at the edge, to the cell itself."""
+    """Target cell of each action from each cell; at the edge, the cell itself."""
     return tuple(
         (
             cell - 1 if cell % size > 0 else cell,
@@ -197,7 +199,7 @@ def _neighbours(size: int) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def read_lake(board: str) -> Lake:
-    """The level that a drawing shows; refused unless it is a square with one player and one goal."""
+    """Parses a board; it must be a square with one player and one goal."""
     rows = board.split()
     cells = "".join(rows)
     if any(len(row) != len(rows) for row in rows):

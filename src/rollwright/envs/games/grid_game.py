@@ -1,10 +1,10 @@
-"""What the built-in board games share: counting actions, reading answers, forking, telling the rules.
+"""Base class of the built-in board games: action counting, answer parsing, forking and instructions.
 
 Always true of a game:
-- An episode is a function of its options, its seed and the answers so far; nothing else is read.
-- Every answer counts as one action, the malformed ones too; at `max_steps` the game truncates itself.
-- A malformed answer changes nothing on the board; what it costs stands in `info["penalty"]`.
-- All state is immutable values in attributes, so that a shallow copy is an exact and independent fork.
+- An episode is a function of its options, its seed and the answers so far.
+- Every answer counts as one action, malformed ones included; at `max_steps` the game is truncated.
+- A malformed answer leaves the board unchanged; its cost is in `info["penalty"]`.
+- Attributes hold immutable values, so a shallow copy is an exact and independent fork.
 """
 
 import copy
@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Self
 
-from rollwright.envs.base import Info, Prompts, Reset, Step
+from rollwright.envs.base import Info, PromptTemplates, Reset, Step
 from rollwright.envs.parsing import AnswerFormat
 from rollwright.errors import ConfigError, RollwrightError
 
 DEFAULT_MAX_STEPS = 10
-"""Actions in an episode: enough for every level that the generators make."""
+"""Action limit of an episode, sufficient for every generated level."""
 
 _TURN = (
     "Turn {turn_idx}. The state is:\n{observation}\n"
     "Actions left: {actions_left}. Use at most {max_response_length} tokens for your reply."
 )
 
-PROMPTS = Prompts(
+PROMPTS = PromptTemplates(
     system="You play a game on a grid. Work towards its goal and collect as much reward as you can.",
     opening="{instruction}\n\n" + _TURN,
     turn=_TURN,
@@ -33,20 +33,20 @@ PROMPTS = Prompts(
 
 
 class Move(NamedTuple):
-    """What one action did."""
+    """Effect of one action."""
 
     reward: float
     effective: bool
-    """Whether anything on the board changed."""
+    """Whether the board changed."""
     terminated: bool = False
     success: bool = False
 
 
 class GridGame(ABC):
-    """A game for one player on a grid of symbols. A subclass supplies the board."""
+    """A one-player game on a grid of symbols; subclasses implement the board."""
 
     action_names: tuple[str, ...]
-    """As the model names them; a move is known by its index here."""
+    """Names of the actions; the game identifies an action by its index."""
 
     def __init__(
         self, max_steps: int, format_penalty: float, action_pattern: str, answer_template: str | None
@@ -57,35 +57,35 @@ class GridGame(ABC):
             raise ConfigError(f"format_penalty must be zero or negative, got {format_penalty}")
         self._max_steps = max_steps
         self._format_penalty = format_penalty
-        self._format, self._by_name = _reading(action_pattern, answer_template, self.action_names)
+        self._format, self._by_name = _answer_parser(action_pattern, answer_template, self.action_names)
         self._steps = 0
         self._running = False
         self._plan: tuple[int, ...] | None = None
-        """A shortest solution from the current state; empty: there is none; `None`: not looked for yet."""
+        """A shortest solution from the current state; empty: unsolvable; `None`: not computed yet."""
 
-    # -- supplied by the game -----------------------------------------------------------------------------
+    # -- implemented by the game --------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def rules(self) -> str:
-        """Goal, rewards and what ends the game, true to the options."""
+        """Goal, rewards and end conditions under the options."""
 
     @property
     @abstractmethod
     def symbols(self) -> Mapping[str, str]:
-        """Each symbol of a state, and its meaning."""
+        """Symbols of an observation and their meanings."""
 
     @abstractmethod
-    def _deal(self, seed: int) -> None:
-        """Puts up the level of this seed."""
+    def _load_level(self, seed: int) -> None:
+        """Sets up the level of a seed."""
 
     @abstractmethod
     def _move(self, action: int) -> Move:
-        """Does an action."""
+        """Applies an action."""
 
     @abstractmethod
-    def _idle(self) -> Move:
-        """What doing nothing for one action brings."""
+    def _skip(self) -> Move:
+        """Effect of an action without a move, for malformed answers."""
 
     @abstractmethod
     def _solve(self, limit: int) -> tuple[int, ...] | None:
@@ -93,7 +93,7 @@ class GridGame(ABC):
 
     @abstractmethod
     def _render(self) -> str:
-        """The state, one line for each row."""
+        """The board as text, one line per row."""
 
     # -- Env ----------------------------------------------------------------------------------------------
 
@@ -108,11 +108,11 @@ class GridGame(ABC):
         )
 
     @property
-    def prompts(self) -> Prompts:
+    def prompts(self) -> PromptTemplates:
         return PROMPTS
 
     async def reset(self, seed: int) -> Reset:
-        self._deal(seed)
+        self._load_level(seed)
         self._steps = 0
         self._running = True
         self._plan = None
@@ -124,7 +124,7 @@ class GridGame(ABC):
         found = self._format.find(answer)
         action = None if found is None else self._by_name.get(found.lower())
         if action is None:
-            move = self._idle()
+            move = self._skip()
             self._plan = None
         else:
             move = self._move(action)
@@ -164,9 +164,9 @@ class GridGame(ABC):
 
 
 @lru_cache(maxsize=256)
-def _reading(
+def _answer_parser(
     action_pattern: str, answer_template: str | None, names: tuple[str, ...]
 ) -> tuple[AnswerFormat, Mapping[str, int]]:
-    """How answers are read, and the index of each action by its name: one for all games of a kind."""
+    """Answer format and the index of each lower-case action name; cached, because many games share them."""
     by_name = {name.lower(): index for index, name in enumerate(names)}
     return AnswerFormat(action_pattern, answer_template, names[0]), by_name

@@ -1,8 +1,8 @@
 """Sokoban: push every box onto a target.
 
-The level depends on the room's options and the seed alone, not on the symbols: two vocabularies show the
-same room for the same seed. The rewards are the usual ones: -0.1 for each action, +1 for a box that comes
-onto a target, -1 for one that leaves it, +10 when all boxes stand on targets, which ends the game.
+The level depends on the room's options and the seed, not on the symbols: two vocabularies show the same room for the same
+seed. Rewards are those of gym-sokoban: -0.1 per action, +1 for a box pushed onto a target, -1 for a box pushed off it, and
++10 when all boxes are on targets, which ends the game.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ from rollwright.errors import ConfigError
 from rollwright.registry import suggestion
 
 FORMAT_PENALTY = -0.15
-"""More than the 0.1 of an action, so that a malformed answer is always the worse way to lose time."""
+"""Larger than the cost of an action, 0.1, so that a malformed answer is always worse than a wasted action."""
 
 STEP_REWARD = -0.1
 BOX_REWARD = 1.0
 SOLVED_REWARD = 10.0
 
 SEARCH_DEPTH = DEFAULT_MAX_STEPS
-"""The longest shortest solution of a level, unless `max_steps` is lower."""
+"""Upper bound of a level's shortest solution, unless `max_steps` is lower."""
 
 _SMALLEST_SIDE = 4
-"""Below that there is no room inside the border to push anything."""
+"""A smaller room has no space inside the border to push a box."""
 
 STANDARD_VOCAB: Mapping[str, str] = MappingProxyType(
     {
@@ -53,7 +53,7 @@ DIFFERENT_VOCAB: Mapping[str, str] = MappingProxyType(
         "player_on_target": "@",
     }
 )
-"""Shares no symbol with the standard one: shows whether a model learned the game or the symbols."""
+"""Shares no symbol with the standard vocabulary, to test whether a model learned the game or the symbols."""
 
 _MEANINGS = {
     "wall": "a wall",
@@ -67,11 +67,13 @@ _MEANINGS = {
 
 
 class Sokoban(GridGame):
+    """The Sokoban environment."""
+
     action_names = ("Up", "Down", "Left", "Right")
 
     _room: Room
     _floor: str
-    """The room as text, without what moves."""
+    """The room as text, without boxes and player."""
     _state: State
 
     def __init__(
@@ -100,8 +102,8 @@ class Sokoban(GridGame):
         self._dim_room = dim_room
         self._num_boxes = num_boxes
         self._depth = min(search_depth, max_steps)
-        self._part = Part.named(part)
-        self._vocab = _checked_vocab(grid_vocab)
+        self._part = Part.parse(part)
+        self._vocab = _merge_vocab(grid_vocab)
         self._fixed = None if board is None else read_level(board, self._vocab)
 
     @property
@@ -118,12 +120,12 @@ class Sokoban(GridGame):
     def symbols(self) -> Mapping[str, str]:
         return {self._vocab[name]: meaning for name, meaning in _MEANINGS.items()}
 
-    def _deal(self, seed: int) -> None:
+    def _load_level(self, seed: int) -> None:
         level = self._fixed or sokoban_level.draw(
             rng.generator("sokoban", seed), *self._dim_room, self._num_boxes, self._depth, self._part
         )
         self._room, self._state = level
-        self._floor = _floor(level.room, self._vocab)
+        self._floor = _render_floor(level.room, self._vocab)
 
     def _move(self, action: int) -> Move:
         room = self._room
@@ -143,7 +145,7 @@ class Sokoban(GridGame):
         solved = self._state.boxes == room.targets
         return Move(reward + SOLVED_REWARD if solved else reward, True, terminated=solved, success=solved)
 
-    def _idle(self) -> Move:
+    def _skip(self) -> Move:
         return Move(STEP_REWARD, effective=False)
 
     def _solve(self, limit: int) -> tuple[int, ...] | None:
@@ -160,8 +162,8 @@ class Sokoban(GridGame):
         return "".join(cells)
 
 
-def _checked_vocab(given: Mapping[str, str]) -> dict[str, str]:
-    """The standard symbols, replaced where `given` says so."""
+def _merge_vocab(given: Mapping[str, str]) -> dict[str, str]:
+    """The standard symbols with the replacements in `given`, validated."""
     for name, symbol in given.items():
         if name not in STANDARD_VOCAB:
             known = ", ".join(STANDARD_VOCAB)
@@ -176,7 +178,7 @@ def _checked_vocab(given: Mapping[str, str]) -> dict[str, str]:
     return vocab
 
 
-def _floor(room: Room, vocab: Mapping[str, str]) -> str:
+def _render_floor(room: Room, vocab: Mapping[str, str]) -> str:
     cells = [vocab["empty"] if free else vocab["wall"] for free in room.is_open]
     for target in room.targets:
         cells[target] = vocab["target"]
@@ -186,7 +188,7 @@ def _floor(room: Room, vocab: Mapping[str, str]) -> str:
 
 
 def read_level(board: str, vocab: Mapping[str, str] = STANDARD_VOCAB) -> Level:
-    """The level that a drawing shows; refused unless it is a walled room with one player and its boxes."""
+    """Parses a board; it must be a walled room with one player and as many boxes as targets."""
     rows = board.split()
     if len({len(row) for row in rows}) > 1:
         raise ConfigError("board: every row must have the same length")

@@ -1,4 +1,4 @@
-"""Questions and scores of reasoning-gym, made by judges in sandboxes that evaluate nothing of an answer."""
+"""Questions and scores of reasoning-gym, computed by sandboxed judges that never evaluate an answer as code."""
 
 from rollwright.envs.scoring.protocol import Entry, Score
 from rollwright.envs.scoring.service import ScoringService, shared

@@ -1,8 +1,8 @@
-"""Arithmetic as data: a text becomes a tree of numbers, names, operators and calls, or is refused.
+"""Parser of arithmetic expressions: text to a tree of numbers, names, operators and calls.
 
-Nothing is computed here, and the text is never Python's: what is not in the grammar that the caller names (a quote, an
-attribute, a bracket, a digit of another script) is `Unreadable` before anything is built from the tree. Length, nesting
-and the size of numbers are bounded, so that reading takes a time that is linear in the text.
+Parsing computes no values and never uses Python's parser: text outside the caller's grammar (quotes, attributes, brackets,
+digits of other scripts) raises `Unreadable` before any value is built. Length, nesting and the size of numbers are
+bounded, so parsing takes time linear in the text.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_DEPTH = 60
-"""Parentheses, powers and signs inside each other; the deepest answers that datasets expect have about ten."""
+"""Nesting of parentheses, powers and signs; the deepest expected answers have about ten levels."""
 
 MAX_DIGITS = 400
 """Digits of one number."""
@@ -29,7 +29,7 @@ _TOKEN = re.compile(
 )
 
 _PRECEDENCE = {"<<": 1, ">>": 1, "+": 2, "-": 2, "*": 3, "/": 3}
-"""Of the operators that group from the left, as in Python. `**` binds closer and groups from the right."""
+"""Precedence of left-associative operators, as in Python. `**` binds tighter and is right-associative."""
 
 _TIGHTEST = 4
 
@@ -37,7 +37,7 @@ _TIGHTEST = 4
 _CODE = re.compile(
     r"(?<!\w)[^\W\d]\w*[(\[{]|[^\W\d]\s*\.\s*[^\W\d]|__|[\[\]{}`@\\;\"]|\b(?:lambda|import|yield|await)\b|:=|=="
 )
-"""A call, an index, an attribute, a string, a statement."""
+"""Signs of code: a call, an index, an attribute, a string, a statement."""
 
 
 class Unreadable(ValueError):
@@ -45,7 +45,7 @@ class Unreadable(ValueError):
 
 
 def is_code(text: str) -> bool:
-    """Whether an unreadable text is an attempt at code, rather than prose, a wrong grid or a slip of the pen."""
+    """Whether an unreadable text looks like code, rather than prose, a wrong grid or a typo."""
     return _CODE.search(text) is not None
 
 
@@ -77,7 +77,7 @@ class PowerNode:
 
 @dataclass(frozen=True)
 class OperandsNode:
-    """Operands of operators that group from the left: flat, so that a long sum is not a deep tree."""
+    """Operands of left-associative operators, flat, so that a long sum is not a deep tree."""
 
     first: "ExpressionTree"
     rest: tuple[tuple[str, "ExpressionTree"], ...]
@@ -94,28 +94,28 @@ ExpressionTree = NumberNode | NameNode | NegativeNode | PositiveNode | PowerNode
 
 @dataclass(frozen=True)
 class ExpressionGrammar:
-    """What a text may consist of, beside parentheses and signs."""
+    """Allowed elements of an expression, beside parentheses and signs."""
 
     operators: frozenset[str]
-    """Of `<<`, `>>`, `+`, `-`, `*`, `/` and `**`."""
+    """Subset of `<<`, `>>`, `+`, `-`, `*`, `/` and `**`."""
     has_decimals: bool = False
-    """Whether numbers may have a point or an exponent; otherwise they are whole."""
+    """Whether numbers may have a decimal point or an exponent; otherwise they are integers."""
     has_hex: bool = False
     has_names: bool = False
-    """Whether there are names and calls of them."""
+    """Whether names and calls are allowed."""
 
 
 def parse(text: str, grammar: ExpressionGrammar) -> ExpressionTree:
-    """The tree of a text; raises `Unreadable`."""
-    parser = _Parser(_tokens(text), grammar)
+    """Parses a text; raises `Unreadable`."""
+    parser = _Parser(_tokenize(text), grammar)
     tree = parser.expression(1, 0)
     if parser.at < len(parser.tokens):
         raise Unreadable(f"{parser.tokens[parser.at][1]!r} cannot stand there")
     return tree
 
 
-def _tokens(text: str) -> list[tuple[str, str]]:
-    """Kinds and texts. Lines may only break inside parentheses, as in Python."""
+def _tokenize(text: str) -> list[tuple[str, str]]:
+    """Kind and text of each token. Line breaks are allowed only inside parentheses, as in Python."""
     text = text.strip(" \t\r\n\f")
     found: list[tuple[str, str]] = []
     at = open_parentheses = 0
@@ -138,14 +138,14 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 
 @dataclass
 class _Parser:
-    """Precedence climbing; each method leaves `at` behind what it read."""
+    """Precedence-climbing parser; each method advances `at` past the tokens it consumed."""
 
     tokens: list[tuple[str, str]]
     grammar: ExpressionGrammar
     at: int = field(default=0)
 
     def expression(self, lowest: int, depth: int) -> ExpressionTree:
-        """Operators of precedence `lowest` and above."""
+        """Parses operators of precedence `lowest` and above."""
         if depth > MAX_DEPTH:
             raise Unreadable(f"more than {MAX_DEPTH} levels")
         if lowest == _TIGHTEST:
@@ -221,17 +221,17 @@ class _Parser:
 
 @dataclass(frozen=True)
 class ExpressionBuilder:
-    """What a tree stands for, in values of the caller's: numbers of any kind, symbols, functions."""
+    """Builds a value from a tree with the caller's functions for numbers, names and operators."""
 
     number: Callable[[str], Any]
     power: Callable[[Any, Any], Any]
-    """Bounds what it makes."""
+    """Must bound the size of its result."""
     operators: Mapping[str, Callable[[Any, Any], Any]]
     name: Callable[[str], Any] | None = None
     call: Callable[[str, list[Any]], Any] | None = None
 
     def build(self, tree: ExpressionTree) -> Any:
-        """Operators are applied in the order in which Python would."""
+        """Builds the value of a tree; operators are applied in Python's order."""
         match tree:
             case NumberNode(text):
                 return self.number(text)

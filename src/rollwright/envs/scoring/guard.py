@@ -1,9 +1,9 @@
-"""Stops any evaluation while an answer is judged, whichever scorer tries it.
+"""Audit hook that stops any evaluation of code while an answer is scored.
 
-Python tells an audit hook of everything through which text could become code or reach outside: compiling, executing,
-importing, opening files, sockets, processes, foreign memory. While a `watch` is open, whatever is not in a short list of
-harmless events is stopped where it happens, and noted, because scorers catch what they call raises. A hook stays for the
-life of its process, so this belongs in a process of its own.
+Python raises audit events for every operation by which text could become code or reach outside: compiling, executing,
+importing, opening files, sockets, processes, foreign memory. While a `watch` is open, every event outside a short list of
+harmless ones raises where it occurs. It is also recorded, because scorers catch exceptions. An audit hook cannot be
+removed, so this module is used only in the judge's process.
 """
 
 import sys
@@ -12,18 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 HARMLESS = frozenset({"builtins.id", "sys._getframe", "array.__new__"})
-"""Events that numpy, sympy and `copy` cause while they compute; none of them runs anything."""
+"""Events that numpy, sympy and `copy` raise while they compute; none of them runs code."""
 
 IMPORT = "import"
 
 
 class EvaluationStopped(Exception):
-    """Raised where a scorer wanted to evaluate something, or to reach outside."""
+    """A scorer attempted to evaluate code or to reach outside the process."""
 
 
 @dataclass
 class EvaluationWatch:
-    """What was stopped while it was open; the first event counts."""
+    """The first event that was stopped while the watch was open."""
 
     event: str | None = None
     detail: str = ""
@@ -34,18 +34,18 @@ _is_installed = False
 
 
 def install() -> None:
-    """For the rest of this process's life; without effect until a watch is opened."""
+    """Installs the hook for the lifetime of this process; it has no effect unless a watch is open."""
     global _is_installed
     if not _is_installed:
-        sys.addaudithook(_hear)
+        sys.addaudithook(_audit)
         _is_installed = True
 
 
 @contextmanager
 def watch() -> Iterator[EvaluationWatch]:
-    """What happens inside evaluates nothing."""
+    """Stops evaluation inside the block."""
     global _open
-    assert _is_installed, "nobody would hear anything"
+    assert _is_installed, "the audit hook is not installed"
     opened = EvaluationWatch()
     _open = opened
     try:
@@ -54,7 +54,7 @@ def watch() -> Iterator[EvaluationWatch]:
         _open = None
 
 
-def _hear(event: str, arguments: tuple[object, ...]) -> None:
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
     if _open is None or event in HARMLESS:
         return
     if _open.event is None:

@@ -1,9 +1,9 @@
-"""A judge: the program of a sandbox that makes questions and scores answers, one after the other.
+"""The judge: a sandbox program that creates questions and scores answers, one after the other.
 
-It evaluates nothing of an answer: scorers that would are given readers (`readers`), and any evaluation that is tried all
-the same is stopped (`guard`). That is why one process may judge many answers, and may hold what they are compared with.
-The sandbox around it is the second line. A judge ends itself, and says so, after many answers, after one that took long
-or made a scorer try to evaluate, and when it has grown. Whoever asks keeps the time, and kills it when that is up.
+A judge never evaluates an answer as code: scorers that would use parsers instead (`readers`), and any remaining attempt is
+stopped (`guard`). So one process can score many answers and hold the reference answers; the sandbox is the second line of
+defence. A judge ends itself after its last reply, which says so, when it has scored many answers, has grown, or an answer
+took long or was stopped by the guard. The client enforces the time limit and kills a late judge.
 """
 
 import os
@@ -24,46 +24,46 @@ import sympy
 from rollwright.envs.scoring import datasets, guard, readers
 from rollwright.envs.scoring.protocol import (
     Entry,
-    JudgeAsk,
     JudgeMessage,
+    JudgeOperation,
     JudgeReply,
     JudgeRequest,
-    MakingQuestion,
-    NoQuestion,
-    QuestionStands,
+    QuestionError,
+    QuestionReady,
+    QuestionStarted,
     Result,
 )
 from rollwright.sandbox.protocol import LENGTH, SandboxLimits, frame
 
 MAX_ANSWERS = 2_000
-"""Then another judge takes over: whatever an answer could leave behind does not stay."""
+"""Answers per judge; bounds the lifetime of any state that an answer leaves behind."""
 
 _MAX_QUESTIONS = 256
-"""Kept, because an answer often follows its question."""
+"""Number of cached questions; an answer usually follows its question."""
 
 _QUESTIONS_SHARE, _GROWTH_SHARE = 8, 2
-"""Parts of a judge's memory: what kept questions may take, and how much it may grow before it ends."""
+"""Fractions (1/n) of a judge's memory: for cached questions, and for growth before it ends."""
 
 _LONG_SECONDS = 1.0
-"""Of processor time over one answer: such a judge may have built something large, and ends."""
+"""Processor time of one answer after which a judge ends, because it may hold large objects."""
 
 
 def prepare() -> None:
-    """In the process that judges are forked from."""
-    warnings.simplefilter("ignore")  # showing one would open the file of its source
+    """Binds the readers and warms up sympy, in the fork server."""
+    warnings.simplefilter("ignore")  # displaying a warning would open its source file
     readers.bind()
     x = sympy.Symbol("x")
-    for function in (sympy.sin, sympy.exp, sympy.log, sympy.sqrt):  # sympy loads much when it is first used
+    for function in (sympy.sin, sympy.exp, sympy.log, sympy.sqrt):  # sympy imports many modules on first use
         sympy.simplify(sympy.diff(x * function(x), x) - x)
 
 
 def reads() -> list[Path]:
-    """What a judge must be able to read: scorers load modules late."""
+    """Files that a judge must be able to read, because scorers import modules lazily."""
     return [Path(str(each.__file__)) for each in (os, numpy, reasoning_gym, sympy)]
 
 
 def serve(line: int, limits: SandboxLimits) -> None:
-    """Until the other side hangs up, or the judge has done its share."""
+    """Answers requests until the client closes the socket or the judge is done."""
     guard.install()
     judge = Judge(limits.memory, lambda message: _write(line, message))
     unread = bytearray()
@@ -72,12 +72,12 @@ def serve(line: int, limits: SandboxLimits) -> None:
         if not data:
             return
         unread += data
-        while not judge.is_done and (request := _taken(unread)) is not None:
+        while not judge.is_done and (request := _pop_request(unread)) is not None:
             judge.answer(request)
 
 
-def _taken(unread: bytearray) -> JudgeRequest | None:
-    """The first whole request, which is taken out."""
+def _pop_request(unread: bytearray) -> JudgeRequest | None:
+    """Removes and returns the first complete request in the buffer; `None`: there is none."""
     if len(unread) < LENGTH.size:
         return None
     end = LENGTH.size + LENGTH.unpack_from(unread)[0]
@@ -95,14 +95,14 @@ def _write(line: int, message: JudgeMessage) -> None:
 
 
 def _peak() -> int:
-    """Bytes of memory that this process has had at most."""
+    """Peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @dataclass
 class Judge:
-    """Answers requests in their order. Each reply is sent before the next request is begun, so that whoever keeps the
-    time knows whose it is."""
+    """Answers requests in order. Each reply is sent before the next request starts, so that the client, which enforces the
+    time limit, knows which request is running."""
 
     memory: int
     send: Callable[[JudgeMessage], None]
@@ -110,16 +110,17 @@ class Judge:
     _answers: int = 0
     _was_stopped: bool = False
     _questions: "OrderedDict[bytes, tuple[datasets.PosedQuestion, int]]" = field(default_factory=OrderedDict)
-    """With the bytes that each made the process grow by."""
+    """Cached questions with the growth of the process that each caused, in bytes."""
     _questions_size: int = 0
     _born_with: int = field(default_factory=_peak)
 
     def answer(self, request: JudgeRequest) -> None:
+        """Processes a request and sends its reply."""
         began = time.process_time()
         try:
             result = self._result(request)
         except MemoryError:
-            os._exit(1)  # another judge has all its memory for this answer
+            os._exit(1)  # the client retries in a fresh judge, which has its full memory for this answer
         self._answers += 1
         self.is_done = (
             self._was_stopped
@@ -130,31 +131,31 @@ class Judge:
         self.send(JudgeReply(request.id, result, self.is_done))
 
     def _result(self, request: JudgeRequest) -> Result:
-        if request.ask is JudgeAsk.CHECK:
+        if request.ask is JudgeOperation.CHECK:
             return datasets.check(request.dataset, request.options) or Entry()
         question = self._question(request)
-        if isinstance(question, NoQuestion):
+        if isinstance(question, QuestionError):
             return question
-        if request.ask is JudgeAsk.ENTRY:
+        if request.ask is JudgeOperation.ENTRY:
             return Entry(question.text, question.known_answer())
         verdict = datasets.judge(question, request.answer)
         self._was_stopped = verdict.was_stopped
         return verdict.score
 
-    def _question(self, request: JudgeRequest) -> datasets.PosedQuestion | NoQuestion:
+    def _question(self, request: JudgeRequest) -> datasets.PosedQuestion | QuestionError:
         key = msgspec.msgpack.encode((request.dataset, request.options, request.seed))
         if key in self._questions:
             self._questions.move_to_end(key)
             return self._questions[key][0]
-        self.send(MakingQuestion())
+        self.send(QuestionStarted())
         before = _peak()
         question = datasets.make(request.dataset, request.options, request.seed)
         if isinstance(question, datasets.PosedQuestion):
-            self._keep(key, question, _peak() - before)
-        self.send(QuestionStands())
+            self._cache(key, question, _peak() - before)
+        self.send(QuestionReady())
         return question
 
-    def _keep(self, key: bytes, question: datasets.PosedQuestion, size: int) -> None:
+    def _cache(self, key: bytes, question: datasets.PosedQuestion, size: int) -> None:
         self._questions[key] = (question, size)
         self._questions_size += size
         while len(self._questions) > 1 and (

@@ -1,7 +1,7 @@
-"""Lists, tuples, strings and numbers in Python's notation, read as data.
+"""Parser of lists, tuples, strings and numbers in Python notation, for answers that may be a Python list.
 
-For answers that a dataset also takes as a Python list. Nothing but these is read: no name but `True`, `False` and
-`None`, no call, no operator, no dictionary or set. Nesting and length are bounded.
+It accepts no names but `True`, `False` and `None`, no calls, operators, dictionaries or sets. Nesting and length are
+bounded.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 from rollwright.envs.scoring.grammar import MAX_DIGITS, Unreadable
 
 MAX_DEPTH = 8
-"""Lists inside each other; matrices have two."""
+"""Nesting of lists; matrices have two levels."""
 
 _SPACE = re.compile(r"[ \t\r\n\f]*")
 _TOKEN = re.compile(
@@ -28,7 +28,7 @@ _CLOSING = {"[": "]", "(": ")"}
 
 
 def read_literal(text: str) -> Any:
-    """The value that the text writes down; raises `Unreadable`."""
+    """Parses a literal; raises `Unreadable`."""
     reader = _Reader(text)
     first = reader.value(0)
     if reader.peek() != ",":

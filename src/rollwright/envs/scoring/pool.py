@@ -1,8 +1,8 @@
-"""The judges of a scoring service, and whose turn it is with which.
+"""The pool of judges: dispatches requests, enforces time limits and replaces judges.
 
-True of it: a judge has at most a few requests, in order, and the first of them is the one it works on; a judge that is
-late, dead or talks nonsense is gone at once; the pool ends after a while without requests, which gives its memory back.
-Everything here happens under one lock; the thread holds it only while it looks at what has come.
+Always true: a judge has at most `_DEPTH` requests in order and works on the first; a judge that is late, dead or sends a
+malformed message is dropped at once; the pool shuts down after `IDLE_SECONDS` without requests, which frees its memory.
+One lock protects all state; the pool's thread does not hold it while it waits for messages.
 """
 
 import itertools
@@ -10,85 +10,87 @@ import logging
 import os
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections import OrderedDict, deque
 from concurrent.futures import Future
 from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
 
 from rollwright.envs.base import EnvironmentFailure
-from rollwright.envs.scoring.judge_line import QUESTION_SECONDS, JudgeLine, JudgeWord, PendingRequest
+from rollwright.envs.scoring.judge_connection import (
+    QUESTION_SECONDS,
+    JudgeConnection,
+    JudgeOutput,
+    PendingRequest,
+)
 from rollwright.envs.scoring.protocol import (
-    JudgeAsk,
+    JudgeOperation,
     JudgeReply,
     JudgeRequest,
-    MakingQuestion,
-    NoQuestion,
-    QuestionStands,
+    QuestionError,
+    QuestionReady,
+    QuestionStarted,
     Result,
     Score,
 )
-from rollwright.sandbox.client import ForkServer, SandboxError
+from rollwright.sandbox.client import ForkServer, SandboxError, package_folders
 from rollwright.sandbox.protocol import Ready, SandboxLimits, frame
 
 UNCONFINED_VARIABLE = "ROLLWRIGHT_UNCONFINED_SCORING"
-"""Environment variable: 1 lets judges run with limits only where the machine cannot give a sandbox. Also then nothing runs
-as root."""
+"""Environment variable: 1 lets judges run with rlimits only on a machine that cannot confine them; never as root."""
 
 IDLE_SECONDS = 120.0
-"""After so long without a request the judges end, which gives about 150 MB back."""
+"""Idle time after which the judges end, which frees about 150 MB."""
 
 START_SECONDS = 120.0
-"""For the first judge, whose process has to import reasoning-gym (about 3 s on an idle machine)."""
+"""Timeout for the first judge, whose fork server imports reasoning-gym (about 3 s on an idle machine)."""
 
 MAX_JUDGES = max(2, os.cpu_count() or 1)
-"""Scoring is computing: more at once than there are processors would only take time from each other."""
+"""Scoring is CPU-bound: more judges than processors would only slow each other down."""
 
 _DEPTH = 2
-"""Requests that a judge has at a time: the next lies ready when one is done."""
+"""Requests per judge: the next one is already queued when one is done."""
 
 _MAX_DEATHS = 2
-"""Judges that may die over a request, or one after the other before they are ready."""
+"""Judges that may die during one request, or in succession before they are ready."""
 
 _CPU_SECONDS = 3_600
-"""Of a judge's whole life, which ends after some thousand answers; each answer's time is kept from here."""
+"""Processor time of a judge over its lifetime of some thousand answers; the pool enforces the limit per answer."""
 
 _TICK_SECONDS = 0.2
-"""How often the time is looked at while there is something to do."""
+"""Interval at which deadlines are checked while requests are pending."""
 
-_MAX_LOOK = 32
-"""Requests at the front that are looked through for one whose question a judge has."""
+_LOOKAHEAD = 32
+"""Waiting requests that are searched for one whose question a judge has cached."""
 
-_MAX_HOMES = 4_096
-"""Questions of which it is remembered which judge has them."""
+_MAX_AFFINITIES = 4_096
+"""Questions for which the pool remembers the judge that has them cached."""
 
 _log = logging.getLogger(__name__)
 
 
 class JudgePool:
-    """Hands requests to judges and their replies back; any thread may submit."""
+    """Dispatches requests to judges; thread-safe."""
 
     def __init__(self, memory: int, *, allow_unconfined: bool = False) -> None:
         self._limits = SandboxLimits(cpu_seconds=_CPU_SECONDS, memory=memory, disk=1 << 20, threads=1)
         self._allow_unconfined = allow_unconfined
         self._is_confined = True
-        self.starter = ForkServer("rollwright.envs.scoring.judge", _package_folders())
+        self.fork_server = ForkServer("rollwright.envs.scoring.judge", package_folders("reasoning_gym"))
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake: socket.socket | None = None
         self._sleeps_until = 0.0
         self._busy_at = 0.0
         self._failed_starts = 0
-        self._dead_maker = 0
+        self._dead_fork_server = 0
         self._waiting: deque[PendingRequest] = deque()
-        self._judges: list[JudgeLine] = []
-        self._homes: OrderedDict[tuple[str, int], JudgeLine] = OrderedDict()
+        self._judges: list[JudgeConnection] = []
+        self._affinity: OrderedDict[tuple[str, int], JudgeConnection] = OrderedDict()
         self._done: list[tuple[PendingRequest, Result | EnvironmentFailure]] = []
 
     def submit(self, request: JudgeRequest) -> "Future[Result]":
+        """Queues a request and returns its future."""
         pending = PendingRequest(request)
         with self._lock:
             self._waiting.append(pending)
@@ -101,38 +103,38 @@ class JudgePool:
         return pending.outcome
 
     def close(self) -> None:
-        """Ends all judges; what was asked of them fails. A later request starts new ones."""
+        """Ends all judges and fails their requests; a later request starts new judges."""
         with self._lock:
             thread = self._thread
             for judge in self._judges:
                 self._waiting.extend(judge.queue)
                 judge.line.close()
             self._judges.clear()
-            self._homes.clear()
+            self._affinity.clear()
             for pending in self._waiting:
                 self._done.append((pending, EnvironmentFailure("the scoring process was closed")))
             self._waiting.clear()
-            self._let_thread_go()
-            self.starter.close()
+            self._release_thread()
+            self.fork_server.close()
         self._settle()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def abandon(self) -> None:
-        """In a forked copy of this process: lets go of the judges, which belong to the original."""
+        """Drops the judges in a forked child of this process; they belong to the parent."""
         self._lock = threading.Lock()
         for judge in self._judges:
             judge.line.close()
         if self._wake is not None:
             self._wake.close()
         self._judges, self._thread, self._wake = [], None, None
-        self.starter.abandon()
+        self.fork_server.abandon()
 
-    # Everything from here on is called with the lock held, but for `_run` and `_settle`.
+    # All methods below are called with the lock held, except `_run`, `_serve` and `_settle`.
 
     def _dispatch(self) -> None:
-        """Gives judges what waits, as far as they have room. A judge with nothing to do takes anything; one that is busy
-        takes what is best judged there, once no more judges may be started."""
+        """Assigns waiting requests to judges with room. An idle judge takes any request. Only when no more judges can be
+        started does a busy judge take a further request, and then one that suits its cached questions."""
         depth = 1 if len(self._judges) < MAX_JUDGES else _DEPTH
         while self._waiting:
             free = sorted((each for each in self._judges if each.is_ready), key=lambda each: len(each.queue))
@@ -140,37 +142,37 @@ class JudgePool:
                 (
                     (judge, pending)
                     for judge in free
-                    if len(judge.queue) < depth and (pending := self._fitting(judge)) is not None
+                    if len(judge.queue) < depth and (pending := self._select_request(judge)) is not None
                 ),
                 None,
             )
             if found is None:
                 return
-            self._hand_over(*found)
+            self._assign(*found)
 
-    def _fitting(self, judge: JudgeLine) -> PendingRequest | None:
-        """The first request, of those at the front, whose question this judge has or nobody has."""
-        for pending in itertools.islice(self._waiting, _MAX_LOOK):
-            home = self._homes.get(pending.place)
-            if home is judge or home not in self._judges:
+    def _select_request(self, judge: JudgeConnection) -> PendingRequest | None:
+        """First of the next waiting requests whose question this judge, or no judge, has cached."""
+        for pending in itertools.islice(self._waiting, _LOOKAHEAD):
+            cached_by = self._affinity.get(pending.question_key)
+            if cached_by is judge or cached_by not in self._judges:
                 return pending
         return None if judge.queue else self._waiting[0]
 
-    def _hand_over(self, judge: JudgeLine, pending: PendingRequest) -> None:
+    def _assign(self, judge: JudgeConnection, pending: PendingRequest) -> None:
         self._waiting.remove(pending)
         if pending.outcome.cancelled():
-            return  # nobody waits for it any more
+            return  # its caller was cancelled
         judge.queue.append(pending)
         if len(judge.queue) == 1:
-            judge.begin_next(time.monotonic())
-        self._homes[pending.place] = judge
-        self._homes.move_to_end(pending.place)
-        if len(self._homes) > _MAX_HOMES:
-            self._homes.popitem(last=False)
+            judge.start_deadline(time.monotonic())
+        self._affinity[pending.question_key] = judge
+        self._affinity.move_to_end(pending.question_key)
+        if len(self._affinity) > _MAX_AFFINITIES:
+            self._affinity.popitem(last=False)
         judge.send(frame(pending.request))
 
     def _needs_thread(self) -> bool:
-        """Whether the thread has to do something before a judge says anything."""
+        """Whether the thread must wake before a judge's next message: to start a judge, to send data, or to check deadlines."""
         return (
             (bool(self._waiting) and len(self._judges) < MAX_JUDGES)
             or any(each.unsent for each in self._judges)
@@ -190,26 +192,26 @@ class JudgePool:
             with suppress(OSError):
                 self._wake.send(b".")
 
-    def _let_thread_go(self) -> None:
+    def _release_thread(self) -> None:
         self._wake_thread()
         if self._wake is not None:
             self._wake.close()
         self._thread = self._wake = None
 
     def _run(self, woken: socket.socket) -> None:
-        """The thread's whole life."""
+        """Main function of the pool's thread."""
         try:
             self._serve(woken)
         except BaseException:
-            _log.exception("the thread that keeps the judges ended")
-            self.close()  # nobody waits for ever
+            _log.exception("the thread of the judge pool failed")
+            self.close()  # fails all requests, so that no caller waits forever
             raise
 
     def _serve(self, woken: socket.socket) -> None:
-        """Until the pool is closed or was idle for long."""
+        """Serves judges until the pool is closed or idle."""
         with woken, selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ)
-            watched: dict[JudgeLine, int] = {}
+            watched: dict[JudgeConnection, int] = {}
             while True:
                 with self._lock:
                     if self._thread is not threading.current_thread():
@@ -219,40 +221,40 @@ class JudgePool:
                     now = time.monotonic()
                     timeout = self._timeout(now)
                     self._sleeps_until = now + timeout
-                    has_news = bool(self._done)
-                if has_news:
+                    has_results = bool(self._done)
+                if has_results:
                     self._settle()
                 events = selector.select(timeout)
                 with self._lock:
                     if self._thread is not threading.current_thread():
                         return
                     for key, _ in events:
-                        if isinstance(key.data, JudgeLine):
-                            self._hear(key.data)
+                        if isinstance(key.data, JudgeConnection):
+                            self._receive(key.data)
                         else:
                             with suppress(BlockingIOError):
                                 woken.recv(1 << 12)
-                    self._end_late(time.monotonic())
+                    self._kill_late(time.monotonic())
                     self._dispatch()
                     if self._is_idle():
-                        self._rest()
+                        self._shut_down()
                         return
                 self._settle()
 
     def _settle(self) -> None:
-        """Outcomes are set without the lock: whoever waits for one may ask again at once."""
+        """Sets the results of futures, without the lock, because a callback may submit a request at once."""
         with self._lock:
             done, self._done = self._done, []
         for pending, result in done:
             if not pending.outcome.set_running_or_notify_cancel():
-                continue  # given up meanwhile
+                continue  # its caller was cancelled
             if isinstance(result, EnvironmentFailure):
                 pending.outcome.set_exception(result)
             else:
                 pending.outcome.set_result(result)
 
-    def _watch(self, selector: selectors.BaseSelector, watched: dict[JudgeLine, int]) -> None:
-        """Listens to the judges that there are, and for room where something is left to send."""
+    def _watch(self, selector: selectors.BaseSelector, watched: dict[JudgeConnection, int]) -> None:
+        """Updates the selector: reads from all judges, and writes to those with unsent data."""
         for judge in [each for each in watched if each not in self._judges]:
             selector.unregister(judge.line)
             judge.line.close()
@@ -273,81 +275,81 @@ class JudgePool:
         return max(0.0, min([now + _TICK_SECONDS, *deadlines]) - now)
 
     def _start_judges(self) -> None:
-        """One for each request that waits, up to the most."""
+        """Starts one judge per waiting request, up to `MAX_JUDGES`."""
         starting = sum(not each.is_ready for each in self._judges)
         while len(self._judges) < MAX_JUDGES and starting < len(self._waiting):
             try:
-                line = self.starter.start(self._limits, is_confined=self._is_confined)
+                line = self.fork_server.start(self._limits, is_confined=self._is_confined)
             except SandboxError as error:
-                self._give_up(str(error))
+                self._fail_waiting(str(error))
                 return
-            maker = self.starter.process.pid if self.starter.process is not None else 0
-            self._judges.append(JudgeLine(line, maker, time.monotonic() + START_SECONDS))
+            pid = self.fork_server.process.pid if self.fork_server.process is not None else 0
+            self._judges.append(JudgeConnection(line, pid, time.monotonic() + START_SECONDS))
             starting += 1
 
-    def _hear(self, judge: JudgeLine) -> None:
+    def _receive(self, judge: JudgeConnection) -> None:
         judge.send()
-        for word in judge.receive() if judge in self._judges else ():
-            self._heed(judge, word)
+        for message in judge.receive() if judge in self._judges else ():
+            self._handle(judge, message)
             if judge not in self._judges:
                 return
         if judge.has_ended and judge in self._judges:
-            self._bury(judge, is_own_death=False)
+            self._handle_death(judge, is_own_death=False)  # no `Exited` came: its fork server or monitor died
 
-    def _heed(self, judge: JudgeLine, word: JudgeWord) -> None:
+    def _handle(self, judge: JudgeConnection, message: JudgeOutput) -> None:
         now = time.monotonic()
-        match word:
+        match message:
             case Ready():
-                self._greet(judge, word)
-            case MakingQuestion():
-                judge.is_making, judge.deadline = True, now + QUESTION_SECONDS
-            case QuestionStands():
-                judge.begin_next(now)
-            case JudgeReply() if judge.queue and judge.queue[0].request.id == word.id:
-                self._take(judge, word)
-            case _:  # its end, or a reply to nothing that it was asked
-                self._bury(judge, is_own_death=True)
+                self._handle_ready(judge, message)
+            case QuestionStarted():
+                judge.is_creating, judge.deadline = True, now + QUESTION_SECONDS
+            case QuestionReady():
+                judge.start_deadline(now)
+            case JudgeReply() if judge.queue and judge.queue[0].request.id == message.id:
+                self._complete(judge, message)
+            case _:  # `Exited`, or a reply that no request matches
+                self._handle_death(judge, is_own_death=True)
 
-    def _take(self, judge: JudgeLine, judged: JudgeReply) -> None:
-        self._done.append((judge.queue.popleft(), judged.result))
+    def _complete(self, judge: JudgeConnection, reply: JudgeReply) -> None:
+        self._done.append((judge.queue.popleft(), reply.result))
         self._busy_at = time.monotonic()
-        judge.begin_next(self._busy_at)
-        if judged.is_last:
+        judge.start_deadline(self._busy_at)
+        if reply.is_last:
             self._drop(judge)
 
-    def _greet(self, judge: JudgeLine, ready: Ready) -> None:
+    def _handle_ready(self, judge: JudgeConnection, ready: Ready) -> None:
         if not ready.missing:
             judge.is_ready = True
             self._failed_starts = 0
             return
         self._drop(judge)
         if self._is_confined and self._allow_unconfined:
-            _log.warning("answers are judged with limits only; missing is %s", ready.missing)
+            _log.warning("answers are scored with limits only; missing is %s", ready.missing)
             self._is_confined = False
             return
         hint = (
             "" if self._allow_unconfined else f"; {UNCONFINED_VARIABLE}=1 would judge them with limits only"
         )
-        self._give_up(
+        self._fail_waiting(
             f"answers to reasoning_gym cannot be judged on this machine; missing is {ready.missing}{hint}"
         )
 
-    def _give_up(self, problem: str) -> None:
+    def _fail_waiting(self, problem: str) -> None:
         for pending in self._waiting:
             self._done.append((pending, EnvironmentFailure(problem)))
         self._waiting.clear()
 
-    def _end_late(self, now: float) -> None:
+    def _kill_late(self, now: float) -> None:
         for judge in [each for each in self._judges if each.deadline <= now]:
             if not judge.is_ready:
                 self._drop(judge)
-                self._give_up(f"no judge was ready in {START_SECONDS:g} s")
+                self._fail_waiting(f"no judge was ready within {START_SECONDS:g} s")
             elif judge.queue:
                 self._fail_first(judge)
                 self._drop(judge)
 
-    def _bury(self, judge: JudgeLine, *, is_own_death: bool) -> None:
-        """After a judge has died. `is_own_death`: its process ended; otherwise that of all judges did."""
+    def _handle_death(self, judge: JudgeConnection, *, is_own_death: bool) -> None:
+        """Handles the death of a judge. `is_own_death`: its own process exited; otherwise the fork server died."""
         if judge.queue:
             first = judge.queue[0]
             first.deaths += 1
@@ -355,27 +357,29 @@ class JudgePool:
                 if is_own_death:
                     self._fail_first(judge)
                 else:
-                    failure = EnvironmentFailure(f"{first.deaths} scoring processes died over a request")
+                    failure = EnvironmentFailure(f"{first.deaths} scoring processes died during a request")
                     self._done.append((judge.queue.popleft(), failure))
         elif not judge.is_ready:
-            if is_own_death or judge.maker != self._dead_maker:  # those that start together may end together
+            if (
+                is_own_death or judge.fork_server != self._dead_fork_server
+            ):  # judges of one fork server that die together count once
                 self._failed_starts += 1
-            self._dead_maker = judge.maker
+            self._dead_fork_server = judge.fork_server
             if self._failed_starts >= _MAX_DEATHS:
                 self._failed_starts = 0
-                self._give_up("a judge ended before it was ready")
+                self._fail_waiting("a judge ended before it was ready")
         self._drop(judge)
 
-    def _fail_first(self, judge: JudgeLine) -> None:
+    def _fail_first(self, judge: JudgeConnection) -> None:
         first = judge.queue.popleft()
-        if first.request.ask is JudgeAsk.SCORE and not judge.is_making:
+        if first.request.ask is JudgeOperation.SCORE and not judge.is_creating:
             self._done.append((first, Score(0.0, killed=True)))
         else:
-            message = f"{first.request.dataset}: making the question failed or took too long"
-            self._done.append((first, NoQuestion(message, False)))
+            message = f"{first.request.dataset}: creating the question failed or took too long"
+            self._done.append((first, QuestionError(message, False)))
 
-    def _drop(self, judge: JudgeLine) -> None:
-        """Its requests go to others, in their order."""
+    def _drop(self, judge: JudgeConnection) -> None:
+        """Removes a judge; its requests return to the front of the queue in their order."""
         self._judges.remove(judge)
         with suppress(OSError):
             judge.line.shutdown(socket.SHUT_RDWR)
@@ -387,19 +391,10 @@ class JudgePool:
         is_busy = bool(self._waiting) or any(each.queue for each in self._judges)
         return not is_busy and time.monotonic() - self._busy_at >= IDLE_SECONDS
 
-    def _rest(self) -> None:
+    def _shut_down(self) -> None:
         for judge in self._judges:
             judge.line.close()
         self._judges.clear()
-        self._homes.clear()
-        self._let_thread_go()
-        self.starter.close()
-
-
-def _package_folders() -> list[Path]:
-    """Where reasoning-gym and what it needs are installed."""
-    places = [Path(each) for each in sys.path if Path(each).name in ("site-packages", "dist-packages")]
-    spec = find_spec("reasoning_gym")
-    if spec is not None and spec.origin is not None:
-        places.append(Path(spec.origin).parent.parent)
-    return [each for each in dict.fromkeys(places) if each.is_dir()]
+        self._affinity.clear()
+        self._release_thread()
+        self.fork_server.close()

@@ -1,4 +1,4 @@
-"""Plain data: what a judge is asked and what it answers."""
+"""Plain data: requests to a judge and its messages."""
 
 from enum import StrEnum
 from typing import Any
@@ -6,29 +6,31 @@ from typing import Any
 import msgspec
 
 LEVEL = "level"
-"""Beside a dataset's own options: a level of its curriculum. No dataset has an option of this name."""
+"""Option for a level of a dataset's curriculum; no dataset has an option of this name itself."""
 
 
-class JudgeAsk(StrEnum):
-    """What is wanted."""
+class JudgeOperation(StrEnum):
+    """Kind of request."""
 
     CHECK = "check"
-    """Do the dataset and its options exist, and can it be judged? Answered with an empty `Entry`."""
+    """Check that dataset and options exist and that answers can be scored; the reply is an empty `Entry`."""
     ENTRY = "entry"
-    """The question of a seed."""
+    """Create the question of a seed."""
     SCORE = "score"
-    """What an answer is worth."""
+    """Score an answer."""
 
 
 class JudgeRequest(msgspec.Struct, frozen=True):
+    """Request to a judge."""
+
     id: int
-    ask: JudgeAsk
+    ask: JudgeOperation
     dataset: str
     options: dict[str, Any]
     seed: int = 0
     answer: str = ""
     seconds: float = 0.0
-    """For scoring the answer, once the question stands."""
+    """Time limit for scoring, which starts when the question is ready."""
 
 
 class Entry(msgspec.Struct, frozen=True, tag="entry"):
@@ -36,48 +38,48 @@ class Entry(msgspec.Struct, frozen=True, tag="entry"):
 
     question: str = ""
     answer: str | None = None
-    """One that the scorer gives full marks; `None`: the dataset has none."""
+    """An answer with the full score; `None`: the dataset provides none."""
 
 
 class Score(msgspec.Struct, frozen=True, tag="score"):
-    """What an answer is worth."""
+    """Score of an answer."""
 
     value: float
     """From 0 to 1."""
     killed: bool = False
-    """Scoring the answer took too much time or memory, or crashed; worth 0."""
+    """Scoring exceeded its time or memory, or crashed; the value is 0."""
     failed: bool = False
-    """The scorer raised on the answer; worth 0."""
+    """The scorer raised; the value is 0."""
     refused: bool = False
-    """The answer is code where the dataset's grammar has none, so nothing was made of it; worth 0."""
+    """The answer is code, which the dataset's grammar does not allow; the value is 0."""
 
 
-class NoQuestion(msgspec.Struct, frozen=True, tag="refusal"):
-    """Why there is no question."""
+class QuestionError(msgspec.Struct, frozen=True, tag="refusal"):
+    """Reason why a question cannot be created."""
 
     message: str
     is_config: bool
-    """Whether the dataset's name or options are wrong; otherwise making the question failed."""
+    """Whether the dataset's name or options are invalid; otherwise the generator failed."""
 
 
-Result = Entry | Score | NoQuestion
+Result = Entry | Score | QuestionError
 
 
-class MakingQuestion(msgspec.Struct, frozen=True, tag="making"):
-    """The judge begins to make the question of a request, which is not the answer's time."""
+class QuestionStarted(msgspec.Struct, frozen=True, tag="making"):
+    """The judge starts creating the question of a request; this does not count as scoring time."""
 
 
-class QuestionStands(msgspec.Struct, frozen=True, tag="standing"):
-    """The question stands: from here on the answer's time runs."""
+class QuestionReady(msgspec.Struct, frozen=True, tag="standing"):
+    """The question is ready, and the scoring time starts."""
 
 
 class JudgeReply(msgspec.Struct, frozen=True, tag="judged"):
-    """The reply to one request; requests are replied to in their order."""
+    """Reply to one request; replies come in the order of the requests."""
 
     id: int
     result: Result
     is_last: bool = False
-    """Whether the judge ends with it, and takes up nothing more."""
+    """Whether the judge ends after this reply, and drops its other requests."""
 
 
-JudgeMessage = MakingQuestion | QuestionStands | JudgeReply
+JudgeMessage = QuestionStarted | QuestionReady | JudgeReply

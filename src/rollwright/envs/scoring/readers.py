@@ -1,9 +1,8 @@
-"""What reasoning-gym's scorers call instead of `eval` and sympy's `parse_expr`, which is `eval` too.
+"""Parsers that replace `eval` and sympy's `parse_expr` (which calls `eval`) in reasoning-gym's scorers.
 
-Nine scorers evaluate the answer, and two more the dataset's own text. They run unchanged, but the names by which they
-would evaluate are bound to the readers here, so what they get is a value that was read as data. `bind` puts them into
-reasoning-gym's modules, in the process that judges and nowhere else. A scorer that is not listed and evaluates all the
-same is stopped by `rollwright.envs.scoring.guard`.
+Nine scorers evaluate the answer, and two more the dataset's own text. They run unchanged, but the names of their evaluation
+functions are bound to the parsers in this module. `bind` patches reasoning-gym's modules, only in the judge's process. An
+unlisted scorer that evaluates is stopped by `rollwright.envs.scoring.guard`.
 """
 
 import builtins
@@ -28,16 +27,16 @@ from rollwright.envs.scoring.literals import read_literal
 
 _FOUR = frozenset({"+", "-", "*", "/"})
 COUNTING = ExpressionGrammar(_FOUR)
-"""countdown and puzzle24 ask for the four operators and whole numbers. A number in any other form (`0x18`, `2.4e1`, `pi`)
-would also hide from the count of the numbers used."""
+"""Grammar of countdown and puzzle24: four operators and integers. A number in another form (`0x18`, `2.4e1`, `pi`) would
+also evade the check of the numbers used."""
 ALGEBRA = ExpressionGrammar(_FOUR | {"**"}, has_decimals=True, has_names=True)
 SHIFTING = ExpressionGrammar(frozenset({"+", "-", "*", "<<", ">>"}), has_hex=True)
-"""The questions of bitwise_arithmetic."""
+"""Grammar of the questions of bitwise_arithmetic."""
 
 MAX_BITS = 20_000
-"""Of a number that a power gives."""
+"""Size of the largest number that a power may produce."""
 MAX_EXPONENT = 1_000
-"""Of anything: sympy multiplies powers of sums out."""
+"""Largest exponent of any base: sympy expands powers of sums."""
 
 _CONSTANTS = {"pi": sympy.pi, "E": sympy.E, "I": sympy.I}
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
@@ -65,30 +64,32 @@ _OPERATORS = {
 
 @dataclass
 class Reading:
-    """The answer that is being judged, and why it was refused. An answer that cannot be read and is no attempt at code is
-    not refused: its scorer gives it what it gives to any text that it cannot parse."""
+    """State of the answer being scored. An unreadable answer is refused only if it looks like code; otherwise its scorer
+    treats it like any text that it cannot parse."""
 
     answer: str = ""
     refused: str | None = None
     takes_integrals: bool = False
-    """Whether the dataset's own answer leaves an integral unsolved. Elsewhere an integral only says the question again, and
-    its derivative is what was asked for."""
+    """Whether the dataset's own answer contains an unsolved integral. Otherwise an integral only repeats the question, and
+    would pass, because scorers compare derivatives."""
 
     def begin(self, answer: str, own_answer: object) -> None:
+        """Starts the scoring of an answer."""
         self.answer, self.refused = answer.strip(), None
         self.takes_integrals = "Integral(" in str(own_answer)
 
     def refuse(self, text: str, error: Unreadable) -> None:
-        if text.strip() == self.answer and is_code(text):  # otherwise it is the dataset's own text
+        """Records that an unreadable answer is refused, if it looks like code."""
+        if text.strip() == self.answer and is_code(text):  # another text is the dataset's own
             self.refused = str(error)
 
 
 READING = Reading()
-"""Of this process, which judges one answer at a time."""
+"""State of this process, which scores one answer at a time."""
 
 
 def literal(text: str) -> Any:
-    """In place of `eval`, where a scorer also takes a Python list."""
+    """Replaces `eval` where an answer may be a Python list."""
     try:
         return read_literal(text)
     except Unreadable as error:
@@ -97,22 +98,22 @@ def literal(text: str) -> Any:
 
 
 def counted(text: str) -> Any:
-    """In place of `parse_expr`, where an answer is a calculation with given numbers."""
+    """Replaces `parse_expr` where an answer is a calculation with given numbers."""
     return _read(text, COUNTING, _Algebra({}).builder())
 
 
 def algebra(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:
-    """In place of `parse_expr`, where an answer is a formula."""
+    """Replaces `parse_expr` where an answer is a formula."""
     return _read(text, ALGEBRA, _Algebra(local_dict or {}).builder())
 
 
 def truth(text: str) -> bool | None:
-    """In place of `bool`, to which every text is true. `None`: neither of the two."""
+    """Replaces `bool`, for which every non-empty text is true. `None`: neither true nor false."""
     return {"true": True, "false": False}.get(str(text).strip().lower())
 
 
 def shifted(text: str) -> Any:
-    """In place of `eval`, for questions about whole numbers and shifts."""
+    """Replaces `eval` for questions about integers and shifts."""
     return _read(
         text, SHIFTING, ExpressionBuilder(lambda number: int(number, 0), _no_power, operators=_OPERATORS)
     )
@@ -132,10 +133,10 @@ def _no_power(base: Any, exponent: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Algebra:
-    """Trees as sympy's objects, by the operations that `parse_expr` would call."""
+    """Builds sympy objects from trees with the operations that `parse_expr` would use."""
 
     known: Mapping[str, Any]
-    """Names that the scorer gives a meaning of its own."""
+    """Names that the scorer defines itself."""
 
     def builder(self) -> ExpressionBuilder:
         return ExpressionBuilder(_number, _power, _OPERATORS, self._name, self._call)
@@ -164,7 +165,7 @@ def _number(text: str) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """Bounded before it is computed: `9**9**9` has 370 million digits."""
+    """A power, bounded before it is computed: `9**9**9` has 370 million digits."""
     if exponent.is_number and not exponent.is_Symbol:
         if exponent.is_Rational:
             size = max(abs(exponent.p) / exponent.q, exponent.q)
@@ -176,14 +177,14 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _bits(base: Any) -> int:
-    """Of the whole numbers in it."""
+    """Bit length of the largest integer in an expression."""
     return max(
         (max(each.p.bit_length(), each.q.bit_length()) for each in base.atoms(sympy.Rational)), default=1
     )
 
 
-class _ReadingSympy:
-    """The module `sympy`, but for `parse_expr`."""
+class _SympyProxy:
+    """Proxy of the module `sympy` with another `parse_expr`."""
 
     parse_expr = staticmethod(algebra)
 
@@ -191,7 +192,7 @@ class _ReadingSympy:
         return getattr(sympy, name)
 
 
-_SYMPY = _ReadingSympy()
+_SYMPY = _SympyProxy()
 
 BINDINGS: dict[str, tuple[str, str, object]] = {
     "binary_matrix": ("algorithmic.binary_matrix", "eval", literal),
@@ -206,19 +207,19 @@ BINDINGS: dict[str, tuple[str, str, object]] = {
     "simple_integration": ("algebra.simple_integration", "sympy", _SYMPY),
     "intermediate_integration": ("algebra.intermediate_integration", "sympy", _SYMPY),
 }
-"""Datasets whose scorer evaluates: its module, the name by which it does, and what stands there instead."""
+"""Datasets whose scorer evaluates text: its module, the name that it calls, and the replacement."""
 
 CORRECTIONS: dict[str, tuple[str, str, object]] = {
     "game_of_life_halting": ("algorithmic.game_of_life_halting", "bool", truth),
 }
-"""Datasets whose own scorer gives full marks to any text: its module, a name it uses, and what stands there instead."""
+"""Datasets whose scorer gives the full score to any text: its module, the name that it calls, and the replacement."""
 
 ALGEBRAIC = frozenset({name for name, (_, _, reader) in BINDINGS.items() if reader not in (literal, shifted)})
-"""Those whose answers become sympy's objects, which sympy keeps in caches."""
+"""Datasets whose answers become sympy objects, which sympy caches."""
 
 
 def bind() -> None:
-    """In this process, for good."""
+    """Patches reasoning-gym and sympy in this process, permanently."""
     for module, name, reader in (*BINDINGS.values(), *CORRECTIONS.values()):
         setattr(importlib.import_module(f"reasoning_gym.{module}"), name, reader)
     for name, function in _MONOMIALS.items():
@@ -238,4 +239,4 @@ _MONOMIALS = {
     "lcm": monomials.monomial_lcm,
     "gcd": monomials.monomial_gcd,
 }
-"""sympy writes code for products of many variables, to be fast, and executes it. These do the same without."""
+"""Replacements for functions that sympy generates as code, for speed, and executes. These compute the same."""

@@ -1,12 +1,12 @@
-"""Questions and scores, as asked for from here: a pool of judges, each in a sandbox of its own.
+"""The scoring service: questions and scores from a pool of judges, each in its own sandbox.
 
-True of it: every request is answered once or fails. A judge works through its requests in order and replies to each
-before it begins the next, so the one in front is the one whose time runs: when that is up the judge is killed, the answer
-in front is worth nothing, and those behind it go to another judge. An answer over which a judge dies is tried once more
-in another, so that nobody pays for what an earlier answer left behind; asking is free of side effects.
+Always true: every request is answered once or fails. A judge replies to a request before it starts the next, so the time
+limit applies to the first request of its queue. When it expires, the judge is killed, that answer scores 0, and the
+requests behind it move to another judge. An answer during which a judge dies is retried once in another judge, because
+an earlier answer may have caused the death; requests have no side effects.
 
-It serves any number of event loops and threads. Whoever asks writes to the judge's line itself; one thread of the
-service's own reads the replies, keeps the time and starts judges.
+The service can be used from any number of event loops and threads. A caller writes to the judge's socket itself; one
+thread of the service reads replies, enforces time limits and starts judges.
 """
 
 import asyncio
@@ -22,24 +22,24 @@ import msgspec
 
 from rollwright.envs.base import EnvironmentFailure
 from rollwright.envs.scoring.pool import UNCONFINED_VARIABLE, JudgePool
-from rollwright.envs.scoring.protocol import Entry, JudgeAsk, JudgeRequest, NoQuestion, Result, Score
+from rollwright.envs.scoring.protocol import Entry, JudgeOperation, JudgeRequest, QuestionError, Result, Score
 from rollwright.errors import ConfigError
 
 SCORE_SECONDS = 5.0
-"""For scoring one answer; an honest one takes milliseconds."""
+"""Default time limit for scoring one answer; an honest answer takes milliseconds."""
 
 SCORE_MEMORY = 512 << 20
-"""Bytes for a judge, beyond what it starts with."""
+"""Memory of a judge in bytes, beyond its initial size."""
 
 MAX_ANSWER = 20_000
-"""Characters; the longest answers that datasets expect (grids and code outputs) have a few thousand."""
+"""Longest answer in characters; the longest expected answers (grids and code outputs) have a few thousand."""
 
 _START_SECONDS = 120.0
-"""For a blocking call to wait, where the judges may have to start first (about 3 s on an idle machine)."""
+"""Timeout of a blocking call, which may wait for the start of the judges (about 3 s on an idle machine)."""
 
 
 class ScoringService:
-    """Asks judges; `shared` gives the one that everybody uses."""
+    """Client of the judges; `shared` returns the instance of this process."""
 
     def __init__(self, memory: int = SCORE_MEMORY) -> None:
         allow_unconfined = os.environ.get(UNCONFINED_VARIABLE) == "1"
@@ -48,7 +48,7 @@ class ScoringService:
         self._checked: set[bytes] = set()
 
     def check(self, dataset: str, options: Mapping[str, Any]) -> None:
-        """Blocks until it is known that they are accepted; a `ConfigError` says what is wrong."""
+        """Validates a dataset and its options, blocking; raises a `ConfigError` that names the error."""
         try:
             key = msgspec.json.encode((dataset, options), order="deterministic")
         except TypeError as error:
@@ -56,14 +56,16 @@ class ScoringService:
         if key in self._checked:
             return
         try:
-            _unless_refused(self._submit(JudgeAsk.CHECK, dataset, options).result(_START_SECONDS))
+            _raise_refusal(self._submit(JudgeOperation.CHECK, dataset, options).result(_START_SECONDS))
         except TimeoutError as error:
-            raise EnvironmentFailure(f"no word from the scoring process in {_START_SECONDS:g} s") from error
+            raise EnvironmentFailure(
+                f"no reply from the scoring process within {_START_SECONDS:g} s"
+            ) from error
         self._checked.add(key)
 
     async def entry(self, dataset: str, options: Mapping[str, Any], seed: int) -> Entry:
-        """The question of a seed: the same in every process."""
-        result = await self._ask(self._submit(JudgeAsk.ENTRY, dataset, options, seed))
+        """The question of a seed, which is the same in every process."""
+        result = await self._ask(self._submit(JudgeOperation.ENTRY, dataset, options, seed))
         assert isinstance(result, Entry)
         return result
 
@@ -76,21 +78,23 @@ class ScoringService:
         *,
         seconds: float = SCORE_SECONDS,
     ) -> Score:
-        """What an answer to that question is worth. An answer too long to be one is worth nothing."""
+        """Scores an answer to the question of a seed; an answer above `MAX_ANSWER` characters scores 0."""
         if len(answer) > MAX_ANSWER:
             return Score(0.0, failed=True)
         readable = answer.encode(errors="replace").decode()
-        result = await self._ask(self._submit(JudgeAsk.SCORE, dataset, options, seed, readable, seconds))
+        result = await self._ask(
+            self._submit(JudgeOperation.SCORE, dataset, options, seed, readable, seconds)
+        )
         assert isinstance(result, Score)
         return result
 
     def close(self) -> None:
-        """Ends all judges; a later call starts new ones."""
+        """Ends all judges; a later request starts new ones."""
         self.pool.close()
 
     def _submit(
         self,
-        ask: JudgeAsk,
+        operation: JudgeOperation,
         dataset: str,
         options: Mapping[str, Any],
         seed: int = 0,
@@ -98,15 +102,15 @@ class ScoringService:
         seconds: float = 0.0,
     ) -> "Future[Result]":
         return self.pool.submit(
-            JudgeRequest(next(self._ids), ask, dataset, dict(options), seed, answer, seconds)
+            JudgeRequest(next(self._ids), operation, dataset, dict(options), seed, answer, seconds)
         )
 
     async def _ask(self, outcome: "Future[Result]") -> Result:
-        return _unless_refused(await asyncio.wrap_future(outcome))
+        return _raise_refusal(await asyncio.wrap_future(outcome))
 
 
-def _unless_refused(result: Result) -> Result:
-    if isinstance(result, NoQuestion):
+def _raise_refusal(result: Result) -> Result:
+    if isinstance(result, QuestionError):
         raise ConfigError(result.message) if result.is_config else EnvironmentFailure(result.message)
     return result
 
@@ -116,7 +120,7 @@ _shared_lock = threading.Lock()
 
 
 def shared() -> ScoringService:
-    """The one service of this process; it ends with it."""
+    """The service of this process, created on first use and closed at exit."""
     global _shared
     with _shared_lock:
         if _shared is None:
@@ -126,7 +130,7 @@ def shared() -> ScoringService:
 
 
 def _forget_after_fork() -> None:
-    """A forked copy of this process has none of its threads, and must not share its judges."""
+    """Drops the service in a forked child, which has no copy of its thread and must not use the parent's judges."""
     global _shared, _shared_lock
     if _shared is not None:
         _shared.pool.abandon()
@@ -134,5 +138,5 @@ def _forget_after_fork() -> None:
     _shared, _shared_lock = None, threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):  # where processes can fork
+if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,7 +1,7 @@
-"""One judge and its requests, as seen from outside its sandbox.
+"""Client side of one judge: its socket, its queue of requests and its deadline.
 
-True of it: the first of its requests is the one it works on, and `deadline` is when that one's time is up; what it says is
-data, and a judge that says anything else has ended.
+Always true: the judge works on the first request of the queue, and `deadline` is the time limit of that request. A judge
+that sends a malformed message counts as ended.
 """
 
 import socket
@@ -13,58 +13,61 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rollwright.envs.scoring.protocol import JudgeAsk, JudgeMessage, JudgeRequest, Result
+from rollwright.envs.scoring.protocol import JudgeMessage, JudgeOperation, JudgeRequest, Result
 from rollwright.sandbox.protocol import LENGTH, Exited, Ready
 
 QUESTION_SECONDS = 60.0
-"""For making a question; the slowest dataset takes about one."""
+"""Time limit for creating a question; the slowest dataset takes about one second."""
 
 _MAX_MESSAGE = 1 << 22
-"""Bytes: a judge that says more at once is not what it was."""
+"""Bytes of one message; a longer one is malformed."""
 
-JudgeWord = Ready | Exited | JudgeMessage
-"""What comes over a judge's line: the sandbox's first and last word, and the judge's own."""
-_decoder = msgspec.msgpack.Decoder(JudgeWord)
+JudgeOutput = Ready | Exited | JudgeMessage
+"""Messages on a judge's socket: the sandbox's first and last message, and the judge's own."""
+_decoder = msgspec.msgpack.Decoder(JudgeOutput)
 
 
 @dataclass(eq=False)
 class PendingRequest:
+    """A request with its future."""
+
     request: JudgeRequest
     outcome: "Future[Result]" = field(default_factory=Future)
     deaths: int = 0
-    """Judges that died over it."""
+    """Number of judges that died while working on it."""
 
     @property
-    def place(self) -> tuple[str, int]:
-        """Which judge is likely to have its question. Options are left out: a wrong guess costs a little time."""
+    def question_key(self) -> tuple[str, int]:
+        """Key for finding the judge that has the question cached. It omits the options, because a wrong guess only costs a
+        little time."""
         return self.request.dataset, self.request.seed
 
 
 @dataclass(eq=False)
-class JudgeLine:
-    """A judge, as far as it is known here."""
+class JudgeConnection:
+    """Connection to one judge."""
 
     line: socket.socket
-    maker: int
-    """Process that it was forked from."""
+    fork_server: int
+    """Process id of the fork server that started it."""
     deadline: float
     is_ready: bool = False
-    is_making: bool = False
-    """Whether it is making the question of its first request."""
+    is_creating: bool = False
+    """Whether it is creating the question of its first request."""
     has_ended: bool = False
     queue: deque[PendingRequest] = field(default_factory=deque)
     unsent: bytearray = field(default_factory=bytearray)
     unread: bytearray = field(default_factory=bytearray)
 
     def send(self, data: bytes = b"") -> None:
-        """As much as goes without waiting; the thread sends the rest."""
+        """Sends as much as possible without blocking; the pool's thread sends the rest."""
         self.unsent += data
-        with suppress(BlockingIOError, ConnectionError):  # a dead judge is noticed by who reads
+        with suppress(BlockingIOError, ConnectionError):  # `receive` notices a dead judge
             while self.unsent:
                 del self.unsent[: self.line.send(self.unsent)]
 
-    def receive(self) -> Iterator[JudgeWord]:
-        """What has come; `has_ended` afterwards if nothing more will."""
+    def receive(self) -> Iterator[JudgeOutput]:
+        """Yields the messages that have arrived; sets `has_ended` at the end of the stream."""
         try:
             data = self.line.recv(1 << 18)
         except BlockingIOError:
@@ -89,9 +92,11 @@ class JudgeLine:
                 self.has_ended = True
                 return
 
-    def begin_next(self, now: float) -> None:
-        """The first request's time runs from now on."""
-        self.is_making = False
+    def start_deadline(self, now: float) -> None:
+        """Starts the time limit of the first request."""
+        self.is_creating = False
         if self.queue:
             request = self.queue[0].request
-            self.deadline = now + (request.seconds if request.ask is JudgeAsk.SCORE else QUESTION_SECONDS)
+            self.deadline = now + (
+                request.seconds if request.ask is JudgeOperation.SCORE else QUESTION_SECONDS
+            )
