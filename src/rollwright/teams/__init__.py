@@ -1,40 +1,40 @@
-"""Orchestras: several agents that act as one, led by ordinary async code over a team session."""
+"""Teams of agents (orchestras in the configuration): several agents choose one action, led by async code over a session."""
 
 from rollwright.teams.agent import PLACEHOLDERS, TeamAgent
-from rollwright.teams.context import ContextLog, Fitted, Fragment
-from rollwright.teams.flows import CriticLoop, Flow, Route, When, stages
-from rollwright.teams.parsing import BOXED, Answer, Judgement, ReadingRule, Verdict, VerdictRule
+from rollwright.teams.context import ContextLog, FittedContext, Fragment
+from rollwright.teams.flows import CriticLoop, Flow, Route, When, sort_into_stages
+from rollwright.teams.parsing import BOXED, Judgement, ParsedAnswer, ReadingRule, Verdict, VerdictRule
 from rollwright.teams.policies import TeamPolicies
 from rollwright.teams.segments import SegmentTokenizer, with_segment_cache
 from rollwright.teams.session import FROZEN, Memory, Reply, Round, Situation, TeamSession
 from rollwright.teams.settings import Performance, SamplingChanges
 from rollwright.teams.shipped import critic_team, math_team, search_team
-from rollwright.teams.simulated import Rehearsal
-from rollwright.teams.team import Action, Team, only_agents
+from rollwright.teams.simulated import SimulatedTeam
+from rollwright.teams.team import Team, TeamAction, only_agents
 
 __all__ = [
     "BOXED",
     "FROZEN",
     "PLACEHOLDERS",
-    "Action",
-    "Answer",
     "ContextLog",
     "CriticLoop",
-    "Fitted",
+    "FittedContext",
     "Flow",
     "Fragment",
     "Judgement",
     "Memory",
+    "ParsedAnswer",
     "Performance",
     "ReadingRule",
-    "Rehearsal",
     "Reply",
     "Round",
     "Route",
     "SamplingChanges",
     "SegmentTokenizer",
+    "SimulatedTeam",
     "Situation",
     "Team",
+    "TeamAction",
     "TeamAgent",
     "TeamPolicies",
     "TeamSession",
@@ -45,6 +45,6 @@ __all__ = [
     "math_team",
     "only_agents",
     "search_team",
-    "stages",
+    "sort_into_stages",
     "with_segment_cache",
 ]
