@@ -78,7 +78,7 @@ def test_a_turn_weighs_the_same_in_the_loss_of_either_view(
     def pulls(view: View) -> Counter[tuple[str, int]]:
         """Coefficient times advantage, summed over the tokens of each rollout and value."""
         rows = build_rows([group], make_advantage(name), view=view)
-        coefficients = token_coefficients([pack(row) for row in rows], LossSettings(aggregation))
+        coefficients = token_coefficients([pack(row) for row in rows], LossSettings(aggregation=aggregation))
         found: Counter[tuple[str, int]] = Counter()
         for row, own in zip(rows, coefficients, strict=True):
             values = [value for value, counts in zip(row.advantages, row.mask, strict=True) if counts]
