@@ -1,4 +1,4 @@
-"""Rewards: named, weighted functions and judges over a task and a trajectory, whose values are kept."""
+"""Rewards: named, weighted functions and judges over a task and a trajectory; each value is stored as a component."""
 
 from rollwright.rewards.composition import RewardResult, Rewards, WeightedReward
 from rollwright.rewards.failure import RewardFailure
