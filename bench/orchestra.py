@@ -40,7 +40,7 @@ from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, pl
 from rollwright.rollout.settings import LimitsConfig
 from rollwright.simulation.engine import SimulatedEngine
 from rollwright.simulation.lengths import FixedLength, Lengths, LogNormalLength, lognormal
-from rollwright.teams import Rehearsal, SegmentTokenizer, Situation, Team, math_team, search_team
+from rollwright.teams import SegmentTokenizer, SimulatedTeam, Situation, Team, math_team, search_team
 from rollwright.teams.toy_envs import Lookup, Sums
 from rollwright.trajectory import Message, Trajectory
 
@@ -170,7 +170,7 @@ class Figures:
 
 def engine(team: Team, approval: float) -> SimulatedEngine:
     lengths: dict[str, Lengths] = {agent: LogNormalLength(tokens, SIGMA) for agent, tokens in TOKENS.items()}
-    player = Rehearsal.of(team, skill=0.6, approval=approval, lengths=lengths)
+    player = SimulatedTeam.of(team, skill=0.6, approval=approval, lengths=lengths)
     return SimulatedEngine(slots=SLOTS, tokens_per_second=SPEED, lengths=FixedLength(1), player=player)
 
 

@@ -27,7 +27,7 @@ def test_what_does_not_fit_is_cut_by_whole_fragments_from_the_oldest(
 ) -> None:
     log = log_of(texts)
     renderer = BytesRenderer() if with_renderer else None
-    fitted = log.fitted(FIXED, limit, renderer)
+    fitted = log.fit(FIXED, limit, renderer)
     shown = [fragment.shown for fragment in log.fragments]
     assert fitted.text == "".join(shown[fitted.cut :])
     if renderer is not None:
@@ -52,10 +52,10 @@ class CountingRenderer(BytesRenderer):
 def test_nothing_is_counted_while_a_prompt_is_far_from_the_limit_and_each_fragment_once_near_it() -> None:
     renderer = CountingRenderer()
     log = log_of(["x" * 50, "y" * 50])
-    assert log.fitted(FIXED, 8192, renderer).cut == 0
+    assert log.fit(FIXED, 8192, renderer).cut == 0
     assert renderer.opened == []
-    log.fitted(FIXED, 100, renderer)
-    log.fitted(FIXED, 100, renderer)
+    log.fit(FIXED, 100, renderer)
+    log.fit(FIXED, 100, renderer)
     assert sum("x" * 50 in each for each in renderer.opened) == 1
 
 

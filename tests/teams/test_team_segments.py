@@ -11,7 +11,7 @@ from rollwright.engines.base import Renderer
 from rollwright.engines.rendering import make_renderer
 from rollwright.models.tiny import tiny_tokenizer
 from rollwright.teams import Performance, SegmentTokenizer, TeamPolicies, math_team, with_segment_cache
-from rollwright.teams.segments import Cut, exact_cut
+from rollwright.teams.segments import Cut, find_exact_cut
 from rollwright.trajectory import Message
 
 CORPUS = ["user assistant system You are a helpful assistant.\nWhat is 1 + 2?\n\n  So: 3.\n"] * 4
@@ -131,12 +131,12 @@ def test_a_tokenizer_that_a_cut_would_change_is_never_cut() -> None:
     inner = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2, "▁a": 3}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Metaspace()  # writes a mark before the first word of every text
     made: Any = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
-    assert exact_cut(made) is Cut.NOWHERE
+    assert find_exact_cut(made) is Cut.NOWHERE
     whole = SegmentTokenizer(made)
     assert whole.encode("a\nb", add_special_tokens=False) == made.encode("a\nb", add_special_tokens=False)
     greedy = tiny_tokenizer(CORPUS, 400)
     greedy.add_tokens([_swallows()], special_tokens=True)
-    assert exact_cut(greedy) is Cut.NOWHERE  # type: ignore[arg-type]
+    assert find_exact_cut(greedy) is Cut.NOWHERE  # type: ignore[arg-type]
 
 
 def _swallows() -> Any:

@@ -22,7 +22,7 @@ from rollwright.teams import (
     critic_team,
     math_team,
     search_team,
-    stages,
+    sort_into_stages,
 )
 from rollwright.trajectory import FinishReason, full_prompt, samples, turn_samples
 
@@ -267,18 +267,18 @@ def test_a_template_with_an_unknown_placeholder_is_one_clear_line() -> None:
 
 def test_stages_follow_from_who_needs_whom() -> None:
     depends = {"a": [], "d": ["b", "c"], "b": ["a"], "c": ["a"], "e": []}
-    assert stages(depends, "x") == (("a", "e"), ("b", "c"), ("d",))
+    assert sort_into_stages(depends, "x") == (("a", "e"), ("b", "c"), ("d",))
     with pytest.raises(ConfigError, match="wait for each other"):
-        stages({"a": ["b"], "b": ["a"]}, "x")
+        sort_into_stages({"a": ["b"], "b": ["a"]}, "x")
     with pytest.raises(ConfigError, match="'z' is no agent of the loop"):
-        stages({"a": ["z"]}, "x")
+        sort_into_stages({"a": ["z"]}, "x")
 
 
 def test_when_an_agent_takes_part() -> None:
     from rollwright.teams import Round
 
     reflect = When(from_step=2, first_round=True)
-    assert [reflect.due(step, Round(number, False)) for step in (1, 2) for number in (0, 1)] == [
+    assert [reflect.applies(step, Round(number, False)) for step in (1, 2) for number in (0, 1)] == [
         False,
         False,
         True,

@@ -7,7 +7,7 @@ import pytest
 from rollwright.config import build
 from rollwright.simulation.engine import SimulatedEngine
 from rollwright.simulation.lengths import LogNormalLength
-from rollwright.teams import Performance, Rehearsal, Team, critic_team, math_team, search_team
+from rollwright.teams import Performance, SimulatedTeam, Team, critic_team, math_team, search_team
 from rollwright.teams.toy_envs import Lookup, Sums
 
 DEFAULTS = {
@@ -29,7 +29,7 @@ def test_the_keys_and_defaults_are_the_documented_ones() -> None:
 
 def engine(team: Team) -> SimulatedEngine:
     lengths = {team.agent_id(name): LogNormalLength(60, 0.6) for name in team.agents}
-    player = Rehearsal.of(team, skill=0.6, approval=0.5, lengths=lengths)
+    player = SimulatedTeam.of(team, skill=0.6, approval=0.5, lengths=lengths)
     return SimulatedEngine(slots=4, tokens_per_second=50, player=player)
 
 

@@ -68,6 +68,12 @@ def test_reinforce_plus_plus_normalises_over_the_whole_batch(chain: Make) -> Non
     assert first + second == about([half, -half, half, -half])
 
 
+def test_reinforce_plus_plus_counts_each_trajectory_once_whatever_its_length(chain: Make) -> None:
+    short = [[chain("a", [1.0]), chain("b", [0.0])]]
+    long = [[chain("a", [0.0] * 9 + [1.0]), chain("b", [0.0])]]
+    assert firsts(ReinforcePlusPlus()(long))[0] == about(firsts(ReinforcePlusPlus()(short))[0])
+
+
 def test_gae_follows_the_values_along_the_decisions(chain: Make) -> None:
     groups = [[chain("a", [1.0, 0.0, 2.0])]]
     # delta: 1 + 0.9*3 - 2 = 1.7; 0 + 0.9*1 - 3 = -2.1; 2 - 1 = 1

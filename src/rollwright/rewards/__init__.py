@@ -1,4 +1,4 @@
-"""Rewards: named, weighted functions and judges over a task and a trajectory, whose values are kept."""
+"""Rewards: named, weighted functions and judges over a task and a trajectory; each value is stored as a component."""
 
 from typing import TYPE_CHECKING
 

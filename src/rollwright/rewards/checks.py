@@ -1,7 +1,7 @@
-"""Rewards that compare the answer with the task, without any process or engine.
+"""Rewards that check the text of the answer, without a subprocess or an engine.
 
-Always true: the value depends on the attempt alone; an expression that does not come to an end on an answer is stopped
-by its time limit and is a failure; a reference in a JSON schema never leads to a file or a network.
+Always true: the value depends on the attempt alone. A regular expression that exceeds its time limit on an answer is a
+failure. References in a JSON schema are never loaded from a file or the network.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from rollwright.rewards.settings import (
 )
 
 _EXTRACT_SECONDS = 1.0
-"""For finding the answer in the text; an honest expression takes microseconds."""
+"""Time limit for extracting the answer; a well-behaved expression takes microseconds."""
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -50,7 +50,7 @@ class ExactMatch:
         return float(any(answer == self._normalize(each) for each in right))
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Releases nothing: no resource is held."""
 
     def _normalize(self, text: str) -> "str | Decimal":
         settings = self._settings
@@ -80,7 +80,7 @@ class RegexMatch:
         return float(await search(self._find, answer, self._seconds) is not None)
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Releases nothing: no resource is held."""
 
 
 class Contains:
@@ -103,7 +103,7 @@ class Contains:
         return float(all(found) if settings.needs == "all" else any(found))
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Releases nothing: no resource is held."""
 
 
 class LengthPenalty:
@@ -119,10 +119,10 @@ class LengthPenalty:
         else:
             length = len(attempt.answer)
         over = max(0, length - settings.limit)
-        return 0.0 - min(1.0, over / settings.ramp)  # not -0.0 where nothing is taken off
+        return 0.0 - min(1.0, over / settings.ramp)  # 0.0 instead of -0.0 without a penalty
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Releases nothing: no resource is held."""
 
 
 class JsonSchema:
@@ -161,11 +161,11 @@ class JsonSchema:
             value = msgspec.json.decode(fenced.group(1) if fenced else answer)
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             return 0.0
-        # In a thread, because a pattern in the schema may take as long as its limit.
+        # In a thread, because a pattern in the schema may run up to its time limit.
         return float(await asyncio.to_thread(validator.is_valid, value))
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Releases nothing: no resource is held."""
 
     def _make_validator(self, schema: Any) -> Any:
         kind = self._library.validators.validator_for(schema, default=self._library.Draft202012Validator)
@@ -191,11 +191,11 @@ class Returned:
         return value[self._key]  # type: ignore[no-any-return]
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Releases nothing: no resource is held."""
 
 
 class AnswerReader:
-    """Finds the answer in the text, as `extract` says."""
+    """Extracts the answer from the text with the pattern `extract`."""
 
     def __init__(self, name: str, settings: AnswerSettings) -> None:
         self._pattern = (
@@ -221,7 +221,7 @@ class AnswerReader:
 
 
 def compile_pattern(pattern: str, where: str, flags: int = 0) -> Any:
-    """A regular expression; a `ConfigError` says what is wrong with it."""
+    """Compiles a regular expression; raises a `ConfigError` for an invalid one."""
     try:
         return regex.compile(pattern, flags)
     except regex.error as error:
@@ -229,7 +229,7 @@ def compile_pattern(pattern: str, where: str, flags: int = 0) -> Any:
 
 
 async def search(find: Callable[..., Any], text: str, seconds: float) -> Any:
-    """Searches in a thread, without holding the interpreter's lock, so that a slow expression stops nobody else."""
+    """Searches in a thread without the GIL, so that a slow expression blocks nothing else."""
     try:
         return await asyncio.to_thread(find, text, timeout=seconds, concurrent=True)
     except TimeoutError as error:
@@ -237,7 +237,7 @@ async def search(find: Callable[..., Any], text: str, seconds: float) -> Any:
 
 
 def texts_of(value: Any, field: str) -> Sequence[str]:
-    """A field of a task as texts: one, or a list of several."""
+    """The texts in a field of a task, which holds one text or a list."""
     many = value if isinstance(value, list | tuple) else [value]
     if not many:
         raise NoReward(f"the task's {field!r} is an empty list")
@@ -251,7 +251,7 @@ def texts_of(value: Any, field: str) -> Sequence[str]:
 
 
 def read_number(text: str) -> Decimal | None:
-    """A text that is a number and nothing else; `None`: it is not."""
+    """The number that a text consists of; `None` if it is not a number."""
     plain = text.strip().removesuffix(".").lstrip("$€£").strip()
     is_percent = plain.endswith("%")
     plain = plain.removesuffix("%").strip()
@@ -265,7 +265,7 @@ def read_number(text: str) -> Decimal | None:
 
 
 def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Any:
-    """The keyword `pattern` of a schema, with a time limit."""
+    """Implements the JSON Schema keyword `pattern` with a time limit."""
     if not validator.is_type(instance, "string"):
         return
     try:

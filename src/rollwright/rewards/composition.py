@@ -1,10 +1,10 @@
-"""Several rewards as one: the weighted sum of their values, with the values kept.
+"""A list of rewards as one: the weighted sum of their values, with each value kept as a component.
 
-Always true: all rewards of a list are evaluated at the same time, each within its time limit; components stand in the
-order of the list, those of a mapping in the order of its keys' names; the total is the sum of weight times value over all
-components; every value is a finite number. A reward that raises, hangs or gives something else is a `RewardFailure` of
-the first such reward in the list, whichever failed first; it never counts as 0. The others are waited for, so that a
-judge's verdicts are kept for the next try.
+Always true: all rewards of a list are evaluated concurrently, each within its time limit. Components are in the order of
+the list, those of a mapping sorted by key. The total is the sum of weight times value over all components; every value is a
+finite number. A reward that raises, hangs or returns something else is a `RewardFailure`, never a 0; of several, the first
+in the list is raised, whichever failed first. The others are awaited, so that the verdicts of judges are cached for the
+next attempt.
 """
 
 import asyncio
@@ -43,17 +43,17 @@ from rollwright.rewards.settings import (
 from rollwright.trajectory import Trajectory, reward_of
 
 RewardGiven = RewardSettings | Mapping[str, Any] | str | Callable[..., Any]
-"""What a list of rewards may hold: settings, a mapping of them, a kind or `module:name`, or a function itself."""
+"""An item of a list of rewards: settings, a mapping of them, a kind or `module:name`, or a function."""
 
 PolicyChoice = Callable[[JudgeSettings], Policy]
-"""Gives a judge its policy."""
+"""Returns the policy of a judge."""
 
 
 class RewardComponent(Protocol):
     """Computes one reward of one attempt; a plain or async function will do as well."""
 
     async def evaluate(self, attempt: ScoredAttempt) -> Any:
-        """A number, or a mapping of named numbers; anything else is a failure."""
+        """Returns a number or a mapping of named numbers; anything else is a failure."""
         ...
 
     async def close(self) -> None: ...
@@ -67,26 +67,26 @@ class WeightedReward:
     weight: float
     component: "RewardComponent | GroupJudge"
     time_limit: float | None
-    """Seconds for one evaluation. `None`: it limits its own calls, and may wait in line."""
+    """Seconds for one evaluation. `None`: the component limits its own calls, without the time in its queue."""
 
 
 @dataclass(frozen=True)
 class RewardResult:
-    """What a list of rewards gave for one attempt."""
+    """Total and components of one attempt."""
 
     total: float
     components: dict[str, float] = field(default_factory=dict)
     """Values before their weights, by name."""
 
     def store_in(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with this total as the reward of its episode, and these components."""
+        """A copy of the trajectory with this total as its episode reward, and these components."""
         return msgspec.structs.replace(
             trajectory, episode_reward=self.total, components=dict(self.components)
         )
 
 
 class Rewards:
-    """Evaluates a list of rewards. Belongs to one event loop; `close` ends what it started."""
+    """Evaluates a list of rewards. Belongs to one event loop; `close` releases processes and cancels calls."""
 
     def __init__(self, rewards: Sequence[WeightedReward]) -> None:
         names = [each.name for each in rewards]
@@ -101,22 +101,19 @@ class Rewards:
     def build(
         cls, given: Iterable[RewardGiven] | RewardGiven, policy: PolicyChoice | None = None
     ) -> "Rewards":
-        """Reads settings and functions, imports what they name and checks it; a `ConfigError` says what is wrong.
-
-        `policy` gives each judge its policy.
-        """
+        """Builds rewards from settings and functions; a `ConfigError` says what is wrong. `policy`: chooses a judge's policy."""
         if isinstance(given, str | Mapping | RewardSettings) or callable(given):
             given = [given]
         return cls([_build_one(each, policy) for each in given])
 
     async def evaluate(self, task: TaskRow, trajectory: Trajectory, leaf: int | None = None) -> RewardResult:
-        """The rewards of one attempt, those of group judges left out; `leaf` chooses a branch of a tree."""
+        """Evaluates one attempt, without group judges. `leaf`: the branch of a tree."""
         alone = [each for each in self.rewards if not isinstance(each.component, GroupJudge)]
         attempt = ScoredAttempt(task, trajectory, leaf)
         return _combine(alone, await _settle([_evaluate_one(each, attempt) for each in alone]))
 
     async def evaluate_group(self, task: TaskRow, trajectories: Sequence[Trajectory]) -> list[RewardResult]:
-        """The rewards of all members of a group, in the members' order, group judges included."""
+        """Evaluates all members of a group, in their order, with group judges."""
         members = [ScoredAttempt(task, each) for each in trajectories]
         columns = await _settle([_evaluate_column(each, task, members) for each in self.rewards])
         return [_combine(self.rewards, [column[at] for column in columns]) for at in range(len(members))]
@@ -193,7 +190,7 @@ def _build_judge(
 
 
 async def _settle(evaluations: Iterable[Any]) -> list[Any]:
-    """All results, or the first failure in the order given, once all have come to an end."""
+    """Awaits all evaluations; returns their results, or raises the first failure in the given order."""
     results = await asyncio.gather(*evaluations, return_exceptions=True)
     for each in results:
         if isinstance(each, BaseException):
@@ -221,8 +218,8 @@ async def _evaluate_one(reward: WeightedReward, attempt: ScoredAttempt) -> dict[
 
 
 async def _limit(reward: WeightedReward, start: Callable[[], Any]) -> Any:
-    """The result within the time limit; anything raised is the reward's failure. Code that does not stop when it is
-    cancelled is left behind."""
+    """Awaits the result within the time limit; an exception becomes the reward's failure. Code that ignores its
+    cancellation is abandoned."""
     task = asyncio.ensure_future(_guard(reward.name, start))
     try:
         done, _ = await asyncio.wait({task}, timeout=reward.time_limit)
@@ -244,12 +241,12 @@ async def _guard(name: str, start: Callable[[], Any]) -> Any:
     except BaseException as error:
         if is_cancellation(error):
             raise
-        # Also `SystemExit` and a cancellation that nobody asked for: foreign code must end neither event loop nor run.
+        # Including `SystemExit` and a `CancelledError` of its own: user code must end neither the event loop nor the run.
         raise RewardFailure(name, f"raised {describe(error)}") from error
 
 
 def _read_value(name: str, value: Any) -> dict[str, float]:
-    """Components by name, of a number or a mapping of named numbers."""
+    """Components by name, from a number or a mapping of named numbers."""
     try:
         if not isinstance(value, Mapping):
             return {name: reward_of(value, "its value")}

@@ -1,9 +1,9 @@
-"""The failure of a reward: a function or judge that gave no number."""
+"""Failures of rewards: a function or judge did not return a number."""
 
 from rollwright.errors import RollwrightError
 
 _LONGEST_CAUSE = 500
-"""Characters of a cause: enough for an exception's message, not for a page of text."""
+"""Limit of characters of a cause: enough for an exception's message."""
 
 
 class RewardFailure(RollwrightError):
@@ -13,12 +13,12 @@ class RewardFailure(RollwrightError):
         self.reward = reward
         """The reward's name."""
         self.cause = one_line(cause)
-        """What went wrong, in one line."""
+        """The cause in one line."""
         super().__init__(f"reward {reward}: {self.cause}")
 
 
 class NoReward(Exception):
-    """Raised inside a kind of reward that cannot give a number, with the cause; `RewardFailure` adds the name."""
+    """Raised inside a component that cannot compute a number; becomes a `RewardFailure` with the reward's name."""
 
 
 def one_line(text: str) -> str:

@@ -1,8 +1,8 @@
-"""Rewards that are functions of the user's own.
+"""User-defined functions as rewards.
 
-Always true: a function gets the parameters that it declares, by name, and one that declares another is refused before
-anything runs; a plain function runs in a daemon thread, so it never stops the event loop or the end of the process; a
-call that hangs keeps one of a limited number of threads, and when all are kept, later calls fail instead of piling up.
+Always true: a function receives the parameters that it declares, by name; an unknown parameter is refused when the reward is
+built. A plain function runs in a daemon thread, so it blocks neither the event loop nor the exit of the process. A call
+that hangs occupies one of a limited number of threads; when all are occupied, later calls time out instead of piling up.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from rollwright.errors import ConfigError
 from rollwright.rewards.scored import ScoredAttempt
 
 PARAMETERS = ("task", "trajectory", "answer", "messages", "returned")
-"""What a function may ask for."""
+"""Parameters that a function may declare."""
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 Value = float | Mapping[str, float]
-"""What a reward gives: one number, or named numbers."""
+"""Value of a reward: one number, or named numbers."""
 
 _MARK = "__rollwright_reward__"
 
 
 @dataclass(frozen=True)
 class RewardOptions:
-    """What the decorator says of a function."""
+    """Options of the decorator."""
 
     name: str | None = None
     weight: float = 1.0
@@ -51,7 +51,7 @@ def reward(
 def reward(
     function: Any = None, /, *, name: str | None = None, weight: float = 1.0, time_limit: float = 30.0
 ) -> Any:
-    """Names and weighs a reward function, which stays as it is. Settings that name it may say otherwise."""
+    """Sets name, weight and time limit of a reward function, which is returned unchanged. Settings override them."""
 
     def mark(function: AnyFunction) -> AnyFunction:
         parameters_of(function, getattr(function, "__name__", "reward"))
@@ -62,13 +62,13 @@ def reward(
 
 
 def options_of(function: Callable[..., Any]) -> RewardOptions:
-    """The decorator's options; the defaults where there is none."""
+    """Options of the decorator; the defaults without one."""
     found = getattr(function, _MARK, None)
     return found if isinstance(found, RewardOptions) else RewardOptions()
 
 
 def parameters_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """The parameters that a function declares; a `ConfigError` for one that cannot be given."""
+    """The known parameters that a function declares; a `ConfigError` names an unknown one."""
     if not callable(function):
         raise ConfigError(f"reward {name}: is a {type(function).__name__}; a function is accepted")
     try:
@@ -88,14 +88,14 @@ def parameters_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """The decorator's name, else the function's own."""
+    """The name set by the decorator, else the function's name."""
     inner = function.func if isinstance(function, partial) else function
     named = options_of(function).name or getattr(inner, "__name__", None) or type(inner).__name__
     return "reward" if named == "<lambda>" else str(named)
 
 
 class FunctionComponent:
-    """Calls one function."""
+    """Evaluates a reward by calling a function."""
 
     def __init__(self, name: str, function: Callable[..., Any], *, concurrency: int = 16) -> None:
         self._name = name
@@ -107,7 +107,7 @@ class FunctionComponent:
         self._threads = asyncio.Semaphore(concurrency)
 
     async def evaluate(self, attempt: ScoredAttempt) -> Any:
-        """What the function gives, whatever that is."""
+        """Returns the result of the function, unchecked."""
         given = {each: self._argument(attempt, each) for each in self._wanted}
         if self._is_async:
             return await self._function(**given)
@@ -116,16 +116,16 @@ class FunctionComponent:
         return await result if isinstance(result, Awaitable) else result
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Releases nothing: threads end with their calls."""
 
     def _argument(self, attempt: ScoredAttempt, name: str) -> Any:
-        # Its own copy of the row: what one function changes in it, another does not see.
+        # A copy of the row, so that a change by one function is not visible to another.
         return dict(attempt.task) if name == "task" else getattr(attempt, name)
 
 
 async def _run_in_thread(call: Callable[[], Any], name: str, on_end: Callable[[], None]) -> Any:
-    """Runs a call in a daemon thread of its own; `on_end` runs on the event loop when the thread ends, also when nobody
-    waits for its result any more."""
+    """Runs a call in a new daemon thread. `on_end` runs on the event loop when the thread ends, even if its result is no
+    longer awaited."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
     context = copy_context()

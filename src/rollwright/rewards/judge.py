@@ -1,10 +1,9 @@
 """A judge: a model that scores an answer by a rubric.
 
-Always true: a verdict is a number from 0 to 1 that stands alone on the last line of a reply, or there is none; a reply
-without one is answered with what is wanted and asked for again, a limited number of times, then it is a failure; the
-same question (rubric, task, answer, model, sampling) is asked once while its verdict is kept, also by many at the same
-time; only verdicts are kept, never failures. What the answer says is data for the judge: it stands between two marks
-that depend on its content, so that it cannot close them.
+Always true: a verdict is a number from 0 to 1, alone on the last line of a reply. After a reply without a verdict, the model
+is told the required format and asked again, a limited number of times; then it is a failure. The same question (rubric,
+task, answer, model, sampling) is sent once while its verdict is cached, even with concurrent callers; failures are not
+cached. The answer is delimited by two markers that depend on its content, so that it cannot contain the closing one.
 """
 
 import asyncio
@@ -52,15 +51,15 @@ _SCORE_FORM = "score: X"
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 _SHOWN = 80
-"""Characters of a reply in an error line."""
+"""Limit of characters of a reply in an error message."""
 
 
 class Unparsed(Exception):
-    """A reply has no verdict; the message says why."""
+    """A reply has no valid verdict; the message is the reason."""
 
 
 class VerdictCache:
-    """Verdicts by question, the oldest forgotten first; a question that is being asked is waited for."""
+    """LRU cache of verdicts by question; concurrent callers of one question share one call."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -68,8 +67,7 @@ class VerdictCache:
         self._asked: dict[bytes, asyncio.Task[Any]] = {}
 
     async def get(self, key: bytes, ask: Callable[[], Awaitable[Verdict]]) -> Verdict:
-        """The kept verdict, or the one that `ask` gives. If whoever asked first is cancelled, the others still get
-        theirs."""
+        """The cached verdict, or the result of `ask`. The cancellation of one caller does not cancel the shared call."""
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]  # type: ignore[no-any-return]
@@ -82,7 +80,7 @@ class VerdictCache:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Ends the questions under way."""
+        """Cancels the calls in progress."""
         tasks = list(self._asked.values())
         for task in tasks:
             task.cancel()
@@ -98,27 +96,27 @@ class VerdictCache:
 
 
 class JudgeModel:
-    """Asks a policy for verdicts, with the limits of a judge's settings."""
+    """Requests verdicts from a policy, within the limits of a judge's settings."""
 
     def __init__(self, settings: JudgeSettings, policy: Policy, model: str = "") -> None:
-        """`model` names the policy in the cache's keys, beside the version of its weights."""
+        """`model`: identifies the policy in cache keys, together with the version of its weights."""
         self._settings = settings
         self._policy = policy
         self._model = model
         self._sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens)
         self._places = asyncio.Semaphore(settings.concurrency)
         self.calls = 0
-        """Of the policy, so far."""
+        """Number of calls of the policy so far."""
 
     def key(self, *parts: str) -> bytes:
-        """Names a question to this model: equal for equal parts, model, weights and sampling."""
+        """Cache key of a question: equal for equal parts, model, weights and sampling."""
         question = (*parts, self._model, self._policy.version, self._sampling)
         return blake2b(msgspec.msgpack.encode(question), digest_size=16).digest()
 
     async def ask(
         self, messages: Sequence[Message], key: bytes, parse: Callable[[str], Verdict], form: str
     ) -> Verdict:
-        """The verdict that `parse` reads from a reply; `form` is what the last line should be."""
+        """Asks until `parse` accepts a reply. `form`: the required format of the last line."""
         conversation = list(messages)
         reason = ""
         for number in range(self._settings.retries + 1):
@@ -189,7 +187,7 @@ class RubricJudge:
 
 
 def parse_score(reply: str) -> float:
-    """The number from 0 to 1 on the last line of a reply, which holds nothing else but `score:`."""
+    """The number from 0 to 1 on the last line of a reply, optionally after `score:`."""
     line = last_line(reply)
     found = _SCORE.fullmatch(line)
     if found is None or not 0 <= (score := float(found.group(1))) <= 1:
@@ -206,7 +204,7 @@ def last_line(reply: str) -> str:
 
 
 def shown_task(task: TaskRow, fields: Sequence[str] | None) -> str:
-    """A task as the judge reads it, the same for equal tasks."""
+    """The task as sorted JSON for the prompt, so that equal tasks give equal prompts."""
     if fields is not None:
         missing = [each for each in fields if each not in task]
         if missing:
@@ -219,7 +217,7 @@ def shown_task(task: TaskRow, fields: Sequence[str] | None) -> str:
 
 
 def shorten(text: str, longest: int) -> str:
-    """A text of which the middle is left out where it is too long."""
+    """The text, with its middle left out if it is longer than `longest`."""
     if len(text) <= longest:
         return text
     head, tail = longest - longest // 2, longest // 2
@@ -228,5 +226,5 @@ def shorten(text: str, longest: int) -> str:
 
 
 def mark_of(key: bytes) -> str:
-    """A mark around an answer, which the answer cannot contain: it depends on the whole question."""
+    """A delimiter that the answer cannot contain, because it is a digest of the whole question."""
     return f"<<<{key.hex()}>>>"

@@ -1,8 +1,8 @@
-"""Rewards for mathematics, compared by the package math-verify in a process that can be killed.
+"""Reward for mathematical answers, compared by the package math-verify in a sandboxed process.
 
-Always true: each answer has a sandbox of its own, which ends with the comparison, so nothing that an answer causes
-reaches another one or this process; an answer that takes more processor time or memory than it may is not verified, which
-is worth 0; a process that cannot be had, a task that cannot be read and a time limit are failures.
+Always true: each answer has a sandbox of its own, which ends with the comparison, so an answer affects neither another one
+nor this process. An answer that exceeds its limits of CPU time or memory is not verified and scores 0. A sandbox that
+cannot start, a task that cannot be parsed and an exceeded time limit are failures.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from rollwright.sandbox.protocol import SandboxLimits
 PROGRAM = "rollwright.rewards.math_program"
 
 MAX_ANSWER = 20_000
-"""Characters; a longer text is no answer, and worth 0."""
+"""Limit of characters of an answer; a longer one scores 0."""
 
 _BY_SIGNAL = "ended by signal"
-"""In the error of a sandbox whose process the kernel killed, which is what its limits do."""
+"""Part of the error of a sandbox whose process was killed by the kernel, as its resource limits do."""
 
 _PACKAGES = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy", "mpmath")
-"""What the comparison imports."""
+"""Packages that the comparison imports."""
 
 
 class MathVerify:
@@ -94,12 +94,12 @@ class MathVerify:
 
 
 def _sendable(text: str) -> str:
-    """The same text, with what is no character replaced."""
+    """The text with lone surrogates replaced, so that it can be encoded."""
     return text.encode(errors="replace").decode()
 
 
 def _package_folders() -> list[Path]:
-    """Where math-verify and what it needs are installed."""
+    """Folders in which math-verify and its dependencies are installed."""
     places = [Path(each) for each in sys.path if Path(each).name in ("site-packages", "dist-packages")]
     for package in _PACKAGES:
         spec = find_spec(package)

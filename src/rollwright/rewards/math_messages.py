@@ -1,19 +1,19 @@
-"""Plain data: what the process that compares mathematics is asked, and what it answers."""
+"""Request and response of the process that compares mathematical answers."""
 
 import msgspec
 
 
 class MathQuestion(msgspec.Struct, frozen=True):
-    """What is compared."""
+    """Request: an answer and the right ones."""
 
     right: tuple[str, ...]
-    """Each is a right answer."""
+    """Right answers; one of them suffices."""
     answer: str
 
 
 class MathVerdict(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """Response."""
 
     is_right: bool = False
     problem: str = ""
-    """Why nothing could be compared, for a reason that is the task's; empty: nothing was in the way."""
+    """Why the task's right answers cannot be compared with; empty: no problem."""

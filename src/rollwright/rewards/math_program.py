@@ -1,9 +1,9 @@
-"""The program of the sandbox that compares an answer with the right one as mathematics, by the package math-verify.
+"""Sandboxed program that compares an answer with the right ones by the package math-verify.
 
-Always true: no part of an answer is evaluated as code. math-verify reads LaTeX with a grammar (ANTLR) and plain
-expressions with sympy's `parse_expr`, and sympy reads numbers with it too; it is Python's `eval`. That name is bound here
-to the package's own reader of formulas, and sympy's evaluation is taken out of the process, so that a text which reached
-it all the same would raise. A process compares one answer and ends.
+Always true: no part of an answer is evaluated as code. math-verify parses LaTeX with a grammar (ANTLR), but plain
+expressions (and sympy numbers) with sympy's `parse_expr`, which calls Python's `eval`. Here that name is bound to this
+package's own parser of formulas, and sympy's evaluation function is replaced by one that raises. A process compares one
+answer and exits.
 """
 
 import logging
@@ -29,11 +29,11 @@ from rollwright.sandbox.protocol import (
 )
 
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
-"""What tells that a text has LaTeX in it."""
+"""Delimiters of LaTeX in a text."""
 
 
 def prepare() -> None:
-    """In the process that sandboxes are forked from: binds the readers, and imports what is imported late."""
+    """Runs in the fork server: replaces the parsers, and triggers the lazy imports of the libraries."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     parser.parse_expr = sympy_parser.parse_expr = _read_expression
@@ -43,12 +43,12 @@ def prepare() -> None:
 
 
 def reads() -> list[Path]:
-    """Files that a sandbox must be able to read: modules are imported late."""
+    """Files that a sandbox must be able to read, because modules are imported lazily."""
     return [Path(str(each.__file__)) for each in (os, sympy, math_verify)]
 
 
 def serve(line: int, limits: SandboxLimits) -> None:
-    """One question, one verdict."""
+    """Answers one request."""
     with os.fdopen(line, "rb") as requests, os.fdopen(os.dup(line), "wb") as replies:
         body = read_frame(requests)
         if body is None:
@@ -58,13 +58,13 @@ def serve(line: int, limits: SandboxLimits) -> None:
         )
         try:
             verdict = compare(question)
-        except (MemoryError, RecursionError):  # more than an answer may take
+        except (MemoryError, RecursionError):  # the answer exceeds its limits
             verdict = MathVerdict()
         write_frame(replies, ExecutionResult(msgspec.json.encode(verdict).decode()))
 
 
 def compare(question: MathQuestion) -> MathVerdict:
-    """Whether the answer is one of the right ones."""
+    """Compares the answer with each of the right ones."""
     rights = [(text, _read(text)) for text in question.right]
     for text, right in rights:
         if not right:
@@ -78,7 +78,7 @@ def compare(question: MathQuestion) -> MathVerdict:
 
 
 def _read(text: str) -> Any:
-    """A right answer; LaTeX is taken for such also without delimiters."""
+    """Parses a right answer; LaTeX commands are recognised without delimiters, too."""
     if any(each in text for each in _DELIMITERS) or "\\" not in text:
         return parser.parse(text, parsing_timeout=None)
     return parser.parse(f"${text}$", parsing_timeout=None)

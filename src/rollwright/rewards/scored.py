@@ -1,7 +1,8 @@
-"""What a reward is computed from, read from a task and a stored trajectory alone, so that it can be computed again.
+"""The input of a reward: a task and one attempt at it.
 
-Always true: nothing here asks an engine, and the same record gives the same input. The answer is the text that the
-agent's function returned; where it returned no text, it is the text of the last turn that reached the agent.
+Always true: the input is derived from the task row and the stored trajectory alone, so that a reward can be recomputed
+without an engine. The answer is the text that the agent's function returned; if it returned no text, it is the text of the
+last turn that reached the agent.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ TaskRow = Mapping[str, Any]
 """One row of a task file."""
 
 _SHOWN_FIELDS = 10
-"""Names of fields in an error line."""
+"""Limit of field names in an error message."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class ScoredAttempt:
     task: TaskRow
     trajectory: Trajectory
     leaf: int | None = None
-    """The last turn of the branch that is looked at. `None`: the last branch, which in a chain is the only one."""
+    """Id of the last turn of the branch to score. `None`: the last branch; a chain has only one."""
 
     @cached_property
     def turns(self) -> list[Turn]:
-        """The decisions that led to the answer."""
+        """Turns on the path to the answer."""
         ends = leaves(self.trajectory.turns)
         if self.leaf is None and not ends:
             return []
@@ -49,14 +50,14 @@ class ScoredAttempt:
 
     @cached_property
     def answer(self) -> str:
-        """The final answer; empty where there is none."""
+        """The final answer; empty if there is none."""
         if isinstance(self.returned, str):
             return self.returned
         return next((turn.text for turn in reversed(self.turns) if turn.filtered != UNDELIVERED), "")
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation, as far as it is stored: system prompt and question, then answers and observations."""
+        """The stored conversation: system prompt and question, then answers and observations."""
         if self.trajectory.conversation:
             return self.trajectory.conversation
         messages = list(self.trajectory.opening)
@@ -67,7 +68,7 @@ class ScoredAttempt:
         return tuple(messages)
 
     def task_field(self, name: str) -> Any:
-        """The value of a field; one that the task does not have is a failure."""
+        """Value of a field of the task; raises `NoReward` if it is missing."""
         if name not in self.task:
             has = ", ".join(map(str, list(self.task)[:_SHOWN_FIELDS])) or "none"
             raise NoReward(f"the task has no field {name!r}; its fields are: {has}")

@@ -48,23 +48,23 @@ NAME = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 """Pattern of a reward's name."""
 
 RewardName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
-"""Without a dot, which separates a reward's name from the key of a mapping that it returned."""
+"""Name without a dot; a dot separates the name from the key of a returned mapping."""
 
 
 class RewardSettings(Settings):
-    """What all kinds of rewards share."""
+    """Settings of every kind of reward."""
 
     name: RewardName | None = None
-    """Under which its value is stored and shown. Unset: the kind, or the name of the function."""
+    """Name of the component. Unset: the kind, or the name of the function."""
 
 
 class ShippedReward(RewardSettings):
-    """What the kinds share that come with the package."""
+    """Settings of every built-in kind."""
 
     weight: float = 1.0
-    """What its value is multiplied by in the total."""
+    """Factor of its value in the total."""
     time_limit: PositiveFloat = 30.0
-    """Seconds for one evaluation; one that takes longer is a failure, never a 0."""
+    """Seconds for one evaluation; a longer one is a failure, never a 0."""
 
 
 class FunctionReward(RewardSettings):
@@ -83,51 +83,51 @@ class FunctionReward(RewardSettings):
     time_limit: PositiveFloat | None = None
     """Seconds for one evaluation. Unset: the decorator's limit, or 30."""
     concurrency: PositiveInt = 16
-    """Calls of a plain function that run at the same time, each in a thread; a call that hangs keeps its thread."""
+    """Concurrent calls of a plain function, each in a thread; a call that hangs occupies its thread."""
 
 
 class AnswerSettings(ShippedReward):
-    """What the kinds share that look at the answer's text."""
+    """Settings of kinds that check the text of the answer."""
 
     extract: str | None = None
-    """Regular expression that finds the answer in the text: the first group of its last match, or the whole match where
-    it has no group. No match: the answer is empty. Unset: the whole text, without white space around it."""
+    """Regular expression that extracts the answer from the text: the first group of its last match, or the whole match if
+    it has no group. Without a match the answer is empty. Unset: the whole text, stripped."""
 
 
 class ExactMatchReward(AnswerSettings):
-    """1 where the answer is what a field of the task says, else 0."""
+    """1 if the answer equals a field of the task, else 0."""
 
     kind: Literal["exact_match"]
     """Chooses this kind."""
     field: str = "answer"
     """Field of the task with the right answer, or a list of right answers."""
     ignore_case: bool = False
-    """Whether upper and lower case are the same."""
+    """Whether case is ignored."""
     ignore_punctuation: bool = False
-    """Whether punctuation counts as nothing."""
+    """Whether punctuation is ignored."""
     ignore_articles: bool = False
-    """Whether the words `a`, `an` and `the` count as nothing."""
+    """Whether the words `a`, `an` and `the` are ignored."""
     numeric: bool = False
     """Whether two texts that are numbers are compared as numbers: `1,000` is `1000.0`, and `$5` is `5`."""
 
 
 class RegexReward(AnswerSettings):
-    """1 where a regular expression is found in the answer, else 0."""
+    """1 if a regular expression matches the answer, else 0."""
 
     kind: Literal["regex"]
     """Chooses this kind."""
     pattern: str
-    """The expression, in the syntax of the `regex` package, which has that of `re`."""
+    """The expression, in the syntax of the `regex` package, a superset of `re`."""
     whole: bool = False
     """Whether it must match the whole answer."""
     ignore_case: bool = False
-    """Whether upper and lower case are the same."""
+    """Whether case is ignored."""
     seconds: PositiveFloat = 1.0
-    """For one search. An answer on which the search takes longer is a failure."""
+    """Time limit of one search in seconds; a longer one is a failure."""
 
 
 class ContainsReward(AnswerSettings):
-    """1 where the answer contains given texts, else 0."""
+    """1 if the answer contains given texts, else 0."""
 
     kind: Literal["contains"]
     """Chooses this kind."""
@@ -136,9 +136,9 @@ class ContainsReward(AnswerSettings):
     field: str | None = None
     """Field of the task with a text, or a list of texts."""
     needs: Literal["all", "any", "none"] = "all"
-    """How many of the texts must be there for a 1."""
+    """How many of the texts must be contained."""
     ignore_case: bool = False
-    """Whether upper and lower case are the same."""
+    """Whether case is ignored."""
 
     @model_validator(mode="after")
     def _name_texts_once(self) -> "ContainsReward":
@@ -148,20 +148,20 @@ class ContainsReward(AnswerSettings):
 
 
 class LengthReward(ShippedReward):
-    """A penalty for length: 0 up to a limit, then falling in a line to -1."""
+    """A penalty for length: 0 up to a limit, then falling linearly to -1."""
 
     kind: Literal["length"]
     """Chooses this kind."""
     limit: NonNegativeInt
-    """Up to which length nothing is taken off."""
+    """Length up to which there is no penalty."""
     ramp: PositiveInt = 1
-    """How far above the limit the whole penalty is reached."""
+    """Length above the limit at which the full penalty is reached."""
     unit: Literal["characters", "tokens"] = "characters"
-    """`characters` of the answer, or sampled `tokens` of all turns that led to it."""
+    """`characters` of the answer, or sampled `tokens` of all turns on the path to it."""
 
 
 class JsonSchemaReward(AnswerSettings):
-    """1 where the answer is JSON of a schema, else 0."""
+    """1 if the answer is JSON that matches a schema, else 0."""
 
     kind: Literal["json_schema"]
     """Chooses this kind."""
@@ -178,16 +178,16 @@ class JsonSchemaReward(AnswerSettings):
 
 
 class ReturnedReward(ShippedReward):
-    """The number, or the mapping of named numbers, that the agent's own function returned."""
+    """The number, or the mapping of named numbers, that the agent's function returned."""
 
     kind: Literal["returned"]
     """Chooses this kind."""
     key: str | None = None
-    """Key of a returned mapping whose value counts. Unset: the whole value."""
+    """Key of the returned mapping to use. Unset: the whole value."""
 
 
 class UnitTestsReward(ShippedReward):
-    """Runs the code of the answer with the task's tests in the Python sandbox: 1 where all pass, else 0."""
+    """Runs the code of the answer with the task's tests in the Python sandbox: 1 if all pass, else 0."""
 
     kind: Literal["unit_tests"]
     """Chooses this kind."""
@@ -197,79 +197,79 @@ class UnitTestsReward(ShippedReward):
     partial: bool = False
     """Whether the value is the share of tests that pass."""
     seconds: PositiveFloat = 5.0
-    """For the code and one test. Code that takes longer has not passed."""
+    """Time limit in seconds for the code and one test; longer code has not passed."""
     memory_mb: PositiveInt = 256
     """Memory of one sandbox."""
     concurrency: PositiveInt = 4
-    """Sandboxes at the same time."""
+    """Concurrent sandboxes."""
     max_tests: PositiveInt = 100
-    """Tests of a task; more are a failure."""
+    """Limit of tests of a task; more are a failure."""
     time_limit: PositiveFloat = 600.0
-    """Seconds for all tests of one answer, the wait for a sandbox included; more are a failure, never a 0."""
+    """Seconds for all tests of one answer, including the wait for a sandbox; more is a failure, never a 0."""
     allow_unconfined: bool = False
-    """True: where the machine cannot lock code in, limits alone have to do. False: that is a failure."""
+    """True: on a machine without isolation, code runs with resource limits alone. False: that is a failure."""
 
 
 class MathVerifyReward(ShippedReward):
-    """1 where the answer is the same mathematics as a field of the task, by the package `math-verify`, else 0."""
+    """1 if the answer is mathematically equal to a field of the task, by the package `math-verify`, else 0."""
 
     kind: Literal["math_verify"]
     """Chooses this kind."""
     field: str = "answer"
     """Field of the task with the right answer, as text or LaTeX, or a list of right answers."""
     cpu_seconds: PositiveInt = 10
-    """Processor time for one answer. An answer that needs more is not verified, which is worth 0."""
+    """CPU seconds for one answer. An answer that needs more is not verified and scores 0."""
     memory_mb: PositiveInt = 512
-    """Memory for one answer, in the same sense."""
+    """Memory for one answer. An answer that needs more is not verified and scores 0."""
     concurrency: PositiveInt = 4
-    """Answers at the same time."""
+    """Concurrent answers."""
     time_limit: PositiveFloat = 300.0
-    """Seconds for one answer, the wait for a process included; more are a failure, never a 0."""
+    """Seconds for one answer, including the wait for a process; more is a failure, never a 0."""
     allow_unconfined: bool = False
-    """True: where the machine cannot lock a process in, limits alone have to do. False: that is a failure."""
+    """True: on a machine without isolation, the process runs with resource limits alone. False: that is a failure."""
 
 
 class JudgeSettings(ShippedReward):
-    """What both judges share: how they ask their model."""
+    """Settings of both judges: how they call their model."""
 
     rubric: Annotated[str, Field(min_length=1)]
-    """What is judged, and what makes an answer good."""
+    """Criteria by which answers are judged."""
     policy: dict[str, Any] | None = None
-    """The policy that judges, as under `policy`. Unset: the run's own."""
+    """Policy of the judge, as under `policy`. Unset: the run's own."""
     fields: tuple[str, ...] | None = None
     """Fields of the task that the judge is shown. Unset: all."""
     temperature: NonNegativeFloat = 0.0
-    """Of the judge's tokens; 0 takes the likeliest."""
+    """Sampling temperature of the judge; 0 is greedy."""
     max_tokens: PositiveInt = 512
-    """Of one reply."""
+    """Limit of tokens of one reply."""
     retries: NonNegativeInt = 2
-    """How often a reply without a verdict is asked for again; then it is a failure."""
+    """Retries after a reply without a verdict; then it is a failure."""
     max_answer: PositiveInt = 20_000
-    """Characters of an answer that are shown; of a longer one the middle is left out, and the judge told so."""
+    """Characters of an answer that are shown; the middle of a longer one is replaced by a note."""
     concurrency: PositiveInt = 16
-    """Calls at the same time."""
+    """Concurrent calls."""
     time_limit: PositiveFloat = 120.0
-    """Seconds for one call, from when it may run; one that takes longer is a failure."""
+    """Seconds for one call, without its time in the queue; a longer one is a failure."""
     cache_size: NonNegativeInt = 100_000
-    """Verdicts that are kept, so that the same question is asked once."""
+    """Number of cached verdicts, so that the same question is asked once."""
 
 
 class JudgeReward(JudgeSettings):
-    """A number from 0 to 1 that a model gives to the answer by a rubric."""
+    """Score of a model for the answer by a rubric, from 0 to 1."""
 
     kind: Literal["judge"]
     """Chooses this kind."""
 
 
 class GroupJudgeReward(JudgeSettings):
-    """A model ranks the answers of a group: 1 for the best, 0 for the worst, evenly between."""
+    """Rank of the answer in its group by a model: 1 for the best, 0 for the worst, evenly spaced."""
 
     kind: Literal["group_judge"]
     """Chooses this kind."""
     rounds: PositiveInt = 2
-    """Rankings that are averaged; every second one shows the answers in the opposite order of the one before."""
+    """Number of rankings to average; every second one shows the answers in reverse order."""
     seed: int = 0
-    """Of the order in which answers are shown."""
+    """Seed of the order in which answers are shown."""
 
 
 AnyReward = Annotated[
@@ -289,7 +289,7 @@ AnyReward = Annotated[
 
 
 def default_name(settings: RewardSettings) -> str:
-    """The name of a reward whose settings give none, as far as it is known before a function is imported."""
+    """Name of a reward from its settings, before a function is imported."""
     if settings.name is not None:
         return settings.name
     if isinstance(settings, FunctionReward):

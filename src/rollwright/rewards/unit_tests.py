@@ -1,9 +1,9 @@
 """Unit tests of an answer's code, run in the Python sandbox.
 
-Always true: code and tests run in sandboxes that end with the test, one for each test, so no test sees what an earlier
-one left; code that raises, hangs, exits or breaks its sandbox has not passed that test; a sandbox that cannot be had is a
-failure, never a 0. Expected outputs and values never enter the sandbox: what the code printed or returned is compared
-outside, as data, so no code can write its own score. Tests that are Python text do enter it, beside the code.
+Always true: each test runs in a new sandbox, so tests share no state. Code that raises, hangs, exits or kills its sandbox
+fails that test; a sandbox that cannot start is a failure of the reward, never a 0. Expected outputs and values never enter
+the sandbox: output and return value are compared outside, as data, so that code cannot write its own score. Tests that are
+Python text run in the sandbox together with the code.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ _FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)```", re.DOTALL)
 _PYTHON = frozenset({"", "python", "python3", "py"})
 
 _OUTPUT = 1 << 16
-"""Characters of one test's output that are compared."""
+"""Limit of characters of a test's output."""
 
 _FORMS = '{"input": …, "output": …}, {"call": …, "returns": …} or Python text'
 
 
 class OutputTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Standard input, and the output that is wanted; white space at the ends of lines does not count."""
+    """Standard input and expected output; white space at the ends of lines is ignored."""
 
     output: str
     input: str = ""
 
 
 class CallTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An expression that calls the code, and the value that is wanted, as JSON."""
+    """An expression that calls the code, and its expected value as JSON."""
 
     call: str
     returns: Any
@@ -65,7 +65,7 @@ class UnitTests:
         tests = read_tests(attempt.task_field(self._settings.field), self._settings)
         code = extract_code(attempt.answer)
         if not self._settings.partial:
-            for each in tests:  # one after the other: the first that fails decides
+            for each in tests:  # sequential: the first failing test decides
                 if not await self._passes(code, each):
                     return 0.0
             return 1.0
@@ -83,8 +83,7 @@ class UnitTests:
         return not ran.error and not ran.has_ended and _is_right(ran, test, mark)
 
     async def _run_twice(self, program: str, check: str) -> ExecutionResult:
-        """Runs a test again whose sandbox ended: the code may have ended it, or the process that makes sandboxes died. Only
-        the code does so again."""
+        """Repeats a test whose sandbox died. Either the code killed it, which it will do again, or the fork server died."""
         try:
             ran = await self._run(program, check)
             if not ran.has_ended or ran.is_late:
@@ -108,13 +107,13 @@ class UnitTests:
 
 
 def extract_code(answer: str) -> str:
-    """The last block of Python in the answer; the whole answer where there is none."""
+    """The last Python code block of the answer; the whole answer if there is none."""
     blocks = [code for language, code in _FENCED.findall(answer) if language.lower() in _PYTHON]
     return blocks[-1] if blocks else answer
 
 
 def read_tests(value: Any, settings: UnitTestsReward) -> list[UnitTest]:
-    """A task's tests; a failure says what is wrong with them."""
+    """Parses the tests of a task; raises `NoReward` for invalid ones."""
     many = value if isinstance(value, list | tuple) else [value]
     where = f"the task's {settings.field!r}"
     if not many:
@@ -136,7 +135,7 @@ def _read_test(value: Any, where: str) -> UnitTest:
 
 
 def _programs(code: str, test: UnitTest, mark: str) -> tuple[str, str]:
-    """What is executed first, and what behind it; the last line of the first shows no value."""
+    """The program to run, and the check after it. The final `pass` prevents that a last expression is printed."""
     match test:
         case OutputTest():
             given = f"import io as _io, sys as _sys\n_sys.stdin = _io.StringIO({test.input!r})\n"

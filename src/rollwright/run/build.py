@@ -37,7 +37,7 @@ from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
 from rollwright.run.build_teams import build_teams
 from rollwright.run.build_tools import ToolShelf
 from rollwright.teams import Team
-from rollwright.teams.agent import changed_sampling
+from rollwright.teams.agent import apply_sampling_changes
 from rollwright.trajectory import MIN_TEMPERATURE
 
 
@@ -126,7 +126,7 @@ class SettingsTable:
 def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
     """An agent whose every token would be out of the loss is not trained by a run that says it is."""
     for name, agent in team.agents.items() if config.training is not None else ():
-        why = changed_sampling(sampling, agent.sampling).params().not_modelled
+        why = apply_sampling_changes(sampling, agent.sampling).params().not_modelled
         if agent.trainable and why is not None:
             raise ConfigError(
                 f"orchestras.{tag}.agents.{name}.sampling: what is {why} cannot be trained; accepted: a temperature of "

@@ -18,8 +18,8 @@ from rollwright.simulation.factory import make_simulated
 from rollwright.teams import (
     CriticLoop,
     Flow,
-    Rehearsal,
     Route,
+    SimulatedTeam,
     Team,
     TeamAgent,
     TeamPolicies,
@@ -27,7 +27,7 @@ from rollwright.teams import (
     critic_team,
     math_team,
     search_team,
-    stages,
+    sort_into_stages,
 )
 from rollwright.teams.settings import (
     CriticTeamConfig,
@@ -109,7 +109,7 @@ def _flow(config: OrchestraConfig, agents: Mapping[str, TeamAgent], where: str) 
             in_loop = {name: each for name, each in config.agents.items() if name != config.critic}
             _judges(config.critic, agents, f"{where}.critic")
             return CriticLoop(
-                stages({name: each.after for name, each in in_loop.items()}, f"{where}.agents"),
+                sort_into_stages({name: each.after for name, each in in_loop.items()}, f"{where}.agents"),
                 config.acts,
                 config.critic,
                 config.max_loops,
@@ -215,5 +215,5 @@ def _named(config: RunConfig, name: str | None, adapter: str | None, where: str)
 def _build(config: PolicyConfig, teams: Mapping[str, Team], cache_bytes: int | None = None) -> Policy:
     """A simulated engine answers for every agent in that agent's own form."""
     if isinstance(config, SimulatedPolicyConfig):
-        return make_simulated(config, Rehearsal.of(*teams.values(), skill=config.skill, approval=None))
+        return make_simulated(config, SimulatedTeam.of(*teams.values(), skill=config.skill, approval=None))
     return build_policy(config, cache_bytes)

@@ -1,4 +1,4 @@
-"""Orchestras: several agents that act as one, led by ordinary async code over a team session."""
+"""Teams of agents (orchestras in the configuration): several agents choose one action, led by async code over a session."""
 
 from typing import TYPE_CHECKING
 
@@ -6,40 +6,40 @@ from rollwright.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rollwright.teams.agent import PLACEHOLDERS, TeamAgent
-    from rollwright.teams.context import ContextLog, Fitted, Fragment
-    from rollwright.teams.flows import CriticLoop, Flow, Route, When, stages
-    from rollwright.teams.parsing import BOXED, Answer, Judgement, ReadingRule, Verdict, VerdictRule
+    from rollwright.teams.context import ContextLog, FittedContext, Fragment
+    from rollwright.teams.flows import CriticLoop, Flow, Route, When, sort_into_stages
+    from rollwright.teams.parsing import BOXED, Judgement, ParsedAnswer, ReadingRule, Verdict, VerdictRule
     from rollwright.teams.policies import TeamPolicies
     from rollwright.teams.segments import SegmentTokenizer, with_segment_cache
     from rollwright.teams.session import FROZEN, Memory, Reply, Round, Situation, TeamSession
     from rollwright.teams.settings import Performance, SamplingChanges
     from rollwright.teams.shipped import critic_team, math_team, search_team
-    from rollwright.teams.simulated import Rehearsal
-    from rollwright.teams.team import Action, Team, only_agents
+    from rollwright.teams.simulated import SimulatedTeam
+    from rollwright.teams.team import Team, TeamAction, only_agents
 
 __all__ = [
     "BOXED",
     "FROZEN",
     "PLACEHOLDERS",
-    "Action",
-    "Answer",
     "ContextLog",
     "CriticLoop",
-    "Fitted",
+    "FittedContext",
     "Flow",
     "Fragment",
     "Judgement",
     "Memory",
+    "ParsedAnswer",
     "Performance",
     "ReadingRule",
-    "Rehearsal",
     "Reply",
     "Round",
     "Route",
     "SamplingChanges",
     "SegmentTokenizer",
+    "SimulatedTeam",
     "Situation",
     "Team",
+    "TeamAction",
     "TeamAgent",
     "TeamPolicies",
     "TeamSession",
@@ -50,35 +50,35 @@ __all__ = [
     "math_team",
     "only_agents",
     "search_team",
-    "stages",
+    "sort_into_stages",
     "with_segment_cache",
 ]
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "Action": "team",
-        "Answer": "parsing",
         "BOXED": "parsing",
         "ContextLog": "context",
         "CriticLoop": "flows",
         "FROZEN": "session",
-        "Fitted": "context",
+        "FittedContext": "context",
         "Flow": "flows",
         "Fragment": "context",
         "Judgement": "parsing",
         "Memory": "session",
         "PLACEHOLDERS": "agent",
+        "ParsedAnswer": "parsing",
         "Performance": "settings",
         "ReadingRule": "parsing",
-        "Rehearsal": "simulated",
         "Reply": "session",
         "Round": "session",
         "Route": "flows",
         "SamplingChanges": "settings",
         "SegmentTokenizer": "segments",
+        "SimulatedTeam": "simulated",
         "Situation": "session",
         "Team": "team",
+        "TeamAction": "team",
         "TeamAgent": "agent",
         "TeamPolicies": "policies",
         "TeamSession": "session",
@@ -89,7 +89,7 @@ __getattr__ = lazy_names(
         "math_team": "shipped",
         "only_agents": "team",
         "search_team": "shipped",
-        "stages": "flows",
+        "sort_into_stages": "flows",
         "with_segment_cache": "segments",
     },
 )

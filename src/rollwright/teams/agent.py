@@ -1,4 +1,4 @@
-"""One agent of a team, as plain data: what it is told, how its answer is read, who answers for it."""
+"""One agent of a team: its prompt templates, how its completion is parsed, its sampling and its tools."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,54 +22,54 @@ PLACEHOLDERS = (
     "max_steps",
     "steps_left",
 )
-"""What a template may refer to. `question` is what the environment showed first, `observation` what it showed last,
-`history` the actions and observations between them, `context` what the others have said in this step."""
+"""Placeholders of a template. `question` is the first observation, `observation` the latest one, `history` the actions
+and observations between them, `context` the answers of the other agents in this step."""
 
 
 def agent_id(team: str, agent: str) -> str:
-    """An agent's name in trajectories: two teams may have an agent of the same name."""
+    """Name of an agent in trajectories. It contains the team, because two teams may have an agent of the same name."""
     return f"{team}/{agent}"
 
 
-def changed_sampling(sampling: Sampling, changes: SamplingChanges) -> Sampling:
-    """The run's sampling with an agent's own settings over it."""
+def apply_sampling_changes(sampling: Sampling, changes: SamplingChanges) -> Sampling:
+    """Overrides the run's sampling parameters with those that an agent sets."""
     changed = {name: value for name, value in changes if value is not None}
     return msgspec.structs.replace(sampling, **changed) if changed else sampling
 
 
 @dataclass(frozen=True)
 class TeamAgent:
-    """Holds no state of an episode."""
+    """Settings of one agent. Immutable: the state of an episode is in the session."""
 
     system: str
     """Template of its system prompt."""
     prompt: str
-    """Template of the message that asks it."""
+    """Template of the user message."""
     again: str | None = None
-    """Template of the message when it is asked again in the same episode: its prompt then continues its own earlier
-    turn. `None`: every call starts a conversation, and a token sequence, of its own."""
+    """Template of the user message when the agent is called again in the same episode: the prompt then continues the
+    agent's previous turn. `None`: every call starts a new conversation and a new token sequence."""
     reading: ReadingRule = field(default_factory=ReadingRule)
     verdict: VerdictRule | None = None
-    """For an agent that judges."""
+    """How to read the verdict of an agent that judges; `None`: the agent gives none."""
     shares: bool = True
-    """Whether the agents after it, in the same step, see its answer."""
+    """Whether agents that are called later in the same step see its answer."""
     trainable: bool = True
-    """False: frozen, its tokens are never in the loss."""
+    """False: the agent is frozen, and its tokens are masked out of the loss."""
     invalid_penalty: float = 0.0
-    """Zero or negative: what a call without the asked-for form costs, on that call, apart from the reward."""
+    """Penalty, zero or negative, on a call whose completion does not have the required format; separate from the reward."""
     sampling: SamplingChanges = field(default_factory=SamplingChanges)
     toolbox: Toolbox | None = None
-    """What it may call before it answers. The calls of one completion run side by side, and it is asked again with what
-    they came to; a tool that ends the episode ends its call instead, with the result as its answer."""
+    """Tools that it may call before it answers. The tool calls of one completion run concurrently, and their results are
+    its next prompt. A tool that would end the episode ends this agent's call instead; its result is the answer."""
     max_tool_turns: int = 8
-    """Completions of one call; one that still calls tools then has no answer, and is invalid."""
+    """Limit of completions in one call. If the last of them still calls a tool, the call has no answer and is invalid."""
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
         return () if self.toolbox is None else self.toolbox.specs
 
     def check(self, where: str) -> None:
-        """Raises a `ConfigError` that names what is wrong."""
+        """Validates templates and limits; a `ConfigError` names the wrong field."""
         for name, template in (("system", self.system), ("prompt", self.prompt), ("again", self.again or "")):
             try:
                 template.format_map(dict.fromkeys(PLACEHOLDERS, ""))
@@ -89,7 +89,7 @@ class TeamAgent:
             )
 
     def messages(self, values: Mapping[str, object], context: str, again: bool = False) -> list[Message]:
-        """What it is asked, with the context put where its template wants it."""
+        """The messages of one call, with the team's context inserted where the template has `{context}`."""
         filled = {**values, "context": context}
         if again and self.again is not None:
             return [Message("user", self.again.format_map(filled))]

@@ -1,8 +1,8 @@
-"""The team's context: what its agents have said in this step, as fragments.
+"""The shared context of a team: the agents' answers in the current step, as a list of fragments.
 
-Always true: fragments stand in the order in which they were committed; they are joined once for each prompt; what does
-not fit is cut by whole fragments, the oldest first. The system prompt and the question are not fragments, so nothing
-here can cut them. Tokens are counted only where a prompt could be too long, and each fragment's once.
+Always true: fragments keep the order in which they were committed. A prompt that would exceed its token limit loses whole
+fragments, the oldest first; the system prompt and the question are no fragments, so they are never truncated. Tokens are
+counted only where a prompt could exceed its limit, and once for each fragment.
 """
 
 from collections.abc import Sequence
@@ -13,50 +13,51 @@ from rollwright.engines.base import Renderer
 from rollwright.trajectory import Message
 
 CHARACTERS_PER_TOKEN = 4
-"""What a token of English is worth; only for engines that speak text, whose tokens nobody can count."""
+"""Estimate for English text; used only with text-only engines, which have no tokenizer to count with."""
 
 FRAGMENT_BEGINS = 'The output of "'
-"""What stands before the name of the agent that said it."""
+"""Prefix of a fragment in a prompt; the agent's name follows."""
 
 FORMAT_TOKENS = 64
-"""More than a chat format adds around two messages. No token is shorter than a byte, so a prompt whose bytes and these
-are within the limit needs no counting."""
+"""Upper bound of the tokens that a chat template adds around two messages. A token has at least one byte, so a prompt
+whose bytes plus this number are within the limit needs no counting."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """What one agent said."""
+    """The answer of one agent."""
 
     agent: str
     text: str
 
     @property
     def shown(self) -> str:
-        """As it stands in a prompt."""
+        """The text that is inserted into prompts."""
         return f'\n{FRAGMENT_BEGINS}{self.agent}": {self.text}\n'
 
 
-class Fitted(NamedTuple):
-    """The context of one prompt."""
+class FittedContext(NamedTuple):
+    """The part of the context that fits into one prompt."""
 
     text: str
     cut: int = 0
-    """Fragments that were left out."""
+    """Number of fragments that were left out."""
     cut_tokens: int = 0
+    """Number of tokens in them."""
 
 
 @dataclass
 class ContextLog:
-    """One sample's, for one step of the environment."""
+    """The context of one rollout during one step of the environment."""
 
     fragments: list[Fragment] = field(default_factory=list)
     _counted: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
-    """Tokens of what was counted already, by renderer and texts."""
+    """Token counts so far, by renderer and texts."""
 
     def add(self, agent: str, text: str) -> None:
         self.fragments.append(Fragment(agent, text))
 
-    def fitted(
+    def fit(
         self,
         fixed: Sequence[Message],
         limit: int,
@@ -64,14 +65,17 @@ class ContextLog:
         *,
         since: int = 0,
         without: str | None = None,
-    ) -> Fitted:
-        """The fragments that fit a prompt of `limit` tokens beside the `fixed` messages: those from number `since` on,
-        less those of the agent `without`."""
+    ) -> FittedContext:
+        """Selects the newest fragments that fit into a prompt of `limit` tokens beside the `fixed` messages.
+
+        `since`: index of the first fragment to consider. `without`: agent whose fragments are left out.
+        """
         shown = [each.shown for each in self.fragments[since:] if each.agent != without]
         if not shown:
-            return Fitted("")
+            return FittedContext("")
         if sum(map(_bytes, shown)) + sum(_bytes(each.content) for each in fixed) + FORMAT_TOKENS <= limit:
-            return Fitted("".join(shown))
+            return FittedContext("".join(shown))
+        # A fragment is counted as a message of its own, less the tokens that the chat template puts around it.
         empty = self._tokens([Message("user", "")], renderer)
         tokens = [self._tokens([Message("user", each)], renderer) - empty for each in shown]
         used = self._tokens(fixed, renderer) + sum(tokens)
@@ -79,10 +83,10 @@ class ContextLog:
         while cut < len(tokens) and used > limit:
             used -= tokens[cut]
             cut += 1
-        return Fitted("".join(shown[cut:]), cut, sum(tokens[:cut]))
+        return FittedContext("".join(shown[cut:]), cut, sum(tokens[:cut]))
 
     def _tokens(self, messages: Sequence[Message], renderer: Renderer | None) -> int:
-        """Of a prompt of these messages; each is counted once."""
+        """Number of prompt tokens of these messages; cached."""
         texts = tuple(message.content for message in messages)
         if renderer is None:
             return sum(-(-len(text) // CHARACTERS_PER_TOKEN) for text in texts)

@@ -1,7 +1,7 @@
-"""The common shapes of a team, as data: a loop with a critic, and a router. Both are ordinary code over a session.
+"""Ready-made control flows of a team: a loop with a critic, and a router. Both are async functions over a session.
 
-True of both: an agent that a sample does not need is not asked; an approval ends the sample's loop at once; the critic
-is not asked in the last round, because nothing could follow from what it says.
+Always true: an agent that this rollout does not need is not called; an approval ends the loop of this rollout at once;
+the critic is not called in the last round, because its verdict could not change anything.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,30 +12,30 @@ from rollwright.errors import ConfigError
 from rollwright.teams.session import Reply, Round, TeamSession
 
 Flow = Callable[[TeamSession], Awaitable[Reply | None]]
-"""Leads a team through one step of the environment; gives the reply whose text is the action, `None` for none."""
+"""Calls the agents of a team for one step of the environment; returns the reply whose text is the action, or `None`."""
 
 
 @dataclass(frozen=True)
 class When:
-    """When an agent takes part; by default always."""
+    """Condition under which an agent takes part; by default always."""
 
     from_step: int = 1
-    """The first step of the environment, from 1."""
+    """The first step of the environment in which it takes part, from 1."""
     first_round: bool = False
-    """Whether it speaks in a loop's first round only."""
+    """Whether it takes part in the first round of a loop only."""
 
-    def due(self, step: int, each: Round) -> bool:
+    def applies(self, step: int, each: Round) -> bool:
         return step >= self.from_step and not (self.first_round and each.number)
 
 
 @dataclass(frozen=True)
 class CriticLoop:
-    """Stages of agents, then the critic; again, until it approves."""
+    """Runs the stages of agents and then the critic, in rounds, until the critic approves."""
 
     stages: tuple[tuple[str, ...], ...]
-    """Agents of one stage do not depend on each other; each stage sees what the ones before it said."""
+    """Agents of one stage do not depend on each other; each stage sees the answers of earlier stages."""
     acts: str
-    """Whose last answer is the action."""
+    """Name of the agent whose latest answer is the action."""
     critic: str | None = None
     max_loops: int = 1
     when: Mapping[str, When] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class CriticLoop:
     async def __call__(self, s: TeamSession) -> Reply:
         for each in s.loops(self.max_loops):
             for stage in self.stages:
-                due = [agent for agent in stage if self.when.get(agent, When()).due(s.step, each)]
+                due = [agent for agent in stage if self.when.get(agent, When()).applies(s.step, each)]
                 await s.skip(*(agent for agent in stage if agent not in due))
                 if due:
                     await s.gather(*due)
@@ -67,13 +67,17 @@ class CriticLoop:
 
 @dataclass(frozen=True)
 class Route:
-    """One agent judges, and its verdict decides who acts. On the last step a rejection leads nowhere: nothing
-    could be made of what another look would bring, so the action is empty."""
+    """The verdict of one agent, the router, decides which of two agents acts.
+
+    A rejection in the last step gives an empty action: the rejected branch would gather information (a search, for
+    example) that no later step could use.
+    """
 
     router: str
     approved: str
-    """Who acts on an approval."""
+    """Agent that acts on an approval."""
     rejected: str
+    """Agent that acts on a rejection."""
 
     @property
     def agents(self) -> list[str]:
@@ -91,8 +95,8 @@ class Route:
         return reply
 
 
-def stages(depends: Mapping[str, Sequence[str]], where: str) -> tuple[tuple[str, ...], ...]:
-    """Who can be asked together: each agent as early as what it depends on allows, in declared order."""
+def sort_into_stages(depends: Mapping[str, Sequence[str]], where: str) -> tuple[tuple[str, ...], ...]:
+    """Topological levels of the agents: each agent in the earliest stage that its dependencies allow, in declared order."""
     for agent, needed in depends.items():
         for other in needed:
             if other not in depends:

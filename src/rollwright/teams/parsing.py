@@ -1,13 +1,11 @@
-"""Verdicts: what an agent that judges has said, read from its completion.
+"""Parsing of an agent's completion: its answer, and the verdict of an agent that judges.
 
-Always true: the last verdict counts, upper and lower case are the same, and a completion without one is malformed;
-what a malformed one means is declared for each agent and never guessed.
-
-What of a completion is an agent's answer, and whether it has the form that was asked for.
-
-Always true: an answer in a tag is what stands between the first opening mark and the closing mark behind it, with
-both; a completion without such a pair is invalid and its answer is empty. Where the whole completion is the answer,
-an invalid one is still shown to the others.
+Always true:
+- An answer in a tag is the first opening tag, the closing tag after it and the text between them. A completion without
+  such a pair is invalid and its answer is empty. Where the whole completion is the answer, other agents see it even if it
+  is invalid.
+- The last verdict of a completion counts; case is ignored. A completion without a verdict is malformed; which verdict it
+  then stands for is declared for each agent and never guessed.
 """
 
 import re
@@ -20,28 +18,32 @@ from rollwright.settings import Settings
 
 
 class Verdict(StrEnum):
+    """The decision of an agent that judges."""
+
     APPROVE = "approve"
-    """Right, or enough: whatever the rule's word stands for."""
+    """The work is right, or the information is sufficient, depending on the agent's prompt."""
     REJECT = "reject"
 
 
 class Judgement(NamedTuple):
+    """A parsed verdict."""
+
     verdict: Verdict
     malformed: bool
-    """No verdict was found: `verdict` is what the rule says for that case."""
+    """Whether no verdict was found; `verdict` is then the rule's default."""
 
 
 class VerdictRule(Settings):
-    """How an agent that judges writes its verdict; the last one counts."""
+    """Format of the verdict of an agent that judges; the last one in a completion counts."""
 
     malformed: Verdict
-    """What a completion without a verdict means."""
+    """Verdict that a completion without one stands for."""
     tag: str = "verify"
-    """The verdict stands in this tag."""
+    """Name of the tag around the verdict."""
     approve: str = "approve"
-    """The word for it."""
+    """Word for an approval."""
     reject: str = "reject"
-    """The word for it."""
+    """Word for a rejection."""
 
     @model_validator(mode="after")
     def _fits(self) -> "VerdictRule":
@@ -53,6 +55,7 @@ class VerdictRule(Settings):
         return self
 
     def judge(self, text: str) -> Judgement:
+        """Parses the verdict of a completion."""
         tag, words = re.escape(self.tag), f"{re.escape(self.approve)}|{re.escape(self.reject)}"
         found = re.findall(rf"<{tag}>\s*({words})\s*</{tag}>", text, re.IGNORECASE)
         if not found:
@@ -62,29 +65,32 @@ class VerdictRule(Settings):
         )
 
     def write(self, verdict: Verdict) -> str:
-        """A completion with this verdict."""
+        """Formats a verdict as the rule reads it; used by simulated players."""
         return f"<{self.tag}>{self.approve if verdict is Verdict.APPROVE else self.reject}</{self.tag}>"
 
 
 BOXED = r"\\boxed\s*\{"
-"""A final answer as mathematicians' models write it."""
+"""Pattern of a final answer in LaTeX."""
 
 _THINK = re.compile(r"<think>|</think>")
 
 
-class Answer(NamedTuple):
+class ParsedAnswer(NamedTuple):
+    """The answer in a completion."""
+
     text: str
-    """What the environment and the other agents get."""
+    """Text that is passed to the environment and to other agents."""
     valid: bool
+    """Whether the completion has the required format."""
 
 
 class ReadingRule(Settings):
-    """What of a completion is the agent's answer."""
+    """Which part of a completion is the agent's answer, and which format is required."""
 
     tags: tuple[str, ...] = ()
-    """The answer is the first of these tags. Empty: the whole completion."""
+    """The answer is the first of these tags in the completion. Empty: the whole completion."""
     think: bool = False
-    """Whether exactly one `<think>…</think>` is needed."""
+    """Whether exactly one `<think>…</think>` is required."""
     pattern: str | None = None
     """A regular expression that a valid completion matches somewhere."""
 
@@ -98,19 +104,19 @@ class ReadingRule(Settings):
             raise ValueError(f"tags: {list(self.tags)}: accepted are names of letters, digits, _ and -")
         return self
 
-    def read(self, completion: str) -> Answer:
+    def read(self, completion: str) -> ParsedAnswer:
         text, found = completion, True
         if self.tags:
-            # A tag that the model only thinks about is not its answer.
+            # A tag inside the reasoning is not the answer.
             spoken = completion.rpartition("</think>")[2] if self.think else completion
             match = re.search(rf"<({'|'.join(self.tags)})>.*?</\1>", spoken, re.DOTALL)
             text, found = (match[0], True) if match else ("", False)
         thought = not self.think or _THINK.findall(completion) == ["<think>", "</think>"]
         matched = self.pattern is None or re.search(self.pattern, completion) is not None
-        return Answer(text, found and thought and matched)
+        return ParsedAnswer(text, found and thought and matched)
 
     def write(self, content: str, *, tagged: bool = False) -> str:
-        """A completion with this content; without `tagged`, the first tag is put around it."""
+        """Formats a completion with this content. `tagged`: the content already contains its tag."""
         if self.tags and not tagged:
             content = f"<{self.tags[0]}>{content}</{self.tags[0]}>"
         return f"<think>…</think>{content}" if self.think else content

@@ -1,7 +1,7 @@
-"""Which policy answers which agent: one shared engine, engines of their own, or adapters on a shared one.
+"""Routing of agents to policies: one shared engine, one engine for each agent, or adapters on a shared engine.
 
-To a run it is one policy, the run's own: its version is the one that staleness is counted from, and new weights go to
-it alone. Agents that play with another policy are trained by whoever trains that one, or not at all.
+Always true: to the rest of the run this is one policy, the run's own. Staleness is counted from its version, and weight
+updates go to it alone. Agents with another policy are not trained by this run.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ from rollwright.teams.segments import with_segment_cache
 
 
 class TeamPolicies:
-    """The run's policy, and others for the agents that have their own."""
+    """The run's policy, and the policies of agents that have a different one."""
 
     def __init__(
         self, own: Policy, by_agent: Mapping[str, Policy] | None = None, *, segment_cache: bool = False
     ) -> None:
-        """`by_agent`: by the agent's id, `team/agent`; the same policy may stand there several times."""
+        """`by_agent`: policies by agent id (`team/agent`); several agents may share one."""
         self._own = own
         self._all = [own, *(each for each in (by_agent or {}).values() if each is not own)]
         self._all = list({id(each): each for each in self._all}.values())
@@ -60,7 +60,7 @@ class TeamPolicies:
         await self._own.update_weights(weights, mode)
 
     async def probe(self) -> Capabilities:
-        """Asks every engine, so that a missing one shows before the start; what comes back is the run's own."""
+        """Probes every engine, so that an unreachable one fails before the start; returns the capabilities of the run's own."""
         found: Capabilities | None = None
         for each in self._all:
             if isinstance(each, Probed):

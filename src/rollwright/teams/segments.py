@@ -1,9 +1,9 @@
-"""The segment cache: text that was tokenised before is not tokenised again.
+"""Segment cache of a tokenizer: lines that were tokenised before are not tokenised again.
 
-Always true: the ids are those that the tokenizer itself gives for the whole text. A text is cut only at line breaks
-between two visible ASCII characters: behind them or before them, whichever this tokenizer is found to give the same ids
-for when the cache is made; where it is neither, whole texts are cached. So system prompts, observations and fragments
-are reused line by line, across agents, turns and samples.
+Always true: the ids equal those that the tokenizer gives for the whole text. Texts are split only at line breaks between
+two visible ASCII characters, either after or before the breaks. When the cache is created, both are compared with the
+unsplit result for this tokenizer; if both differ, whole texts are cached. So system prompts, observations and fragments
+are reused line by line, across agents, turns and rollouts.
 """
 
 import re
@@ -19,26 +19,27 @@ from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampli
 from rollwright.engines.rendering.tokenizer import Tokenizer
 
 CACHED_IDS = 1 << 20
-"""About 40 MB of Python lists; the least recently used pieces go first."""
+"""About 40 MB of Python lists; the least recently used segments are evicted first."""
 
 BREAKS = re.compile(r"(?<=[!-~])\n+(?=[!-~])")
 """Line breaks with a visible ASCII character on either side."""
 
 TRIED = (*string.punctuation, *"aZ09stmdrvl")
-"""What stands for all visible ASCII characters when a tokenizer is tried out: rules name marks one by one, letters and
-digits as classes, and beside those the letters of 's, 't, 're and their like."""
+"""Sample of the visible ASCII characters with which a tokenizer is checked. Pre-tokenizer rules name punctuation marks one
+by one, but letters and digits as classes, except for the letters of contractions ('s, 't, 're …)."""
 
 
 class Cut(StrEnum):
-    """Where a text is cut."""
+    """Where a text is split."""
 
     BEHIND = "behind"
-    """Behind line breaks: for tokenizers that take a mark and the line breaks after it for one word."""
+    """After line breaks: for tokenizers that join a punctuation mark and the line breaks after it into one word."""
     BEFORE = "before"
-    """Before line breaks: for tokenizers that take the last one of several for a word of its own."""
+    """Before line breaks: for tokenizers that treat the last of several line breaks as a word of its own."""
     NOWHERE = "nowhere"
+    """No split keeps the ids: whole texts are cached."""
 
-    def pieces(self, text: str) -> Iterator[str]:
+    def segments(self, text: str) -> Iterator[str]:
         start = 0
         if self is not Cut.NOWHERE:
             for match in BREAKS.finditer(text):
@@ -48,38 +49,38 @@ class Cut(StrEnum):
         yield text[start:]
 
 
-class CacheFigures(msgspec.Struct):
-    """What a cache has saved so far."""
+class SegmentCacheStats(msgspec.Struct):
+    """Counters of a cache."""
 
     asked_ids: int = 0
-    """That callers got."""
+    """Ids returned to callers."""
     encoded_ids: int = 0
-    """Of them, those that the tokenizer had to make."""
+    """Ids that the tokenizer computed, because they were not cached."""
 
 
 class SegmentTokenizer:
-    """A tokenizer that remembers; everything but `encode` is the tokenizer's own."""
+    """A tokenizer with an LRU cache in front of `encode`; every other attribute is the tokenizer's own."""
 
     def __init__(self, tokenizer: Tokenizer, *, cached_ids: int = CACHED_IDS) -> None:
         self._tokenizer: Any = tokenizer
         self._pieces: OrderedDict[str, list[int]] = OrderedDict()
         self._cached = 0
         self._most = cached_ids
-        self.cut = exact_cut(tokenizer)
-        self.figures = CacheFigures()
+        self.cut = find_exact_cut(tokenizer)
+        self.figures = SegmentCacheStats()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
     def __call__(self, *args: object, **options: object) -> NoReturn:
-        """The `renderers` package then takes `encode`, which needs no offsets and gives the same ids."""
+        """Not supported, so that the `renderers` package falls back to `encode`, which gives the same ids."""
         raise NotImplementedError
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if add_special_tokens or not text:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)  # type: ignore[no-any-return]
         ids: list[int] = []
-        for piece in self.cut.pieces(text):
+        for piece in self.cut.segments(text):
             ids += self._piece(piece)
         self.figures.asked_ids += len(ids)
         return ids
@@ -99,11 +100,12 @@ class SegmentTokenizer:
         return ids
 
 
-def exact_cut(tokenizer: Tokenizer) -> Cut:
-    """Where cutting changes no ids: tried for every pair of characters that line breaks can stand between.
+def find_exact_cut(tokenizer: Tokenizer) -> Cut:
+    """The split that changes no ids, checked for every pair of characters around line breaks.
 
-    A tokenizer that splits text by rules before it merges looks no further than that. One without such rules, and one
-    whose marks swallow the space beside them, is not cut at all.
+    Checking pairs suffices for a tokenizer with a pre-tokenizer: its rules look at the neighbouring characters only, and
+    merges do not cross its words. A tokenizer without one, or with special tokens that strip adjacent white space, is
+    never split.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or backend.pre_tokenizer is None:
@@ -121,14 +123,14 @@ def exact_cut(tokenizer: Tokenizer) -> Cut:
 
     for text in (f"a{x}{breaks}{y}b" for breaks in ("\n", "\n\n") for x in TRIED for y in TRIED):
         whole = tokenizer.encode(text, add_special_tokens=False)
-        fitting = [each for each in fitting if [i for p in each.pieces(text) for i in encode(p)] == whole]
+        fitting = [each for each in fitting if [i for p in each.segments(text) for i in encode(p)] == whole]
         if not fitting:
             return Cut.NOWHERE
     return fitting[0]
 
 
 class WithRenderer:
-    """A policy whose prompts are made by another renderer, which must give the same ids."""
+    """A policy with a different renderer, which must give the same ids."""
 
     def __init__(self, policy: Policy, renderer: Renderer) -> None:
         self._policy = policy
@@ -150,6 +152,6 @@ class WithRenderer:
 
 
 def with_segment_cache(policy: Policy) -> Policy:
-    """The same policy with a cache in front of its tokenizer; itself where it has none."""
+    """The same policy with a segment cache in front of its tokenizer; unchanged if it has no tokenizer."""
     swap = getattr(policy.renderer, "with_tokenizer", None)
     return policy if swap is None else WithRenderer(policy, swap(SegmentTokenizer))

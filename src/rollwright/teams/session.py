@@ -1,9 +1,9 @@
-"""A team session: one step of the environment, as the code that leads a team sees it.
+"""Team session: the interface of a flow to its agents during one step of the environment.
 
-Always true: calls stand in the trajectory in the order in which they were asked for, and agents that were asked
-together saw the same context and are committed in declared order, whoever answers first. A call that is made only
-because a switch is off is thrown away: it is no turn, changes no draw, and is counted. Each call keeps its agent, its
-own prompt and whether it had the asked-for form; a penalty stands on the call that earned it.
+Always true: calls are recorded in the trajectory in the order in which the flow made them. Agents of one `gather` see the
+same context, and their answers are committed in declared order, whichever arrives first. A call that is made only because
+a performance switch is off is discarded: it becomes no turn, changes no random draw, and is counted. Each recorded call
+keeps its agent, its prompt and whether its format was valid; a penalty is recorded on the call that caused it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,23 +13,23 @@ import msgspec
 
 from rollwright.agents import OutOfRoom, Session
 from rollwright.errors import ConfigError
-from rollwright.teams.agent import TeamAgent, agent_id, changed_sampling
+from rollwright.teams.agent import TeamAgent, agent_id, apply_sampling_changes
 from rollwright.teams.context import ContextLog
-from rollwright.teams.parsing import Answer, Verdict
+from rollwright.teams.parsing import ParsedAnswer, Verdict
 from rollwright.teams.settings import Performance
-from rollwright.teams.tool_loop import Answered, Asked, ToolRounds
+from rollwright.teams.tool_loop import AgentCall, AgentPrompt, ToolLoop
 from rollwright.tools import ToolContext
 from rollwright.trajectory import Outcome, Turn
 
 FROZEN = "frozen"
-"""`Turn.filtered` of an agent that is not trained."""
+"""`Turn.filtered` of a turn of an agent that is not trained."""
 
 SPOKE = "spoke"
-"""`Outcome.action` of a valid call whose answer went to the others and not to the environment."""
+"""`Outcome.action` of a valid call whose answer was passed to other agents and not to the environment."""
 
 MALFORMED = "malformed_verdicts"
 INVALID = "invalid_calls"
-"""Metrics of each agent; its id stands before them."""
+"""Metrics of each agent, prefixed with the agent's id."""
 
 FRAGMENTS_CUT, TOKENS_CUT = "context_fragments_cut", "context_tokens_cut"
 DISCARDED_CALLS, DISCARDED_TOKENS = "discarded_calls", "discarded_tokens"
@@ -38,20 +38,20 @@ DISCARDED_CALLS, DISCARDED_TOKENS = "discarded_calls", "discarded_tokens"
 
 @dataclass(frozen=True)
 class Situation:
-    """What the team knows of the environment at one step."""
+    """State of the episode at one step, as templates show it."""
 
     question: str
-    """What the environment showed first."""
+    """The first observation of the episode."""
     observation: str
-    """What it showed last."""
+    """The latest observation."""
     instruction: str = ""
     history: tuple[tuple[str, str], ...] = ()
-    """Actions of earlier steps, each with what it led to."""
+    """Actions of earlier steps, each with the observation that followed."""
     step: int = 1
     max_steps: int = 1
 
     def values(self) -> dict[str, object]:
-        """For templates, all but the context."""
+        """Values of all template placeholders except `context`."""
         lines = (f"Step {number}: {action} {seen}" for number, (action, seen) in enumerate(self.history, 1))
         return {
             "instruction": self.instruction,
@@ -66,18 +66,18 @@ class Situation:
 
 @dataclass(frozen=True)
 class Reply:
-    """What an agent said."""
+    """The parsed answer of one call."""
 
     agent: str
     text: str = ""
-    """Its answer, as the environment and the other agents get it."""
+    """The answer as the environment and other agents receive it."""
     valid: bool = True
     verdict: Verdict | None = None
-    """For an agent that judges."""
+    """Verdict of an agent that judges, else `None`."""
     malformed: bool = False
-    """It should have judged and did not; `verdict` is what its rule says for that."""
+    """Whether a verdict was required and is missing; `verdict` is then the rule's default."""
     turn: Turn | None = None
-    """The call; `None`: the agent was not called in this step."""
+    """The recorded turn; `None`: the agent was not called in this step."""
 
     @property
     def approves(self) -> bool:
@@ -95,18 +95,18 @@ class Round:
 
 @dataclass
 class Memory:
-    """What lasts from step to step of one episode."""
+    """State of a team that is kept between the steps of one episode."""
 
     turns: dict[str, Turn] = field(default_factory=dict)
-    """Each agent's last call."""
+    """Latest turn of each agent."""
     aside: int = 0
-    """Calls that were thrown away."""
+    """Number of discarded calls; part of the key of their random draws."""
     tools: ToolContext | None = None
-    """What the tools of its agents hold; `None`: every step has its own."""
+    """Tool state of the episode; `None`: every step has its own."""
 
 
 class TeamSession:
-    """`await s.call("solver")`, `await s.gather("info", "planning")`; everything else is Python."""
+    """Calls agents: `await s.call("solver")`, `await s.gather("info", "planning")`. Control flow is plain Python."""
 
     def __init__(
         self,
@@ -122,25 +122,25 @@ class TeamSession:
         self.situation = situation
         self.context = ContextLog()
         self.calls: list[Reply] = []
-        """In the order of the trajectory, without those that were thrown away."""
+        """Recorded calls of the step, in the order of the trajectory."""
         self._session = session
         self._team = team
         self._agents = agents
         self._performance = performance
         self._memory = memory or Memory()
         context = self._memory.tools or ToolContext(session.trajectory.rollout_id)
-        self._rounds = ToolRounds(session, context, performance.enable_parallel_agents)
+        self._tool_loop = ToolLoop(session, context, performance.enable_parallel_agents)
         self._tool_turns: list[tuple[str, Turn]] = []
-        """By agent: completions that called tools and were followed by another."""
+        """Agent and turn of completions that called tools and were followed by another completion."""
         self._greedy = greedy
         self._values = situation.values()
         self._heard: dict[str, int] = {}
-        """For each agent, the fragments that there were when it was last asked."""
+        """For each agent, the number of fragments when it was last called."""
         self._approved = self._discarding = False
 
     @property
     def step(self) -> int:
-        """Of the environment, from 1."""
+        """Step of the environment, from 1."""
         return self.situation.step
 
     @property
@@ -148,27 +148,28 @@ class TeamSession:
         return self.situation.step >= self.situation.max_steps
 
     async def call(self, agent: str) -> Reply:
-        """Asks one agent."""
+        """Calls one agent."""
         return (await self.gather(agent))[0]
 
     async def gather(self, *agents: str) -> list[Reply]:
-        """Asks agents that do not depend on each other. All see the context as it stands now."""
+        """Calls agents that do not depend on each other. All of them see the current context."""
         if self._discarding:
-            await self._throw_away(agents)
+            await self._discard_calls(agents)
             return [self.latest(agent) for agent in agents]
-        asked = [self._ask(agent) for agent in agents]
+        # All prompts are built before the first answer, so that no agent sees the answer of another one.
+        prompts = [self._prompt(agent) for agent in agents]
         known = [(self.agent_id(agent), self._agent(agent)) for agent in agents]
-        answers = await self._rounds.ask(known, asked)
-        return [self._take(agent, answer) for agent, answer in zip(agents, answers, strict=True)]
+        answers = await self._tool_loop.run(known, prompts)
+        return [self._commit(agent, answer) for agent, answer in zip(agents, answers, strict=True)]
 
     async def skip(self, *agents: str) -> None:
-        """Says that this sample does not need these agents now."""
+        """Declares that this rollout does not need these agents now."""
         if not self._performance.enable_agent_skip:
-            await self._throw_away(agents)
+            await self._discard_calls(agents)
 
     def loops(self, count: int) -> Iterator[Round]:
-        """Rounds until `approve` was called, at most `count`. Where early termination is off, rounds after the approval
-        are gone through and thrown away: calls in them give what the agent said last."""
+        """Yields rounds until `approve` was called, at most `count`. If early termination is off, rounds after the approval
+        run and their calls are discarded: they return the agent's latest recorded reply."""
         try:
             for number in range(count):
                 if self._approved:
@@ -180,11 +181,11 @@ class TeamSession:
             self._approved = self._discarding = False
 
     def approve(self) -> None:
-        """The round that runs now is the last one that counts."""
+        """Makes the current round the last one that counts."""
         self._approved = True
 
     def latest(self, agent: str) -> Reply:
-        """What the agent said last in this step."""
+        """The agent's latest reply in this step; an empty one if it was not called."""
         for reply in reversed(self.calls):
             if reply.agent == agent:
                 return reply
@@ -195,8 +196,8 @@ class TeamSession:
         return agent_id(self._team, agent)
 
     def settle(self) -> None:
-        """Leaves on every call of the step whether it is frozen, its form and its penalty. What the environment answers
-        comes on top."""
+        """Records on every call of the step its validity, its penalty and whether it is frozen. `TeamAction.observe` adds
+        the environment's outcome."""
         turns = self._session.trajectory.turns
         for reply in self.calls:
             assert reply.turn is not None
@@ -211,14 +212,14 @@ class TeamSession:
             turns[reply.turn.id] = msgspec.structs.replace(
                 turns[reply.turn.id], outcome=outcome, filtered=None if agent.trainable else FROZEN
             )
-        for name, turn in self._tool_turns:  # what their calls came to is on them already
+        for name, turn in self._tool_turns:  # their outcomes were recorded with the tool results
             if not self._agents[name].trainable:
                 turns[turn.id] = msgspec.structs.replace(turns[turn.id], filtered=FROZEN)
 
     def close(self) -> None:
-        """Gives back what tools hold, where that was for this step alone."""
+        """Releases the tool state if it belongs to this step alone."""
         if self._memory.tools is None:
-            self._rounds.context.close()
+            self._tool_loop.context.close()
 
     def _agent(self, name: str) -> TeamAgent:
         try:
@@ -227,42 +228,43 @@ class TeamSession:
             known = ", ".join(self._agents)
             raise ConfigError(f"team {self._team}: has no agent {name!r}; there are: {known}") from None
 
-    def _ask(self, name: str, *, keep: bool = True) -> Asked:
+    def _prompt(self, name: str, *, keep: bool = True) -> AgentPrompt:
+        """Builds the prompt of one call. `keep`: whether the call will be recorded."""
         agent = self._agent(name)
         earlier = self._memory.turns.get(name) if agent.again is not None else None
         again = earlier is not None
-        fitted = self.context.fitted(
+        fitted = self.context.fit(
             agent.messages(self._values, "", again),
             self._performance.max_context_length,
             self._session.policy_of(self.agent_id(name)).renderer,
             since=self._heard.get(name, 0) if again else 0,
-            without=name if again else None,  # its own words stand in its own turn
+            without=name if again else None,  # its own answers are in its earlier turns
         )
         if keep:
             self._heard[name] = len(self.context.fragments)
             if fitted.cut:
                 self._count(FRAGMENTS_CUT, fitted.cut)
                 self._count(TOKENS_CUT, fitted.cut_tokens)
-        sampling = changed_sampling(self._session.sampling, agent.sampling)
+        sampling = apply_sampling_changes(self._session.sampling, agent.sampling)
         if self._greedy:
             sampling = msgspec.structs.replace(sampling, temperature=0.0)
-        return Asked(agent.messages(self._values, fitted.text, again), earlier, sampling)
+        return AgentPrompt(agent.messages(self._values, fitted.text, again), earlier, sampling)
 
-    def _take(self, name: str, answered: Answered) -> Reply:
-        """Reads an answer and commits it to the context."""
-        agent, turn = self._agent(name), answered.turn
-        said = turn.text
-        if answered.result is not None:
-            said = answered.result
-            answer = Answer(said, valid=True)
-        elif answered.has_answer:
-            answer = agent.reading.read(said)
+    def _commit(self, name: str, call: AgentCall) -> Reply:
+        """Parses the answer of a call, records it and adds it to the context."""
+        agent, turn = self._agent(name), call.turn
+        text = turn.text
+        if call.result is not None:
+            text = call.result
+            answer = ParsedAnswer(text, valid=True)
+        elif call.has_answer:
+            answer = agent.reading.read(text)
         else:
-            said, answer = "", Answer("", valid=False)
+            text, answer = "", ParsedAnswer("", valid=False)
         verdict, malformed = None, False
         if agent.verdict is not None:
-            verdict, malformed = agent.verdict.judge(said)
-        self._tool_turns += [(name, each) for each in answered.tool_turns]
+            verdict, malformed = agent.verdict.judge(text)
+        self._tool_turns += [(name, each) for each in call.tool_turns]
         valid = answer.valid and not malformed
         reply = Reply(name, answer.text, valid, verdict, malformed, turn)
         if malformed:
@@ -275,19 +277,19 @@ class TeamSession:
             self.context.add(name, answer.text)
         return reply
 
-    async def _throw_away(self, agents: Sequence[str]) -> None:
-        """Asks agents whose answers nobody needs, one after the other. One without room to answer ends nothing."""
+    async def _discard_calls(self, agents: Sequence[str]) -> None:
+        """Calls agents and discards their answers. A prompt without room for an answer does not end the episode."""
         for name in agents:
-            asked = self._ask(name, keep=False)
+            prompt = self._prompt(name, keep=False)
             self._memory.aside += 1
             try:
                 turn = await self._session.generate_aside(
-                    asked.messages,
+                    prompt.messages,
                     self._memory.aside,
-                    continues=asked.continues,
+                    continues=prompt.continues,
                     agent=self.agent_id(name),
                     tools=self._agent(name).specs,
-                    sampling=asked.sampling,
+                    sampling=prompt.sampling,
                 )
             except OutOfRoom:
                 continue

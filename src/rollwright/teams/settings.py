@@ -1,4 +1,4 @@
-"""Settings of teams of agents that play an environment as one; `kind` chooses the shape."""
+"""Settings of teams of agents, the section `orchestras`; `kind` chooses the control flow."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,68 +10,68 @@ from rollwright.tools.settings import AnyToolConfig, tools_by_name
 
 
 class Performance(Settings):
-    """What a team costs; what is trained is the same, `max_context_length` aside."""
+    """Switches that change the cost of a team. All but `max_context_length` leave the recorded turns unchanged."""
 
     enable_early_termination: bool = True
-    """Off: a loop goes on after the approval to its last round; those calls are thrown away."""
+    """Off: a loop runs all its rounds even after an approval; the additional calls are discarded."""
     enable_agent_skip: bool = True
-    """Off: agents that a sample does not need are asked too; those calls are thrown away."""
+    """Off: agents that a rollout does not need are called too; these calls are discarded."""
     enable_preprocessing_cache: bool = False
-    """On: what was tokenised before is not tokenised again."""
+    """On: text segments that were tokenised before are not tokenised again."""
     enable_parallel_agents: bool = False
-    """On: agents that do not depend on each other are asked at the same time."""
+    """On: agents that do not depend on each other are called concurrently."""
     max_context_length: PositiveInt = 8192
-    """Tokens of a prompt from which on the oldest parts of the team's context are left out; never the system prompt
+    """Token limit of a prompt, kept by leaving out the oldest fragments of the team's context; never the system prompt
     or the question."""
 
 
 class SamplingChanges(Settings):
-    """What an agent samples differently from the run."""
+    """Sampling parameters of an agent that differ from the run's."""
 
     temperature: NonNegativeFloat | None = None
-    """Unset: the run's. Validation is always at 0."""
+    """Unset: the run's. Validation always uses 0."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Unset: the run's."""
     max_tokens: PositiveInt | None = None
-    """Most tokens of one answer. Unset: the environment's limit."""
+    """Limit of tokens of one completion. Unset: the environment's limit."""
     stop: tuple[str, ...] | None = None
-    """Texts that end a completion. Unset: the run's."""
+    """Stop strings of a completion. Unset: the run's."""
 
 
 class TeamAgentConfig(Settings):
-    """One agent. In a team that comes with the package, what is unset stays as it is there."""
+    """One agent. In a built-in team, unset fields keep that team's values."""
 
     system: str | None = None
     """Template of the system prompt."""
     prompt: str | None = None
-    """Template of the message that asks it; needed in a team of one's own. Known placeholders: `{instruction}`,
+    """Template of the user message; required in user-defined teams. Known placeholders: `{instruction}`,
     `{question}`, `{observation}`, `{history}`, `{context}`, `{step}`, `{max_steps}`, `{steps_left}`."""
     again: str | None = None
-    """Template of the message when it is asked again: its prompt then continues its own earlier turn. Unset: every
-    call starts anew."""
+    """Template of the user message when the agent is called again: its prompt then continues its previous turn. Unset:
+    every call starts a new conversation."""
     reading: ReadingRule | None = None
     verdict: VerdictRule | None = None
     shares: bool | None = None
-    """Whether the agents after it see its answer. Unset: yes."""
+    """Whether agents that are called later see its answer. Unset: yes."""
     trainable: bool | None = None
-    """False: its tokens are never in the loss. Unset: true."""
+    """False: its tokens are masked out of the loss. Unset: true."""
     invalid_penalty: Annotated[float, Field(le=0)] | None = None
-    """What a call without the asked-for form costs, on that call, apart from the reward. Unset: 0."""
+    """Penalty on a call whose completion does not have the required format; separate from the reward. Unset: 0."""
     sampling: SamplingChanges = SamplingChanges()
     tools: list[AnyToolConfig] | None = None
-    """What it may call before it answers: `calculator`, `python`, `module:name`, or a tool with settings. Unset: none."""
+    """Tools that it may call before it answers: `calculator`, `python`, `module:name`, or a tool with settings. Unset: none."""
     max_tool_turns: PositiveInt | None = None
-    """Completions of one call, those that call tools and the answer. Unset: 8."""
+    """Limit of completions in one call, including the answer. Unset: 8."""
     policy: str | None = None
-    """Who plays it: a name of `policies`. Unset: the run's `policy`."""
+    """Policy of this agent: a name of `policies`. Unset: the run's `policy`."""
     adapter: str | None = None
-    """Name of a LoRA adapter that the engine serves; the engine is asked for it by this name."""
+    """Name of a LoRA adapter that the engine serves."""
     after: list[str] = Field(default_factory=list)
-    """In a loop: the agents whose answers it needs; agents that need nobody's run together."""
+    """In a loop: the agents whose answers it needs; agents without a dependency between them form one stage."""
     from_step: PositiveInt = 1
-    """In a loop: the first step of the environment at which it takes part."""
+    """In a loop: the first step of the environment in which it takes part."""
     first_round: bool = False
-    """In a loop: whether it speaks in the first round only."""
+    """In a loop: whether it takes part in the first round only."""
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -80,21 +80,21 @@ class TeamAgentConfig(Settings):
 
 
 class TeamConfig(Settings):
-    """What all teams share."""
+    """Settings of every kind of team."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
-    """Stands before the agents' names in trajectories. Unset: the kind; two teams of one run need different names."""
+    """Prefix of the agents' names in trajectories. Unset: the kind. Two teams of one run need different names."""
     agents: dict[str, TeamAgentConfig] = Field(default_factory=dict)
-    """By name."""
+    """Settings of agents, by name."""
 
 
 class MathTeamConfig(TeamConfig):
-    """Solver and verifier, until it approves."""
+    """A solver and a verifier, in a loop until the verifier approves."""
 
     kind: Literal["math"]
     """Chooses this team."""
     max_loops: PositiveInt = 3
-    """Most solutions; the last one is not verified."""
+    """Limit of solutions; the last one is not verified."""
 
 
 class SearchTeamConfig(TeamConfig):
@@ -105,25 +105,25 @@ class SearchTeamConfig(TeamConfig):
 
 
 class CriticTeamConfig(TeamConfig):
-    """Reflect, search, and a critic that approves."""
+    """An agent that reflects, one that searches or answers, and a critic that approves."""
 
     kind: Literal["critic"]
     """Chooses this team."""
     max_loops: PositiveInt = 2
-    """Most tries at one step; the last one is not judged."""
+    """Limit of attempts in one step; the last one is not judged."""
 
 
 class LoopTeamConfig(TeamConfig):
-    """Agents of one's own in a loop, ordered by who needs whom, with or without a critic."""
+    """User-defined agents in a loop, ordered by their dependencies, with or without a critic."""
 
     kind: Literal["loop"]
     """Chooses this shape."""
     acts: str
-    """Whose last answer is the action."""
+    """Name of the agent whose latest answer is the action."""
     critic: str | None = None
-    """Who is asked after all others whether the loop may end; its `verdict` is needed. Unset: nobody."""
+    """Name of the agent whose approval ends the loop; needs a `verdict`. Unset: none."""
     max_loops: PositiveInt = 1
-    """Most rounds; in the last one the critic is not asked."""
+    """Limit of rounds; the critic is not called in the last one."""
 
     @model_validator(mode="after")
     def _fits(self) -> "LoopTeamConfig":
@@ -133,25 +133,25 @@ class LoopTeamConfig(TeamConfig):
 
 
 class RouteTeamConfig(TeamConfig):
-    """One agent's verdict decides which of two others acts."""
+    """The verdict of one agent decides which of two others acts."""
 
     kind: Literal["route"]
     """Chooses this shape."""
     router: str
-    """Who judges; its `verdict` is needed."""
+    """Name of the agent that judges; needs a `verdict`."""
     approved: str
-    """Who acts on an approval."""
+    """Agent that acts on an approval."""
     rejected: str
-    """Who acts on a rejection; on the last step nobody does."""
+    """Agent that acts on a rejection, except in the last step, where the action is empty."""
 
 
 class OwnTeamConfig(TeamConfig):
-    """Agents of one's own, led by a function of one's own."""
+    """User-defined agents with a user-defined flow."""
 
     kind: Literal["own"]
     """Chooses this shape."""
     function: str
-    """As `module:function`: an async function of a team session that gives the reply to act on."""
+    """As `module:function`: an async function of a team session that returns the reply to act on."""
 
 
 OrchestraConfig = Annotated[

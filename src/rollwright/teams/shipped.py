@@ -1,4 +1,4 @@
-"""The teams that come with the package. Each is agents and a flow; change either with `dataclasses.replace`."""
+"""Built-in teams: `math`, `search` and `critic`. Each is agents and a flow; change either with `dataclasses.replace`."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -88,7 +88,7 @@ def math_team(
     max_loops: int = 3,
     performance: Performance | None = None,
 ) -> Team:
-    """The solver writes, the verifier approves or rejects, and the solver tries again."""
+    """The solver writes a solution; after a rejection by the verifier it tries again."""
     flow = CriticLoop((("solver",),), acts="solver", critic="verifier", max_loops=max_loops)
     return Team(name, agents, flow, performance or Performance())
 
@@ -112,7 +112,7 @@ def critic_team(
     max_loops: int = 2,
     performance: Performance | None = None,
 ) -> Team:
-    """From the second step on one agent reflects; then one searches or answers until the critic approves."""
+    """From the second step on, `reflect` is called first; then `search` searches or answers until the critic approves."""
     flow = CriticLoop(
         (("reflect",), ("search",)),
         acts="search",

@@ -1,7 +1,7 @@
-"""A player for teams without a model: every agent answers in its own form, by keyed draws.
+"""Simulated player of a team: answers for every agent in the agent's format, without a model.
 
-Like every player's, its draws depend on the prompt's key alone. So a team that is played by it says the same whatever
-runs beside it, whichever way its calls are scheduled.
+Always true: as for every player, random draws depend on the prompt's key alone. So the answers of a team do not depend on
+other rollouts or on how its calls are scheduled.
 """
 
 from collections.abc import Mapping
@@ -21,25 +21,26 @@ from rollwright.teams.parsing import Verdict
 from rollwright.teams.team import Team
 
 UNKNOWN = "unknown"
-"""What an unskilled agent writes into its tag."""
+"""Answer of an agent that does not find the best action."""
 
 CALLS_A_TOOL = 0.5
-"""How often an agent with tools calls one instead of answering: about one call for each answer."""
+"""Probability that an agent with tools calls one instead of answering: on average one tool call for each answer."""
 
 
 @dataclass(frozen=True)
-class Rehearsal(SkilledPlayer):
-    """Agents that judge say yes as often as `approval` says; the others do the best thing as often as `skill` says.
+class SimulatedTeam(SkilledPlayer):
+    """Plays the best action with probability `skill`; agents that judge approve with probability `approval`.
 
-    Without an `approval`, judging is a skill, too: as often as `skill` says, a verdict is the right one."""
+    If `approval` is `None`, a verdict is the right one with probability `skill`.
+    """
 
     agents: Mapping[str, TeamAgent] = field(default_factory=dict)
-    """By id."""
+    """Agents by id."""
     approval: float | None = 0.5
     lengths: Mapping[str, Lengths] = field(default_factory=dict)
-    """How much an agent writes before its answer, by id; nothing where it is not named."""
+    """Distribution of the completion length by agent id; an agent without one writes its answer alone."""
     leads_to: Mapping[str, TeamAgent] = field(default_factory=dict)
-    """For an agent whose verdict decides who acts, by id: who acts on its approval."""
+    """For the router of a `Route`, by id: the agent that acts on its approval."""
     name: ClassVar[str] = "rehearsal"
 
     def __post_init__(self) -> None:
@@ -54,7 +55,8 @@ class Rehearsal(SkilledPlayer):
         skill: float = 0.5,
         approval: float | None = 0.5,
         lengths: Mapping[str, Lengths] | None = None,
-    ) -> "Rehearsal":
+    ) -> "SimulatedTeam":
+        """The player of these teams."""
         agents = {team.agent_id(name): agent for team in teams for name, agent in team.agents.items()}
         leads_to = {
             team.agent_id(team.flow.router): team.agents[team.flow.approved]
@@ -64,7 +66,7 @@ class Rehearsal(SkilledPlayer):
         return cls(skill, agents, approval, lengths or {}, leads_to)
 
     def choose(self, prompt: Prompt, sampling: Sampling) -> Choice:
-        who = str(prompt.key[-2])  # a session puts the agent there
+        who = str(prompt.key[-2])  # a session puts the agent id there
         agent = self.agents.get(who)
         answer = (
             super().choose(prompt, sampling) if agent is None else self._answer(who, agent, prompt, sampling)
@@ -98,29 +100,29 @@ class Rehearsal(SkilledPlayer):
         return Verdict.APPROVE if approves == (share < self.skill) else Verdict.REJECT
 
     def _should_approve(self, who: str, prompt: Prompt) -> bool:
-        """Whether the best thing to do now is what the agent behind it would do, or what was said last."""
+        """Whether the best action is one that the approved agent would write, or is contained in the answer under review."""
         best = None if prompt.env is None else prompt.env.best_action()
         if prompt.env is None or best is None:
             return True
         if (next_agent := self.leads_to.get(who)) is not None:
             written = next_agent.reading.write(prompt.env.answer(best), tagged=True)
             return next_agent.reading.read(written).valid
-        said = _said_last(prompt)
-        return said is None or best in said
+        answer = _latest_answer(prompt)
+        return answer is None or best in answer
 
 
-def _said_last(prompt: Prompt) -> str | None:
-    """What the agent before it said, as it stands in the prompt; `None`: nothing does."""
+def _latest_answer(prompt: Prompt) -> str | None:
+    """The newest fragment in the prompt; `None` if it contains none."""
     if prompt.ids is None:
         text = prompt.messages[-1].content if prompt.messages else ""
-    else:  # the simulated engine's ids are bytes, and a few marks above them
+    else:  # ids of the simulated engine are bytes; special tokens are above 255
         text = bytes(each for each in prompt.ids if each < 256).decode(errors="replace")
     _, found, said = text.rpartition(FRAGMENT_BEGINS)
     return said.partition("\n")[0] if found else None
 
 
 def _arguments(spec: ToolSpec, env: Playable | None) -> dict[str, object]:
-    """Something for each argument that a tool needs; texts are the best thing to do, where the environment says it."""
+    """A value for each required argument of a tool; for strings, the best action if the environment knows it."""
     best = None if env is None else env.best_action()
     made: dict[str, object] = {}
     for name in spec.parameters.get("required", ()):

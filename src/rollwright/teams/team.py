@@ -1,9 +1,9 @@
-"""Training the agents of a team apart from each other.
+"""A team: agents and the flow that calls them, played as one rollout strategy.
 
-A team: agents and the flow that leads them, played as one.
-
-`Team` is a strategy of the one pipeline: an episode's loop over the environment's steps, where each action comes from
-the team. One sample is one coroutine; it waits for nobody else's. `act` is the same for one step, for code of one's own.
+Always true: an episode is one coroutine that waits for no other episode. The reward of a step is recorded on the last call
+of that step, after all calls that led to the action; a format penalty of the environment on the call that wrote the action.
+`Team.play_turns` plays an episode; `Team.act` plays one step, for user-defined loops. `only_agents` selects the agents that
+are trained.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -26,13 +26,13 @@ from rollwright.tools import ToolContext
 from rollwright.trajectory import Boundary, Outcome, StopReason, Trajectory, Turn
 
 OTHER_AGENT = "other agent"
-"""`Turn.filtered` of a turn that another model is trained with."""
+"""`Turn.filtered` of a turn of an agent that another model is trained on."""
 
 
 def only_agents(trajectory: Trajectory, agents: Collection[str]) -> Trajectory:
-    """The same trajectory with only these agents' turns in the loss. `agents` are ids: `team/agent`.
+    """The same trajectory with the turns of all other agents masked out of the loss. `agents`: ids, `team/agent`.
 
-    Rewards and every turn stay, so that advantages come out as for the whole team.
+    Rewards and turns stay, so that advantages are those of the whole team.
     """
     turns = [
         turn
@@ -44,28 +44,29 @@ def only_agents(trajectory: Trajectory, agents: Collection[str]) -> Trajectory:
 
 
 NOTHING = ""
-"""The action of a team that found none."""
+"""The action of a team whose flow returned no reply."""
 
 
 @dataclass(frozen=True)
-class Action:
-    """What a team does in one step."""
+class TeamAction:
+    """The action of a team in one step."""
 
     text: str
     author: Turn | None
-    """The call that wrote it; `None`: the team found no action."""
+    """The call that wrote the action; `None`: the flow returned no reply."""
     calls: tuple[Turn, ...]
-    """All of the step, in order; those that were thrown away are not among them."""
+    """All recorded calls of the step, in order."""
 
     def observe(self, session: Session, step: Step) -> Outcome:
-        """Records what the environment answered: the reward on the step's last call, behind all that led to it; what a
-        wrong format costs on the call that wrote the action, and on none where nobody wrote one. Gives that answer as
-        it came."""
+        """Records the environment's step: the reward on the last call, the format penalty on the call that wrote the
+        action, if there is one. Returns the outcome as the environment gave it."""
         turns = session.trajectory.turns
         last = turns[self.calls[-1].id]
         answered = session.read_step(last, step)
         info: Info = {**step.info}
-        if last.outcome is not None:  # as the team left it
+        if (
+            last.outcome is not None
+        ):  # recorded by `TeamSession.settle`; the environment judges the author, not the last call
             info["penalty"], info["valid"] = last.outcome.penalty, last.outcome.valid
         session.observe(last, step._replace(info=info))
         if self.author is not None and (outcome := turns[self.author.id].outcome) is not None:
@@ -81,10 +82,10 @@ class Action:
 
 @dataclass(frozen=True)
 class Team:
-    """Several agents that act as one; holds no state of an episode."""
+    """Agents and their flow. Immutable: the state of an episode is in `Memory` and the session."""
 
     name: str
-    """Stands before the agents' names wherever they are recorded."""
+    """Prefix of the agents' names in trajectories and metrics."""
     agents: Mapping[str, TeamAgent]
     flow: Flow
     performance: Performance = field(default_factory=Performance)
@@ -109,8 +110,8 @@ class Team:
     def agent_id(self, agent: str) -> str:
         return agent_id(self.name, agent)
 
-    async def act(self, session: Session, situation: Situation, memory: Memory | None = None) -> Action:
-        """One step: leads the team to its action."""
+    async def act(self, session: Session, situation: Situation, memory: Memory | None = None) -> TeamAction:
+        """Runs the flow for one step of the environment."""
         s = TeamSession(
             session,
             self.name,
@@ -129,7 +130,7 @@ class Team:
             raise ConfigError(f"team {self.name}: its flow asked no agent in step {situation.step}")
         author = None if reply is None else reply.turn
         text = NOTHING if author is None or reply is None else reply.text
-        return Action(text, author, tuple(call.turn for call in s.calls if call.turn is not None))
+        return TeamAction(text, author, tuple(call.turn for call in s.calls if call.turn is not None))
 
     async def play_turns(
         self,
@@ -139,7 +140,7 @@ class Team:
         policy: Policy,
         make_env: Callable[[], Env],
     ) -> StopReason:
-        """Plays an episode from the first question to the end."""
+        """Plays an episode from the first observation to its end."""
         async with ToolContext(session.trajectory.rollout_id) as tools:
             return await self._play_steps(session, env, settings, policy, Memory(tools=tools))
 

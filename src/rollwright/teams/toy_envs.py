@@ -1,17 +1,17 @@
-"""Two small environments to try teams on: sums for the math team, looking up facts for the search team.
+"""Two small environments for trying out teams: sums for the math team, a search for facts for the search team.
 
-The task depends on the seed and the settings alone; the reward is 1 for the right answer and 0 for any other.
+Always true: the task depends on the seed and the settings alone; the reward is 1 for the right answer and 0 for any other.
 """
 
 import re
 from collections.abc import Sequence
 
 from rollwright import rng
-from rollwright.envs.base import PromptTemplates, Reset, Step
+from rollwright.envs.base import Reset, Step
 from rollwright.errors import ConfigError
 
 PROMPTS = PromptTemplates(system="", opening="{instruction}\n{observation}", turn="{observation}")
-"""For one agent alone; the agents of a team have prompts of their own."""
+"""Prompts for a single agent; the agents of a team have their own."""
 
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _TAG = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
@@ -63,7 +63,7 @@ class Sums:
 
 
 class Lookup:
-    """Where somebody's trade is carried on: two facts, each found by a search for what the one before it names."""
+    """In which town does a person work? Two facts, each found by searching for the name in the previous one."""
 
     instruction = "Answer the question below; you can search for names and trades."
     prompts = PROMPTS
@@ -104,11 +104,11 @@ class Lookup:
         """Holds nothing."""
 
     def actions(self) -> Sequence[str]:
-        """What can be looked for, and every town as the answer: who guesses is wrong most of the time."""
+        """Both search terms and every town, so that a random answer is usually wrong."""
         return [self._person, self._trade, *_TOWNS]
 
     def best_action(self) -> str | None:
-        """What to write into the next tag: what to look for, or the answer once it is known."""
+        """The next search term, or the town once it is known."""
         if self._facts[self._trade] in self._known:
             return self._town
         return self._trade if self._facts[self._person] in self._known else self._person

@@ -1,7 +1,7 @@
-"""Folders that are there whole or not at all, and the trainer's state in them.
+"""Checkpoints of the trainer, in folders that are written atomically.
 
-A folder is filled under another name, flushed to the disk, and renamed. Where one of that name exists, it is moved
-aside first and removed last, so that at every moment one whole folder is there: `whole` finds it. Tensors are kept as
+Always true: at every moment one complete folder exists, and `find_complete` finds it. A folder is written under a
+temporary name, flushed to disk and renamed; an existing one is first moved aside and removed last. Tensors are stored as
 safetensors, everything else as JSON; nothing is pickled.
 """
 
@@ -24,14 +24,14 @@ STATE = "state.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a trainer needs to go on as if nothing had happened."""
+    """State from which a trainer resumes bit for bit."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]
-    """By file, then by name."""
+    """Tensors by file name and tensor name."""
     state: Mapping[str, Any]
-    """The trainer's own numbers."""
+    """Counters of the trainer."""
     extra: Mapping[str, Any]
-    """The caller's, as it gave them."""
+    """Data of the caller, in JSON types."""
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -57,7 +57,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 def read_checkpoint(folder: Path) -> Checkpoint:
     from safetensors.torch import load_file
 
-    place = whole(folder)
+    place = find_complete(folder)
     try:
         content = json.loads((place / STATE).read_text(encoding="utf-8"))
         if "checksum" in content and content.pop("checksum") != _checksum(content):
@@ -81,15 +81,15 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(whole, file, {"format": "pt"})
-    except SafetensorError as error:  # its only word for a full disk
+        save_file(contiguous, file, {"format": "pt"})
+    except SafetensorError as error:  # raised for a full disk, too
         raise RollwrightError(f"{file}: cannot be written: {error}") from error
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Makes `folder` what `fill` writes into the place it is given; a folder of that name is replaced."""
+    """Writes a folder atomically: `fill` writes into a temporary one. An existing folder is replaced."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, aside = folder.with_name(f".{folder.name}.partial"), _aside(folder)
     shutil.rmtree(partial, ignore_errors=True)
@@ -105,8 +105,8 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def whole(folder: Path) -> Path:
-    """Where the folder's last whole content is, also after a crash while it was being replaced."""
+def find_complete(folder: Path) -> Path:
+    """Path of the folder's latest complete content, also after a crash while it was being replaced."""
     return _aside(folder) if not folder.exists() and _aside(folder).exists() else folder
 
 

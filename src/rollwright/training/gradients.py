@@ -1,7 +1,7 @@
-"""The gradient of a batch's loss, gathered micro-batch by micro-batch.
+"""Gradient accumulation: the gradient of a batch's loss, summed over micro-batches.
 
-It does not depend on how the rows are cut into micro-batches: each token's coefficient is fixed for the whole batch
-before the first of them. Nothing here changes a weight.
+Always true: the gradient does not depend on how rows are split into micro-batches, because the coefficient of each token
+is computed for the whole batch before the first of them. Nothing here changes a weight.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from rollwright.training.settings import LossSettings
 
 @dataclass(frozen=True)
 class BeforeStep:
-    """Log-probabilities that stay as they are during a step, by row; `None` where they are not needed."""
+    """Log-probabilities that are constant during a step, by row; `None` if they are not needed."""
 
     proximal: Sequence[Tensor] | None = None
-    """The trainer's own before its first update."""
+    """Those of the trained model before the first update of the step."""
     reference: Sequence[Tensor] | None = None
-    """The base model's."""
+    """Those of the base model."""
 
 
 NOTHING_BEFORE = BeforeStep()
@@ -31,20 +31,20 @@ NOTHING_BEFORE = BeforeStep()
 
 @dataclass
 class TokenTally:
-    """Sums over what went through the model."""
+    """Sums over the tokens that went through the model."""
 
     loss: float = 0.0
     tokens: int = 0
-    """Trained ones."""
+    """Trained tokens."""
     computed: int = 0
-    """All, without padding."""
+    """All tokens, without padding."""
     padded: int = 0
-    """All, with padding."""
+    """All tokens, with padding."""
     micro_batches: int = 0
     ratio_max: float = 0.0
     gap_max: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    """Over the trained tokens."""
+    """Sums over the trained tokens, by name."""
 
     def mean(self, name: str) -> float:
         return self.sums.get(name, 0.0) / self.tokens if self.tokens else 0.0
@@ -63,7 +63,7 @@ class TokenTally:
         if terms.divergence is not None:
             named["divergence"] = terms.divergence.sum()
         peaks = [loss.detach(), terms.ratios.max(), gap.max()]
-        # One transfer from the device for all figures.
+        # One device-to-host transfer for all numbers: each transfer waits for the device.
         numbers = torch.stack([each.float() for each in (*peaks, *named.values())]).tolist()
         self.loss += numbers[0]
         self.ratio_max = max(self.ratio_max, numbers[1])
@@ -85,9 +85,9 @@ def add_gradients(
     before: BeforeStep = NOTHING_BEFORE,
     on_progress: Callable[[], None] = lambda: None,
 ) -> TokenTally:
-    """Adds the gradient of the loss of `rows` to the model's parameters; `on_progress` is told of every micro-batch.
+    """Adds the gradient of the loss of `rows` to the model's parameters. `on_progress` is called after every micro-batch.
 
-    A row without any advantage is part of what the loss is divided by, and is not computed where it has no gradient.
+    A row without an advantage counts in the divisor of the loss, but is not computed if its gradient is 0.
     """
     coefficients = token_coefficients(rows, settings)
     moving = [place for place, row in enumerate(rows) if not settings.only_advantages or row.advantages.any()]
@@ -124,7 +124,7 @@ def logprobs_of_rows(
     tokens_per_micro_batch: int,
     on_progress: Callable[[], None] = lambda: None,
 ) -> list[Tensor]:
-    """For each row, what `score` gives for its trained tokens, without gradient."""
+    """For each row, the result of `score` for its trained tokens, without gradient."""
     found: list[Tensor] = [torch.empty(0)] * len(rows)
     with torch.no_grad():
         for places in plan([row.length for row in rows], tokens_per_micro_batch):

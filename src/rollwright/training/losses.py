@@ -1,7 +1,7 @@
-"""The loss of each trained token, and what it is multiplied with.
+"""The loss of each trained token, and its coefficient in the loss of the batch.
 
-A batch's loss is the sum over its tokens of coefficient × loss. The coefficients are made once for the batch, from
-weights and lengths alone, so that the gradient of the batch is the sum of the gradients of any parts of it.
+Always true: the loss of a batch is the sum over its tokens of coefficient × loss. Coefficients follow from weights and
+lengths of the whole batch, so that the gradient of a batch is the sum of the gradients of its parts.
 """
 
 import math
@@ -16,11 +16,11 @@ from rollwright.training.micro_batches import PackedRow
 from rollwright.training.settings import LOSSES, Aggregation, LossSettings, Ratio
 
 LARGEST_LOG_RATIO = math.log(1e4)
-"""Ratios beyond it say only that something is very wrong; without a bound, the estimate of the divergence overflows."""
+"""Log-ratios are clamped to this: larger ones carry no information, and the estimate of the divergence would overflow."""
 
 
 def token_coefficients(rows: Sequence[PackedRow], settings: LossSettings) -> list[Tensor]:
-    """For each row, what the losses of its trained tokens are multiplied with."""
+    """For each row, the coefficients of its trained tokens in the loss of the batch."""
     tokens: dict[str, float] = {}
     for row in rows:
         tokens[row.rollout_id] = tokens.get(row.rollout_id, 0.0) + float(row.weights.sum(dtype=torch.float64))
@@ -36,19 +36,19 @@ def token_coefficients(rows: Sequence[PackedRow], settings: LossSettings) -> lis
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """For each trained token its loss and, without gradient, what led to it."""
+    """Loss of each trained token and, without gradient, the terms that it was computed from."""
 
     losses: Tensor
     ratios: Tensor
-    """Of the new probability to the one it is clipped against."""
+    """Ratio of the new probability to the one it is clipped against."""
     clipped: Tensor
-    """Where the clip took the gradient away."""
+    """Whether the clip set the gradient to zero."""
     divergence: Tensor | None
-    """From the base model, where it is asked for."""
+    """Divergence from the base model; `None` without a KL term."""
 
 
 class Loss(Protocol):
-    """A loss of each trained token. All tensors hold one number for each; `new` alone carries a gradient."""
+    """Computes the loss of each trained token. All tensors have one element per token; only `new` has a gradient."""
 
     def __call__(
         self,
@@ -62,7 +62,7 @@ class Loss(Protocol):
         entropy: Tensor | None = None,
     ) -> TokenLosses | Tensor:
         """`new`, `engine`, `proximal`, `reference`: log-probabilities of the model, the engine, the model before the step
-        and the base model. A loss that gives a tensor alone reports nothing as clipped."""
+        and the base model. A function that returns a plain tensor reports no token as clipped."""
         ...
 
 
@@ -76,7 +76,7 @@ def token_losses(
     reference: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> TokenLosses:
-    """The loss that the settings name; an exception in one of the user's own is one line that names it."""
+    """Computes the loss that the settings name; an exception in a user-defined one is one line that names it."""
     if settings.name == "clipped":
         return clipped_loss(
             new, engine, advantages, settings, proximal=proximal, reference=reference, entropy=entropy
@@ -108,10 +108,10 @@ def clipped_loss(
     reference: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> TokenLosses:
-    """All arguments hold one number for each trained token; `new` carries the gradient.
+    """PPO's clipped loss. All tensors have one element per trained token; only `new` has a gradient.
 
-    `proximal`: the trainer's log-probabilities before the step; `None`: `new`'s own values are. `reference`: the
-    base model's, needed for the divergence. `entropy`: needed for its term.
+    `proximal`: log-probabilities of the model before the step; `None`: the current values of `new`. `reference`: those of
+    the base model, needed for the KL term. `entropy`: needed for the entropy term.
     """
     old, weights = engine, None
     if settings.ratio is Ratio.PROXIMAL:
@@ -138,7 +138,7 @@ def clipped_loss(
 
 
 def k3(new: Tensor, reference: Tensor) -> Tensor:
-    """Divergence of `new` from `reference`, estimated for each token: never negative, and unbiased under `new`."""
+    """k3 estimate of KL(new ‖ reference) for each token: never negative, and unbiased for tokens drawn from `new`."""
     difference = _bounded(reference - new)
     return torch.exp(difference) - difference - 1
 

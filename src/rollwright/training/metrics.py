@@ -1,4 +1,4 @@
-"""Where a run's figures go: a file of JSON lines, TensorBoard, wandb. All take the same flat figures by step."""
+"""Metric writers: JSON lines, TensorBoard and wandb. All receive the same flat metrics for each step."""
 
 import json
 import logging
@@ -15,27 +15,27 @@ from rollwright.training.settings import METRIC_WRITERS
 _log = logging.getLogger(__name__)
 
 Figures = Mapping[str, float | str]
-"""Flat: names with `/` for what belongs together."""
+"""Metrics by name; `/` in a name separates its groups."""
 
 
 class MetricWriter(Protocol):
-    """Takes the figures of each step. Made as `writer(folder, resume_at=…)`: the run's folder, and the next step where a
-    run is resumed, else `None`."""
+    """Receives the metrics of each step. Constructed as `writer(folder, resume_at=…)`: the run's folder, and the next step
+    of a resumed run, else `None`."""
 
     def write(self, step: int, figures: Figures) -> None: ...
 
     def forget(self, step: int) -> None:
-        """The figures of earlier steps go, where they are in files of the run's own."""
+        """Removes the metrics of steps before `step`, if they are in files of the run."""
         ...
 
     def close(self) -> None: ...
 
 
 class JsonLines:
-    """One line for each step, there for readers when `write` returns. Numbers that are not finite become null."""
+    """One line for each step, flushed when `write` returns. Numbers that are not finite are written as null."""
 
     def __init__(self, file: Path, *, resume_at: int | None = None) -> None:
-        """`resume_at`: the next step; whole lines of earlier steps are kept. `None`: the file begins anew."""
+        """`resume_at`: the next step; complete lines of earlier steps are kept. `None`: the file is overwritten."""
         kept = [] if resume_at is None or not file.exists() else _lines(file, range(resume_at))
         file.parent.mkdir(parents=True, exist_ok=True)
         self._path = file
@@ -56,7 +56,7 @@ class JsonLines:
         self._file.close()
 
     def _begin_with(self, lines: Sequence[str]) -> TextIO:
-        """The file with these lines and no others, to be added to."""
+        """Replaces the content of the file with these lines, and opens it for appending."""
         partial = self._path.with_name(f".{self._path.name}.partial")
         with naming(partial):
             partial.write_text("".join(lines), encoding="utf-8")
@@ -65,14 +65,14 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files for TensorBoard; text is left out."""
+    """Event files for TensorBoard, without text values."""
 
     def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError("needs the package tensorboard") from error
-        # TensorBoard itself leaves out what an earlier process wrote of the steps from `purge_step` on.
+        # TensorBoard ignores events from `purge_step` on that an earlier process wrote.
         self._writer: Any = SummaryWriter(str(folder), purge_step=resume_at)
 
     def write(self, step: int, figures: Figures) -> None:
@@ -82,14 +82,14 @@ class TensorBoard:
         self._writer.flush()
 
     def forget(self, step: int) -> None:
-        """Event files are TensorBoard's own, and stay as they are."""
+        """Keeps everything: event files cannot be edited."""
 
     def close(self) -> None:
         self._writer.close()
 
 
 class Wandb:
-    """A run of Weights & Biases, as its own environment variables say."""
+    """A run of Weights & Biases, configured by its environment variables."""
 
     def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
         try:
@@ -102,7 +102,7 @@ class Wandb:
         self._run.log(dict(figures), step=step)
 
     def forget(self, step: int) -> None:
-        """What wandb has, it keeps."""
+        """Keeps everything: logged steps cannot be removed."""
 
     def close(self) -> None:
         self._run.finish()
@@ -117,13 +117,13 @@ def open_tensorboard(folder: Path, resume_at: int | None = None) -> TensorBoard:
 
 
 class Metrics:
-    """Writes to all writers that were asked for by name, in a run's folder."""
+    """Passes metrics to all configured writers."""
 
     def __init__(
         self, folder: Path, names: Sequence[str] = ("jsonl",), *, resume_at: int | None = None
     ) -> None:
         for name in names:
-            METRIC_WRITERS.find(name)  # before any of them has made a file
+            METRIC_WRITERS.find(name)  # an unknown name fails before any writer has created a file
         self._writers: list[tuple[str, MetricWriter]] = [
             (name, METRIC_WRITERS.make(name, folder, resume_at=resume_at)) for name in names
         ]
@@ -134,7 +134,7 @@ class Metrics:
                 writer.write(step, figures)
 
     def forget(self, step: int) -> None:
-        """The figures of earlier steps go, where they are in files of the run's own."""
+        """Removes the metrics of steps before `step`, where a writer can."""
         for name, writer in self._writers:
             with METRIC_WRITERS.blame(name):
                 writer.forget(step)
@@ -146,7 +146,7 @@ class Metrics:
 
 
 def _lines(file: Path, steps: range) -> list[str]:
-    """The file's lines of these steps, without half a line that a crash left; damaged ones are left out and named."""
+    """The lines of these steps, without a partial last line after a crash; unreadable lines are skipped with a warning."""
     kept = []
     content = file.read_bytes().decode("utf-8", errors="replace")
     for number, line in enumerate(content.split("\n")[:-1], 1):

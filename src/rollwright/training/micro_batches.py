@@ -1,8 +1,8 @@
-"""Rows as tensors, in micro-batches of similar length.
+"""Rows as tensors, in micro-batches of rows with similar length.
 
-True of them: padding stands to the right, where a causal model cannot see it, so no attention mask is needed and the
-fast attention kernels serve; what follows a row's last trained token is not computed at all; and only the places
-whose next token is trained reach the model's head.
+Always true: padding is on the right, where a causal model does not attend to it, so no attention mask is needed and the
+fast attention kernels apply. Tokens after the last trained token of a row are not computed. Only positions whose next token
+is trained reach the output head.
 """
 
 from collections.abc import Sequence
@@ -15,26 +15,26 @@ from rollwright.training.rows import NotTrainable, Row
 from rollwright.trajectory import MIN_TEMPERATURE, NO_TEMPERATURE, TokenIds
 
 STARTING_COSTS = 64
-"""Padded tokens that cost about as much as starting another micro-batch: on a CPU core, 50 were measured with
-0.8 M parameters and 125 with 0.1 M."""
+"""Overhead of one more micro-batch, in padded tokens: on a CPU core, 50 were measured with 0.8 M parameters and 125 with
+0.1 M."""
 
 
 _LOWEST_TEMPERATURE = MIN_TEMPERATURE * (1 - 1e-6)
-"""As a 32-bit float the lowest temperature is a little less than it says."""
+"""Temperatures are stored as 32-bit floats, in which the lowest one is slightly smaller."""
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A row as tensors: the ids that go in, and for each trained token what the loss needs."""
+    """A row as tensors: the input ids and, for each trained token, the inputs of the loss."""
 
     rollout_id: str
     inputs: Tensor
-    """Up to the one before the last trained token."""
+    """Ids before the last trained token."""
     places: Tensor
-    """Which inputs predict the trained tokens."""
+    """Positions of the inputs that predict the trained tokens."""
     targets: Tensor
     engine: Tensor
-    """The engine's log-probabilities."""
+    """Log-probabilities of the engine that sampled."""
     advantages: Tensor
     weights: Tensor
     versions: Tensor
@@ -46,7 +46,7 @@ class PackedRow:
 
 
 def pack(row: Row, temperature: float = 1.0) -> PackedRow:
-    """`temperature`: of tokens of which nobody recorded it. Raises `NotTrainable` for one that is not modelled."""
+    """Converts a row. `temperature`: for tokens without a recorded one. Raises `NotTrainable` if one is too low."""
     trained = torch.frombuffer(bytearray(row.mask), dtype=torch.uint8).nonzero().squeeze(1)
     ids = torch.frombuffer(row.token_ids, dtype=torch.int32).long()
     return PackedRow(
@@ -76,8 +76,8 @@ def _temperatures(row: Row, trained: Tensor, own: float) -> Tensor:
     return found
 
 
-def plain_row(prompt: TokenIds, sampled: TokenIds, temperature: float) -> PackedRow:
-    """What follows a prompt, to be scored and not trained on."""
+def scoring_row(prompt: TokenIds, sampled: TokenIds, temperature: float) -> PackedRow:
+    """A prompt and the ids that follow it, to be scored and not trained on."""
     ids = torch.frombuffer(prompt + sampled, dtype=torch.int32).long()
     nothing = torch.zeros(len(sampled))
     return PackedRow(
@@ -94,14 +94,15 @@ def plain_row(prompt: TokenIds, sampled: TokenIds, temperature: float) -> Packed
 
 
 def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Which rows go together, longest first: the cut with the fewest padded tokens, `STARTING_COSTS` included.
+    """Partitions rows into micro-batches, longest first, with the least padding, `STARTING_COSTS` included.
 
-    A micro-batch has at most `budget` tokens with padding, except a row that alone is longer. Rows of equal length
-    stay in order, so a plan is always the same.
+    A micro-batch has at most `budget` tokens with padding, unless a single row is longer. Rows of equal length keep their
+    order, so the plan is deterministic.
     """
+    # Dynamic programming over the rows sorted by length: the best partition from each start to the end.
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     costs = [0] * (len(order) + 1)
-    """Of the best cut of all rows from each place on."""
+    """Cost of the best partition of all rows from each position on."""
     ends = [0] * len(order)
     for start in reversed(range(len(order))):
         longest = lengths[order[start]]
@@ -118,23 +119,23 @@ def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows that go through the model together; the trained tokens of all of them, one after the other."""
+    """Rows that go through the model together; the trained tokens of all rows are concatenated."""
 
     rows: Sequence[int]
-    """Which rows of the batch these are."""
+    """Indices of these rows in the batch."""
     inputs: Tensor
-    """Rows × longest."""
+    """Shape: rows × longest row."""
     places: Tensor
-    """Of the trained tokens' predecessors, in `inputs` laid flat."""
+    """Positions of the predecessors of trained tokens in the flattened `inputs`."""
     targets: Tensor
     engine: Tensor
     advantages: Tensor
     temperatures: Tensor | float = 1.0
-    """A number where all tokens have the same, which is cheaper."""
+    """A number if it is the same for all tokens, which is cheaper."""
 
     @property
     def tokens(self) -> int:
-        """With padding."""
+        """Number of tokens with padding."""
         return self.inputs.numel()
 
 

@@ -1,6 +1,7 @@
-"""In which precision a trainer can compute on a device.
+"""The model in training: log-probabilities of chosen tokens, merged weights, LoRA adapters and precision.
 
-The model as the trainer sees it: log-probabilities of chosen tokens, and its weights under their own names.
+Always true: log-probabilities are in float32 at the temperature at which each token was sampled; the model is never in
+training mode, so no dropout is active; merged weights have the names of the base model.
 """
 
 import copy
@@ -31,10 +32,10 @@ with torch.autocast("cpu", torch.bfloat16):
 
 
 def check_bfloat16(device: torch.device) -> None:
-    """Refuses bfloat16 where it would end the process.
+    """Refuses bfloat16 on CPUs where it would kill the process.
 
-    Some virtual machines announce matrix instructions (AMX) that they do not run. torch then believes the
-    announcement, and the first product is an illegal instruction, which no `except` catches.
+    Some virtual machines advertise matrix instructions (AMX) that they do not execute. torch then uses them, and the first
+    matrix product raises SIGILL, which no `except` catches.
     """
     if device.type == "cpu" and not bfloat16_works_on_cpu():
         raise ConfigError(
@@ -45,18 +46,18 @@ def check_bfloat16(device: torch.device) -> None:
 
 @cache
 def bfloat16_works_on_cpu() -> bool:
-    """Tried once, in a process of its own."""
+    """Tried once, in a subprocess."""
     return subprocess.run([sys.executable, "-c", _MULTIPLY], capture_output=True, check=False).returncode == 0
 
 
 _ADAPTER = "default"
-"""peft's name for the one adapter."""
+"""peft's name of the single adapter."""
 _WRAPPED = "base_model.model."
-"""What peft puts before the names of a model's weights."""
+"""Prefix that peft adds to the names of weights."""
 
 
 class TrainedModel:
-    """A causal language model on its device, with adapters where they are asked for."""
+    """A causal language model on its device, with LoRA adapters if configured."""
 
     def __init__(self, model: "PreTrainedModel", settings: TrainerSettings, seed: int = 0) -> None:
         self.device = pick_device(settings.device)
@@ -71,7 +72,7 @@ class TrainedModel:
         self.module: Any = (
             self.base if settings.lora is None else _with_adapters(self.base, settings.lora, seed)
         )
-        # Dropout would make ratios measure its noise, so the model is never in training mode.
+        # Dropout would add noise to the probability ratios, so the model is never in training mode.
         self.module.eval()
         self._lora = settings.lora is not None
 
@@ -80,16 +81,16 @@ class TrainedModel:
         return int(self.base.get_input_embeddings().num_embeddings)
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """By name; weights that are tied appear once."""
+        """Trainable parameters by name; tied weights appear once."""
         return {name: each for name, each in self.module.named_parameters() if each.requires_grad}
 
     def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probability of each trained token, and the entropy where it was sampled; both at the temperature that the
-        token was drawn at."""
+        """Log-probability of each trained token, and the entropy of its distribution; both at the temperature at which
+        the token was sampled."""
         return self._score(self.module, self._head, batch, entropy_gradient)
 
     def reference_logprobs(self, batch: MicroBatch) -> Tensor:
-        """The same under the base model, without gradient."""
+        """Log-probabilities under the base model, without gradient."""
         with torch.no_grad():
             if self._lora:
                 with self.module.disable_adapter():
@@ -115,7 +116,7 @@ class TrainedModel:
         return chosen, entropy
 
     def merged(self) -> dict[str, Tensor]:
-        """Copies of all weights under the plain model's names, with the adapters' part added in.
+        """Copies of all weights under the names of the base model, with adapters merged.
 
         Tied weights are one tensor under several names.
         """
@@ -137,7 +138,7 @@ class TrainedModel:
 
 @contextmanager
 def _only_at(head: nn.Module, places: Tensor) -> Iterator[None]:
-    """The model's head, and whatever the model does behind it, sees only the chosen places, as one sequence."""
+    """Restricts the output head, and everything after it, to the chosen positions, as one sequence."""
 
     def pick(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor]:
         return (given[0].flatten(0, 1).index_select(0, places).unsqueeze(0),)
@@ -164,13 +165,13 @@ def _with_adapters(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> A
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.modules, task_type="CAUSAL_LM"
     )
-    with torch.random.fork_rng():  # adapters begin with draws from torch's global generator
+    with torch.random.fork_rng():  # peft initialises adapters from torch's global generator
         torch.manual_seed(seed)
         return get_peft_model(model, config)
 
 
 def _deltas(module: Any) -> dict[str, Tensor]:
-    """What the adapters add, by the name of the weight they add to."""
+    """Weight updates of the adapters, by the name of the weight that they are added to."""
     with torch.no_grad():
         return {
             f"{name.removeprefix(_WRAPPED)}.base_layer.weight": layer.get_delta_weight(_ADAPTER)

@@ -2,13 +2,13 @@
 
 Always true:
 - A batch is recorded before it is trained on, and batches are trained in the order of the record. So the weights
-  follow from the base model and the record alone, and the steps since a checkpoint can be done again.
-- The policy has taken new weights before the next batch is asked for. So the age of a token at hand-over is counted
-  from the weights that the batch will change.
+  follow from the base model and the record alone, and the steps since a checkpoint can be repeated.
+- The policy has received new weights before the next batch is requested. So the staleness of a token at hand-over is
+  relative to the weights that the batch will change.
 - A validation is played by one version: no weights change while it runs.
 
-Whether rollouts go on while a step is trained is not decided here: `get_batch` belongs to a scheduler that opens
-episodes `async_generation_ratio` batches ahead. With 0 it opens none, and the loop is synchronous.
+Whether rollouts run while a step is trained is not decided here: `get_batch` belongs to a scheduler that opens episodes
+`async_generation_ratio` batches ahead. With 0 it opens none, and the loop is synchronous.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ BatchT = TypeVar("BatchT")
 
 @dataclass(frozen=True)
 class Cadence:
-    """What is due after how many steps. Pure."""
+    """Decides after which steps to validate and to save a checkpoint. Pure."""
 
     steps: int
     """Steps of the whole run."""
     validation: bool = False
-    """Whether there is anything to validate on."""
+    """Whether there are environments for validation."""
     eval_steps: int | None = None
-    """Steps between validations, from the base model on. `None`: one, of the final model."""
+    """Steps between validations, starting with the base model. `None`: only the final model is validated."""
     checkpoint_steps: int = 1
     """Steps between checkpoints; there is always one at the end."""
 
@@ -42,28 +42,28 @@ class Cadence:
 
 @dataclass(frozen=True)
 class Stages(Generic[BatchT]):
-    """What the loop calls. `step` counts from 0; `done` is how many steps are."""
+    """Callbacks of the loop. `step`: index from 0; `done`: number of finished steps."""
 
     get_batch: Callable[[], Awaitable[BatchT]]
-    """The next complete groups, fresh enough at this moment."""
+    """Returns the next complete groups that are within the staleness bound."""
     record: Callable[[int, BatchT, float], None]
-    """`(step, batch, seconds waited)`: makes the batch known as handed over, before it is trained on."""
+    """`(step, batch, seconds waited)`: records the batch durably before it is trained on."""
     train: Callable[[int, BatchT], Awaitable[None]]
-    """`(step, batch)`: one step of the trainer; must not block the event loop."""
+    """`(step, batch)`: runs one step of the trainer; must not block the event loop."""
     update: Callable[[], Awaitable[None]]
-    """Gives the trainer's weights to the policy; returns when every new token is theirs."""
+    """Sends the trainer's weights to the policy; returns when all new tokens are sampled with them."""
     evaluate: Callable[[int], Awaitable[None]]
-    """`(done)`: one validation."""
+    """`(done)`: runs one validation."""
     checkpoint: Callable[[int], Awaitable[None]]
-    """`(done)`: makes the trainer's state durable."""
+    """`(done)`: saves the trainer's state."""
 
 
 @dataclass
 class TimeSplit:
-    """Seconds that the loop has waited for what."""
+    """Seconds that the loop has spent in each stage."""
 
     rollout: float = 0.0
-    """For batches. While it is small beside `train`, the engine is fast enough."""
+    """Waiting for batches. If it is small compared with `train`, generation is not the bottleneck."""
     train: float = 0.0
     update: float = 0.0
     validate: float = 0.0
@@ -79,21 +79,24 @@ class TimeSplit:
 
 @dataclass
 class Pipeline(Generic[BatchT]):
-    """Runs the stages in turn; its figures can be looked at meanwhile."""
+    """Runs the stages in order; its fields may be read while it runs."""
 
     cadence: Cadence
     stages: Stages[BatchT]
     split: TimeSplit = field(default_factory=TimeSplit)
     done: int = 0
-    """Steps that are trained; set it to where an earlier run stopped."""
+    """Number of trained steps; a resumed run starts with those of the earlier one."""
     stage: str = "not started"
-    """What the loop waits for now."""
+    """Stage that is running now."""
     on_stage: Callable[[str], None] = lambda stage: None
-    """Told of every stage as it begins, and of `done`."""
+    """Called at the beginning of every stage, and with `done` at the end."""
 
     async def run(self, validated: Collection[int] = (), under_way: Collection[int] = ()) -> None:
-        """All steps that are left. `validated`: the validations that an earlier run has finished; `under_way`: those that
-        it had begun, which are played to their end, due or not."""
+        """Runs the remaining steps.
+
+        `validated`: validations that an earlier run finished. `under_way`: validations that it began; these are finished
+        even if the current settings do not schedule them.
+        """
         stages = self.stages
         while True:
             due = self.cadence.validates(self.done) or self.done in under_way
@@ -127,14 +130,14 @@ class Pipeline(Generic[BatchT]):
 
 @dataclass
 class LengthBias:
-    """Lengths of what was trained beside those of all that was generated.
+    """Lengths of trained episodes compared with those of all generated episodes.
 
-    Whoever hands out what finishes first trains on short episodes. The bound on staleness and the group filter
-    leave episodes out too. This says how much of that is in the data.
+    A scheduler that hands out the episodes that finish first trains on short ones. The staleness bound and group filters
+    also drop episodes. This measures the resulting bias.
     """
 
     generated: int = 0
-    """Episodes that were finished."""
+    """Number of finished episodes."""
     generated_tokens: int = 0
     trained: int = 0
     trained_tokens: int = 0
@@ -154,7 +157,7 @@ class LengthBias:
 
     @property
     def ratio(self) -> float | None:
-        """Mean length trained over mean length generated: below 1, the long ones are missing."""
+        """Mean trained length divided by mean generated length: below 1, long episodes are underrepresented."""
         if not self.trained or not self.generated_tokens:
             return None
         return (self.trained_tokens / self.trained) / (self.generated_tokens / self.generated)

@@ -1,4 +1,4 @@
-"""What a step says of itself."""
+"""The report of one training step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,12 +8,12 @@ from rollwright.training.rows import Row
 
 
 class Skip(StrEnum):
-    """Why no update was made of a batch. The ones after NO_ADVANTAGE say that something is wrong."""
+    """Why an update was skipped. `NOT_FINITE` and `LOGPROB_GAP` indicate a problem; the others do not."""
 
     EMPTY = "empty batch"
-    """No row, or none with a trained token."""
+    """The batch has no row with a trained token."""
     NO_ADVANTAGE = "no advantage"
-    """Nothing in it was better or worse than anything else, so there is no gradient."""
+    """All advantages are 0, so there is no gradient."""
     NOT_FINITE = "loss is not finite"
     """The loss or the gradient was infinite or not a number."""
     LOGPROB_GAP = "log-probability gap"
@@ -22,49 +22,49 @@ class Skip(StrEnum):
 
 @dataclass(frozen=True)
 class StepReport:
-    """One batch. Means are over trained tokens unless said otherwise; what was not computed is 0 or `None`."""
+    """Metrics of one step. Means are over trained tokens unless stated otherwise; values not computed are 0 or `None`."""
 
     version: int
-    """Of the weights after the step."""
+    """Version of the weights after the step."""
     updates: int = 0
-    """Optimiser updates that were made."""
+    """Number of optimiser updates."""
     skipped: Skip | None = None
-    """Why an update was left out; `None` when all were made."""
+    """Why an update was skipped; `None` if all were made."""
     loss: float | None = None
-    """Mean over the updates; `None` when none got as far."""
+    """Mean over the updates; `None` if no loss was computed."""
     reward: float | None = None
     """Mean over rollouts, without penalties; `None` for an empty batch."""
     success: float | None = None
-    """Share of the rollouts of which that is known; `None` when of none."""
+    """Mean over the rollouts whose success is known; `None` if there is none."""
     entropy: float = 0.0
     ratio: float = 0.0
-    """Of the new probability to the one it is clipped against."""
+    """Mean ratio of the new probability to the one it is clipped against."""
     ratio_max: float = 0.0
     clip_share: float = 0.0
-    """Tokens whose gradient the clip took away."""
+    """Share of tokens whose gradient was clipped to zero."""
     divergence: float | None = None
-    """From the base model; `None` without a KL term."""
+    """Mean divergence from the base model; `None` without a KL term."""
     gap: float | None = None
-    """Mean distance between the engine's log-probabilities and the trainer's, before the first update."""
+    """Mean absolute difference between the engine's and the trainer's log-probabilities before the first update."""
     gap_max: float | None = None
     gap_k3: float | None = None
-    """The same as a divergence, by the k3 estimator."""
+    """The same difference as a divergence, by the k3 estimator."""
     staleness: Mapping[int, int] = field(default_factory=dict)
-    """Trained tokens by how many versions older they are than the weights before the step."""
+    """Number of trained tokens by their age in versions, relative to the weights before the step."""
     grad_norm: float = 0.0
-    """Before clipping; mean over the updates."""
+    """Gradient norm before clipping; mean over the updates."""
     learning_rate: float = 0.0
-    """Of the last update."""
+    """Learning rate of the last update."""
     rollouts: int = 0
     rows: int = 0
     rows_without_gradient: int = 0
-    """Not computed, because no token of theirs has an advantage."""
+    """Rows that were not computed, because all their advantages are 0."""
     tokens: int = 0
     """Trained tokens of the batch."""
     computed_tokens: int = 0
-    """That went through the model for gradients, over all epochs, without padding."""
+    """Tokens that went through the model for gradients, over all epochs, without padding."""
     padding_share: float = 0.0
-    """Padding among all that went through the model."""
+    """Share of padding among the tokens that went through the model."""
     micro_batches: int = 0
     seconds: float = 0.0
 
@@ -73,7 +73,7 @@ class StepReport:
         return self.computed_tokens / self.seconds if self.seconds else 0.0
 
     def figures(self) -> dict[str, float | str]:
-        """Flat, for a writer: staleness by its key, nothing for what is `None`."""
+        """Flat metrics for a writer; values that are `None` are left out."""
         flat = {
             name: value for name, value in asdict(self).items() if name != "staleness" and value is not None
         }
@@ -82,7 +82,7 @@ class StepReport:
 
 
 def batch_figures(rows: Sequence[Row]) -> tuple[int, float | None, float | None]:
-    """Rollouts, mean reward and share of success; a rollout counts once, however many rows it has."""
+    """Number of rollouts, mean reward and mean success; a rollout with several rows counts once."""
     rollouts = {row.rollout_id: row for row in rows}.values()
     known = [row.success for row in rollouts if row.success is not None]
     return (

@@ -1,10 +1,9 @@
-"""Rows: a batch of groups as the trainer eats it, one advantage for each sampled token.
+"""Flattened token rows with per-token advantages.
 
-True of them: every sampled token of every trajectory that counts stands with mask 1 in exactly one row, whichever
-view was chosen, so the loss does not depend on the view. Failed episodes, episodes without a token and second
-copies give no row (`advantages.left_out` counts them); ids that no engine sampled are refused, and so are rollouts drawn
-from a distribution that is not computed here. Single turns of such a distribution have mask 0 (`untrained_turns` counts
-them).
+Always true: every sampled token of every admitted trajectory has mask 1 in exactly one row in either view, so the loss does
+not depend on the view. Failed episodes, episodes without a token and duplicates give no row (`advantages.left_out` counts
+them). Ids that no engine sampled are refused, and so are rollouts sampled from a distribution that the trainer does not
+compute. Single turns from such a distribution have mask 0 (`untrained_turns` counts them).
 """
 
 from collections import Counter
@@ -32,11 +31,11 @@ View = Literal["paths", "turns"]
 
 
 TURNS = "turns: "
-"""What reasons begin with that take single turns out of the loss, beside those of whole trajectories."""
+"""Prefix of reasons that concern single turns instead of whole trajectories."""
 
 
 class NotTrainable(RollwrightError):
-    """A trajectory cannot be trained on and never could: the message names it, why, and what to use."""
+    """A trajectory cannot be trained on; the message names it, the reason, and what to use instead."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -48,25 +47,25 @@ class Row(msgspec.Struct, frozen=True):
     mask: bytes
     """1 where the token's loss counts."""
     logprobs: Floats
-    """As the engine sampled; 0 where nothing was sampled."""
+    """Log-probabilities as the engine sampled; 0 where nothing was sampled."""
     versions: TokenIds
     """Policy version of each token; `NO_VERSION` where nothing was sampled."""
     weights: Floats
     """Weight of the token's turn in its tree; 0 where the mask is 0."""
     advantages: Floats
-    """Of the token's turn; 0 where the mask is 0."""
+    """Advantage of the token's turn; 0 where the mask is 0."""
     temperatures: Floats | None = None
-    """That each token was drawn at; `NO_TEMPERATURE` where nothing was sampled or it is not known. `None`: nowhere
-    known, so it is the trainer's own."""
+    """Sampling temperature of each token; `NO_TEMPERATURE` where nothing was sampled or it is unknown. `None`: unknown
+    for all tokens, so the trainer's own temperature applies."""
     reward: float = 0.0
-    """Of the whole rollout, for the report; rows of one rollout have the same."""
+    """Reward of the whole rollout, for the report; equal in all rows of a rollout."""
     success: float | None = None
-    """Share of the rollout's leaves that solved the task; `None` where the environment does not say."""
+    """Share of the rollout's leaves that solved the task; `None` if the environment does not report it."""
 
 
 def build_rows(groups: Groups, advantage: Advantage, *, view: View = "paths") -> list[Row]:
-    """The rows of all trajectories that count, in order. Raises `NotTrainable` for ids that no engine sampled, and for
-    a rollout whose sampling is not modelled."""
+    """The rows of all admitted trajectories, in order. Raises `NotTrainable` for ids that no engine sampled, and for a
+    rollout whose sampling is not modelled."""
     for group in groups:
         for trajectory in group:
             _refuse_text(trajectory)
@@ -91,7 +90,7 @@ def _refuse_text(trajectory: Trajectory) -> None:
 
 
 def _refuse_sampling(trajectory: Trajectory) -> None:
-    """The rollout's own settings; a turn that went its own way is left out instead, and counted."""
+    """Checks the sampling of the rollout. A single turn with other sampling is masked and counted instead."""
     sampling = trajectory.sampling
     if trajectory.error is None and sampling is not None and (why := sampling.not_modelled) is not None:
         raise NotTrainable(
@@ -101,7 +100,7 @@ def _refuse_sampling(trajectory: Trajectory) -> None:
 
 
 def untrained_turns(groups: Groups) -> dict[str, int]:
-    """Turns of trajectories that count, whose tokens are out of the loss for what is no filter's doing, by reason."""
+    """Number of turns of admitted trajectories that are masked for another reason than a filter, by reason."""
     found: Counter[str] = Counter()
     for group, kept in zip(groups, admitted(groups), strict=True):
         for trajectory, counts in zip(group, kept, strict=True):

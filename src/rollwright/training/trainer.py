@@ -1,8 +1,8 @@
-"""The trainer: rows in, new weights out.
+"""The trainer: turns batches of rows into new weights.
 
-True at every moment: `version` is one higher than before exactly if the last step changed a weight, and when it left
-an update out, its report says why. Updates follow from the rows, the settings and the state alone, so a trainer that
-was saved and restored goes on to the same numbers, bit for bit, as one that was not.
+Always true: a step increments `version` exactly if it changed a weight; a step that skips an update reports the reason.
+Updates depend on the rows, the settings and the state alone, so a trainer that was saved and restored continues with the
+same numbers, bit for bit.
 """
 
 import math
@@ -27,7 +27,7 @@ from rollwright.training.checkpoints import (
     write_folder,
 )
 from rollwright.training.gradients import BeforeStep, TokenTally, add_gradients, logprobs_of_rows
-from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, plain_row
+from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, scoring_row
 from rollwright.training.model import TrainedModel
 from rollwright.training.report import Skip, StepReport, batch_figures
 from rollwright.training.rows import Row
@@ -41,14 +41,16 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
-"""What torch's allocators say, in lower case; on a CPU it is a plain RuntimeError."""
+"""Messages of torch's allocators in lower case; on a CPU the exception is a plain RuntimeError."""
 
 
 class TrainingStopped(RollwrightError):
-    """Going on would not help; the message says what happened and what to change. What was trained stays."""
+    """Training cannot continue usefully; the message says what happened and what to change. Trained weights are kept."""
 
 
 class Trainer:
+    """Computes gradients and optimiser updates, and saves and restores its state. Not thread-safe."""
+
     def __init__(
         self,
         model: "PreTrainedModel",
@@ -58,11 +60,11 @@ class Trainer:
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
-        """`model` is the base model, also when a checkpoint is restored afterwards: the divergence is from it.
+        """`model` is the base model even if a checkpoint is restored afterwards: the KL term refers to it.
 
-        `total_updates`: of the whole training, for the learning rate. `temperature`: of tokens that do not say at which
-        temperature they were drawn; log-probabilities are of the same distribution as the engine's. `seed`: of adapters
-        and of the order of mini-batches.
+        `total_updates`: updates of the whole training, for the learning-rate schedule. `temperature`: for tokens without a
+        recorded one; log-probabilities are computed at the temperature at which the engine sampled. `seed`: for the
+        initialisation of adapters and the order of mini-batches.
         """
         if not MIN_TEMPERATURE <= temperature < math.inf:
             raise ConfigError(
@@ -71,13 +73,13 @@ class Trainer:
         self.settings = settings
         self._total_updates, self._temperature, self._seed = total_updates, temperature, seed
         self.version = 0
-        """Steps that changed the weights; 0 is the base model."""
+        """Number of steps that changed the weights; 0 is the base model."""
         self.updates = 0
-        """Optimiser updates so far."""
+        """Number of optimiser updates so far."""
         self.skipped: Counter[str] = Counter()
-        """Steps that left an update out, by reason."""
+        """Number of steps that skipped an update, by reason."""
         self.on_progress: Callable[[], None] = lambda: None
-        """Told of every micro-batch, by whichever thread computes it."""
+        """Called after every micro-batch, in the thread that computes."""
         self._skips_in_a_row = 0
         self._budget = settings.tokens_per_micro_batch
         self._halved = False
@@ -86,7 +88,7 @@ class Trainer:
         self._optimizer = _optimizer(self._parameters.values(), settings)
 
     def step(self, rows: Sequence[Row]) -> StepReport:
-        """Trains on one batch. Blocks; raises `TrainingStopped` when the same trouble comes back."""
+        """Trains on one batch. Blocks. Raises `TrainingStopped` after too many failed steps in a row."""
         began = time.perf_counter()
         rollouts, reward, success = batch_figures(rows)
         packed = [pack(row, self._temperature) for row in rows if any(row.mask)]
@@ -110,7 +112,7 @@ class Trainer:
         return self._report(known, began)
 
     def _updates(self, packed: Sequence[PackedRow]) -> tuple[list[TokenTally], list[float], Skip | None]:
-        """All updates of a step, up to the first that is left out: figures, gradient norms, and why."""
+        """Runs the updates of a step up to the first one that is skipped; returns tallies, gradient norms and the reason."""
         before = self._before(packed)
         tallies: list[TokenTally] = []
         norms: list[float] = []
@@ -124,7 +126,7 @@ class Trainer:
             norm = float(
                 torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.settings.max_grad_norm)
             )
-            why = self._trouble(tally, norm, first=not norms)
+            why = self._reason_to_skip(tally, norm, first=not norms)
             if why is None:
                 self._optimizer_step()
                 self.version += not norms
@@ -134,9 +136,10 @@ class Trainer:
                 return tallies, norms, why
         return tallies, norms, None
 
-    def _trouble(self, tally: TokenTally, norm: float, *, first: bool) -> Skip | None:
+    def _reason_to_skip(self, tally: TokenTally, norm: float, *, first: bool) -> Skip | None:
         if not math.isfinite(tally.loss) or not math.isfinite(norm):
             return Skip.NOT_FINITE
+        # After the first update the trained model differs from the engine on purpose.
         if first and tally.mean("gap") > self.settings.max_logprob_gap:
             return Skip.LOGPROB_GAP
         return None
@@ -148,7 +151,7 @@ class Trainer:
         self.updates += 1
 
     def _before(self, packed: Sequence[PackedRow]) -> BeforeStep:
-        """What has to be known before the first update."""
+        """Computes the log-probabilities that are needed from before the first update."""
         loss, model = self.settings.loss, self._model
 
         def score(scores: Callable[[MicroBatch], Tensor]) -> list[Tensor]:
@@ -157,7 +160,7 @@ class Trainer:
                 lambda budget: logprobs_of_rows(scores, packed, model.device, budget, self.on_progress),
             )
 
-        # With a single update, the trainer's own log-probabilities before it are those it computes anyway.
+        # With a single update, the forward pass of the update gives the same log-probabilities.
         own = loss.ratio is Ratio.PROXIMAL and self.settings.updates_per_step > 1
         return BeforeStep(
             proximal=score(lambda batch: model.logprobs(batch)[0]) if own else None,
@@ -179,7 +182,7 @@ class Trainer:
         return self._within_memory(rows, gather)
 
     def _within_memory(self, rows: Sequence[PackedRow], compute: Callable[[int], _T]) -> _T:
-        """What `compute` gives for the tokens of a micro-batch, which are halved once when memory does not suffice."""
+        """Runs `compute` with the token budget of a micro-batch; on the first out-of-memory error, again with half of it."""
         try:
             return compute(self._budget)
         except (RuntimeError, MemoryError) as error:
@@ -201,7 +204,7 @@ class Trainer:
         )
 
     def _mini_batches(self, packed: Sequence[PackedRow]) -> Iterator[list[int]]:
-        """Which rows each update of a step is made of: all rows of a rollout together, shuffled in every epoch."""
+        """Row indices of each update of a step: rows of one rollout stay together; rollouts are shuffled in every epoch."""
         count = self.settings.mini_batches
         for epoch in range(self.settings.epochs):
             if count == 1:
@@ -242,9 +245,9 @@ class Trainer:
         )
 
     def logprobs(self, sequences: Sequence[tuple[TokenIds, TokenIds]]) -> list[Floats]:
-        """For each prompt and what follows it, the log-probability of every id that follows, under the weights as they
-        are now and the temperature that is trained for."""
-        rows = [plain_row(prompt, sampled, self._temperature) for prompt, sampled in sequences]
+        """For each prompt and continuation, the log-probabilities of the continuation's ids under the current weights and
+        the trainer's temperature."""
+        rows = [scoring_row(prompt, sampled, self._temperature) for prompt, sampled in sequences]
         self._check_ids(rows)
         model = self._model
         found = self._within_memory(
@@ -256,11 +259,11 @@ class Trainer:
         return [floats(each.tolist()) for each in found]
 
     def weights(self) -> Weights:
-        """Copies of all weights for a policy in this process, adapters merged."""
+        """Copies of all weights for a policy in this process, with adapters merged."""
         return Weights(version=self.version, tensors=self._model.merged())
 
     def export(self, folder: Path) -> Weights:
-        """The model as transformers saves it, adapters merged, for an engine that loads folders."""
+        """Saves the model in transformers' format, with adapters merged, for an engine that loads folders."""
         tensors = self._model.merged()
         unique = {id(tensor): name for name, tensor in reversed(tensors.items())}
 
@@ -272,7 +275,7 @@ class Trainer:
         return Weights(version=self.version, folder=folder, checksum=weights_checksum(folder))
 
     def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        """Everything that a trainer of the same base model and settings needs to go on from here."""
+        """Saves the state from which a trainer with the same base model and settings resumes."""
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         moments = {
             f"{key}.{names[id(parameter)]}": value
@@ -291,7 +294,7 @@ class Trainer:
         write_checkpoint(folder, Checkpoint(tensors, state, extra))
 
     def restore(self, folder: Path) -> dict[str, Any]:
-        """Goes back to what `save` wrote; returns its `extra`."""
+        """Restores the state that `save` wrote; returns its `extra`."""
         checkpoint = read_checkpoint(folder)
         saved = checkpoint.tensors["model"]
         expected = {name: tuple(each.shape) for name, each in self._parameters.items()}
@@ -318,7 +321,7 @@ class Trainer:
 
 
 def _optimizer(parameters: Iterable[nn.Parameter], settings: TrainerSettings) -> torch.optim.AdamW:
-    """AdamW; biases and norms do not decay."""
+    """AdamW without weight decay on biases and norms."""
     parameters = list(parameters)
     groups = [
         {"params": [each for each in parameters if each.dim() > 1], "weight_decay": settings.weight_decay},
@@ -344,7 +347,7 @@ def _staleness(packed: Sequence[PackedRow], version: int) -> dict[int, int]:
 
 
 def _figures(tallies: Sequence[TokenTally], norms: Sequence[float]) -> dict[str, Any]:
-    """What a report says of the updates."""
+    """The fields of a report that concern the updates."""
     tokens = sum(tally.tokens for tally in tallies)
     computed, padded = sum(tally.computed for tally in tallies), sum(tally.padded for tally in tallies)
 
@@ -386,7 +389,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _random_states() -> dict[str, Tensor]:
-    """Of torch's global generators, for models with random layers of their own; the trainer draws nothing from them."""
+    """States of torch's global generators. Only models with random layers use them; the trainer itself does not."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states |= {f"cuda.{place}": state for place, state in enumerate(torch.cuda.get_rng_state_all())}

@@ -1,36 +1,37 @@
-"""What all advantages share: who counts, what a turn gets, and the two ways to compare with others.
+"""Shared parts of all advantage estimators: which trajectories are admitted, and the two baselines.
 
-True of every advantage here: a trajectory that may not be trained on, and a second copy of one that was seen
-already, enter no statistics and get zeros; who has nobody to be compared with gets 0; a format penalty is
-added after everything else, on the turn that earned it, so that no normalising can blow it up.
+Always true of every estimator: a trajectory that is not trainable, and a duplicate of one that is already in the batch,
+enter no statistics and get zeros. A trajectory without another one to compare it with gets 0. A format penalty is added
+last, on the turn that caused it, so that normalisation cannot scale it.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
+from rollwright.training.settings import ADVANTAGES
 from rollwright.trajectory import Trajectory, leaves
 
 Groups: TypeAlias = Sequence[Sequence[Trajectory]]
 
 TurnAdvantages: TypeAlias = list[list[list[float]]]
-"""By group, trajectory and turn."""
+"""One number for each turn, by group and trajectory."""
 
 STD_FLOOR = 1e-6
-"""Added to a standard deviation, as GRPO's implementations do; far below any difference of rewards that matters."""
+"""Added to a standard deviation to avoid division by zero, as in GRPO; far below any relevant difference of rewards."""
 
 DUPLICATE = "the same rollout a second time"
 
 
 class Advantage(Protocol):
-    """Gives every turn of a batch its advantage; small frozen objects."""
+    """Computes the advantage of every turn of a batch; implementations are frozen dataclasses or functions."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages: ...
 
 
 def _reasons(groups: Groups) -> list[list[str | None]]:
-    """Why each trajectory does not count; `None` where it does."""
+    """The reason why each trajectory is left out; `None` where it is admitted."""
     seen: set[str] = set()
     found: list[list[str | None]] = []
     for group in groups:
@@ -48,30 +49,30 @@ def _reasons(groups: Groups) -> list[list[str | None]]:
 
 
 def admitted(groups: Groups) -> list[list[bool]]:
-    """Which trajectories enter statistics and loss."""
+    """Whether each trajectory enters statistics and loss."""
     return [[reason is None for reason in group] for group in _reasons(groups)]
 
 
 def left_out(groups: Groups) -> dict[str, int]:
-    """How many trajectories enter neither statistics nor loss, by reason."""
+    """Number of trajectories that enter neither statistics nor loss, by reason."""
     return dict(Counter(reason for group in _reasons(groups) for reason in group if reason is not None))
 
 
 def with_penalties(trajectory: Trajectory, values: Sequence[float]) -> list[float]:
-    """One value for each turn, plus the penalty that the turn earned."""
+    """Adds to the value of each turn its format penalty."""
     return [
         value + (turn.outcome.penalty if turn.outcome else 0.0)
         for turn, value in zip(trajectory.turns, values, strict=True)
     ]
 
 
-def nothing(trajectory: Trajectory) -> list[float]:
-    """What the turns of a trajectory that is left out get."""
+def zeros(trajectory: Trajectory) -> list[float]:
+    """The advantages of a trajectory that is left out."""
     return [0.0] * len(trajectory.turns)
 
 
 def turn_rewards(trajectory: Trajectory) -> list[float]:
-    """Each turn's reward; the reward of the episode as a whole comes with every last turn."""
+    """Reward of each turn. The episode reward is added to every leaf."""
     rewards = [turn.outcome.reward if turn.outcome else 0.0 for turn in trajectory.turns]
     for leaf in leaves(trajectory.turns):
         rewards[leaf] += trajectory.episode_reward
@@ -79,8 +80,10 @@ def turn_rewards(trajectory: Trajectory) -> list[float]:
 
 
 def centred(values: Sequence[float], counts: Sequence[int] | None = None, *, std: bool) -> list[float]:
-    """Minus the mean, and with `std` over the sample standard deviation; zeros where nothing differs. `counts`: how
-    many equal ones each stands for."""
+    """Each value minus the mean, divided by the sample standard deviation if `std`; zeros if all values are equal.
+
+    `counts`: multiplicity of each value.
+    """
     counts = [1] * len(values) if counts is None else counts
     if sum(counts) < 2 or min(values) == max(values):
         return [0.0] * len(values)
@@ -94,10 +97,31 @@ def centred(values: Sequence[float], counts: Sequence[int] | None = None, *, std
 
 
 def leave_one_out(values: Sequence[float], counts: Sequence[int] | None = None) -> list[float]:
-    """Each minus the mean of the others; zeros where nothing differs. `counts`: how many equal ones each stands for."""
+    """Each value minus the mean of the others; zeros if all values are equal. `counts`: multiplicity of each value."""
     counts = [1] * len(values) if counts is None else counts
     others = sum(counts) - 1
     if others < 1 or min(values) == max(values):
         return [0.0] * len(values)
     total = math.fsum(value * count for value, count in zip(values, counts, strict=True))
     return [value - (total - value) / others for value in values]
+
+
+class NamedAdvantage:
+    """A user-defined advantage: an exception in it, or a result of the wrong shape, is one line that names it."""
+
+    def __init__(self, name: str, advantage: Advantage) -> None:
+        self._name, self._advantage = name, advantage
+
+    def __call__(self, groups: Groups) -> TurnAdvantages:
+        with ADVANTAGES.blame(self._name):
+            found = [[list(map(float, turns)) for turns in group] for group in self._advantage(groups)]
+            wanted = [[len(each.turns) for each in group] for group in groups]
+            if [[len(turns) for turns in group] for group in found] != wanted:
+                raise ValueError("gives no number for each turn of each trajectory of each group")
+            return found
+
+
+def make_advantage(name: str, **options: Any) -> Advantage:
+    """The advantage that a configuration names, with its options."""
+    found = cast(Advantage, ADVANTAGES.function(name, **options))
+    return found if ADVANTAGES.is_built_in(name) else NamedAdvantage(name, found)

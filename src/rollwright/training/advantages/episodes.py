@@ -1,7 +1,11 @@
-"""Advantages that give all turns of an episode the same value, from the episodes' rewards alone."""
+"""Advantages computed from episode rewards alone: GRPO, Dr. GRPO, RLOO, REINFORCE++ and agent-wise GRPO.
+
+All turns of an episode get the same value; with agent-wise GRPO, all turns of one agent.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rollwright.training.advantages.base import (
     Groups,
@@ -9,17 +13,17 @@ from rollwright.training.advantages.base import (
     admitted,
     centred,
     leave_one_out,
-    nothing,
     with_penalties,
+    zeros,
 )
 
 
 @dataclass(frozen=True)
 class GRPO:
-    """Reward minus the group's mean, over the group's standard deviation."""
+    """Reward minus the group mean, divided by the group's standard deviation."""
 
     std: bool = True
-    """False: the difference alone, so that easy and hard groups weigh the same."""
+    """False: not divided, so that groups with a small spread of rewards are not amplified."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
         return _in_groups(groups, lambda rewards: centred(rewards, std=self.std))
@@ -27,7 +31,7 @@ class GRPO:
 
 @dataclass(frozen=True)
 class DrGRPO:
-    """Reward minus the group's mean. Its other half, a constant instead of the length, is the loss's
+    """Reward minus the group mean. Dr. GRPO also divides the loss by a constant instead of the length:
     `Aggregation.CONSTANT`."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
@@ -36,7 +40,7 @@ class DrGRPO:
 
 @dataclass(frozen=True)
 class RLOO:
-    """Reward minus the mean of the group's other members."""
+    """Reward minus the mean reward of the other members of the group."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
         return _in_groups(groups, leave_one_out)
@@ -44,10 +48,15 @@ class RLOO:
 
 @dataclass(frozen=True)
 class ReinforcePlusPlus:
-    """Reward normalised over the whole batch."""
+    """Reward normalised over all trajectories of the batch; each trajectory counts once.
+
+    verl's estimator of the same name normalises over all *tokens* of the batch, so that long trajectories weigh more in
+    mean and standard deviation, and discounts the return of each token. With trajectories of different lengths the two
+    give different advantages.
+    """
 
     group_baseline: bool = False
-    """True: the group's mean is subtracted before."""
+    """True: the group mean is subtracted first (verl's `reinforce_plus_plus_baseline`, with the same difference)."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
         kept = _rewards(groups)
@@ -57,12 +66,47 @@ class ReinforcePlusPlus:
         return _spread(groups, [[next(normalised) for _ in rewards] for rewards in kept])
 
 
+@dataclass(frozen=True)
+class AgentWise:
+    """GRPO with separate statistics for each agent of each group, so that agents with different roles are not mixed."""
+
+    std: bool = True
+    per: Literal["call", "trajectory"] = "call"
+    """Unit of the statistics: every call of the agent, as in Dr. MAS, or each trajectory in which it was called."""
+
+    def __call__(self, groups: Groups) -> TurnAdvantages:
+        found: TurnAdvantages = []
+        for group, kept in zip(groups, admitted(groups), strict=True):
+            rewards: dict[str, list[tuple[int, float]]] = {}
+            """For each agent, index and reward of a trajectory; one entry for each unit."""
+            for place, (trajectory, counts) in enumerate(zip(group, kept, strict=True)):
+                if not counts:
+                    continue
+                agents = [turn.agent for turn in trajectory.turns]
+                for agent in agents if self.per == "call" else dict.fromkeys(agents):
+                    rewards.setdefault(agent, []).append((place, trajectory.reward))
+            values: dict[tuple[str, int], float] = {}
+            for agent, entries in rewards.items():
+                compared = centred([reward for _, reward in entries], std=self.std)
+                for (place, _), value in zip(entries, compared, strict=True):
+                    values[agent, place] = value
+            found.append(
+                [
+                    with_penalties(trajectory, [values[turn.agent, place] for turn in trajectory.turns])
+                    if counts
+                    else zeros(trajectory)
+                    for place, (trajectory, counts) in enumerate(zip(group, kept, strict=True))
+                ]
+            )
+        return found
+
+
 def _in_groups(groups: Groups, compare: Callable[[Sequence[float]], list[float]]) -> TurnAdvantages:
     return _spread(groups, [compare(rewards) for rewards in _rewards(groups)])
 
 
 def _rewards(groups: Groups) -> list[list[float]]:
-    """Of the trajectories that count, by group."""
+    """Rewards of the admitted trajectories, by group."""
     return [
         [trajectory.reward for trajectory, counts in zip(group, kept, strict=True) if counts]
         for group, kept in zip(groups, admitted(groups), strict=True)
@@ -70,7 +114,7 @@ def _rewards(groups: Groups) -> list[list[float]]:
 
 
 def _spread(groups: Groups, values: Sequence[Sequence[float]]) -> TurnAdvantages:
-    """One value for each trajectory that counts, given to all its turns."""
+    """Gives the value of each admitted trajectory to all its turns."""
     found = []
     for group, kept, own in zip(groups, admitted(groups), values, strict=True):
         left = iter(own)
@@ -78,7 +122,7 @@ def _spread(groups: Groups, values: Sequence[Sequence[float]]) -> TurnAdvantages
             [
                 with_penalties(trajectory, [next(left)] * len(trajectory.turns))
                 if counts
-                else nothing(trajectory)
+                else zeros(trajectory)
                 for trajectory, counts in zip(group, kept, strict=True)
             ]
         )

@@ -1,8 +1,8 @@
-"""Advantages that take every path of a tree for an episode of its own, as the literature does; for comparison.
+"""Advantages that treat every root-to-leaf path of a tree as a separate episode, as published methods do; for comparison.
 
-There, a turn that several paths share stands in a row of each of them. Here it stands in one row, with the advantage
-that makes weight times advantage what those rows give together. All paths of a group count the same, so a decision
-that was branched more below weighs more: with branching that depends on the state this is biased (`docs/trees.md`).
+In those methods, a turn that several paths share is in one row for each of them. Here it is in one row, with an advantage
+such that weight times advantage equals the sum over those rows. All paths of a group have the same weight, so a decision
+with more branches below it weighs more: if branching depends on the state, this estimate is biased (`docs/trees.md`).
 A group of chains gives exactly GRPO.
 """
 
@@ -15,8 +15,8 @@ from rollwright.training.advantages.base import (
     TurnAdvantages,
     admitted,
     centred,
-    nothing,
     with_penalties,
+    zeros,
 )
 from rollwright.training.advantages.tree import turn_values
 from rollwright.trajectory import Trajectory, leaves, path, turn_weights
@@ -24,10 +24,10 @@ from rollwright.trajectory import Trajectory, leaves, path, turn_weights
 
 @dataclass(frozen=True)
 class PathGRPO:
-    """A path's reward minus the mean over all paths of the group, over their standard deviation."""
+    """Reward of a path minus the mean over all paths of the group, divided by their standard deviation."""
 
     std: bool = True
-    """False: the difference alone."""
+    """False: not divided."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
         return _by_paths(groups, lambda trees: _among_all(trees, self.std))
@@ -35,16 +35,16 @@ class PathGRPO:
 
 @dataclass(frozen=True)
 class TreeGRPO:
-    """A path's advantage among all paths of the group, plus the one among the paths of its own rollout (Tree-GRPO's
-    inter- and intra-tree terms). The second trains no turn that all paths of the rollout share."""
+    """Sum of a path's advantage among all paths of the group and its advantage among the paths of its own rollout
+    (Tree-GRPO's inter- and intra-tree terms). The second term is 0 for turns that all paths of the rollout share."""
 
     std: bool = True
-    """False: the differences alone."""
+    """False: not divided."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
-        return _by_paths(groups, self._compared)
+        return _by_paths(groups, self._compare)
 
-    def _compared(self, trees: "Sequence[_Paths]") -> list[list[float]]:
+    def _compare(self, trees: "Sequence[_Paths]") -> list[list[float]]:
         within = [centred(tree.rewards, tree.counts, std=self.std) for tree in trees]
         return [
             [inter + intra for inter, intra in zip(among, own, strict=True)]
@@ -58,7 +58,7 @@ class _Paths(NamedTuple):
     ends: list[int]
     rewards: list[float]
     counts: list[int]
-    """How many paths that came out the same each stands for."""
+    """Multiplicity of each path: how many identical paths it stands for."""
 
 
 def _paths(trajectory: Trajectory) -> _Paths:
@@ -88,7 +88,7 @@ def _by_paths(groups: Groups, compare: Callable[[Sequence[_Paths]], list[list[fl
             [
                 with_penalties(trajectory, _spread(trajectory, *next(left), share))
                 if counts
-                else nothing(trajectory)
+                else zeros(trajectory)
                 for trajectory, counts in zip(group, kept, strict=True)
             ]
         )
@@ -96,7 +96,7 @@ def _by_paths(groups: Groups, compare: Callable[[Sequence[_Paths]], list[list[fl
 
 
 def _spread(trajectory: Trajectory, tree: _Paths, advantages: Sequence[float], share: float) -> list[float]:
-    """What the paths through each turn get together. `share`: what one path weighs, of a rollout's weight of 1."""
+    """Sum of the advantages of all paths through each turn. `share`: weight of one path, where a rollout has weight 1."""
     sums = [0.0] * len(trajectory.turns)
     for end, count, advantage in zip(tree.ends, tree.counts, advantages, strict=True):
         sums[end] = count * advantage

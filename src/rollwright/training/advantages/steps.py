@@ -1,5 +1,6 @@
-"""Advantages that differ from turn to turn: with a value estimate (GAE), or by comparing turns taken in the same
-state (GiGPO). Both follow `after`; where a turn has several children, what follows it is their mean.
+"""Advantages for each turn: from a value estimate (GAE), or by comparing turns taken in the same state (GiGPO).
+
+Both follow the links `after`. If a turn has several children, the mean over them takes the place of the next turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +12,9 @@ from rollwright.training.advantages.base import (
     TurnAdvantages,
     admitted,
     centred,
-    nothing,
     turn_rewards,
     with_penalties,
+    zeros,
 )
 from rollwright.training.advantages.episodes import GRPO
 from rollwright.trajectory import Trajectory, Turn
@@ -21,18 +22,18 @@ from rollwright.trajectory import Trajectory, Turn
 
 @dataclass(frozen=True)
 class GAE:
-    """Generalised advantage estimation over turns, where something estimates a turn's value."""
+    """Generalised advantage estimation over turns."""
 
     values: Callable[[Trajectory], Sequence[float]]
-    """For each turn, the return expected from the state it was taken in."""
+    """Value function: for each turn of a trajectory, the expected return of the state in which it was taken."""
     discount: float = 1.0
     decay: float = 0.95
-    """Lambda: 1 trusts the rewards, 0 trusts the values."""
+    """GAE's lambda: 1 uses the observed returns, 0 the value estimates."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
         return [
             [
-                with_penalties(trajectory, self._advantages(trajectory)) if counts else nothing(trajectory)
+                with_penalties(trajectory, self._advantages(trajectory)) if counts else zeros(trajectory)
                 for trajectory, counts in zip(group, kept, strict=True)
             ]
             for group, kept in zip(groups, admitted(groups), strict=True)
@@ -56,13 +57,14 @@ class GAE:
 
 @dataclass(frozen=True)
 class GiGPO:
-    """The episode's advantage in its group, plus the turn's among those of the group taken in the same state."""
+    """The episode's advantage in its group, plus the turn's advantage among turns of the group taken in the same state."""
 
     std: bool = False
     """Whether both are divided by their standard deviation."""
     step_weight: float = 1.0
+    """Weight of the second term."""
     discount: float = 0.95
-    """Of later rewards in a turn's return."""
+    """Discount factor of later rewards in the return of a turn."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
         found = GRPO(std=self.std)(groups)
@@ -74,7 +76,7 @@ class GiGPO:
         return found
 
     def _anchors(self, group: Sequence[Trajectory], kept: Sequence[bool]) -> "dict[str, list[_Taken]]":
-        """The turns of a group by the observation they answered, compared exactly."""
+        """Anchor groups: the turns of a group by the observation that preceded them, compared as exact text."""
         found: dict[str, list[_Taken]] = {}
         for place, (trajectory, counts) in enumerate(zip(group, kept, strict=True)):
             if not counts:
@@ -89,7 +91,7 @@ class GiGPO:
 
 @dataclass(frozen=True)
 class _Taken:
-    """One turn, as a member of the turns taken in its state."""
+    """One turn as a member of an anchor group."""
 
     trajectory: int
     turn: int
@@ -97,7 +99,7 @@ class _Taken:
 
 
 def discounted_returns(trajectory: Trajectory, discount: float) -> list[float]:
-    """For each turn its reward and, discounted, what came after."""
+    """Discounted return of each turn."""
     found = turn_rewards(trajectory)
     below = _Below(len(found))
     for turn in reversed(trajectory.turns):
@@ -107,7 +109,7 @@ def discounted_returns(trajectory: Trajectory, discount: float) -> list[float]:
 
 
 def _observation_before(trajectory: Trajectory, after: int | None) -> str | None:
-    """What the environment showed before a turn; `None` where it had not answered."""
+    """The observation before a turn; `None` if the environment had not answered the turn before."""
     if after is None:
         return trajectory.observation
     outcome = trajectory.turns[after].outcome
@@ -116,7 +118,7 @@ def _observation_before(trajectory: Trajectory, after: int | None) -> str | None
 
 @dataclass
 class _Below:
-    """The mean over each turn's children, gathered from the last turn to the first."""
+    """Mean over the children of each turn, accumulated from the last turn to the first."""
 
     size: int
     sums: list[float] = field(init=False)

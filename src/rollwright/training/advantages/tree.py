@@ -1,12 +1,12 @@
-"""Credit for decisions: a turn is compared with its siblings, the other decisions taken in the same place.
+"""Tree advantages: a turn is compared with its siblings, the other decisions taken in the same state.
 
-V(leaf) is the reward of its path, V(turn) the mean over its *children*, not its leaves, so that branching more
-below one of two siblings favours neither. A turn without siblings inherits from its parent; the siblings of a root are
-all other roots of the group, in whichever rollout. A group of chains gives exactly RLOO, or DrGRPO where a turn is
-compared with the mean that it is part of.
+V(leaf) is the reward of its path; V(turn) is the mean over its *children*, not over its leaves, so that more branches below
+one of two siblings favour neither. A turn without siblings inherits the advantage of its parent. The siblings of a root are
+the roots of all rollouts of the group. A group of chains gives exactly RLOO (`TurnTree`) or Dr. GRPO (`SegmentValue`).
 
-A turn that stands for several equal ones is compared with its copies too, but what it hands down is compared with the
-different ones alone: its copies have its own value, and what is inherited must not be compared with itself.
+Identical siblings are stored once with a `count`. For its own advantage, a turn is compared with its copies too. For the
+advantage that its descendants inherit, it is compared with the different siblings alone: the copies have its own value,
+and a value must not be compared with itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +18,19 @@ from rollwright.training.advantages.base import (
     admitted,
     centred,
     leave_one_out,
-    nothing,
     with_penalties,
+    zeros,
 )
 from rollwright.trajectory import Trajectory, children, leaves
 
 Compare = Callable[[Sequence[float], Sequence[int]], list[tuple[float, float | None]]]
-"""From the values of siblings, and how many equal ones each stands for: the advantage of each, and what it hands down;
-`None`: what it inherited itself."""
+"""From values and counts of siblings: the advantage of each, and the advantage that its descendants inherit (`None`: the
+one that it inherited itself)."""
 
 
 @dataclass(frozen=True)
 class TurnTree:
-    """Value minus the mean of the siblings' values."""
+    """Value of a turn minus the mean value of its siblings."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
         return _among_siblings(groups, _with_the_others)
@@ -38,11 +38,11 @@ class TurnTree:
 
 @dataclass(frozen=True)
 class SegmentValue:
-    """Value minus that of the place it was taken in, which is the mean over all that were taken there (SPO). Turns that
-    follow each other without a branch are one segment. Among k of them this is (k - 1)/k of what `TurnTree` gives."""
+    """Value of a turn minus the value of its parent, which is the mean over all children of that parent (SPO). Turns that
+    follow each other without a branch are one segment. With k siblings this is (k - 1)/k of `TurnTree`."""
 
     std: bool = False
-    """Whether it is divided by the siblings' standard deviation."""
+    """Whether the difference is divided by the standard deviation of the siblings' values."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
         return _among_siblings(groups, self._with_all)
@@ -81,7 +81,7 @@ def _group(group: Sequence[Trajectory], kept: Sequence[bool], compare: Compare) 
     return [
         with_penalties(trajectory, _below_roots(trajectory, values[place], at_roots[place], compare))
         if counts
-        else nothing(trajectory)
+        else zeros(trajectory)
         for place, (trajectory, counts) in enumerate(zip(group, kept, strict=True))
     ]
 
@@ -92,7 +92,7 @@ def _below_roots(
     at_roots: Mapping[int, tuple[float, float]],
     compare: Compare,
 ) -> list[float]:
-    """The advantages of all turns, given what the roots have and hand down."""
+    """Advantages of all turns, given own and inherited advantages of the roots."""
     found = dict(at_roots)
     below = children(trajectory.turns)
     for parent in trajectory.turns:  # parents come before their children
@@ -109,7 +109,7 @@ def _below_roots(
 
 
 def turn_values(trajectory: Trajectory) -> list[float]:
-    """For each turn, the mean over its children of their values; at a leaf, the reward of the path to it."""
+    """Value of each turn: the mean value of its children; at a leaf, the reward along the path to it."""
     turns = trajectory.turns
     sums: list[float] = []
     for turn in turns:

@@ -1,4 +1,4 @@
-"""Rollouts for trainers of other projects: one adapter from trajectories to what they eat, one module for each."""
+"""Bridges to the trainers of other projects: a common conversion of trajectories, and one module for each trainer."""
 
 from rollwright.training.bridges.completions import Completion, completion_of
 

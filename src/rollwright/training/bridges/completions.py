@@ -1,8 +1,8 @@
-"""A trajectory as other trainers know it: one prompt, and one completion in which the environment's words are masked.
+"""Conversion of a trajectory to one prompt and one completion, in which the environment's tokens are masked.
 
-True of it: prompt and completion joined are exactly the ids that the engine had before it at the end of the episode,
-and the mask is 1 exactly where a token was sampled that may be trained on. A trajectory with more than one token sequence (a tree, a
-rewritten history) has no such form and is refused; the package's own trainer takes it.
+Always true: prompt and completion together are the engine's whole token sequence at the end of the episode. The mask is 1
+exactly for sampled tokens that may be trained on. A trajectory with more than one token sequence (a tree, a rewritten
+history) cannot be converted and is refused; the package's own trainer accepts it.
 """
 
 import msgspec
@@ -17,25 +17,27 @@ class Completion(msgspec.Struct, frozen=True):
     rollout_id: str
     group_id: str
     prompt: list[int]
-    """Up to where the first sampled token stands."""
+    """Ids before the first sampled token."""
     ids: list[int]
-    """Everything from there on: sampled tokens, and what the environment put between them."""
+    """All following ids: sampled tokens, and the environment's tokens between them."""
     mask: list[int]
-    """1 where the token was sampled, and is in the loss."""
+    """1 where the token was sampled and is in the loss."""
     logprobs: list[float]
-    """As sampled; 0 where nothing was."""
+    """Log-probabilities as sampled; 0 for other tokens."""
     versions: list[int]
-    """Of the policy, for each token; -1 where nothing was sampled."""
+    """Policy version of each token; -1 where nothing was sampled."""
     reward: float
-    """Task reward and penalties together: these trainers know one number."""
+    """Sum of task reward and penalties: these trainers accept one number."""
     turns: int
     temperatures: frozenset[float]
-    """That the tokens in the loss were drawn at; empty: nobody recorded it."""
+    """Sampling temperatures of the tokens in the loss; empty: not recorded."""
 
 
 def completion_of(trajectory: Trajectory, *, own_sampling: bool = False) -> Completion:
-    """Raises `NotTrainable` for what cannot be told as one completion. `own_sampling`: the trainer itself has said how to
-    sample and answers for it, so no token is left out for how it was drawn."""
+    """Converts an episode; raises `NotTrainable` if it is not one token sequence.
+
+    `own_sampling`: the other trainer chose the sampling parameters, so no token is masked because of them.
+    """
     if own_sampling:
         turns = [msgspec.structs.replace(turn, sampling=None) for turn in trajectory.turns]
         trajectory = msgspec.structs.replace(trajectory, turns=turns, sampling=None)

@@ -1,9 +1,8 @@
-"""Feeds TRL's `GRPOTrainer` through its `rollout_func`.
+"""Rollouts for TRL's `GRPOTrainer`, through its `rollout_func`.
 
-Always true: what TRL treats as on-policy is on-policy. Without vLLM it ignores the log-probabilities that a rollout
-function returns, so nothing would correct for older tokens. Therefore the trainer's weights go to the policy
-first whenever they have changed, and a batch that still holds a token of another version, or one drawn at another
-temperature than TRL computes at, is refused.
+Always true: data that TRL treats as on-policy is on-policy. Without vLLM, TRL ignores the log-probabilities that a rollout
+function returns, so nothing would correct for tokens of older weights. Therefore changed weights are sent to the policy
+before each batch, and a batch with a token of another version, or of another temperature than TRL's, is refused.
 """
 
 import asyncio
@@ -19,20 +18,20 @@ from rollwright.training.bridges.completions import Completion, completion_of
 from rollwright.trajectory import NO_VERSION, Trajectory
 
 REWARD = "rollwright_reward"
-"""Under this name the episodes' rewards reach the reward function."""
+"""Name of the field in which rewards are passed to the reward function."""
 
 Result = TypeVar("Result")
 
 
 class Groups(Protocol):
-    """A batch, as `get_batch` gives it."""
+    """A batch as `get_batch` returns it."""
 
     @property
     def groups(self) -> Sequence[Any]: ...
 
 
 class Playing(Protocol):
-    """A run that plays episodes, such as `rollwright.Run`."""
+    """The part of `rollwright.Run` that the bridge uses."""
 
     policy: Policy
     config: Any
@@ -49,8 +48,8 @@ class Playing(Protocol):
 class TrlRollouts:
     """`with TrlRollouts(run) as rollouts: GRPOTrainer(..., rollout_func=rollouts, reward_funcs=rollouts.reward)`.
 
-    The run lives on an event loop in a thread of its own, because TRL's trainer blocks. TRL's prompts only say how
-    many episodes are wanted: the levels are the run's.
+    The run has an event loop in a separate thread, because TRL's trainer blocks. TRL's prompts only determine the number
+    of episodes; tasks are chosen by the run.
     """
 
     def __init__(self, run: Playing) -> None:
@@ -64,7 +63,7 @@ class TrlRollouts:
         self._run = run
         self._policy: Updatable = run.policy
         self._synced: int | None = None
-        """The trainer's step whose weights the policy has; `None`: none of it."""
+        """Trainer step whose weights the policy has; `None`: not synchronised yet."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
 
@@ -86,7 +85,7 @@ class TrlRollouts:
             self._stop()
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
-        """One episode for each prompt, `num_generations` of them on the same level."""
+        """Plays one episode for each prompt, in groups of `num_generations` with the same task."""
         self._check_groups(trainer)
         self.sync_weights(trainer)
         batch = self._wait_for(self._run.get_batch(len(prompts)))
@@ -108,7 +107,7 @@ class TrlRollouts:
         }
 
     def reward(self, completions: Sequence[Any], **fields: Any) -> list[float]:
-        """The reward that each episode earned while it was played."""
+        """Reward function for TRL: the rewards of the episodes that were played."""
         found: list[float] = fields[REWARD]
         return found
 
@@ -122,7 +121,7 @@ class TrlRollouts:
             )
 
     def sync_weights(self, trainer: Any) -> None:
-        """Gives the trainer's weights to the policy, unless it has them."""
+        """Sends the trainer's weights to the policy if they have changed."""
         step = int(trainer.state.global_step)
         if step == self._synced:
             return

@@ -1,7 +1,7 @@
-"""verl's inference servers as a policy, and an episode as verl's agent loops return it. Imports nothing of verl.
+"""verl's inference servers as a policy, and an episode in the format of verl's agent loops. Does not import verl.
 
-Always true: the ids and log-probabilities are the server's own. An answer without log-probabilities is refused,
-because verl would then have to guess what the tokens were sampled with.
+Always true: ids and log-probabilities are those of the server. An answer without log-probabilities is refused, because
+verl would then have to recompute the sampling distribution with other numerics.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from rollwright.training.bridges.completions import Completion
 from rollwright.trajectory import FinishReason, SamplingParams, VersionRun, floats, token_ids
 
 ABORTED = "aborted"
-"""verl's word for an answer that was cut off from outside."""
+"""verl's stop reason of an aborted request."""
 VERSION = "global_steps"
-"""Under which name verl's servers say which weights answered."""
+"""Field in which verl's servers return the version of their weights."""
 
 _HOW_MANY = ("max_tokens", "max_new_tokens", "logprobs", "n")
-"""Of verl's sampling parameters, those that change no token's probability."""
+"""Sampling parameters of verl that do not change the distribution of a token."""
 
 
 class VerlServer(Protocol):
-    """What an agent loop is given as `server_manager`."""
+    """The `server_manager` of an agent loop."""
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
@@ -31,12 +31,12 @@ class VerlServer(Protocol):
 
 
 class VerlPolicy:
-    """For one episode: `sampling_params` are the ones that verl chose for it."""
+    """Policy of one episode. `sampling_params`: those that verl chose for it."""
 
     def __init__(self, server: VerlServer, renderer: Renderer, sampling_params: Mapping[str, Any]) -> None:
         self.renderer = renderer
         self.version = 0
-        """Of the weights that answered last."""
+        """Version of the weights that generated the latest answer."""
         self.pressure = 0
         self._server = server
         self._sampling = dict(sampling_params)
@@ -44,7 +44,7 @@ class VerlPolicy:
         self._params = SamplingParams(**told)
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        """Only the length of the answer is the episode's own to say; everything else is as verl samples."""
+        """Generates with verl's sampling parameters; only the length limit is the episode's."""
         assert prompt.ids is not None
         params = {
             **self._sampling,
@@ -74,7 +74,7 @@ class VerlPolicy:
         )
 
     async def close(self) -> None:
-        """The servers are verl's."""
+        """Closes nothing: verl owns the servers."""
 
     def _finish(self, output: Any) -> FinishReason:
         if output.stop_reason == ABORTED:
@@ -86,7 +86,7 @@ class VerlPolicy:
 def agent_loop_output(
     played: Completion, *, prompt_length: int, response_length: int, seconds: float
 ) -> dict[str, Any]:
-    """The fields of verl's `AgentLoopOutput`. Nothing is cut off: what does not fit is refused."""
+    """The fields of verl's `AgentLoopOutput`. An episode that exceeds verl's lengths is refused, never truncated."""
     for name, length, limit in (
         ("data.max_prompt_length", len(played.prompt), prompt_length),
         ("data.max_response_length", len(played.ids), response_length),
