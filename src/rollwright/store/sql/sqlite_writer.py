@@ -231,7 +231,7 @@ class Writer:
             if job.lasting:
                 self._make_last(done)  # one flush for all of them; the others are answered with it
                 return
-        self._end_batch([done])
+        self._end_here(done)
 
     def _make_last(self, done: Done) -> None:
         if self._flushes_here:
@@ -239,13 +239,18 @@ class Writer:
             done, seconds = self._flush(done)
             if seconds > QUICK_FLUSH_SECONDS:
                 self._flushes_here = 0
-            self._end_batch([done])
+            self._end_here(done)
         else:
             self._flushing = (
                 True  # from here on answers to reads are held back: they may show what the disk lacks
             )
             self._worked = time.thread_time()
             self._thread.put(partial(self._flush_in_thread, done), partial(self._flush_failed, done))
+
+    def _end_here(self, done: Done) -> None:
+        # The transaction has just looked for others' writes: a heartbeat of a caller that is answered now need not.
+        self._noticed = True
+        self._end_batch([done])
 
     def _hand_over(self, batch: Sequence[Job[Any]]) -> None:
         self._handed_over = True
