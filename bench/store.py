@@ -28,9 +28,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rollwright.run import gc_tuning
 
 from results_file import write_results
+from rollwright.run import gc_tuning
 from venvs import peer_python
 
 HERE = Path(__file__).resolve().parent

@@ -51,7 +51,7 @@ async def test_the_writer_flushes_what_must_last_and_only_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: bool
 ) -> None:
     if not brief:
-        monkeypatch.setattr(sqlite_writer, "COMMITS_HERE", 0)
+        monkeypatch.setattr(sqlite_writer, "LOOP_COMMITS", 0)
     store = await quiet(tmp_path / "store.db")
     writer = store._driver._writer  # type: ignore[attr-defined]
     flushes: list[str] = []
@@ -179,7 +179,7 @@ async def test_while_the_disk_is_written_only_what_has_to_last_waits(
 
     store = await quiet(tmp_path / "store.db")
     await store.enqueue_rollout("first")
-    store._driver._writer._flushes_here = 0  # type: ignore[attr-defined]
+    store._driver._writer._loop_flushes = 0  # type: ignore[attr-defined]
     monkeypatch.setattr(sqlite_writer, "flush", flushed)
     second = asyncio.create_task(store.enqueue_rollout("second"))
     await asyncio.to_thread(began.wait, 60)
@@ -237,7 +237,7 @@ async def test_a_store_whose_flush_failed_says_so_until_it_is_opened_again(
 def test_the_event_loop_may_wait_for_a_quick_disk_where_it_has_nothing_else_to_do(
     seconds: float, worked: float, here: bool
 ) -> None:
-    assert sqlite_writer.may_wait_here(seconds, worked) == here
+    assert sqlite_writer.may_flush_in_loop(seconds, worked) == here
 
 
 async def test_now_and_then_the_thread_waits_for_the_disk_to_see_what_the_event_loop_has_to_do(
@@ -252,8 +252,8 @@ async def test_now_and_then_the_thread_waits_for_the_disk_to_see_what_the_event_
 
     monkeypatch.setattr(sqlite_writer, "flush", flushed)
     monkeypatch.setattr(sqlite_writer, "QUICK_FLUSH_SECONDS", inf)
-    monkeypatch.setattr(sqlite_writer, "may_wait_here", lambda seconds, worked: idle)
-    monkeypatch.setattr(sqlite_writer, "FLUSHES_HERE", 3)
+    monkeypatch.setattr(sqlite_writer, "may_flush_in_loop", lambda seconds, worked: idle)
+    monkeypatch.setattr(sqlite_writer, "LOOP_FLUSHES", 3)
     store = await quiet(tmp_path / "store.db")
 
     async def flushed_by(count: int) -> list[bool]:
@@ -401,7 +401,7 @@ def test_claims_and_the_health_check_search_an_index(tmp_path: Path) -> None:
     assert "USING INDEX rollouts_lease (lease_expires<?)" in plan(changes.LAPSED)
     assert "USING INDEX rollouts_lease" in plan(queries.FIRST_LEASE)
     assert "USING INDEX rollouts_worker" in plan(attempts.EXTEND_ALL)
-    assert "USING INDEX attempts_taken" in plan(queries.UNTOLD)
+    assert "USING INDEX attempts_taken" in plan(queries.UNREPORTED)
     for hot in (queue.CLAIM, attempts.FIND, attempts.ALIVE, attempts.EXTEND, changes.RELEASE):
         assert "TEMP B-TREE" not in plan(hot)
         assert "SCAN rollouts;" not in plan(hot) + ";"
