@@ -28,9 +28,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rollwright.run.garbage import rare_collections
 
 from results_file import write_results
+from rollwright.run import gc_tuning
 from venvs import peer_python
 
 HERE = Path(__file__).resolve().parent
@@ -58,7 +58,7 @@ SCALE_RATIO, SQLITE_SCALE_RATIO = 1.3, 1.2
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 """What agentlightning imports would else try, while it is measured, to fetch a list of prices."""
 
-COLLECTOR = inspect.getfile(rare_collections)
+COLLECTOR = inspect.getfile(gc_tuning)
 """Given to the peer's interpreter, which has no rollwright."""
 
 Figures = Mapping[str, Any]

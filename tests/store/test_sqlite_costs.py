@@ -35,7 +35,7 @@ def filled(path: Path, held: int) -> sqlite3.Connection:
     prepare(path)
     connection = connect(path, time.time)
     requests = [check_request(EnqueueRequest(None, config=CONFIG)) for _ in range(2 * held)]
-    run(connection, lambda tx: queue.enqueue_new(tx, [requests]))
+    run(connection, lambda tx: queue.enqueue_many(tx, [requests]))
     run(connection, lambda tx: queue.claim(tx, held, "background", None))
     return connection
 
@@ -44,7 +44,7 @@ def run(connection: sqlite3.Connection, make: Callable[[Transaction], Operation[
     connection.execute("BEGIN IMMEDIATE")
     tx = Transaction(time.time(), Stamps())
     result = drive(connection.cursor(), make(tx))
-    drive(connection.cursor(), tx.flush())
+    drive(connection.cursor(), tx.write_gathered())
     connection.execute("COMMIT")
     return result
 
@@ -74,7 +74,7 @@ def test_the_health_check_and_every_call_of_a_worker_cost_the_same_among_many_ro
         cost["health check"], _ = steps(connection, changes.expire)
         cost["next lease"], _ = steps(connection, lambda tx: queries.first_lease())
         cost["claim"], [mine] = steps(connection, lambda tx: queue.claim(tx, 1, "w", None))
-        cost["claims"], _ = steps(connection, lambda tx: queue.claim_new(tx, [(1, "w", None)] * 2))
+        cost["claims"], _ = steps(connection, lambda tx: queue.claim_many(tx, [(1, "w", None)] * 2))
         pair = (mine.rollout_id, mine.attempt.attempt_id)
         cost["heartbeat"], _ = steps(
             connection, lambda tx, pair=pair: attempts.heartbeat(tx, "w", None, [pair])
@@ -271,7 +271,7 @@ async def test_the_log_has_its_length_from_the_beginning_and_keeps_it(
 ) -> None:
     """A flush that makes a file longer costs twice as much."""
     monkeypatch.setattr(sqlite_writer, "CHECKPOINT_PAGES", 20)
-    monkeypatch.setattr(sqlite_writer, "COMMITS_HERE", 3)
+    monkeypatch.setattr(sqlite_writer, "LOOP_COMMITS", 3)
     store, log = SqlStore(await SqliteDriver.open(tmp_path / "store.db")), tmp_path / "store.db-wal"
     length = log.stat().st_size
     assert length >= LOG_BYTES
@@ -293,8 +293,8 @@ def test_a_transaction_that_is_run_again_enqueues_and_claims_nothing_twice(tmp_p
     asks = [(1, f"w{n}", f"claim-{n}") for n in range(2)]
 
     def work(tx: Transaction) -> Operation[Any]:
-        enqueued = yield from queue.enqueue_new(tx, requests)
-        claimed = yield from queue.claim_new(tx, asks)
+        enqueued = yield from queue.enqueue_many(tx, requests)
+        claimed = yield from queue.claim_many(tx, asks)
         return enqueued, claimed
 
     def again(tx: Transaction) -> Operation[Any]:

@@ -21,7 +21,7 @@ COLUMNS = ", ".join(column.name for column in ROLLOUT_COLUMNS[:-1])
 def check_memory(store: SqlStore) -> int:
     """How many rollouts are remembered, each of them as it is in the file."""
     writer = store._driver._writer  # type: ignore[attr-defined]
-    writer._notice_others()
+    writer._check_other_writers()
     for rollout_id, row in writer._held.items():
         sql = f"SELECT {COLUMNS} FROM rollouts WHERE rollout_id = ?"
         [found] = writer._connection.execute(sql, [rollout_id]).fetchall()

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from rollwright.store.errors import StoreError, StoreUnavailable
+from rollwright.store.errors import NotFound, StoreError, StoreUnavailable
+from rollwright.store.invariants import complaints
 from rollwright.store.records import EnqueueRequest, RolloutConfig, RolloutStatus
 from rollwright.store.sql import SqlStore, attempts, changes, queries, queue, sqlite_writer
 from rollwright.store.sql.schema import metadata
@@ -50,7 +51,7 @@ async def test_the_writer_flushes_what_must_last_and_only_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: bool
 ) -> None:
     if not brief:
-        monkeypatch.setattr(sqlite_writer, "COMMITS_HERE", 0)
+        monkeypatch.setattr(sqlite_writer, "LOOP_COMMITS", 0)
     store = await quiet(tmp_path / "store.db")
     writer = store._driver._writer  # type: ignore[attr-defined]
     flushes: list[str] = []
@@ -119,6 +120,50 @@ async def test_what_was_answered_is_on_the_disk_as_it_was_last_flushed(
     await store.close()
 
 
+async def test_a_power_cut_takes_back_only_claims_that_nothing_durable_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+
+    def flushed(file: int) -> None:
+        os.fsync(file)
+        shutil.rmtree(disk, ignore_errors=True)
+        disk.mkdir()
+        for name in ("store.db", "store.db-wal"):
+            shutil.copy(tmp_path / name, disk / name)
+
+    monkeypatch.setattr(sqlite_writer, "flush", flushed)
+    store = await quiet(tmp_path / "store.db")
+    await asyncio.gather(*(store.enqueue_rollout(number) for number in range(3)))
+    journalled = await store.dequeue_rollout("worker-0")
+    claimed = await store.dequeue_rollout("worker-0")
+    assert journalled is not None
+    assert claimed is not None
+    await store.append_journal(journalled.rollout_id, journalled.attempt.attempt_id, [b"turn"])
+    late = await store.dequeue_rollout("worker-0")
+    assert late is not None
+
+    monkeypatch.undo()  # the disk stays as it is now
+    after = await opened(disk / "store.db")
+    for kept in (journalled, claimed):  # the flush of the turn brought every earlier commit to the disk
+        latest = await after.get_latest_attempt(kept.rollout_id)
+        assert latest is not None
+        assert latest.attempt_id == kept.attempt.attempt_id
+    lost = (late.rollout_id, late.attempt.attempt_id)
+    assert await after.update_worker("worker-0", attempts=[lost]) == [lost]
+    with pytest.raises(NotFound, match="has no attempt"):
+        await after.update_attempt(*lost, status="succeeded")
+    again = await after.dequeue_rollout("worker-1")
+    assert again is not None
+    assert again.rollout_id == late.rollout_id
+    assert again.attempt.sequence_id == 1, "the lost claim costs no try"
+    for each in (journalled, claimed, again):
+        await after.update_attempt(each.rollout_id, each.attempt.attempt_id, status="succeeded")
+    assert complaints(await after.read_events(), await after.read_completions()) == []
+    await after.close()
+    await store.close()
+
+
 async def test_while_the_disk_is_written_only_what_has_to_last_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +179,7 @@ async def test_while_the_disk_is_written_only_what_has_to_last_waits(
 
     store = await quiet(tmp_path / "store.db")
     await store.enqueue_rollout("first")
-    store._driver._writer._flushes_here = 0  # type: ignore[attr-defined]
+    store._driver._writer._loop_flushes = 0  # type: ignore[attr-defined]
     monkeypatch.setattr(sqlite_writer, "flush", flushed)
     second = asyncio.create_task(store.enqueue_rollout("second"))
     await asyncio.to_thread(began.wait, 60)
@@ -192,7 +237,7 @@ async def test_a_store_whose_flush_failed_says_so_until_it_is_opened_again(
 def test_the_event_loop_may_wait_for_a_quick_disk_where_it_has_nothing_else_to_do(
     seconds: float, worked: float, here: bool
 ) -> None:
-    assert sqlite_writer.may_wait_here(seconds, worked) == here
+    assert sqlite_writer.may_flush_in_loop(seconds, worked) == here
 
 
 async def test_now_and_then_the_thread_waits_for_the_disk_to_see_what_the_event_loop_has_to_do(
@@ -207,8 +252,8 @@ async def test_now_and_then_the_thread_waits_for_the_disk_to_see_what_the_event_
 
     monkeypatch.setattr(sqlite_writer, "flush", flushed)
     monkeypatch.setattr(sqlite_writer, "QUICK_FLUSH_SECONDS", inf)
-    monkeypatch.setattr(sqlite_writer, "may_wait_here", lambda seconds, worked: idle)
-    monkeypatch.setattr(sqlite_writer, "FLUSHES_HERE", 3)
+    monkeypatch.setattr(sqlite_writer, "may_flush_in_loop", lambda seconds, worked: idle)
+    monkeypatch.setattr(sqlite_writer, "LOOP_FLUSHES", 3)
     store = await quiet(tmp_path / "store.db")
 
     async def flushed_by(count: int) -> list[bool]:
@@ -356,7 +401,7 @@ def test_claims_and_the_health_check_search_an_index(tmp_path: Path) -> None:
     assert "USING INDEX rollouts_lease (lease_expires<?)" in plan(changes.LAPSED)
     assert "USING INDEX rollouts_lease" in plan(queries.FIRST_LEASE)
     assert "USING INDEX rollouts_worker" in plan(attempts.EXTEND_ALL)
-    assert "USING INDEX attempts_taken" in plan(queries.UNTOLD)
+    assert "USING INDEX attempts_taken" in plan(queries.UNREPORTED)
     for hot in (queue.CLAIM, attempts.FIND, attempts.ALIVE, attempts.EXTEND, changes.RELEASE):
         assert "TEMP B-TREE" not in plan(hot)
         assert "SCAN rollouts;" not in plan(hot) + ";"

@@ -1,4 +1,4 @@
-"""The operations of a worker: reports on attempts, heartbeats, the turn journal; and housekeeping.
+"""The operations of a worker: report_many on attempts, record_heartbeats, the turn journal; and housekeeping.
 
 As in `queueing`, a call that is refused has written nothing but that fact.
 """
@@ -8,38 +8,33 @@ from typing import Any, NoReturn, TypeGuard
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import ColumnElement, Double, bindparam, delete, literal_column, or_, select, update
+from sqlalchemy import ColumnElement, Double, bindparam, literal_column, or_, select, update
 
 from rollwright.store.checks import EMPTY, LATEST, merged
-from rollwright.store.errors import AttemptRefused, ImpossibleChange, NotFound, StoreError
-from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind, RolloutStatus
+from rollwright.store.errors import AttemptRefused, NotFound, StoreError
+from rollwright.store.records import Attempt, AttemptedRollout, AttemptStatus, EventKind
 from rollwright.store.sql.changes import (
     CLEAR_JOURNAL,
     Ending,
     end,
-    ending,
-    heard,
     lease_from,
+    prepare_ending,
+    renew_lease,
     write_endings,
 )
 from rollwright.store.sql.rows import ATTEMPT_COLUMNS, RULE_COLUMNS, AttemptRow, RolloutRow, stored_config
 from rollwright.store.sql.schema import (
     ATTEMPTS_OF_ONE,
     HELD,
-    UNTOLD,
+    UNREPORTED,
     attempts,
-    completions,
-    counters,
-    events,
     journal,
     rollouts,
-    trajectories,
 )
 from rollwright.store.sql.statements import Operation, Row, Statement, Values, any_of, constant, insert_into
-from rollwright.store.sql.transaction import COMPLETIONS, LAST_GIVEN, Transaction
+from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import (
     FINAL_ATTEMPT,
-    FINAL_ROLLOUT,
     SAME_MOMENT,
     check_attempt_change,
     is_news,
@@ -53,11 +48,8 @@ Held = tuple[str, Pair]
 """A worker, and what it plays."""
 Turn = tuple[str, str, bytes]
 """A rollout, an attempt, and what is journalled."""
-Beat = tuple[str, bytes | None, Sequence[Pair] | None]
+Heartbeat = tuple[str, bytes | None, Sequence[Pair] | None]
 """A worker's sign of life: its figures, packed, and the attempts that it plays; `None`: all that it holds."""
-
-EVENTS_AT_ONCE = 100_000
-"""Events forgotten with one call, three for each rollout that one call of `delete_finished` forgets and some more."""
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):
@@ -72,7 +64,7 @@ class Report(msgspec.Struct, frozen=True, gc=False):
     metadata: Mapping[str, Any] | None = None
 
 
-def reports(tx: Transaction, given: Sequence[Report]) -> Operation[list[Attempt | StoreError]]:
+def report_many(tx: Transaction, given: Sequence[Report]) -> Operation[list[Attempt | StoreError]]:
     """Several callers'. The ends of attempts that are known to hold their rollouts are written with one statement."""
     outcomes: list[Attempt | StoreError] = []
     endings: list[Ending] = []
@@ -80,7 +72,7 @@ def reports(tx: Transaction, given: Sequence[Report]) -> Operation[list[Attempt 
         row = tx.held.get(each.rollout_id)
         try:
             if row is not None and each.attempt_id == row.attempt_id and each.status in FINAL_ATTEMPT:
-                endings.append(_last_report(tx, row, each))
+                endings.append(_end_by_report(tx, row, each))
                 outcomes.append(endings[-1].attempt)
                 continue
             yield from write_endings(endings)
@@ -94,31 +86,31 @@ def reports(tx: Transaction, given: Sequence[Report]) -> Operation[list[Attempt 
 
 def report(tx: Transaction, each: Report) -> Operation[Attempt]:
     row = yield from _find(tx, each.rollout_id)
-    ended = yield from _ended(tx, row, each.attempt_id)
+    ended = yield from _find_ended(tx, row, each.attempt_id)
     if ended is not None:
         if each.status is not None and ended.status is each.status:
             return ended
         _refuse_ended(tx, ended, each.status)
     if each.status in FINAL_ATTEMPT:
-        ending = _last_report(tx, row, each)
+        ending = _end_by_report(tx, row, each)
         yield from write_endings([ending])
         return ending.attempt
-    packed = _taken_in(tx, row, each)
-    after = yield from heard(tx, row, worker_id=each.worker_id, status=each.status, metadata=packed)
+    packed = _accept_report(tx, row, each)
+    after = yield from renew_lease(tx, row, worker_id=each.worker_id, status=each.status, metadata=packed)
     return after.attempt()
 
 
-def _last_report(tx: Transaction, row: RolloutRow, each: Report) -> Ending:
+def _end_by_report(tx: Transaction, row: RolloutRow, each: Report) -> Ending:
     """Of the attempt that holds the rollout."""
     assert each.status is not None
-    packed = _taken_in(tx, row, each)
+    packed = _accept_report(tx, row, each)
     worker_id = each.worker_id if row.worker_id is None else row.worker_id
-    tx.stamps.heard(worker_id, tx.now)
+    tx.stamps.record(worker_id, tx.now)
     last = (worker_id, tx.now, packed)
-    return ending(tx, row, each.status, each.reason, trajectory=each.trajectory, last=last)
+    return prepare_ending(tx, row, each.status, each.reason, trajectory=each.trajectory, last=last)
 
 
-def _taken_in(tx: Transaction, row: RolloutRow, each: Report) -> bytes:
+def _accept_report(tx: Transaction, row: RolloutRow, each: Report) -> bytes:
     """Refuses what the attempt that holds the rollout may not report; returns its metadata after the report."""
     _require_held(tx, row, each.worker_id, each.status)
     if each.status is not None and each.status != row.status:
@@ -134,25 +126,27 @@ def give_back(tx: Transaction, claimed: Sequence[AttemptedRollout], reason: str)
             yield from end(tx, row, AttemptStatus.CANCELLED, reason)
 
 
-def heartbeats(tx: Transaction, beats: Sequence[Beat]) -> Operation[list[list[Pair]]]:
+def record_heartbeats(tx: Transaction, beats: Sequence[Heartbeat]) -> Operation[list[list[Pair]]]:
     """Several callers'; each learns what it does not hold any more."""
-    known = [remembered(tx, beat) for beat in beats]
+    known = [recall_heartbeat(tx, beat) for beat in beats]
     unknown = [beat for beat, answer in zip(beats, known, strict=True) if answer is None]
-    kept = yield from _extend_each(tx, [(worker, pairs[0]) for worker, _, pairs in unknown if _is_one(pairs)])
+    kept = yield from _extend_leases(
+        tx, [(worker, pairs[0]) for worker, _, pairs in unknown if _is_one(pairs)]
+    )
     lost: list[list[Pair]] = []
     for (worker_id, stats, pairs), answer in zip(beats, known, strict=True):
         if answer is not None:
             lost.append(answer)
         elif _is_one(pairs) and (worker_id, pairs[0]) in kept:
-            tx.stamps.heard(worker_id, tx.now, stats=stats)
+            tx.stamps.record(worker_id, tx.now, stats=stats)
             lost.append([])
         else:
             lost.append((yield from heartbeat(tx, worker_id, stats, pairs)))
     return lost
 
 
-def remembered(tx: Transaction, beat: Beat) -> list[Pair] | None:
-    """The answer to a heartbeat that writes nothing: all that it names is known to be its own and to have been heard of
+def recall_heartbeat(tx: Transaction, beat: Heartbeat) -> list[Pair] | None:
+    """The answer to a heartbeat that writes nothing: all that it names is known to be its own and to have been renew_lease of
     a moment ago. `None`: the rollouts have to be looked at."""
     worker_id, stats, pairs = beat
     if pairs is None:
@@ -164,7 +158,7 @@ def remembered(tx: Transaction, beat: Beat) -> list[Pair] | None:
         assert row.last_heartbeat_time is not None
         if lapsed(row.lease_expires, tx.now) or is_news(row.config, row.last_heartbeat_time, tx.now):
             return None
-    tx.stamps.heard(worker_id, tx.now, stats=stats)
+    tx.stamps.record(worker_id, tx.now, stats=stats)
     return []
 
 
@@ -172,7 +166,7 @@ def _is_one(pairs: Sequence[Pair] | None) -> TypeGuard[Sequence[Pair]]:
     return pairs is not None and len(pairs) == 1
 
 
-def _extend_each(tx: Transaction, asked: Sequence[Held]) -> Operation[set[Held]]:
+def _extend_leases(tx: Transaction, asked: Sequence[Held]) -> Operation[set[Held]]:
     """One attempt of each worker; returns those that are alive and that worker's. A lease that was extended a moment
     ago is left as it is, which writes nothing."""
     if not asked:
@@ -186,7 +180,7 @@ def _extend_each(tx: Transaction, asked: Sequence[Held]) -> Operation[set[Held]]
         if is_news(config, heard_at, tx.now):
             lease = lease_end(config, start, tx.now)
             extended.append({"at_place": place, "now": tx.now, "new_lease": lease})
-            tx.leased(lease)
+            tx.note_lease(lease)
             row = tx.held.get(rollout_id)
             if row is not None:
                 tx.held.keep(replace(row, last_heartbeat_time=tx.now, lease_expires=lease))
@@ -212,10 +206,10 @@ def heartbeat(
         kept |= {
             (row[0], row[1]) for row in (yield HELD_OF(worker=worker_id, now=tx.now, **_by_column(missing)))
         }
-    tx.stamps.heard(worker_id, tx.now, busy=bool(adopted), stats=stats)
+    tx.stamps.record(worker_id, tx.now, busy=bool(adopted), stats=stats)
     for rollout_id, _, lease in rows:
         tx.held.forget(rollout_id)
-        tx.leased(lease)
+        tx.note_lease(lease)
     return [pair for pair in missing if pair not in kept]
 
 
@@ -227,9 +221,9 @@ def _by_column(pairs: Sequence[Pair]) -> dict[str, list[str]]:
 
 
 def append_turns(tx: Transaction, turns: Sequence[Turn]) -> Operation[list[StoreError | None]]:
-    """Several callers', one turn each, which are never asked for again. For attempts that were heard of a moment ago,
+    """Several callers', one turn each, which are never asked for again. For attempts that were renew_lease of a moment ago,
     as most were, the rollouts' rows stay as they are."""
-    ready = _ready(tx, turns)
+    ready = _find_ready(tx, turns)
     unknown = [rollout_id for rollout_id, _, _ in turns if rollout_id not in tx.held]
     if unknown:
         ready |= {(row[1], row[2]): row[0] for row in (yield READY(ids=unknown, now=tx.now, at=tx.now))}
@@ -248,7 +242,7 @@ def append_turns(tx: Transaction, turns: Sequence[Turn]) -> Operation[list[Store
     return refused
 
 
-def _ready(tx: Transaction, turns: Sequence[Turn]) -> dict[Pair, int]:
+def _find_ready(tx: Transaction, turns: Sequence[Turn]) -> dict[Pair, int]:
     """The places of those that are known to be `READY`."""
     found: dict[Pair, int] = {}
     for rollout_id, attempt_id, _ in turns:
@@ -265,24 +259,24 @@ def append_journal(
     tx: Transaction, rollout_id: str, attempt_id: str, entries: Sequence[bytes], append_id: str | None
 ) -> Operation[None]:
     """`append_id`: under which it may be asked for again; `None`: it never is."""
-    row = yield from _holding(tx, rollout_id, attempt_id)
+    row = yield from _find_held(tx, rollout_id, attempt_id)
     if append_id is None or append_id != row.last_append_id:
-        yield from heard(tx, row, status=AttemptStatus.RUNNING, append_id=append_id)
+        yield from renew_lease(tx, row, status=AttemptStatus.RUNNING, append_id=append_id)
         yield INSERT_JOURNAL.many([(row.place, bytes(entry)) for entry in entries])
 
 
 def clear_journal(tx: Transaction, rollout_id: str, attempt_id: str) -> Operation[None]:
-    row = yield from _holding(tx, rollout_id, attempt_id)
+    row = yield from _find_held(tx, rollout_id, attempt_id)
     yield CLEAR_JOURNAL(at_place=row.place)
-    yield from heard(tx, row)
+    yield from renew_lease(tx, row)
 
 
-def tell_taken(tx: Transaction, worker_id: str) -> Operation[list[tuple[str, str]]]:
+def take_lost_attempts(tx: Transaction, worker_id: str) -> Operation[list[tuple[str, str]]]:
     """What was taken from the worker since it was last told."""
-    yield from tx.settle()
-    rows = yield TAKEN(worker_id=worker_id)
+    yield from tx.write_inserts()
+    rows = yield LOST_ATTEMPTS(worker_id=worker_id)
     if rows:
-        yield TOLD.many([{"told": row[2]} for row in rows])
+        yield MARK_REPORTED.many([{"told": row[2]} for row in rows])
     return [(row[0], row[1]) for row in rows]
 
 
@@ -290,52 +284,6 @@ def write_stamps(tx: Transaction) -> Operation[None]:
     """Makes the signs of life of workers visible."""
     tx.stamps_at_once = True
     yield from ()
-
-
-def release_trajectories(tx: Transaction, rollout_ids: Sequence[str]) -> Operation[int]:
-    yield from tx.flush()  # a trajectory that is not yet written could not be deleted
-    rows = yield RELEASE_TRAJECTORIES(ids=list(dict.fromkeys(rollout_ids)))
-    return len(rows)
-
-
-def delete_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> Operation[int]:
-    yield from tx.flush()  # a completion that is not yet written could not be deleted
-    rows = yield PLACES(ids=list(dict.fromkeys(rollout_ids)))
-    for _, rollout_id, status in rows:
-        if status not in FINAL_ROLLOUT:
-            raise ImpossibleChange(f"rollout {rollout_id} is {status}; only a final one can be deleted")
-    return (yield from _delete(tx, [(row[0], row[1]) for row in rows]))
-
-
-def delete_finished(tx: Transaction, older_than: float, limit: int) -> Operation[int]:
-    yield from tx.flush()
-    old = []
-    for place, rollout_id, end_time in (yield OLDEST(count=limit)):
-        if end_time >= tx.now - older_than:
-            break
-        old.append((place, rollout_id))
-    return (yield from _delete(tx, sorted(old)))
-
-
-def _delete(tx: Transaction, rows: Sequence[tuple[int, str]]) -> Operation[int]:
-    if rows:
-        if tx.alone:
-            yield KEEP_CURSOR()  # which none of those that are left may have
-        yield DELETE_COMPLETIONS(ids=[rollout_id for _, rollout_id in rows])
-        for statement in DELETE_BY_PLACE:
-            yield statement.many([{"at_place": place} for place, _ in rows])
-    for _, rollout_id in rows:
-        tx.event(EventKind.DELETED, rollout_id)
-    yield from tx.flush()
-    [[oldest]] = (yield OLDEST_START()) or [[tx.now]]
-    last = None
-    for sequence, time in (yield FIRST_EVENTS()):
-        if time >= oldest:
-            break
-        last = sequence
-    if last is not None:
-        yield FORGET_EVENTS(last=last)
-    return len(rows)
 
 
 def _find(tx: Transaction, rollout_id: str) -> Operation[RolloutRow]:
@@ -349,11 +297,11 @@ def _find(tx: Transaction, rollout_id: str) -> Operation[RolloutRow]:
     return RolloutRow(*rows[0])
 
 
-def _ended(tx: Transaction, row: RolloutRow, attempt_id: str) -> Operation[Attempt | None]:
+def _find_ended(tx: Transaction, row: RolloutRow, attempt_id: str) -> Operation[Attempt | None]:
     """The attempt as it ended, or `None` if it is the one that holds the rollout."""
     if row.attempt_id is not None and attempt_id in (row.attempt_id, LATEST):
         return None
-    yield from tx.settle()
+    yield from tx.write_inserts()
     found = [AttemptRow(*each) for each in (yield ENDED(at_place=row.place))]
     for each in reversed(found):
         if attempt_id in (each.attempt_id, LATEST):
@@ -361,9 +309,9 @@ def _ended(tx: Transaction, row: RolloutRow, attempt_id: str) -> Operation[Attem
     raise NotFound(f"rollout {row.rollout_id} has no attempt {attempt_id!r}")
 
 
-def _holding(tx: Transaction, rollout_id: str, attempt_id: str) -> Operation[RolloutRow]:
+def _find_held(tx: Transaction, rollout_id: str, attempt_id: str) -> Operation[RolloutRow]:
     row = yield from _find(tx, rollout_id)
-    ended = yield from _ended(tx, row, attempt_id)
+    ended = yield from _find_ended(tx, row, attempt_id)
     if ended is not None:
         _refuse_ended(tx, ended, None)
     _require_held(tx, row, None, None)
@@ -385,7 +333,7 @@ def _require_held(
 
 
 def _refuse(tx: Transaction, attempt: Attempt, status: AttemptStatus | None, why: str) -> NoReturn:
-    tx.event(
+    tx.log_event(
         EventKind.REFUSED,
         attempt.rollout_id,
         attempt.attempt_id,
@@ -397,14 +345,14 @@ def _refuse(tx: Transaction, attempt: Attempt, status: AttemptStatus | None, why
 
 
 _place: ColumnElement[int] = bindparam("at_place", type_=attempts.c.number.type)
-_attempts_of_place: list[Any] = [
+ATTEMPTS_OF_PLACE: list[Any] = [
     attempts.c.number >= _place * constant(ATTEMPTS_OF_ONE),
     attempts.c.number < (_place + constant(1)) * constant(ATTEMPTS_OF_ONE),
 ]
 FIND = Statement(
     select(*RULE_COLUMNS).where(rollouts.c.rollout_id == bindparam("rollout_id")).with_for_update()
 )
-ENDED = Statement(select(*ATTEMPT_COLUMNS).where(*_attempts_of_place).order_by(attempts.c.number))
+ENDED = Statement(select(*ATTEMPT_COLUMNS).where(*ATTEMPTS_OF_PLACE).order_by(attempts.c.number))
 
 _now: ColumnElement[float] = bindparam("now", type_=Double)
 _worker: ColumnElement[str] = bindparam("worker", type_=rollouts.c.worker_id.type)
@@ -460,55 +408,13 @@ READY = Statement(
         > bindparam("at", type_=Double) - rollouts.c.unresponsive_seconds * literal_column(f"{SAME_MOMENT}"),
     )
 )
-"""Those whose attempt was heard of a moment ago, and is running."""
+"""Those whose attempt was renew_lease of a moment ago, and is running."""
 
-TAKEN = Statement(
+LOST_ATTEMPTS = Statement(
     select(rollouts.c.rollout_id, attempts.c.attempt_id, attempts.c.number)
     .join_from(attempts, rollouts, rollouts.c.place == attempts.c.place)
-    .where(attempts.c.worker_id == bindparam("worker_id"), UNTOLD)
+    .where(attempts.c.worker_id == bindparam("worker_id"), UNREPORTED)
     .order_by(attempts.c.end_time, attempts.c.place)
     .with_for_update(of=attempts, skip_locked=True)
 )
-TOLD = Statement(update(attempts).where(attempts.c.number == bindparam("told")).values(taken=0))
-
-PLACES = Statement(
-    select(rollouts.c.place, rollouts.c.rollout_id, rollouts.c.status)
-    .where(any_of(rollouts.c.rollout_id, "ids"))
-    .order_by(rollouts.c.place)
-    .with_for_update()
-)
-RELEASE_TRAJECTORIES = Statement(
-    delete(trajectories)
-    .where(
-        trajectories.c.place.in_(
-            select(rollouts.c.place).where(
-                any_of(rollouts.c.rollout_id, "ids"),
-                rollouts.c.status == constant(RolloutStatus.SUCCEEDED.value),
-            )
-        )
-    )
-    .returning(trajectories.c.place)
-)
-OLDEST = Statement(
-    select(completions.c.place, completions.c.rollout_id, completions.c.end_time)
-    .order_by(completions.c.cursor)
-    .limit(bindparam("count"))
-)
-OLDEST_START = Statement(select(rollouts.c.start_time).order_by(rollouts.c.place).limit(1))
-FIRST_EVENTS = Statement(
-    select(events.c.sequence, events.c.time).order_by(events.c.sequence).limit(EVENTS_AT_ONCE)
-)
-FORGET_EVENTS = Statement(delete(events).where(events.c.sequence <= bindparam("last")))
-KEEP_CURSOR = Statement(
-    update(counters)
-    .where(counters.c.name == constant(COMPLETIONS))
-    .values(value=LAST_GIVEN.scalar_subquery())
-)
-DELETE_COMPLETIONS = Statement(delete(completions).where(any_of(completions.c.rollout_id, "ids")))
-DELETE_BY_PLACE = [
-    Statement(delete(attempts).where(*_attempts_of_place)),
-    *(
-        Statement(delete(table).where(table.c.place == bindparam("at_place")))
-        for table in (journal, trajectories, rollouts)
-    ),
-]
+MARK_REPORTED = Statement(update(attempts).where(attempts.c.number == bindparam("told")).values(taken=0))

@@ -29,7 +29,7 @@ EXPIRY_BATCH = 500
 """Leases ended in one go, so that ending very many holds up nobody for long."""
 
 
-def noted(
+def with_report(
     row: RolloutRow,
     now: float,
     *,
@@ -49,14 +49,14 @@ def noted(
     )
 
 
-def heard(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[RolloutRow]:
+def renew_lease(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[RolloutRow]:
     """Extends the lease of the attempt that holds the rollout, and writes down what else it reports."""
     assert row.attempt_start is not None
     lease = lease_end(row.config, row.attempt_start, tx.now)
-    after = replace(noted(row, tx.now, **reported), lease_expires=lease)
+    after = replace(with_report(row, tx.now, **reported), lease_expires=lease)
     if after.status != row.status:
         check_rollout_change(row.rollout_id, row.rollout_status, after.rollout_status)
-    yield HEARD(
+    yield RENEW(
         at_place=after.place,
         new_status=after.status,
         new_worker=after.worker_id,
@@ -66,8 +66,8 @@ def heard(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[Rollou
         new_append=after.last_append_id,
     )
     tx.held.keep(after)
-    tx.leased(lease)
-    tx.stamps.heard(after.worker_id, tx.now, busy=row.worker_id is None)
+    tx.note_lease(lease)
+    tx.stamps.record(after.worker_id, tx.now, busy=row.worker_id is None)
     return after
 
 
@@ -85,7 +85,7 @@ def end(
     tx: Transaction, row: RolloutRow, status: AttemptStatus, reason: str | None, **how: Any
 ) -> Operation[Attempt]:
     """Ends the attempt that holds the rollout; `how` as for `ending`."""
-    ended = ending(tx, row, status, reason, **how)
+    ended = prepare_ending(tx, row, status, reason, **how)
     yield from write_endings([ended])
     return ended.attempt
 
@@ -98,7 +98,7 @@ def write_endings(endings: Sequence[Ending]) -> Operation[None]:
         yield CLEAR_JOURNAL.many(journals)
 
 
-def ending(
+def prepare_ending(
     tx: Transaction,
     row: RolloutRow,
     status: AttemptStatus,
@@ -139,15 +139,15 @@ def ending(
         reason,
         unpack(metadata),
     )
-    _keep(tx, row.place, attempt, metadata, taken)
-    tx.stamps.released(worker_id, tx.now)
+    _archive(tx, row.place, attempt, metadata, taken)
+    tx.stamps.record_release(worker_id, tx.now)
     tx.changes.taken |= taken
     tx.changes.waiting |= waits
-    tx.ended(row.rollout_id, row.attempt_id, worker_id, status, row.lease_expires, after)
+    tx.log_ended(row.rollout_id, row.attempt_id, worker_id, status, row.lease_expires, after)
     journal_of = None
     if not waits:
         if trajectory is not None:
-            tx.later(INSERT_TRAJECTORY, (row.place, trajectory))
+            tx.insert_later(INSERT_TRAJECTORY, (row.place, trajectory))
         if row.attempts > 1 or row.status == _RUNNING:  # as it is once it has journalled a turn
             journal_of = row.place
         tx.complete(row.place, row.rollout_id, row.attempt_id, after, reason)
@@ -155,7 +155,7 @@ def ending(
     return Ending(attempt, release, journal_of)
 
 
-def _keep(tx: Transaction, place: int, attempt: Attempt, metadata: bytes, taken: bool) -> None:
+def _archive(tx: Transaction, place: int, attempt: Attempt, metadata: bytes, taken: bool) -> None:
     """The attempt as one that has ended."""
     why = () if attempt.reason is None else (attempt.reason,)
     values = (
@@ -173,7 +173,7 @@ def _keep(tx: Transaction, place: int, attempt: Attempt, metadata: bytes, taken:
         bytearray(metadata),
         int(taken and attempt.worker_id is not None),
     )
-    tx.later(INSERT_ATTEMPT if why else INSERT_WITHOUT_REASON, values)
+    tx.insert_later(INSERT_ATTEMPT if why else INSERT_WITHOUT_REASON, values)
 
 
 def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: str | None) -> Operation[None]:
@@ -186,7 +186,7 @@ def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: st
         at_place=row.place, new_status=status._value_, new_waiting=0, new_end=tx.now, new_tries=row.tries
     )
     yield CLEAR_JOURNAL(at_place=row.place)
-    tx.event(EventKind.ENDED, row.rollout_id, becomes=status._value_)
+    tx.log_event(EventKind.ENDED, row.rollout_id, becomes=status._value_)
     tx.complete(row.place, row.rollout_id, None, status, reason)
 
 
@@ -216,7 +216,7 @@ def lease_from(start: ColumnElement[Any], now: ColumnElement[Any]) -> ColumnElem
 
 _ONE: Any = rollouts.c.place == bindparam("at_place")
 
-HEARD = Statement(
+RENEW = Statement(
     update(rollouts)
     .where(_ONE)
     .values(

@@ -1,6 +1,6 @@
 """What a SQL store needs of a database: two ways to run operations, and word of changes.
 
-Calls that share a transaction run in the order in which they came. Neighbours of one kind (`Together`) are run as one
+Calls that share a transaction run in the order in which they came. Neighbours of one kind (`BatchedCall`) are run as one
 operation, with a statement for all of them instead of one for each.
 """
 
@@ -25,13 +25,13 @@ Outcome = tuple[Any, BaseException | None]
 """A result, or what went wrong instead."""
 
 
-class Together(msgspec.Struct, Generic[Argument, Result], frozen=True):
+class BatchedCall(msgspec.Struct, Generic[Argument, Result], frozen=True):
     """A call that can be run with others of its kind."""
 
     run: Callable[[Transaction, Sequence[Argument]], Operation[Sequence[Result | StoreError]]]
     """Gives a result for each argument, or why that one is refused; the others are not touched by it."""
     argument: Argument
-    remembered: Callable[[Transaction, Argument], Result | None] | None = None
+    recall: Callable[[Transaction, Argument], Result | None] | None = None
     """Gives the result, if what the transaction remembers tells it and nothing is to be written."""
 
     def __call__(self, tx: Transaction) -> Operation[Result]:
@@ -46,7 +46,7 @@ class Job(msgspec.Struct, Generic[Result], frozen=True):
 
     make: Callable[..., Operation[Result]]
     future: "asyncio.Future[Result]"
-    lasting: bool = False
+    durable: bool = False
     brief: bool = False
     orphaned: Callable[[Result], None] | None = None
 
@@ -57,20 +57,20 @@ def run_all(tx: Transaction, batch: Sequence[Job[Any]]) -> Operation[list[Outcom
     first = 0
     while first < len(batch):
         make, after = batch[first].make, first + 1
-        if type(make) is not Together:
+        if type(make) is not BatchedCall:
             try:
                 outcomes.append(((yield from make(tx)), None))
             except StoreError as refusal:
                 outcomes.append((None, refusal))
         else:
             run, arguments = make.run, [make.argument]
-            while after < len(batch) and type(other := batch[after].make) is Together and other.run is run:
+            while after < len(batch) and type(other := batch[after].make) is BatchedCall and other.run is run:
                 arguments.append(other.argument)
                 after += 1
             for each in (yield from run(tx, arguments)):
                 outcomes.append((None, each) if isinstance(each, StoreError) else (each, None))
         first = after
-    yield from tx.flush()
+    yield from tx.write_gathered()
     return outcomes
 
 
@@ -97,13 +97,13 @@ class Driver(Protocol):
         self,
         make: Write[Result],
         *,
-        lasting: bool,
+        durable: bool,
         brief: bool = False,
         orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
         """Runs the operation in a transaction, alone or with others, and returns when it is committed.
 
-        `lasting`: it must survive a power cut, not only the death of every process. What is not, such as a claim
+        `durable`: it must survive a power cut, not only the death of every process. What is not, such as a claim
         or a heartbeat, is as if it had never happened if the power fails: the rollout is given out again.
         `brief`: it touches a handful of rows, so a driver without a server may run it in the event loop itself.
         `orphaned` gets the result if the caller was cancelled while it waited. A transaction first ends the
@@ -115,10 +115,10 @@ class Driver(Protocol):
         """Runs an operation that changes nothing."""
         ...
 
-    def watch(self, on_change: Callable[[Changes], None], waited_for: Callable[[], bool]) -> None:
+    def watch(self, on_change: Callable[[Changes], None], has_waiters: Callable[[], bool]) -> None:
         """Calls `on_change` in the event loop for what this or any other process commits.
 
-        What others commit may be looked for less often while `waited_for()` is false.
+        What others commit may be looked for less often while `has_waiters()` is false.
         """
         ...
 

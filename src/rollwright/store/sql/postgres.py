@@ -140,19 +140,19 @@ class PostgresDriver:
         self._closing = False
 
     def _start(self) -> None:
-        for lasting, queue in self._queues.items():
+        for durable, queue in self._queues.items():
             for _ in range(WRITERS):
-                link = self._new_link(lasting)
+                link = self._new_link(durable)
                 self._writers.append(asyncio.create_task(self._serve(link, queue)))
         for _ in range(READERS):
             self._idle_readers.put_nowait(self._new_link(True))
 
-    def _new_link(self, lasting: bool) -> "_Link":
-        link = _Link(partial(self._connect, lasting), self._patience, self._outage)
+    def _new_link(self, durable: bool) -> "_Link":
+        link = _Link(partial(self._connect, durable), self._patience, self._outage)
         self._links.append(link)
         return link
 
-    async def _connect(self, lasting: bool = True) -> "asyncpg.Connection":
+    async def _connect(self, durable: bool = True) -> "asyncpg.Connection":
         return await asyncpg.connect(
             self._url,
             timeout=CONNECT_SECONDS,
@@ -162,7 +162,7 @@ class PostgresDriver:
             server_settings={
                 "search_path": self._schema,
                 "application_name": "rollwright",
-                "synchronous_commit": "on" if lasting else "off",
+                "synchronous_commit": "on" if durable else "off",
             },
         )
 
@@ -172,14 +172,14 @@ class PostgresDriver:
         self,
         make: Write[Result],
         *,
-        lasting: bool,
+        durable: bool,
         brief: bool = False,
         orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
         if self._closing:
             raise StoreError("the store is closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._queues[lasting].put(Job(make, future, lasting, brief, orphaned))
+        self._queues[durable].put(Job(make, future, durable, brief, orphaned))
         return future
 
     async def read(self, make: Read[Result]) -> Result:
@@ -187,7 +187,7 @@ class PostgresDriver:
         try:
             return await link.run(lambda connection, _: drive(connection, make()))
         except NOT_TEXT as error:
-            raise _plain(error) from error
+            raise _as_store_error(error) from error
         finally:
             self._idle_readers.put_nowait(link)
 
@@ -211,7 +211,7 @@ class PostgresDriver:
                 for job in batch:  # so that only the call that fails is told
                     await self._commit(link, [job])
                 return
-            outcomes = [(None, _plain(error))] * len(batch)
+            outcomes = [(None, _as_store_error(error))] * len(batch)
         answer(batch, outcomes)
         self._on_change(changes)
 
@@ -233,7 +233,7 @@ class PostgresDriver:
 
     # -- word of changes ----------------------------------------------------------------------------
 
-    def watch(self, on_change: Callable[[Changes], None], waited_for: Callable[[], bool]) -> None:
+    def watch(self, on_change: Callable[[Changes], None], has_waiters: Callable[[], bool]) -> None:
         self._on_change = on_change
         self._listener = asyncio.create_task(self._listen())
 
@@ -373,7 +373,7 @@ async def _prepare(connection: "asyncpg.Connection", schema: str, where: str) ->
         connection.terminate()
 
 
-def _plain(error: Exception) -> Exception:
+def _as_store_error(error: Exception) -> Exception:
     return StoreError(f"a text that cannot be stored: {error}") if isinstance(error, NOT_TEXT) else error
 
 

@@ -205,9 +205,9 @@ def statuses(rollout_ids: Sequence[str]) -> Operation[tuple[int, dict[str, str]]
     return cursor, {row[0]: row[1] for row in rows}
 
 
-def is_to_be_told(worker_id: str) -> Operation[bool]:
+def has_lost_attempts(worker_id: str) -> Operation[bool]:
     """Whether an attempt was taken from the worker."""
-    return bool((yield UNTOLD(worker_id=worker_id)))
+    return bool((yield UNREPORTED(worker_id=worker_id)))
 
 
 def progress() -> Operation[tuple[bool, int, bool]]:
@@ -246,10 +246,10 @@ LAST_CURSOR = Statement(_last_cursor)
 STATUSES = Statement(
     select(rollouts.c.rollout_id, rollouts.c.status).where(any_of(rollouts.c.rollout_id, "ids"))
 )
-UNTOLD = Statement(
+UNREPORTED = Statement(
     select(1)
     .select_from(attempts)
-    .where(attempts.c.worker_id == bindparam("worker_id"), schema.UNTOLD)
+    .where(attempts.c.worker_id == bindparam("worker_id"), schema.UNREPORTED)
     .limit(1)
 )
 COMPLETED = Statement(
@@ -285,7 +285,7 @@ PROGRESS = Statement(
     select(
         exists(select(1).select_from(rollouts).where(schema.WAITING)),
         _last_cursor.scalar_subquery(),
-        exists(select(1).select_from(attempts).where(schema.UNTOLD)),
+        exists(select(1).select_from(attempts).where(schema.UNREPORTED)),
     )
 )
 FIRST_LEASE = Statement(select(func.min(rollouts.c.lease_expires)).where(schema.HELD))

@@ -43,13 +43,13 @@ class SqlQueries(Backend):
         self,
         make: Write[Result],
         *,
-        lasting: bool = True,
+        durable: bool = True,
         brief: bool = False,
         orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
         if self._closed:
             raise StoreError("the store is closed")
-        return self._driver.write(make, lasting=lasting, brief=brief, orphaned=orphaned)
+        return self._driver.write(make, durable=durable, brief=brief, orphaned=orphaned)
 
     async def _read(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
         """Never shows an attempt whose lease is over as alive: it is ended first."""
@@ -59,7 +59,7 @@ class SqlQueries(Backend):
             found = await self._driver.read(partial(_unless_lapsed, make, arguments))
             if found is not None:
                 return found[0]
-            await self._driver.write(expire, lasting=False)
+            await self._driver.write(expire, durable=False)
         raise StoreDamaged(f"{self._driver.where} is damaged: a lease that is over cannot be ended")
 
     async def _read_settled(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
@@ -68,10 +68,10 @@ class SqlQueries(Backend):
             raise StoreError("the store is closed")
         return await self._driver.read(partial(make, *arguments))
 
-    async def _show_stamps(self) -> None:
+    async def _write_stamps(self) -> None:
         """Workers were heard of in this process that the database does not know of yet."""
         if self._driver.stamps:
-            await self._write(write_stamps, lasting=False)
+            await self._write(write_stamps, durable=False)
 
     @handles(calls.GetRolloutById)
     async def _get_rollout_by_id(self, call: calls.GetRolloutById) -> Rollout | None:
@@ -103,17 +103,17 @@ class SqlQueries(Backend):
 
     @handles(calls.QueryWorkers)
     async def _query_workers(self, call: calls.QueryWorkers) -> Page[WorkerRecord]:
-        await self._show_stamps()
+        await self._write_stamps()
         return await self._read(queries.query_workers, call.status, call.limit, call.offset)
 
     @handles(calls.GetWorkerById)
     async def _get_worker_by_id(self, call: calls.GetWorkerById) -> WorkerRecord | None:
-        await self._show_stamps()
+        await self._write_stamps()
         return await self._read(queries.find_worker, call.worker_id)
 
     @handles(calls.Statistics)
     async def _statistics(self, call: calls.Statistics) -> dict[str, int]:
-        await self._show_stamps()
+        await self._write_stamps()
         return await self._read(queries.statistics)
 
     @handles(calls.GetTrajectories)

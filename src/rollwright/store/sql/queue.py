@@ -20,10 +20,11 @@ from rollwright.store.records import (
     RolloutStatus,
 )
 from rollwright.store.sql.changes import lease_from, withdraw
+from rollwright.store.sql.resources import require_resources
 from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow, stored_config
 from rollwright.store.sql.schema import CLAIMED as IS_CLAIMED
 from rollwright.store.sql.schema import WAITING as IS_WAITING
-from rollwright.store.sql.schema import resources, rollouts
+from rollwright.store.sql.schema import rollouts
 from rollwright.store.sql.statements import Call, Operation, Row, Statement, any_of, constant, insert_into
 from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, lease_end, unchanged
@@ -37,13 +38,13 @@ Ask = tuple[int, str | None, str | None]
 
 def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> Operation[list[Rollout]]:
     """One caller's; an id that is there already gives that rollout."""
-    yield from _require_resources(each.resources_id for each in new)
+    yield from require_resources(each.resources_id for each in new)
     inserted = {row[0] for row in (yield INSERT_ROLLOUT.many([_values(each, tx.now) for each in new]))}
     records: dict[str, Rollout] = {}
     for each in new:
         if each.rollout_id in inserted and each.rollout_id not in records:
             records[each.rollout_id] = _record(each, tx.now)
-            tx.enqueued(each.rollout_id)
+            tx.log_enqueued(each.rollout_id)
     tx.changes.waiting |= bool(inserted)
     there = [each.rollout_id for each in new if each.rollout_id not in inserted]
     if there:
@@ -52,7 +53,7 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> Operation[list[Rollou
     return [records[each.rollout_id] for each in new]
 
 
-def enqueue_new(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Operation[list[list[Rollout]]]:
+def enqueue_many(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Operation[list[list[Rollout]]]:
     """Several callers': under ids that were made for these calls, and without resources."""
     if tx.repeated:  # they may be there already
         again = []
@@ -62,7 +63,7 @@ def enqueue_new(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Opera
     yield _insert_new([each for new in calls for each in new], tx.now)
     for new in calls:
         for each in new:
-            tx.enqueued(each.rollout_id)
+            tx.log_enqueued(each.rollout_id)
     tx.changes.waiting |= any(calls)
     return [[_record(each, tx.now) for each in new] for new in calls]
 
@@ -127,13 +128,13 @@ def claim(
         held = yield CLAIMED(claim_id=claim_id)
         if held:
             return [RolloutRow(*row).attempted() for row in held]
-    tx.stamps.heard(worker_id, tx.now, asks=True)
+    tx.stamps.record(worker_id, tx.now, asks=True)
     attempt = _attempt(tx, worker_id, claim_id)
     rows = yield (CLAIM_NEXT(**attempt) if limit == 1 else CLAIM(**attempt, count=limit))
-    return _given(tx, rows)
+    return _register_claims(tx, rows)
 
 
-def claim_new(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
+def claim_many(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
     """Several callers': under claim ids that were made for these calls."""
     given: list[list[AttemptedRollout]] = []
     if tx.repeated or len(asks) == 1:
@@ -143,16 +144,16 @@ def claim_new(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[Attem
     rows = yield NEXT(count=sum(limit for limit, _, _ in asks))
     next_row, taken, name = iter(rows), [], new_id("at")
     for limit, worker_id, claim_id in asks:
-        begun = [_begin(tx, row, worker_id, name) for row in islice(next_row, limit)]
-        tx.stamps.heard(worker_id, tx.now, asks=True, busy=bool(begun))
-        taken += [_taking(held, claim_id) for held, _ in begun]
+        begun = [_begin_attempt(tx, row, worker_id, name) for row in islice(next_row, limit)]
+        tx.stamps.record(worker_id, tx.now, asks=True, busy=bool(begun))
+        taken += [_take_values(held, claim_id) for held, _ in begun]
         given.append([claimed for _, claimed in begun])
     if taken:
         yield TAKE.many(taken)
     return given
 
 
-def _begin(
+def _begin_attempt(
     tx: Transaction, row: Row, worker_id: str | None, name: str
 ) -> tuple[RolloutRow, AttemptedRollout]:
     """A row of `NEXT` with its new attempt, which is still to be written down. `name`: of this round of claims."""
@@ -183,8 +184,8 @@ def _begin(
         attempt_metadata=None,
     )
     tx.held.keep(held)
-    tx.leased(lease)
-    tx.claimed(rollout_id, attempt_id, worker_id, lease)
+    tx.note_lease(lease)
+    tx.log_claimed(rollout_id, attempt_id, worker_id, lease)
     claimed = AttemptedRollout(
         rollout_id,
         unpack(input),
@@ -201,7 +202,7 @@ def _begin(
     return held, claimed
 
 
-def _taking(held: RolloutRow, claim_id: str | None) -> tuple[Any, ...]:
+def _take_values(held: RolloutRow, claim_id: str | None) -> tuple[Any, ...]:
     """The values of `TAKE`."""
     return (
         held.tries,
@@ -230,12 +231,12 @@ def claim_for_each(tx: Transaction, claimants: Sequence[Ask]) -> Operation[list[
 def start(
     tx: Transaction, rollout_id: str, worker_id: str | None, claim_id: str | None
 ) -> Operation[AttemptedRollout]:
-    row = yield from _locked(rollout_id)
+    row = yield from _lock(rollout_id)
     if claim_id is not None and (yield CLAIMED_ONE(claim_id=claim_id, rollout_id=rollout_id)):
         return row.attempted()
     if row.status not in WAITING:
         raise ImpossibleChange(f"rollout {rollout_id} is {row.status}; only a waiting one can be claimed")
-    [given] = _given(tx, (yield CLAIM_ONE(**_attempt(tx, worker_id, claim_id), at_place=row.place)))
+    [given] = _register_claims(tx, (yield CLAIM_ONE(**_attempt(tx, worker_id, claim_id), at_place=row.place)))
     return given
 
 
@@ -251,14 +252,14 @@ def _attempt(tx: Transaction, worker_id: str | None, claim_id: str | None) -> di
     return {"new_attempt": new_id("at"), "new_worker": worker_id, "new_claim": claim_id, "now": tx.now}
 
 
-def _given(tx: Transaction, rows: Sequence[Row]) -> list[AttemptedRollout]:
+def _register_claims(tx: Transaction, rows: Sequence[Row]) -> list[AttemptedRollout]:
     given = sorted((RolloutRow(*row) for row in rows), key=lambda row: (-row.priority, row.place))
     claimed = [row.attempted() for row in given]
     for row, each in zip(given, claimed, strict=True):
         attempt = each.attempt
-        tx.leased(attempt.lease_expires)
-        tx.claimed(attempt.rollout_id, attempt.attempt_id, attempt.worker_id, attempt.lease_expires)
-        tx.stamps.heard(attempt.worker_id, tx.now, busy=True)
+        tx.note_lease(attempt.lease_expires)
+        tx.log_claimed(attempt.rollout_id, attempt.attempt_id, attempt.worker_id, attempt.lease_expires)
+        tx.stamps.record(attempt.worker_id, tx.now, busy=True)
         tx.held.keep(replace(row, input=b""))
     return claimed
 
@@ -270,14 +271,14 @@ def update_rollout(
     metadata: Mapping[str, Any] | None,
     reason: str | None,
 ) -> Operation[Rollout]:
-    before = yield from _locked(rollout_id)
+    before = yield from _lock(rollout_id)
     status = change.status
     if status is not None and not unchanged(RolloutStatus(before.status), status):
         check_caller_change(rollout_id, RolloutStatus(before.status), status)
     else:
         status = None
     packed = merged(before.metadata, metadata, "metadata")
-    yield from _require_resources([change.resources_id])
+    yield from require_resources([change.resources_id])
     config = before.config if change.config is None else change.config
     tx.held.forget(rollout_id)
     yield CHANGE(
@@ -310,19 +311,11 @@ def cancel(tx: Transaction, rollout_ids: Iterable[str], reason: str | None) -> O
     return cancelled
 
 
-def _locked(rollout_id: str) -> Operation[RolloutRow]:
+def _lock(rollout_id: str) -> Operation[RolloutRow]:
     rows = yield LOCK(ids=[rollout_id])
     if not rows:
         raise NotFound(f"no rollout {rollout_id!r}")
     return RolloutRow(*rows[0])
-
-
-def _require_resources(names: Iterable[str | None]) -> Operation[None]:
-    wanted = {name for name in names if name is not None}
-    if wanted:
-        found = {row[0] for row in (yield KNOWN_RESOURCES(ids=sorted(wanted)))}
-        for name in sorted(wanted - found):
-            raise NotFound(f"no resources {name!r}")
 
 
 _insert = insert_into(rollouts, "place", *(column.name for column in rollouts.c if column.nullable)).values(
@@ -421,7 +414,4 @@ CHANGE = Statement(
         metadata=bindparam("new_metadata"),
         priority=bindparam("new_priority"),
     )
-)
-KNOWN_RESOURCES = Statement(
-    select(resources.c.resources_id).where(any_of(resources.c.resources_id, "ids")).distinct()
 )

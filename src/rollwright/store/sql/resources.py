@@ -1,6 +1,6 @@
 """The operations on resources and their versions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import bindparam, select
@@ -9,7 +9,7 @@ from rollwright.store.checks import pack_mapping, unpack
 from rollwright.store.errors import NotFound, StoreError
 from rollwright.store.records import Page, ResourcesUpdate
 from rollwright.store.sql.schema import resources
-from rollwright.store.sql.statements import Operation, Row, Statement, insert_into
+from rollwright.store.sql.statements import Operation, Row, Statement, any_of, insert_into
 from rollwright.store.sql.transaction import Transaction
 
 
@@ -43,6 +43,15 @@ def update_resources(
             update_time=tx.now,
             data=data,
         )
+
+
+def require_resources(names: Iterable[str | None]) -> Operation[None]:
+    """Rejects an id under which there are no resources."""
+    wanted = {name for name in names if name is not None}
+    if wanted:
+        found = {row[0] for row in (yield KNOWN_RESOURCES(ids=sorted(wanted)))}
+        for name in sorted(wanted - found):
+            raise NotFound(f"no resources {name!r}")
 
 
 def get_resources(resources_id: str, version: int | None) -> Operation[ResourcesUpdate | None]:
@@ -80,4 +89,7 @@ NEWEST = Statement(_of_one.order_by(resources.c.version.desc()).limit(1))
 LATEST_CHANGE = Statement(select(*_columns).order_by(resources.c.change.desc()).limit(1))
 NAMES = Statement(
     select(resources.c.resources_id).group_by(resources.c.resources_id).order_by(resources.c.resources_id)
+)
+KNOWN_RESOURCES = Statement(
+    select(resources.c.resources_id).where(any_of(resources.c.resources_id, "ids")).distinct()
 )

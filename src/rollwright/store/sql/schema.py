@@ -39,7 +39,7 @@ ATTEMPTS_OF_ONE = 2**20
 WAITING = text("waiting = 1")
 HELD = text("attempt_id IS NOT NULL")
 CLAIMED = text("claim_id IS NOT NULL")
-UNTOLD = text("taken = 1")
+UNREPORTED = text("taken = 1")
 """Queries repeat these words exactly: only then does SQLite use the index."""
 
 
@@ -101,7 +101,7 @@ attempts = Table(
 )
 """`number`: `place * ATTEMPTS_OF_ONE + sequence_id`, so that a rollout's lie side by side, and the newest ones at the
 end of the table, where SQLite adds a row without moving others. `taken`: 1 while the worker has not been told that the attempt was taken from it."""
-Index("attempts_taken", attempts.c.worker_id, **_where(UNTOLD))
+Index("attempts_taken", attempts.c.worker_id, **_where(UNREPORTED))
 
 trajectories = Table(
     "trajectories",

@@ -18,11 +18,11 @@ from sqlalchemy import text
 from rollwright.errors import RollwrightError
 from rollwright.forks import bind_to_process
 from rollwright.store.errors import StoreError
-from rollwright.store.sql.driver import Job, Outcome, Read, Together, Write, answer
+from rollwright.store.sql.driver import BatchedCall, Job, Outcome, Read, Write, answer
 from rollwright.store.sql.queries import progress
 from rollwright.store.sql.sqlite_file import check_file, file_identity, open_file
-from rollwright.store.sql.sqlite_thread import ConnectionThread, drive, plain
-from rollwright.store.sql.sqlite_writer import Done, Writer
+from rollwright.store.sql.sqlite_thread import ConnectionThread, as_store_error, drive
+from rollwright.store.sql.sqlite_writer import BatchResult, Writer
 from rollwright.store.sql.statements import Operation, Statement
 from rollwright.store.sql.transaction import Changes, Stamps
 
@@ -64,23 +64,23 @@ class SqliteDriver:
         self.stamps = Stamps()
         self.where = str(path)
         self._writer = Writer(path, writer, clock, self.stamps, self._deliver)
-        self._reader = _Reader(path, reader, self._writer.once_flushed)
+        self._reader = _Reader(path, reader, self._writer.call_when_flushed)
 
     def write(
         self,
         make: Write[Result],
         *,
-        lasting: bool,
+        durable: bool,
         brief: bool = False,
         orphaned: Callable[[Result], None] | None = None,
     ) -> "asyncio.Future[Result]":
         future = self._future()
-        if type(make) is Together and make.remembered is not None:
-            known = self._writer.remembered(make.remembered, make.argument)
+        if type(make) is BatchedCall and make.recall is not None:
+            known = self._writer.recall(make.recall, make.argument)
             if known is not None:
                 future.set_result(known)
                 return future
-        self._writer.gather(Job(make, future, lasting, brief, orphaned))
+        self._writer.gather(Job(make, future, durable, brief, orphaned))
         return future
 
     def read(self, make: Read[Result]) -> "asyncio.Future[Result]":
@@ -88,9 +88,9 @@ class SqliteDriver:
         self._reader.gather(job)
         return job.future
 
-    def watch(self, on_change: Callable[[Changes], None], waited_for: Callable[[], bool]) -> None:
+    def watch(self, on_change: Callable[[Changes], None], has_waiters: Callable[[], bool]) -> None:
         self._on_change = on_change
-        self._poll = self._loop.create_task(self._look_for_changes(waited_for))
+        self._poll = self._loop.create_task(self._poll_changes(has_waiters))
 
     async def close(self) -> None:
         self._closed = True
@@ -106,15 +106,15 @@ class SqliteDriver:
             raise StoreError("the store is closed")
         return self._loop.create_future()
 
-    def _deliver(self, done: Done) -> None:
+    def _deliver(self, done: BatchResult) -> None:
         answer(done.jobs, done.outcomes)
         self._on_change(done.changes)
 
-    async def _look_for_changes(self, waited_for: Callable[[], bool]) -> None:
+    async def _poll_changes(self, has_waiters: Callable[[], bool]) -> None:
         version, cursor = 0, 0
         while True:
-            await asyncio.sleep(POLL_SECONDS if waited_for() else IDLE_POLL_SECONDS)
-            if not waited_for():
+            await asyncio.sleep(POLL_SECONDS if has_waiters() else IDLE_POLL_SECONDS)
+            if not has_waiters():
                 continue
             try:
                 version, news = await self.read(partial(_news, version))
@@ -139,12 +139,12 @@ class _Reader:
         self,
         path: Path,
         connection: sqlite3.Connection,
-        once_flushed: Callable[[Callable[[], None]], None],
+        call_when_flushed: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`once_flushed` is called in the event loop with the answering, and calls it."""
+        """`call_when_flushed` is called in the event loop with the answering, and calls it."""
         self._path = path
         self._file = file_identity(path)
-        self._once_flushed = once_flushed
+        self._call_when_flushed = call_when_flushed
         self._connection = connection
         self._cursor = connection.cursor()
         self._loop = asyncio.get_running_loop()
@@ -160,7 +160,7 @@ class _Reader:
         """Leaves what has gathered to the thread; `stop` waits for it."""
         if self._gathered:
             batch, self._gathered = self._gathered, []
-            self._thread.put(partial(self._read_each, batch), partial(self._failed, batch))
+            self._thread.put(partial(self._read_each, batch), partial(self._fail, batch))
 
     def stop(self) -> None:
         """In any thread; returns when the jobs that came before `finish` are done."""
@@ -174,7 +174,7 @@ class _Reader:
                 self._cursor.execute("BEGIN")
                 outcomes.append((drive(self._cursor, job.make()), None))
             except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
-                outcomes.append((None, plain(error, self._path)))
+                outcomes.append((None, as_store_error(error, self._path)))
             finally:
                 self._end_transaction()
         self._answer(batch, outcomes)
@@ -186,12 +186,12 @@ class _Reader:
                 if self._connection.in_transaction:
                     self._cursor.execute(way)
 
-    def _failed(self, batch: Sequence[Job[Any]], error: BaseException) -> None:
-        self._answer(batch, [(None, plain(error, self._path))] * len(batch))
+    def _fail(self, batch: Sequence[Job[Any]], error: BaseException) -> None:
+        self._answer(batch, [(None, as_store_error(error, self._path))] * len(batch))
 
     def _answer(self, batch: Sequence[Job[Any]], outcomes: Sequence[Outcome]) -> None:
         if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
-            self._loop.call_soon_threadsafe(self._once_flushed, partial(answer, batch, outcomes))
+            self._loop.call_soon_threadsafe(self._call_when_flushed, partial(answer, batch, outcomes))
 
 
 def _news(version: int) -> Operation[tuple[int, tuple[bool, int, bool] | None]]:

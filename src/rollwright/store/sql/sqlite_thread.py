@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 Failed = Callable[[BaseException], None]
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_ERROR)
-"""A plain `SQLITE_ERROR` is a table or a column that is missing: the statements themselves are right."""
+"""A as_store_error `SQLITE_ERROR` is a table or a column that is missing: the statements themselves are right."""
 
 
 def drive(cursor: sqlite3.Cursor, operation: Operation[Result]) -> Result:
@@ -73,7 +73,7 @@ class ConnectionThread:
             self._connection.close()
 
 
-def plain(error: BaseException, path: Path) -> Exception:
+def as_store_error(error: BaseException, path: Path) -> Exception:
     """What the caller is told: one line that names the file, unless it is a refusal of the store's own."""
     told = _told(error, path)
     if told is not error:

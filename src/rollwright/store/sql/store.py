@@ -17,9 +17,9 @@ from rollwright.store.backend import handles
 from rollwright.store.checks import check_request, clean_reason, new_id, pack_mapping
 from rollwright.store.errors import NotFound
 from rollwright.store.records import Attempt, AttemptedRollout, CompletionEntry, Rollout
-from rollwright.store.sql import attempts, queries, queue
+from rollwright.store.sql import attempts, queries, queue, retention
 from rollwright.store.sql.changes import expire
-from rollwright.store.sql.driver import Driver, Together
+from rollwright.store.sql.driver import BatchedCall, Driver
 from rollwright.store.sql.query_handlers import MOST_ROUNDS, SqlQueries
 from rollwright.store.sql.transaction import Changes
 from rollwright.store.sql.waiters import Claimants
@@ -37,7 +37,7 @@ _EARLIEST_WATCH = 0.001
 RECHECK_SECONDS = 10.0
 """A rollout that ended and was deleted before its waiter looked is found missing after this time."""
 
-FAREWELL_SECONDS = 2.0
+CLOSE_SECONDS = 2.0
 """How long `close` waits for what is not yet written, if the database is away: leases decide the rest."""
 
 _NEWS = 10_000
@@ -52,13 +52,13 @@ class SqlStore(SqlQueries):
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
-        self._claimants = Claimants(self._claim_for_each, self._abandoned)
+        self._claimants = Claimants(self._claim_for_each, self._requeue_abandoned)
         self._completed = Signal()
         self._taken = Signal()
         self._lease_nearer = Signal()
         self._watching_until = inf
         self._background: set[asyncio.Task[Any]] = set()
-        driver.watch(self._on_change, self._is_waited_for)
+        driver.watch(self._on_change, self._has_waiters)
         self._watch = asyncio.get_running_loop().create_task(self._end_leases())
 
     # -- asking for episodes ------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class SqlStore(SqlQueries):
             new = new and request.rollout_id is None and request.resources_id is None
         brief = len(checked) <= BRIEF_ROWS and size <= BRIEF_BYTES
         if new:
-            return await self._write(Together(queue.enqueue_new, checked), brief=brief)
+            return await self._write(BatchedCall(queue.enqueue_many, checked), brief=brief)
         return await self._write(lambda tx: queue.enqueue(tx, checked), brief=brief)
 
     @handles(calls.UpdateRollout)
@@ -92,25 +92,27 @@ class SqlStore(SqlQueries):
 
     @handles(calls.DequeueManyRollouts)
     async def _dequeue_many_rollouts(self, call: calls.DequeueManyRollouts) -> list[AttemptedRollout]:
-        ask = (call.limit, call.worker_id, call.claim_id or self._name("cl"))
+        ask = (call.limit, call.worker_id, call.claim_id or self._idempotency_key("cl"))
         if self._claimants and call.timeout > 0:
             claimed = []  # earlier waiters are served first
         else:
             claimed = await self._write(
-                Together(queue.claim_new, ask) if call.claim_id is None else lambda tx: queue.claim(tx, *ask),
-                lasting=False,
+                BatchedCall(queue.claim_many, ask)
+                if call.claim_id is None
+                else lambda tx: queue.claim(tx, *ask),
+                durable=False,
                 brief=call.limit <= BRIEF_ROWS,
-                orphaned=self._abandoned,
+                orphaned=self._requeue_abandoned,
             )
         if not claimed and call.timeout > 0:
             claimed = await self._claimants.wait(ask, call.timeout)
         return claimed
 
-    def _name(self, prefix: str) -> str | None:
+    def _idempotency_key(self, prefix: str) -> str | None:
         """For a call that the driver may run again, so that the second time is known for what it is."""
         return new_id(prefix) if self._driver.repeats else None
 
-    def _abandoned(self, claimed: Sequence[AttemptedRollout]) -> None:
+    def _requeue_abandoned(self, claimed: Sequence[AttemptedRollout]) -> None:
         """The caller stopped waiting while its claim was made: back into the queue with it."""
         if claimed and not self._closed:
             task = asyncio.get_running_loop().create_task(self._give_back(claimed))
@@ -119,22 +121,22 @@ class SqlStore(SqlQueries):
 
     async def _claim_for_each(self, asked: Sequence[queue.Ask]) -> list[list[AttemptedRollout]]:
         brief = sum(limit for limit, _, _ in asked) <= BRIEF_ROWS
-        return await self._write(lambda tx: queue.claim_for_each(tx, asked), lasting=False, brief=brief)
+        return await self._write(lambda tx: queue.claim_for_each(tx, asked), durable=False, brief=brief)
 
     async def _give_back(self, claimed: Sequence[AttemptedRollout]) -> None:
         reason = "its worker stopped asking"
-        await self._write(lambda tx: attempts.give_back(tx, claimed, reason), lasting=False)
+        await self._write(lambda tx: attempts.give_back(tx, claimed, reason), durable=False)
 
     @handles(calls.StartAttempt)
     async def _start_attempt(self, call: calls.StartAttempt) -> AttemptedRollout:
-        claim = call.claim_id or self._name("cl")
+        claim = call.claim_id or self._idempotency_key("cl")
         return await self._write(
-            lambda tx: queue.start(tx, call.rollout_id, call.worker_id, claim), lasting=False
+            lambda tx: queue.start(tx, call.rollout_id, call.worker_id, claim), durable=False
         )
 
     @handles(calls.StartRequestedRollout)
     async def _start_requested_rollout(self, call: calls.StartRequestedRollout) -> AttemptedRollout:
-        claim, checked = call.claim_id or self._name("cl"), check_request(call.request)
+        claim, checked = call.claim_id or self._idempotency_key("cl"), check_request(call.request)
         return await self._write(lambda tx: queue.start_new(tx, checked, call.worker_id, claim))
 
     @handles(calls.UpdateAttempt)
@@ -150,8 +152,8 @@ class SqlStore(SqlQueries):
             call.metadata,
         )
         return await self._write(
-            Together(attempts.reports, report),
-            lasting=call.status in FINAL_ATTEMPT,
+            BatchedCall(attempts.report_many, report),
+            durable=call.status in FINAL_ATTEMPT,
             brief=trajectory is None or len(trajectory) <= BRIEF_BYTES,
         )
 
@@ -160,8 +162,10 @@ class SqlStore(SqlQueries):
         stats, pairs = call.heartbeat_stats, call.attempts
         packed = None if stats is None else pack_mapping(stats, "heartbeat_stats")
         return await self._write(
-            Together(attempts.heartbeats, (call.worker_id, packed, pairs), attempts.remembered),
-            lasting=False,
+            BatchedCall(
+                attempts.record_heartbeats, (call.worker_id, packed, pairs), attempts.recall_heartbeat
+            ),
+            durable=False,
             brief=pairs is not None and len(pairs) <= BRIEF_ROWS,
         )
 
@@ -170,8 +174,10 @@ class SqlStore(SqlQueries):
         deadline = Deadline(call.timeout)
         while not self._closed:
             seen = self._taken.count
-            if await self._read(queries.is_to_be_told, call.worker_id):
-                return await self._write(lambda tx: attempts.tell_taken(tx, call.worker_id), lasting=False)
+            if await self._read(queries.has_lost_attempts, call.worker_id):
+                return await self._write(
+                    lambda tx: attempts.take_lost_attempts(tx, call.worker_id), durable=False
+                )
             left = deadline.left()
             if not left:
                 break
@@ -182,11 +188,11 @@ class SqlStore(SqlQueries):
 
     @handles(calls.AppendJournal)
     async def _append_journal(self, call: calls.AppendJournal) -> None:
-        name, entries = call.append_id or self._name("ap"), call.entries
+        name, entries = call.append_id or self._idempotency_key("ap"), call.entries
         brief = len(entries) <= BRIEF_ROWS and sum(map(len, entries)) <= BRIEF_BYTES
         if name is None and len(entries) == 1:
             turn = (call.rollout_id, call.attempt_id, bytes(entries[0]))
-            await self._write(Together(attempts.append_turns, turn), brief=brief)
+            await self._write(BatchedCall(attempts.append_turns, turn), brief=brief)
         else:
             await self._write(
                 lambda tx: attempts.append_journal(tx, call.rollout_id, call.attempt_id, entries, name),
@@ -242,16 +248,16 @@ class SqlStore(SqlQueries):
     async def _release_trajectories(self, call: calls.ReleaseTrajectories) -> int:
         # A power cut that brings some of them back does no harm.
         return await self._write(
-            lambda tx: attempts.release_trajectories(tx, call.rollout_ids), lasting=False
+            lambda tx: retention.release_trajectories(tx, call.rollout_ids), durable=False
         )
 
     @handles(calls.DeleteRollouts)
     async def _delete_rollouts(self, call: calls.DeleteRollouts) -> int:
-        return await self._write(lambda tx: attempts.delete_rollouts(tx, call.rollout_ids))
+        return await self._write(lambda tx: retention.delete_rollouts(tx, call.rollout_ids))
 
     @handles(calls.DeleteFinished)
     async def _delete_finished(self, call: calls.DeleteFinished) -> int:
-        return await self._write(lambda tx: attempts.delete_finished(tx, call.older_than, call.limit))
+        return await self._write(lambda tx: retention.delete_finished(tx, call.older_than, call.limit))
 
     async def close(self) -> None:
         if self._closed:
@@ -261,9 +267,9 @@ class SqlStore(SqlQueries):
         for signal in (self._completed, self._taken):
             signal.notify()
         self._claimants.close()
-        last = asyncio.ensure_future(self._driver.write(attempts.write_stamps, lasting=False))
+        last = asyncio.ensure_future(self._driver.write(attempts.write_stamps, durable=False))
         ending = {self._watch, last, *self._background}
-        await asyncio.wait(ending, timeout=FAREWELL_SECONDS)
+        await asyncio.wait(ending, timeout=CLOSE_SECONDS)
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -281,7 +287,7 @@ class SqlStore(SqlQueries):
         if changes.lease < self._watching_until:
             self._lease_nearer.notify()
 
-    def _is_waited_for(self) -> bool:
+    def _has_waiters(self) -> bool:
         return bool(self._claimants or self._completed or self._taken)
 
     async def _end_leases(self) -> None:
@@ -291,7 +297,7 @@ class SqlStore(SqlQueries):
             try:
                 lease, now = await self._driver.read(queries.first_lease)
                 if lapsed(lease, now) or self._driver.stamps:
-                    await self._driver.write(expire, lasting=False)
+                    await self._driver.write(expire, durable=False)
                 in_a_row = in_a_row + 1 if lapsed(lease, now) else 0
                 if 0 < in_a_row < MOST_ROUNDS:
                     continue

@@ -81,7 +81,7 @@ class Stamps:
     def __bool__(self) -> bool:
         return self._since < inf
 
-    def heard(
+    def record(
         self,
         worker_id: str | None,
         now: float,
@@ -105,7 +105,7 @@ class Stamps:
         if stats is not None:
             stamp.heartbeat_stats = stats
 
-    def released(self, worker_id: str | None, now: float) -> None:
+    def record_release(self, worker_id: str | None, now: float) -> None:
         """It holds one attempt less; written down if it is idle when this is written."""
         if worker_id is not None:
             self._released[worker_id] = now
@@ -141,7 +141,7 @@ class Transaction:
     """Of the completions; most have none."""
     _later: dict[Statement, list[Values]] = field(default_factory=dict)
 
-    def event(
+    def log_event(
         self,
         kind: EventKind,
         rollout_id: str,
@@ -152,20 +152,20 @@ class Transaction:
         becomes: str | None = None,
     ) -> None:
         """The statuses as plain text: an enum is bound more slowly."""
-        self._note(
+        self._log(
             INSERT_EVENT,
             (self.now, kind._value_, rollout_id, attempt_id, worker_id, status, lease_expires, becomes),
         )
 
-    def enqueued(self, rollout_id: str) -> None:
-        self._note(INSERT_ENQUEUED, (self.now, rollout_id))
+    def log_enqueued(self, rollout_id: str) -> None:
+        self._log(INSERT_ENQUEUED, (self.now, rollout_id))
 
-    def claimed(
+    def log_claimed(
         self, rollout_id: str, attempt_id: str, worker_id: str | None, lease_expires: float | None
     ) -> None:
-        self._note(INSERT_CLAIMED, (self.now, rollout_id, attempt_id, worker_id, lease_expires))
+        self._log(INSERT_CLAIMED, (self.now, rollout_id, attempt_id, worker_id, lease_expires))
 
-    def ended(
+    def log_ended(
         self,
         rollout_id: str,
         attempt_id: str,
@@ -175,9 +175,9 @@ class Transaction:
         becomes: RolloutStatus,
     ) -> None:
         values = (self.now, rollout_id, attempt_id, worker_id, status._value_, lease_expires, becomes._value_)
-        self._note(INSERT_ENDED, values)
+        self._log(INSERT_ENDED, values)
 
-    def _note(self, insert: Statement, values: Values) -> None:
+    def _log(self, insert: Statement, values: Values) -> None:
         if self._events and self._events[-1][0] is insert:
             self._events[-1][1].append(values)
         else:
@@ -190,21 +190,21 @@ class Transaction:
         self._reasons.append(reason)
         self.changes.completed = True
 
-    def later(self, insert: Statement, values: Values) -> None:
+    def insert_later(self, insert: Statement, values: Values) -> None:
         """Inserts a row at the end, together with others; `settle` before reading its table."""
         self._later.setdefault(insert, []).append(values)
 
-    def settle(self) -> Operation[None]:
+    def write_inserts(self) -> Operation[None]:
         for insert, values in self._later.items():
             yield insert.many(values)
         self._later = {}
 
-    def leased(self, lease_expires: float | None) -> None:
+    def note_lease(self, lease_expires: float | None) -> None:
         if lease_expires is not None and lease_expires < self.changes.lease:
             self.changes.lease = lease_expires
 
-    def flush(self) -> Operation[None]:
-        yield from self.settle()
+    def write_gathered(self) -> Operation[None]:
+        yield from self.write_inserts()
         yield from self.stamps.write(self.now, at_once=self.stamps_at_once)
         for insert, values in self._events:
             yield insert.many(values)
