@@ -57,11 +57,13 @@ def run(
 
     settings = load(config, overrides or [])
     from rollwright.cli.run_execution import Progress, prepare
+    from rollwright.run.build_tasks import record_fingerprints
     from rollwright.run.folder import RunFolder
     from rollwright.run.model_choice import settle_model
 
     say = plain_lines(console())
     settings = settle_model(settings, say=say)
+    settings = record_fingerprints(settings)
     policy = prepare(settings, workers, ray)
     say_default_policy(settings)
     folder, settings = RunFolder.create(runs, settings)

@@ -32,6 +32,7 @@ from rollwright.cli.tables import ledger_table, training_table, validation_table
 from rollwright.config import RunConfig
 from rollwright.observe.statistics import batch_row
 from rollwright.rollout import Batch
+from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_training import make_policy
 from rollwright.run.engine_check import ask_engine_first
 from rollwright.run.folder import RunFolder, RunReader
@@ -45,6 +46,7 @@ def begin(settings: RunConfig, *, runs: Path, store: str | None, live: bool, rep
     """Trains into a new folder of `runs`; `report`: and makes the report of it."""
     screen = console()
     # what is wrong shows before anything is written
+    settings = record_fingerprints(settings)
     settings, policy = load_settled(settings, make_policy, say=plain_lines(screen))
     if policy is not None:
         say_default_policy(settings)

@@ -143,6 +143,8 @@ class EpisodeSettings:
     strategy: Strategy = CHAIN
     filters: tuple[Filter, ...] = ()
     """Those that may end an episode."""
+    env_factory: Callable[[], Env] | None = None
+    """Makes an environment of this tag. `None`: the registry does, from `env_type` and `env_config`."""
     capture: CaptureRules = field(default_factory=CaptureRules)
     """Rules for a function's agent that is recorded by the gateway."""
 

@@ -329,6 +329,34 @@ class CustomEnvConfig(Settings):
     """Every later user message. Unset: the environment's own."""
     step_timeout: PositiveFloat | None = None
     """Seconds that `reset` or `step` may take. Unset: `limits.step_timeout`."""
+    tasks: str | None = None
+    """Rows to play in place of an environment, one row per group: a file that ends in .jsonl, .csv or .parquet, the folder
+    of a dataset, `hf:NAME[#SPLIT]`, or `module:function`. A path is relative to `folder`."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] | str | None = None
+    """Rows for validation: a share of `tasks`, chosen by their content, or another file. Unset: none; a tag that is only
+    validated plays all its rows."""
+    template: str | None = None
+    """How a row is asked, with its fields in braces: `{question}`. Unset: the first of the fields question, prompt,
+    problem, instruction, input."""
+    tasks_fingerprint: str | None = None
+    """Checksum of the rows. A run fills it in when it begins; one that finds other rows is refused."""
+
+    @property
+    def names_files(self) -> bool:
+        """Whether it names files or modules of the user's own, which lie in `folder`."""
+        return self.tasks is not None
+
+    @model_validator(mode="after")
+    def _has_tasks(self) -> "CustomEnvConfig":
+        if self.tasks is None:
+            for key in ("held_out", "template", "tasks_fingerprint"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"{key}: is a setting of `tasks`, which is not set")
+        elif self.env_type is not None or self.env_config:
+            raise ValueError(
+                "tasks: are played in place of an environment; leave env_type and env_config out"
+            )
+        return self
 
 
 class ChainStrategyConfig(Settings):
