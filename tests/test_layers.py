@@ -48,7 +48,17 @@ MAY_KNOW = {
     "rewards": {"trajectory", "config", "envs", "engines", "sandbox"},
     "tasks": {"envs"},
     "store": {"trajectory"},
-    "rollout": {"trajectory", "config", "envs", "engines", "agents", "store", "gateway", "hardware"},
+    "rollout": {
+        "trajectory",
+        "config",
+        "envs",
+        "engines",
+        "agents",
+        "rewards",
+        "store",
+        "gateway",
+        "hardware",
+    },
     "gateway": {"trajectory", "engines", "agents", "store"},
     "training": {"trajectory", "engines", "models", "rollout", "hardware"},
     "run": {

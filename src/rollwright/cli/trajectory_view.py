@@ -90,6 +90,9 @@ def _headline(trajectory: Trajectory, simulated: bool) -> Text:
         f", {len(trajectory.turns)} turns, {trajectory.sampled_tokens} tokens, ended by {trajectory.stop}",
         style="not bold",
     )
+    if trajectory.components:
+        parts = (f"{name} {value:g}" for name, value in trajectory.components.items())
+        text.append(f"\nrewards: {', '.join(parts)}", style="not bold")
     if trajectory.sampling is not None:
         text.append(f"\nsampled at {trajectory.sampling.described()}", style="not bold")
     if (why := trajectory.not_trainable) is not None:

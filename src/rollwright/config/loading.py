@@ -169,6 +169,7 @@ def _place_of(loc: Sequence[str]) -> tuple[list[str], list[str]]:
         known = [key for model in models for key in model.model_fields]
         here = [model.model_fields[part].annotation for model in models if part in model.model_fields]
         here += [get_args(choice)[-1] for choice in choices if get_origin(choice) in (dict, list)]
+        here += [get_args(choice)[0] for choice in choices if get_origin(choice) is tuple]
     return place, known
 
 

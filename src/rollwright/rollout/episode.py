@@ -34,6 +34,7 @@ from rollwright.envs.base import Env, Reset
 from rollwright.errors import FormatError
 from rollwright.gateway.settings import CaptureRules
 from rollwright.rollout.filters import Filter, stops
+from rollwright.rollout.scoring import EpisodeRewards
 from rollwright.rollout.settings import LimitsConfig
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
 
@@ -145,6 +146,8 @@ class EpisodeSettings:
     """Those that may end an episode."""
     env_factory: Callable[[], Env] | None = None
     """Makes an environment of this tag. `None`: the registry does, from `env_type` and `env_config`."""
+    rewards: EpisodeRewards | None = None
+    """Judge the episode when it has ended. `None`: only the environment's own rewards count."""
     capture: CaptureRules = field(default_factory=CaptureRules)
     """Rules for a function's agent that is recorded by the gateway."""
 

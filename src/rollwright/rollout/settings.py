@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from rollwright.registry import Registry
+from rollwright.rewards.settings import RewardList
 from rollwright.settings import Settings, Share, choose_kind, choose_kinds
 
 FILTERS: Registry[Any] = Registry(
@@ -341,10 +342,16 @@ class CustomEnvConfig(Settings):
     tasks_fingerprint: str | None = None
     """Checksum of the rows. A run fills it in when it begins; one that finds other rows is refused."""
 
+    rewards: RewardList = ()
+    """Rewards that judge an episode when it ends; their weighted sum is added to what the environment gave. A text alone is a
+    kind, or `module:function`."""
+    success_at: float = 1.0
+    """The episode counts as solved if the sum of its `rewards` is at least this, unless its environment says itself."""
+
     @property
     def names_files(self) -> bool:
         """Whether it names files or modules of the user's own, which lie in `folder`."""
-        return self.tasks is not None
+        return self.tasks is not None or bool(self.rewards)
 
     @model_validator(mode="after")
     def _has_tasks(self) -> "CustomEnvConfig":

@@ -14,7 +14,7 @@ from rollwright.config import (
     CustomEnvConfig,
     RunConfig,
 )
-from rollwright.engines.base import Sampling
+from rollwright.engines.base import Policy, Sampling
 from rollwright.envs.base import Env, Prompts, can_fork, inspected_env
 from rollwright.errors import ConfigError
 from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
@@ -33,6 +33,7 @@ from rollwright.rollout.settings import (
     UncertaintyBranchConfig,
 )
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
+from rollwright.run.build_rewards import TagRewards
 from rollwright.run.build_tasks import TagTasks, level_function, open_tag_tasks
 from rollwright.run.build_teams import build_teams
 from rollwright.run.build_tools import ToolShelf
@@ -87,10 +88,12 @@ class SettingsTable:
         self._tools = ToolShelf()
         self._run_seed = config.seed
         self._tasks = open_tag_tasks(config)
+        self._rewards = TagRewards(config)
         teams = build_teams(config, self._tools)
         for tag in config.tags:
             tasks = self._tasks.get(tag)
             train = _settings(config, tag) if tasks is None else _task_settings(config, tag, tasks)
+            train = replace(train, rewards=self._rewards.get(tag))
             if config.train_env_manager is not None and tag in config.train_env_manager.tags:
                 check_strategy(config.strategy, tag, partial(make_env, train))
             single: Strategy = CHAIN
@@ -126,9 +129,14 @@ class SettingsTable:
         """Whether this machine can give what the agents' tools need."""
         await self._tools.check()
 
+    def use_policy(self, policy: Policy) -> None:
+        """Sets the run's policy, which judges where a reward asks a model and names no other."""
+        self._rewards.use_policy(policy)
+
     async def close(self) -> None:
-        """Ends what the agents' tools hold."""
+        """Ends what the agents' tools and the rewards hold."""
         await self._tools.close()
+        await self._rewards.close()
 
     def __call__(self, episode: Episode) -> EpisodeSettings:
         try:

@@ -99,6 +99,7 @@ class Run:
         for manager in self._managers():
             build_filters(manager)  # a wrong one shows here, before anything is written
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
+        self.settings.use_policy(self.policy)
         self.activity = Activity()
         self.inflight = InflightLimit(config.max_inflight or START)
         self.capabilities: Capabilities | None = None

@@ -141,7 +141,9 @@ class StoreSettingsSource:
                 raise ConfigError(f"the store has no settings under {resources_id!r}")
             if resources_id not in self._runs:  # another episode may have asked in the meantime
                 config = build(found.resources[CONFIG_KEY], source=f"settings of {resources_id}")
-                self._runs[resources_id] = config, SettingsTable(config), build_run_policy(config)
+                table, policy = SettingsTable(config), build_run_policy(config)
+                table.use_policy(policy)
+                self._runs[resources_id] = config, table, policy
         return self._runs[resources_id]
 
 
