@@ -236,4 +236,4 @@ def test_a_row_without_the_templates_field_fails_its_rollouts_with_the_cause(tmp
 def test_the_oracle_answers_with_the_field_of_the_right_answer(tmp_path: Path) -> None:
     write_rows(tmp_path / "sums.jsonl")
     played = asyncio.run(play(build(content(tmp_path)), 1, policy=OraclePlayer()))
-    assert [each.turns[-1].text for each in played] == [str(each.seed + 1) for each in played]
+    assert [each.turns[-1].text.strip() for each in played] == [str(each.seed + 1) for each in played]

@@ -177,6 +177,7 @@ class RolloutAttempt:
             journal=self._journal,
             on_turn=self._context.activity.count,
             stopwatch=self.stopwatch,
+            gateway=self._context.gateway,
         )
         with self._shown_in_flight(session):
             make_env = partial(self._context.make_env, settings)

@@ -32,7 +32,9 @@ from rollwright.aio import is_asked_for
 from rollwright.engines.base import Playable, Policy, Sampling
 from rollwright.envs.base import Env, Reset
 from rollwright.errors import FormatError
+from rollwright.gateway import Gateway
 from rollwright.gateway.settings import CaptureRules
+from rollwright.rollout.agent_session import AgentSession
 from rollwright.rollout.filters import Filter, stops
 from rollwright.rollout.scoring import EpisodeRewards
 from rollwright.rollout.settings import LimitsConfig
@@ -205,8 +207,9 @@ def new_session(
     journal: Journal | None = None,
     on_turn: Callable[[Turn], None] | None = None,
     stopwatch: Stopwatch | None = None,
+    gateway: Gateway | None = None,
 ) -> Session:
-    """A session with an empty trajectory for this episode."""
+    """A session with an empty trajectory for this episode. `gateway`: records agents that speak a model API."""
     trajectory = Trajectory(
         rollout_id=rollout_id,
         attempt_id=attempt_id,
@@ -214,7 +217,7 @@ def new_session(
         tag=episode.tag,
         seed=episode.seed,
     )
-    return Session(
+    session = AgentSession(
         trajectory,
         policy,
         settings.sampling,
@@ -227,6 +230,8 @@ def new_session(
         on_turn=on_turn,
         stopwatch=stopwatch,
     )
+    session.gateway, session.rules = gateway, settings.capture
+    return session
 
 
 @cache

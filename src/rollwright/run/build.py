@@ -33,6 +33,7 @@ from rollwright.rollout.settings import (
     UncertaintyBranchConfig,
 )
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
+from rollwright.run.build_agents import build_agent
 from rollwright.run.build_rewards import TagRewards
 from rollwright.run.build_tasks import TagTasks, level_function, open_tag_tasks
 from rollwright.run.build_teams import build_teams
@@ -100,6 +101,8 @@ class SettingsTable:
             if (team := teams.get(tag)) is not None:
                 _check_sampling(config, tag, team, train.sampling)
                 train, single = replace(train, strategy=team), team.greedy()
+            if (agent := build_agent(config, tag)) is not None:
+                train, single = replace(train, strategy=agent), agent
             greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
             self._settings["train", tag] = replace(train, filters=stopping)

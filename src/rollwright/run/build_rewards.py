@@ -92,13 +92,15 @@ class TagRewards:
             return None
         wanted = list(custom.rewards)
         where = f"custom_envs.{tag}.rewards"
+        if not wanted and custom.agent is not None:
+            wanted = [ReturnedReward(kind="returned")]
         if not wanted:
             if custom.tasks is None:
                 return None
             raise ConfigError(
                 f"{where}: is needed, because a row has no reward of its own; for example [exact_match]"
             )
-        _check(wanted, where)
+        _check(wanted, where, has_agent=custom.agent is not None)
         from rollwright.rewards import Rewards  # imported here: most runs have none
 
         try:
@@ -116,13 +118,13 @@ class TagRewards:
         return judge
 
 
-def _check(rewards: Sequence[RewardSettings], where: str) -> None:
+def _check(rewards: Sequence[RewardSettings], where: str, *, has_agent: bool) -> None:
     if any(isinstance(each, GroupJudgeReward) for each in rewards):
         raise ConfigError(
             f"{where}: group_judge ranks the members of a whole group, and a run judges each episode when it ends; use judge, or "
             "Rewards.evaluate_group on recorded trajectories"
         )
-    if any(isinstance(each, ReturnedReward) for each in rewards):
+    if not has_agent and any(isinstance(each, ReturnedReward) for each in rewards):
         raise ConfigError(
             f"{where}: returned is what an agent's own function returned; the tag has no `agent`"
         )

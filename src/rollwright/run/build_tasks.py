@@ -103,8 +103,8 @@ def _open(config: RunConfig, custom: CustomEnvConfig, name: str) -> TagTasks:
     elif custom.held_out is not None:
         train, held_out = split(train, custom.held_out, name)
     template = custom.template
-    if template is None:
-        template = default_template(train.row(0), name)
+    if template is None:  # an agent of one's own reads the row itself
+        template = "" if custom.agent is not None else default_template(train.row(0), name)
     check_template(template, train.row(0), name)
     if held_out is not None:
         check_template(template, held_out.row(0), f"{name}, held out")

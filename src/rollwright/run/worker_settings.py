@@ -8,9 +8,7 @@ How a worker that knows nothing but a store finds out how to play a rollout: fro
 
 import logging
 import re
-from typing import Any
 
-from rollwright.agents.settings import AGENTS
 from rollwright.config import RunConfig, build
 from rollwright.config.resuming import SettingChange, check_resumable, setting_changes
 from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampling
@@ -145,11 +143,3 @@ class StoreSettingsSource:
                 table.use_policy(policy)
                 self._runs[resources_id] = config, table, policy
         return self._runs[resources_id]
-
-
-def load_function(path: str) -> AgentFunction:
-    """A user's agent function by its path, `module:function`."""
-    function: Any = AGENTS.find(path)
-    if not callable(function):
-        raise ConfigError(f"agent {path!r}: is a {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]

@@ -61,7 +61,8 @@ class TaskEnv:
         return str(right) if isinstance(right, str | int | float) else None
 
     def answer(self, action: str) -> str:
-        return action
+        """On a line of its own, behind whatever a simulated engine has said before it."""
+        return f"\n{action}"
 
     def fork(self) -> Self:
         copy = type(self)(self._source, self._template, self._system)
