@@ -12,8 +12,15 @@ from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampli
 from rollwright.engines.factory import build_policy, check_policy
 from rollwright.engines.settings import PolicyConfig
 from rollwright.errors import ConfigError
-from rollwright.rewards.settings import GroupJudgeReward, JudgeSettings, ReturnedReward, RewardSettings
+from rollwright.rewards.settings import (
+    AnyReward,
+    GroupJudgeReward,
+    JudgeSettings,
+    ReturnedReward,
+    RewardSettings,
+)
 from rollwright.rollout.scoring import EpisodeRewards
+from rollwright.rollout.settings import CustomEnvConfig
 
 if TYPE_CHECKING:
     from rollwright.rewards import Rewards
@@ -90,10 +97,8 @@ class TagRewards:
         custom = config.custom_envs.get(tag)
         if custom is None:
             return None
-        wanted = list(custom.rewards)
+        wanted = rewards_of(custom)
         where = f"custom_envs.{tag}.rewards"
-        if not wanted and custom.agent is not None:
-            wanted = [ReturnedReward(kind="returned")]
         if not wanted:
             if custom.tasks is None:
                 return None
@@ -116,6 +121,13 @@ class TagRewards:
         judge = JudgePolicy(named, where)
         self._judges.append(judge)
         return judge
+
+
+def rewards_of(custom: CustomEnvConfig) -> Sequence[AnyReward]:
+    """The rewards of a tag's settings: with an agent and without a list, the number that the agent returns."""
+    if not custom.rewards and custom.agent is not None:
+        return [ReturnedReward(kind="returned")]
+    return custom.rewards
 
 
 def _check(rewards: Sequence[RewardSettings], where: str, *, has_agent: bool) -> None:

@@ -61,7 +61,6 @@ def open_tag_tasks(config: RunConfig) -> dict[str, TagTasks]:
             found[tag] = _open(config, custom, custom.tasks)
         except TaskError as error:
             raise ConfigError(f"{where}.tasks: {error}") from error
-        _check_fingerprint(found[tag], custom, where)
         _check_validation(config, tag, found[tag])
     return found
 
@@ -100,7 +99,11 @@ def _open(config: RunConfig, custom: CustomEnvConfig, name: str) -> TagTasks:
     if isinstance(custom.held_out, str):
         held_out = open_named(custom.held_out)
         fingerprint = f"{fingerprint}+{held_out.fingerprint}"
-    elif custom.held_out is not None:
+    if custom.tasks_fingerprint not in (None, fingerprint):
+        raise TaskError(
+            f"the rows of {name} are not those that the run was begun with; put them back, or start another run"
+        )
+    if isinstance(custom.held_out, float):
         train, held_out = split(train, custom.held_out, name)
     template = custom.template
     if template is None:  # an agent of one's own reads the row itself
@@ -109,14 +112,6 @@ def _open(config: RunConfig, custom: CustomEnvConfig, name: str) -> TagTasks:
     if held_out is not None:
         check_template(template, held_out.row(0), f"{name}, held out")
     return TagTasks(train, held_out, fingerprint, template)
-
-
-def _check_fingerprint(tasks: TagTasks, custom: CustomEnvConfig, where: str) -> None:
-    if custom.tasks_fingerprint not in (None, tasks.fingerprint):
-        raise ConfigError(
-            f"{where}.tasks: the rows of {custom.tasks} are not those that the run was begun with; put them back, or start "
-            "another run"
-        )
 
 
 def _check_validation(config: RunConfig, tag: str, tasks: TagTasks) -> None:
