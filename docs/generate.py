@@ -148,6 +148,8 @@ def _limit(limit: Any) -> str:
             return f"above {limit.gt}"
         case annotated_types.Ge():
             return f"{limit.ge} or more"
+        case annotated_types.Lt():
+            return f"below {limit.lt}"
         case annotated_types.Le():
             return f"{limit.le} or less"
         case _:

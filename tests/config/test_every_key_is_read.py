@@ -9,6 +9,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from rollwright.cli.main import app
 from rollwright.config import RunConfig, build, dump
+from rollwright.engines.base import Generation
 from rollwright.engines.factory import build_policy
 from rollwright.engines.settings import SimulatedPolicyConfig
 from rollwright.errors import ConfigError, RollwrightError
@@ -29,12 +31,15 @@ from rollwright.run.run import Run
 from rollwright.run.swarm_node import SwarmNode
 from rollwright.run.training import TrainingRun
 from rollwright.settings import Settings
+from rollwright.trajectory import Message
 
 Key = tuple[str, str]
 """The model that declares a key, and the key."""
 
 _PEER = "needs a second node that shares a group; tests/swarm/test_poison.py and test_silent_peers.py set it"
 _GATEWAY = "needs an agent that calls the gateway; tests/gateway/test_gateway_sampling.py sets it"
+
+_GROUP_JUDGE = "a run judges each episode for itself; tests/rewards/test_group_judge.py sets it"
 
 NOT_READ_HERE: dict[Key, str] = {
     ("CommunicationConfig", "fetch_timeout"): _PEER,
@@ -43,19 +48,26 @@ NOT_READ_HERE: dict[Key, str] = {
     ("SwarmConfig", "max_group_kb"): _PEER,
     ("SwarmConfig", "max_round_lag"): _PEER,
     ("SwarmConfig", "min_mean_logprob"): _PEER,
-    ("RunConfig", "gateway"): _GATEWAY,
-    ("CaptureRules", "allow_no_calls"): _GATEWAY,
     ("CaptureRules", "client_sampling"): _GATEWAY,
     (
         "TrainerSettings",
         "max_skips_in_a_row",
     ): "needs a loss that is not finite; tests/training/test_trainer.py sets it",
+    ("GroupJudgeReward", "rounds"): _GROUP_JUDGE,
+    ("GroupJudgeReward", "seed"): _GROUP_JUDGE,
     (
         "VerdictRule",
         "malformed",
     ): "needs a judge without a verdict; tests/teams/test_team_verdicts.py sets it",
 }
 """Keys that these runs cannot read, each with the reason."""
+
+HAS_MATH_VERIFY = find_spec("math_verify") is not None
+if not HAS_MATH_VERIFY:
+    NOT_READ_HERE |= {
+        ("MathVerifyReward", key): "needs the package math-verify"
+        for key in ("allow_unconfined", "concurrency", "cpu_seconds", "field", "memory_mb")
+    }
 
 TEAM_AGENT = {"prompt": "{question} {context}"}
 JUDGE = {"prompt": "{context}", "verdict": {"malformed": "approve"}}
@@ -199,6 +211,61 @@ async def play_teams() -> None:
         await play(games(orchestras={"FrozenLake": team}, policies={"other": {"kind": "random"}}))
 
 
+REWARDS = [
+    "exact_match",
+    {"kind": "regex", "pattern": "."},
+    {"kind": "contains", "texts": ["1"]},
+    {"kind": "length", "limit": 10},
+    {"kind": "json_schema", "json_schema": {}},
+    {"kind": "returned", "key": "n"},
+    {"kind": "unit_tests", "allow_unconfined": True, "partial": True},
+    *([{"kind": "math_verify", "allow_unconfined": True}] if HAS_MATH_VERIFY else []),
+    {"kind": "function", "function": "every_key_flows:one"},
+    {
+        "kind": "judge",
+        "rubric": "r",
+        "retries": 0,
+        "policy": {"kind": "own", "policy": "every_key_flows:Grader"},
+    },
+]
+
+
+def one(answer: str) -> float:
+    return 1.0
+
+
+async def asks(task: Any, session: Any) -> dict[str, int]:
+    await session.generate([Message("user", task["question"])])
+    return {"n": 1}
+
+
+class Grader:
+    """A judge's policy."""
+
+    renderer, version, pressure = None, 0, 0
+
+    async def generate(self, prompt: Any, sampling: Any) -> Generation:
+        return Generation("score: 1", exact=False)
+
+    async def close(self) -> None:
+        pass
+
+
+async def play_tasks(folder: Path) -> None:
+    row = '{"question": "%d?", "answer": "1", "tests": ["assert True"]}\n'
+    (folder / "tasks.jsonl").write_text("".join(row % number for number in range(20)))
+    tasks = {"tasks": "tasks.jsonl", "held_out": 0.3, "template": "{question}"}
+    command = [sys.executable, "-c", "import openai; openai.OpenAI().models.list()"]
+    shown = {"folder": str(folder), "manager": {"tags": ["T"]}}
+    await play(
+        games(custom_envs={"T": {**tasks, "agent": "every_key_flows:asks", "rewards": REWARDS}}, **shown)
+    )
+    agents = {"T": {**tasks, "agent": {"command": command}, "rewards": REWARDS[:1]}}
+    limits = {"max_attempts": 1, "max_refills": 1}
+    with suppress(RollwrightError):  # it asks nothing, which is a failure
+        await play(games(custom_envs=agents, limits=limits, **shown))
+
+
 async def make_policies(folder: Path) -> None:
     engine = {"base_urls": ["http://127.0.0.1:1"], "renderer": {"tokenizer": str(folder), "name": "template"}}
     for policy in (
@@ -247,6 +314,7 @@ def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Key]:
     async def everything() -> None:
         await play_games()
         await play_teams()
+        await play_tasks(tmp_path_factory.mktemp("tasks"))
         await make_policies(folder)
         await train(folder, tmp_path_factory.mktemp("runs"))
         await join(folder, tmp_path_factory.mktemp("swarm"))

@@ -9,7 +9,8 @@ from rollwright.agents import Session
 from rollwright.config import build
 from rollwright.engines.base import Prompt, Sampling
 from rollwright.errors import ConfigError
-from rollwright.run.worker_settings import CONFIG_KEY, StoreSettingsSource, load_function
+from rollwright.run.build_agents import load_function
+from rollwright.run.worker_settings import CONFIG_KEY, StoreSettingsSource
 from rollwright.store.memory import MemoryStore
 
 CONFIG = build(

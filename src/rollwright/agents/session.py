@@ -338,6 +338,10 @@ class Session:
         prompt = full_prompt(self.trajectory.turns, turn.id)
         return renderer.parse(prompt, turn.sampled_ids, self._asked[turn.id].tools)
 
+    def conversation_of(self, turn: Turn) -> tuple[Message, ...]:
+        """All messages of the conversation that the turn ends, its own included."""
+        return (*self._conversation(self._asked[turn.id]), self._assistant_message(turn))
+
     def recorded_outcome(self, turn: Turn) -> Outcome | None:
         """The outcome of a turn in an earlier attempt, by the journal; `None`: no attempt came to the call behind it."""
         if self._journal is None:

@@ -58,6 +58,9 @@ COMMANDS = {
         "report", "plot", "Draw RUN: reward, episode lengths, what filters caught, the shapes of trees."
     ),
     "report": Command("report", "report", "Show what RUN's model learned."),
+    "rescore": Command(
+        "rescore", "rescore", "Compute RUN's rewards again from its stored trajectories, without an engine."
+    ),
     "export": Command("report", "export", "Write RUN's trajectories to a file."),
     "config": Command("config", "app", "Look at configurations, and change their files with care."),
     "doctor": Command("doctor", "doctor", "Check machine, config, engine and node, and say what to fix."),

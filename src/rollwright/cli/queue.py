@@ -96,8 +96,8 @@ def worker(
     """Join a store from anywhere and play its rollouts. SIGTERM drains: what cannot be finished is handed back."""
     from rollwright.agents import EpisodeFailure
     from rollwright.rollout.worker import WorkerSettings
+    from rollwright.run.build_agents import load_function
     from rollwright.run.worker_process import end_with_parent, run_worker
-    from rollwright.run.worker_settings import load_function
 
     name = id or f"{socket.gethostname()}-{os.getpid()}"
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")

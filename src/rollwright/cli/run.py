@@ -54,12 +54,14 @@ def run(
     settings = load(config, overrides or [])
     from rollwright.cli.event_loop import run_async
     from rollwright.cli.run_execution import execute
+    from rollwright.run.build_tasks import record_fingerprints
     from rollwright.run.checks import prepare_policy
     from rollwright.run.folder import RunFolder
     from rollwright.run.model_choice import settle_model
 
     say = plain_lines(console())
     settings = settle_model(settings, say=say)
+    settings = record_fingerprints(settings)
     policy = run_async(prepare_policy(settings, workers=workers, ray=ray))
     say_default_policy(settings)
     folder, settings = RunFolder.create(runs, settings)

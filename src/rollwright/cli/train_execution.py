@@ -23,6 +23,7 @@ from rollwright.cli.tables import ledger_table, training_table, validation_table
 from rollwright.config import RunConfig
 from rollwright.engines.base import Policy
 from rollwright.rollout import Batch
+from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_training import make_policy
 from rollwright.run.checks import probe_engines
 from rollwright.run.folder import RunFolder, RunReader
@@ -62,6 +63,7 @@ def begin(settings: RunConfig, *, runs: Path, store: str | None, live: bool, rep
     """Train into a new folder of `runs`; `report`: write the report at the end."""
     screen = console()
     # A wrong setting or engine is reported before anything is written.
+    settings = record_fingerprints(settings)
     settings, policy = load_settled(settings, make_policy, say=plain_lines(screen))
     if policy is not None:
         say_default_policy(settings)

@@ -6,8 +6,10 @@ speaks only text is given no ids; of it only the environment's opening messages 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
@@ -28,6 +30,9 @@ DEFAULT_AGENT = "agent"
 
 MOST_ACTIONS = 4
 """Actions written out where turns follow each other without a branch; of more, the number is given."""
+
+MOST_RETURNED = 2000
+"""Characters of a returned value that are shown."""
 
 NOT_RECORDED = "not recorded: its engine takes text and no token ids"
 
@@ -55,9 +60,22 @@ def render(
             asked = Text(prompts.text(turn))
             parts.append(Panel(asked, title=title, title_align="left", expand=False, border_style="dim"))
         parts.append(_turn(turn))
+    if trajectory.returned is not None:
+        parts.append(
+            Panel(Text(_returned(trajectory.returned)), title="returned", title_align="left", expand=False)
+        )
     if counted := _counted(trajectory):
         parts.append(counted)
     return Group(*parts)
+
+
+def _returned(encoded: str) -> str:
+    """The value that an agent's own function or command returned: a text as it is, of a long one the end."""
+    text = encoded
+    with suppress(msgspec.DecodeError):
+        value = msgspec.json.decode(encoded)
+        text = value if isinstance(value, str) else encoded
+    return text if len(text) <= MOST_RETURNED else f"… {text[-MOST_RETURNED:]}"
 
 
 def _is_team(trajectory: Trajectory) -> bool:
@@ -90,6 +108,9 @@ def _headline(trajectory: Trajectory, simulated: bool) -> Text:
         f", {len(trajectory.turns)} turns, {trajectory.sampled_tokens} tokens, ended by {trajectory.stop}",
         style="not bold",
     )
+    if trajectory.components:
+        parts = (f"{name} {value:g}" for name, value in trajectory.components.items())
+        text.append(f"\nrewards: {', '.join(parts)}", style="not bold")
     if trajectory.sampling is not None:
         text.append(f"\nsampled at {trajectory.sampling.describe()}", style="not bold")
     if (why := trajectory.not_trainable) is not None:

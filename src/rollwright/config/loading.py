@@ -31,9 +31,16 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     variables = environment_settings(content)
     above = [each.override for each in variables]
     try:
-        return build(content, [*above, *overrides], source=str(file))
+        return _placed(build(content, [*above, *overrides], source=str(file)), file)
     except ConfigError as error:
         raise _blamed(error, file, variables, lambda left: build(content, [*left, *overrides])) from error
+
+
+def _placed(config: RunConfig, file: Path) -> RunConfig:
+    """The configuration with the folder that its task files and modules are in, where it names any."""
+    if config.folder is not None or not any(each.names_files for each in config.custom_envs.values()):
+        return config
+    return config.model_copy(update={"folder": str(file.resolve().parent)})
 
 
 def _blamed(
@@ -162,6 +169,7 @@ def _place_of(loc: Sequence[str]) -> tuple[list[str], list[str]]:
         known = [key for model in models for key in model.model_fields]
         here = [model.model_fields[part].annotation for model in models if part in model.model_fields]
         here += [get_args(choice)[-1] for choice in choices if get_origin(choice) in (dict, list)]
+        here += [get_args(choice)[0] for choice in choices if get_origin(choice) is tuple]
     return place, known
 
 

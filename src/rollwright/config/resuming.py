@@ -70,6 +70,7 @@ MAY_CHANGE: Mapping[str, bool] = MappingProxyType(
         "max_steps": True,
         "rollout_batch_size": True,
         "async_generation_ratio": True,
+        "folder": True,
         "eval_steps": True,
         "profile_steps": True,
         "sequence_length": False,
@@ -94,6 +95,7 @@ MAY_CHANGE: Mapping[str, bool] = MappingProxyType(
         "val_env_manager.max_env_num_per_worker": True,
         "custom_envs": False,
         "custom_envs.*.step_timeout": True,
+        "custom_envs.*.tasks": True,
     }
 )
 """By key, or by the section that it stands in; the longest that fits counts. `*` stands for any name."""

@@ -31,6 +31,9 @@ class AgentConfig(Settings):
 class RunConfig(StreamSettings):
     """One run: which policy plays which environments, and how much."""
 
+    folder: str | None = None
+    """Where the task files, and the modules of agents and rewards, of `custom_envs` are looked up. Unset: in the folder of
+    the configuration file."""
     eval_steps: PositiveInt | None = None
     """Batches between validations. Unset: one validation at the end, where there is a `val_env_manager`."""
     profile_steps: PositiveInt = 100

@@ -9,11 +9,12 @@ from rollwright.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rollwright.rollout.accounting import Activity, Fate, Ledger
+    from rollwright.rollout.agent_session import ThreadSession
     from rollwright.rollout.attempt import Assignment, RolloutContext, SettingsSource
     from rollwright.rollout.concurrency import InflightLimit
     from rollwright.rollout.env_manager import EnvManager
     from rollwright.rollout.episode import ChainStrategy, Episode, EpisodeSettings
-    from rollwright.rollout.function import AgentFunction, ThreadSession
+    from rollwright.rollout.function import AgentFunction
     from rollwright.rollout.groups import Group, GroupBook, GroupRules
     from rollwright.rollout.scheduler import Batch, RolloutScheduler, TooManyRefills
     from rollwright.rollout.worker import RolloutWorker, WorkerSettings
@@ -58,7 +59,7 @@ __getattr__ = lazy_names(
         "Episode": "episode",
         "EpisodeSettings": "episode",
         "AgentFunction": "function",
-        "ThreadSession": "function",
+        "ThreadSession": "agent_session",
         "Group": "groups",
         "GroupBook": "groups",
         "GroupRules": "groups",

@@ -6,11 +6,11 @@ encoded before it is returned, so nothing unreadable can be committed. Turns tha
 the journal; where the replay differs, the journal is cleared and the episode is played anew, once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollwright.agents import (
     EpisodeFailure,
@@ -31,10 +31,11 @@ from rollwright.rollout.concurrency import InflightLimit
 from rollwright.rollout.episode import EpisodeSettings, new_session, play_episode, read_episode
 from rollwright.rollout.function import AgentFunction, function_session, play_function
 from rollwright.rollout.recovery import StoreJournal
+from rollwright.rollout.scoring import NO_TASK, EpisodeRewards
 from rollwright.store.api import Store
 from rollwright.store.errors import AttemptRefused, NotFound
 from rollwright.store.records import AttemptedRollout
-from rollwright.trajectory import Boundary, ErrorRecord, Trajectory, check, check_rewards
+from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory, check, check_rewards
 
 CLOSE_SECONDS = 5.0
 """A hung environment gets this long to close before it is abandoned."""
@@ -176,10 +177,23 @@ class RolloutAttempt:
             journal=self._journal,
             on_turn=self._context.activity.count,
             stopwatch=self.stopwatch,
+            gateway=self._context.gateway,
         )
         with self._shown_in_flight(session):
             make_env = partial(self._context.make_env, settings)
-            return await play_episode(session, env, settings, assignment.policy, make_env)
+            trajectory = await play_episode(session, env, settings, assignment.policy, make_env)
+            return await self._score(settings.rewards, getattr(env, "task", NO_TASK), trajectory)
+
+    async def _score(
+        self, rewards: EpisodeRewards | None, task: Mapping[str, Any], trajectory: Trajectory
+    ) -> Trajectory:
+        """Judges an episode that has ended by the rewards of its tag."""
+        if rewards is None or trajectory.stop is StopReason.STALE:
+            return trajectory
+        with self.stopwatch.waiting(Phase.ENVIRONMENT, "rewards"):
+            scored = await rewards.score(task, trajectory)
+        scored.timing = self.stopwatch.read()
+        return scored
 
     async def _play_function(self, assignment: Assignment, function: AgentFunction) -> Trajectory:
         """Runs the user's own function as the agent."""

@@ -32,8 +32,11 @@ from rollwright.aio import is_cancellation
 from rollwright.engines.base import Playable, Policy, Sampling
 from rollwright.envs.base import Env, Reset
 from rollwright.errors import FormatError
+from rollwright.gateway import Gateway
 from rollwright.gateway.settings import CaptureRules
+from rollwright.rollout.agent_session import AgentSession
 from rollwright.rollout.filters import Filter, stops
+from rollwright.rollout.scoring import EpisodeRewards
 from rollwright.rollout.settings import LimitsConfig
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
 
@@ -143,6 +146,10 @@ class EpisodeSettings:
     strategy: Strategy = CHAIN
     filters: tuple[Filter, ...] = ()
     """Those that may end an episode."""
+    env_factory: Callable[[], Env] | None = None
+    """Makes an environment of this tag. `None`: the registry does, from `env_type` and `env_config`."""
+    rewards: EpisodeRewards | None = None
+    """Judge the episode when it has ended. `None`: only the environment's own rewards count."""
     capture: CaptureRules = field(default_factory=CaptureRules)
     """Rules for a function's agent that is recorded by the gateway."""
 
@@ -200,8 +207,9 @@ def new_session(
     journal: Journal | None = None,
     on_turn: Callable[[Turn], None] | None = None,
     stopwatch: Stopwatch | None = None,
+    gateway: Gateway | None = None,
 ) -> Session:
-    """A session with an empty trajectory for this episode."""
+    """A session with an empty trajectory for this episode. `gateway`: records agents that speak a model API."""
     trajectory = Trajectory(
         rollout_id=rollout_id,
         attempt_id=attempt_id,
@@ -209,7 +217,7 @@ def new_session(
         tag=episode.tag,
         seed=episode.seed,
     )
-    return Session(
+    session = AgentSession(
         trajectory,
         policy,
         settings.sampling,
@@ -222,6 +230,8 @@ def new_session(
         on_turn=on_turn,
         stopwatch=stopwatch,
     )
+    session.gateway, session.rules = gateway, settings.capture
+    return session
 
 
 @cache

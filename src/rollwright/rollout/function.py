@@ -1,17 +1,25 @@
-"""A user's own function as an agent: `async def agent(task, session) -> reward`.
+"""A user's own function as an agent: `async def agent(task, session)`, or a plain function with the same parameters.
 
-The function plays the whole episode: it asks the session for generations and returns the reward. A plain function runs
-in a thread; its session blocks that thread while the engine works. Its generations are recorded and journalled like the
+The function plays the whole episode: it asks the session for generations, and what it returns is kept. A plain function
+runs in a thread; its session blocks that thread while the engine works. Generations are recorded and journalled like the
 turns of any other episode.
 
 A function whose agent speaks a model API points it at `session.base_url` with `session.api_key`: the worker's gateway
-then records its calls in the same trajectory. Both are of this episode alone, and end with it.
+then records its calls in the same trajectory.
+
+A function is played in two ways. As the agent of a tag with tasks (`AgentStrategy`), the returned value is stored in the
+trajectory and the tag's rewards judge it. As the agent of a worker without an environment (`play_function`), the returned
+number is the reward.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from inspect import iscoroutinefunction
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, NamedTuple
+
+import msgspec
 
 from rollwright.agents import (
     EpisodeFailure,
@@ -25,111 +33,127 @@ from rollwright.agents import (
     timed_out,
 )
 from rollwright.aio import is_cancellation
-from rollwright.engines.base import NO_ACTIONS, Parsed, Policy, Sampling, ToolSpec
+from rollwright.engines.base import NO_ACTIONS, Policy
+from rollwright.envs.base import Env
 from rollwright.envs.threaded import BlockingRunner
-from rollwright.errors import FormatError, RollwrightError
-from rollwright.gateway import Access, CaptureRules, Gateway, RolloutRecorder
-from rollwright.gateway.recorder import USUAL_RULES
+from rollwright.errors import FormatError
+from rollwright.gateway import Gateway, RolloutRecorder
+from rollwright.gateway.recorder import NO_CALL
 from rollwright.rng import digest
+from rollwright.rollout.agent_session import AgentSession, ThreadSession
 from rollwright.rollout.episode import EpisodeSettings
 from rollwright.store.records import AttemptedRollout
-from rollwright.trajectory import Boundary, Message, StopReason, Trajectory, Turn, reward_of
+from rollwright.trajectory import UNDELIVERED, Boundary, ErrorRecord, StopReason, Trajectory, reward_of
 
-Answer = TypeVar("Answer")
+AgentFunction = Callable[[Any, Any], "Awaitable[Any] | Any"]
+"""Takes the task and a session (a `ThreadSession` when it is not async); returns a value that JSON can hold, or `None`."""
 
-AgentFunction = Callable[[Any, Any], "Awaitable[float | None] | float | None"]
-"""Takes the task and a session (a `ThreadSession` when it is not async); returns the reward, or `None` for 0."""
-
-
-class FunctionSession(Session):
-    """A session that can also be reached through the worker's gateway."""
-
-    gateway: Gateway | None = None
-    rules: CaptureRules = USUAL_RULES
-    """What an agent that is reached so may do."""
-    recorder: RolloutRecorder | None = None
-    """Records the calls that come in through the gateway; `None`: nobody has asked for an address."""
-    _access: Access | None = None
-
-    @property
-    def base_url(self) -> str:
-        """Address for an SDK: OpenAI's chat completions and responses, Anthropic's messages."""
-        return self.access().base_url
-
-    @property
-    def api_key(self) -> str:
-        return self.access().api_key
-
-    def access(self) -> Access:
-        if self._access is None:
-            if self.gateway is None:
-                raise RollwrightError("session.base_url: this run has no gateway")
-            self.recorder = RolloutRecorder(self, self._sampling, rules=self.rules)
-            self._access = self.gateway.open(self.recorder)
-        return self._access
-
-    async def leave_gateway(self) -> None:
-        """Late calls are refused from now on."""
-        if self.gateway is not None and self.recorder is not None:
-            await self.gateway.close_rollout(self.recorder)
+LONGEST_RETURNED = 1024 * 1024
+"""Bytes of a returned value as JSON. It is stored with every trajectory; an agent that returns more means a file."""
 
 
-class ThreadSession:
-    """A session for code in a thread."""
+class AgentResult(NamedTuple):
+    """How a function came to its end."""
 
-    def __init__(self, session: FunctionSession, loop: asyncio.AbstractEventLoop) -> None:
-        self._session = session
-        self._loop = loop
-        self.ended = False
-        """Whether the episode is over: a thread that was given up must not sample any more."""
+    value: Any
+    out_of_room: bool
+    """Whether it stopped because a prompt left no room for an answer; then it has returned nothing."""
 
-    @property
-    def base_url(self) -> str:
-        return self._access().base_url
 
-    @property
-    def api_key(self) -> str:
-        return self._access().api_key
+@dataclass(frozen=True)
+class AgentStrategy:
+    """Plays the tasks of a tag with a function."""
 
-    def generate(
+    function: AgentFunction
+
+    async def play_turns(
         self,
-        messages: Sequence[Message],
-        *,
-        continues: Turn | None = None,
-        agent: str = "agent",
-        tools: Sequence[ToolSpec] = (),
-        sampling: Sampling | None = None,
-    ) -> Turn:
-        return self._wait_for(
-            self._session.generate(messages, continues=continues, agent=agent, tools=tools, sampling=sampling)
+        session: Session,
+        env: Env,
+        settings: EpisodeSettings,
+        policy: Policy,
+        make_env: Callable[[], Env],
+    ) -> StopReason:
+        assert isinstance(session, AgentSession), "attempts open sessions with a gateway"
+        trajectory = session.trajectory
+        trajectory.opening = ()  # the function writes its own prompts
+        # Its own copy of the row: the rewards judge by the row as it is in the file.
+        result = await run_agent(self.function, deepcopy(getattr(env, "task", None)), session)
+        turns = trajectory.turns
+        if not turns and not settings.capture.allow_no_calls:
+            why = (
+                "the agent ended without one answered call, so there is nothing that its reward could be for"
+            )
+            raise EpisodeFailure(ErrorRecord(Boundary.AGENT, NO_CALL, why, 0))
+        trajectory.returned = _encode_returned(result.value, len(turns))
+        heard = next((each for each in reversed(turns) if each.filtered != UNDELIVERED), None)
+        if heard is not None:
+            trajectory.conversation = session.conversation_of(heard)
+        return StopReason.MAX_LENGTH if result.out_of_room else StopReason.TERMINATED
+
+
+def _encode_returned(value: Any, turns: int) -> str | None:
+    """The returned value as JSON text; a value that JSON cannot hold is the agent's failure."""
+    if value is None:
+        return None
+    try:
+        encoded = msgspec.json.encode(value, enc_hook=_plain_number)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        told = FormatError(f"it returned a {type(value).__name__} that JSON cannot hold: {error}")
+        raise failed(Boundary.AGENT, told, turns) from error
+    if len(encoded) > LONGEST_RETURNED:
+        told = FormatError(
+            f"it returned {len(encoded)} bytes of JSON; at most {LONGEST_RETURNED} are accepted"
         )
-
-    def parse(self, turn: Turn) -> Parsed:
-        return self._session.parse(turn)
-
-    def _access(self) -> Access:
-        async def access() -> Access:
-            return self._session.access()
-
-        return self._wait_for(access())
-
-    def _wait_for(self, call: Coroutine[Any, Any, Answer]) -> Answer:
-        if self.ended:
-            call.close()
-            raise RollwrightError("the episode is over: it was given up, or ended already")
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        raise failed(Boundary.AGENT, told, turns)
+    return encoded.decode()
 
 
-def _is_async(function: AgentFunction) -> bool:
-    """Also of an object that is called like a function."""
-    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+def _plain_number(value: Any) -> Any:
+    """A number of numpy or torch."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"it holds a {type(value).__name__}")
 
 
-async def _run_in_thread(function: AgentFunction, task: Any, session: ThreadSession) -> float | None:
+async def run_agent(function: AgentFunction, task: Any, session: AgentSession) -> AgentResult:
+    """Runs the function to its end. Its exception is the agent's failure; an engine's failure ends the attempt, whatever the
+    function made of it; running out of room ends the episode."""
+    value: Any = None
+    error: BaseException | None = None
+    try:
+        value = await _call(function, task, session)
+    except (EpisodeFailure, Interrupted):
+        raise
+    except BaseException as raised:
+        if is_cancellation(raised):
+            raise
+        error = raised  # put down to its boundary below
+    finally:
+        await session.leave_gateway()
+    recorder = session.recorder
+    if recorder is not None:
+        recorder.raise_failure()
+    out_of_room = isinstance(error, OutOfRoom) or (recorder is not None and recorder.out_of_room)
+    if error is not None and not out_of_room:
+        raise failed(Boundary.AGENT, error, len(session.trajectory.turns)) from error
+    if recorder is not None and error is None:
+        recorder.raise_unused()
+    return AgentResult(value, error is not None)
+
+
+async def _call(function: AgentFunction, task: Any, session: AgentSession) -> Any:
+    if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
+        return await function(task, session)
+    value = await _run_in_thread(function, task, ThreadSession(session, asyncio.get_running_loop()))
+    return await value if isawaitable(value) else value
+
+
+async def _run_in_thread(function: AgentFunction, task: Any, session: ThreadSession) -> Any:
     """In a thread of its own, so that a hung one takes no place from others and does not hold up the process's end."""
     runner = BlockingRunner("agent")
     try:
-        return await runner.run(lambda: function(task, session))  # type: ignore[arg-type, return-value]
+        return await runner.run(lambda: function(task, session))
     finally:
         session.ended = True
         runner.close()
@@ -141,10 +165,10 @@ def function_session(
     settings: EpisodeSettings,
     *,
     journal: Journal,
-    on_turn: Callable[[Turn], None],
+    on_turn: Callable[[Any], None],
     stopwatch: Stopwatch | None = None,
     gateway: Gateway | None = None,
-) -> FunctionSession:
+) -> AgentSession:
     """A session for a rollout that names no environment."""
     trajectory = Trajectory(
         rollout_id=claimed.rollout_id,
@@ -153,7 +177,7 @@ def function_session(
         tag=settings.env_type,
         seed=digest(claimed.rollout_id) & 0x7FFF_FFFF,
     )
-    session = FunctionSession(
+    session = AgentSession(
         trajectory,
         policy,
         settings.sampling,
@@ -172,54 +196,30 @@ def function_session(
 
 
 async def play_function(
-    session: FunctionSession, function: AgentFunction, task: Any, settings: EpisodeSettings
+    session: AgentSession, function: AgentFunction, task: Any, settings: EpisodeSettings
 ) -> Trajectory:
-    """Runs the function to its end; its reward becomes the episode's.
-
-    An engine's failure ends the attempt, whatever the function made of it. Running out of room ends the episode.
-    """
+    """Plays a rollout without an environment: the number that the function returns becomes the reward of the episode."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     limit = TimeLimit(settings.limits.episode_timeout)
-    reward: float | None = None
-    error: BaseException | None = None
     try:
         with limit:
-            if _is_async(function):
-                reward = await function(task, session)  # type: ignore[misc]
-            else:
-                reward = await _run_in_thread(function, task, ThreadSession(session, loop))
-    except (EpisodeFailure, Interrupted):
-        raise
-    except BaseException as raised:
-        if is_cancellation(raised):
+            result = await run_agent(function, task, session)
+    except TimeoutError as error:
+        if not limit.expired:
             raise
-        error = raised  # put down to its boundary below
-    finally:
-        await session.leave_gateway()
-    recorder = session.recorder
-    if recorder is not None:
-        recorder.raise_failure()
-    no_room = isinstance(error, OutOfRoom) or (recorder is not None and recorder.out_of_room)
-    if error is not None and (limit.expired or not no_room):
-        raise _failure(error, limit.expired, settings, len(session.trajectory.turns)) from error
-    if recorder is not None and error is None:
-        recorder.raise_unused()
+        if session.recorder is not None:
+            session.recorder.raise_failure()
+        message = f"the episode took longer than {settings.limits.episode_timeout:g} s"
+        raise timed_out(Boundary.SYSTEM, message, len(session.trajectory.turns)) from error
     trajectory = session.seal()
-    _apply_reward(trajectory, reward, recorder)
-    trajectory.stop = StopReason.TERMINATED if error is None else StopReason.MAX_LENGTH
+    _apply_reward(trajectory, result.value, session.recorder)
+    trajectory.stop = StopReason.MAX_LENGTH if result.out_of_room else StopReason.TERMINATED
     trajectory.duration = loop.time() - started
     return trajectory
 
 
-def _failure(error: BaseException, expired: bool, settings: EpisodeSettings, turns: int) -> EpisodeFailure:
-    if expired:
-        message = f"the episode took longer than {settings.limits.episode_timeout:g} s"
-        return timed_out(Boundary.SYSTEM, message, turns)
-    return failed(Boundary.AGENT, error, turns)
-
-
-def _apply_reward(trajectory: Trajectory, reward: float | None, recorder: RolloutRecorder | None) -> None:
+def _apply_reward(trajectory: Trajectory, reward: Any, recorder: RolloutRecorder | None) -> None:
     """The reward that the function returned counts; else the one that its agent gave by HTTP; else 0."""
     given = recorder.given if recorder is not None else None
     if given is not None:

@@ -73,6 +73,9 @@ class Decision:
 
 NOTHING = Decision()
 
+LevelFunction = Callable[[str, int], int]
+"""The level of a group by its slot's tag and its index in the stream; the same in every process and after a restart."""
+
 
 class GroupBook:
     def __init__(
@@ -85,11 +88,14 @@ class GroupBook:
         prefix: str,
         levels: int | None = None,
         tag_of: Callable[[str], str] = str,
+        level_of: LevelFunction | None = None,
         first: int = 0,
         forgotten: Ledger | None = None,
         keep_accounts: bool = False,
     ) -> None:
-        """`tag_of`: what to play for a slot's tag, when a group of it is opened. `levels`: groups in the stream; one that is dropped is then not replaced by another. `None`: no end.
+        """`tag_of`: the tag that is played for a slot's tag, when a group of it is opened. `level_of`: the level of a group;
+        `None`: `level_seed`. `levels`: groups in the stream; one that is dropped is then not replaced by another. `None`:
+        no end.
 
         `first`: the index that the stream goes on with, `forgotten`: what became of the groups before it. With
         `keep_accounts`, groups can be forgotten, see `forget`."""
@@ -105,6 +111,7 @@ class GroupBook:
         self._prefix = prefix
         self._levels = levels
         self._tag_of = tag_of
+        self._level_of = level_of or (lambda tag, index: level_seed(run_seed, mode, index))
         self._swept = 0
         """The policy version for which groups that are too old were last dropped."""
         self._next_index = first
@@ -173,11 +180,12 @@ class GroupBook:
         """Opens the next group of the stream."""
         index = self._next_index
         self._next_index += 1
+        slot_tag = self._slot_tags[index % len(self._slot_tags)]
         group = Group(
             group_id=f"{self._prefix}-g{index}",
             index=index,
-            tag=self._tag_of(self._slot_tags[index % len(self._slot_tags)]),
-            seed=level_seed(self._run_seed, self._mode, index),
+            tag=self._tag_of(slot_tag),
+            seed=self._level_of(slot_tag, index),
         )
         self._open[group.group_id] = group
         wanted = self._rules.group_size + self._rules.redundancy

@@ -30,6 +30,7 @@ from rollwright.rollout.groups import (
     Group,
     GroupBook,
     GroupRules,
+    LevelFunction,
     Version,
     check_batch_size,
 )
@@ -106,6 +107,7 @@ class RolloutScheduler:
         forget: bool = False,
         delivered: Collection[str] | None = None,
         tag_of: Callable[[str], str] = str,
+        level_of: LevelFunction | None = None,
         first: int = 0,
         forgotten: Ledger | None = None,
         keep_accounts: bool = False,
@@ -118,7 +120,7 @@ class RolloutScheduler:
 
         `resources_id` tells workers in other processes where the run's settings are. `delivered` is given to go on
         with a stream that is in the store already: the groups that were handed out before.
-        `tag_of` says what is played for a slot's tag, see `Curriculum`. `first`, `forgotten`, `keep_accounts`: see
+        `tag_of` says what is played for a slot's tag, see `Curriculum`; `level_of` the level of a group. `first`, `forgotten`, `keep_accounts`: see
         `GroupBook`; with a `first`, the store need not have the groups before it.
         With `forget`, what the book has taken over is deleted from the store, so that a store in memory does not grow.
         `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
@@ -153,6 +155,7 @@ class RolloutScheduler:
             prefix=f"{config.name}.{stream or mode}",
             levels=None if mode == "train" else manager.num_env_groups,
             tag_of=tag_of,
+            level_of=level_of,
             first=first,
             forgotten=forgotten,
             keep_accounts=keep_accounts,

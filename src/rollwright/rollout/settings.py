@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from rollwright.registry import Registry
+from rollwright.rewards.settings import RewardList
 from rollwright.settings import Settings, Share, choose_kind, choose_kinds
 
 FILTERS: Registry[Any] = Registry(
@@ -310,6 +311,31 @@ class ValEnvManagerConfig(EnvManagerConfig):
         return self
 
 
+class FunctionAgentConfig(Settings):
+    """A function of one's own that plays a task. `module:function` in place of the section does the same."""
+
+    kind: Literal["function"] = "function"
+    """Chooses this agent."""
+    function: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+    """As `module:function`, called with the task and a session; async or plain."""
+
+
+class CommandAgentConfig(Settings):
+    """A command that plays a task: an agent in any language, started anew for each rollout in a folder of its own."""
+
+    kind: Literal["command"] = "command"
+    """Chooses this agent."""
+    command: Annotated[list[str], Field(min_length=1)]
+    """Program and arguments. A word that names a file in `folder` is given as its whole path."""
+    timeout: PositiveFloat = 600.0
+    """Seconds after which it is killed, which is a failure."""
+    output_kb: PositiveInt = 64
+    """How much of the end of its output is kept."""
+
+
+AgentChoice = Annotated[FunctionAgentConfig | CommandAgentConfig, Field(discriminator="kind")]
+
+
 class CustomEnvConfig(Settings):
     """What one tag means in this run: a new tag, or other settings for a known one."""
 
@@ -329,6 +355,51 @@ class CustomEnvConfig(Settings):
     """Every later user message. Unset: the environment's own."""
     step_timeout: PositiveFloat | None = None
     """Seconds that `reset` or `step` may take. Unset: `limits.step_timeout`."""
+    tasks: str | None = None
+    """Rows to play in place of an environment, one row per group: a file that ends in .jsonl, .csv or .parquet, the folder
+    of a dataset, `hf:NAME[#SPLIT]`, or `module:function`. A path is relative to `folder`."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] | str | None = None
+    """Rows for validation: a share of `tasks`, chosen by their content, or another file. Unset: none; a tag that is only
+    validated plays all its rows."""
+    template: str | None = None
+    """How a row is asked, with its fields in braces: `{question}`. Unset: the first of the fields question, prompt,
+    problem, instruction, input."""
+    tasks_fingerprint: str | None = None
+    """Checksum of the rows. A run fills it in when it begins; one that finds other rows is refused."""
+
+    agent: AgentChoice | None = None
+    """Plays the rows of `tasks`: a function of one's own as `module:function`, or a command. Unset: the chat agent."""
+    rewards: RewardList = ()
+    """Rewards that judge an episode when it ends; their weighted sum is added to what the environment gave. A text alone is a
+    kind, or `module:function`. Needed with `tasks`; with an `agent`, unset means the number that it returns."""
+    success_at: float = 1.0
+    """The episode counts as solved if the sum of its `rewards` is at least this, unless its environment says itself."""
+
+    @field_validator("agent", mode="before")
+    @classmethod
+    def _choose_agent(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": "function", "function": value}
+        if isinstance(value, dict) and "kind" not in value:
+            return {"kind": "command" if "command" in value else "function", **value}
+        return value
+
+    @property
+    def names_files(self) -> bool:
+        """Whether it names files or modules of the user's own, which lie in `folder`."""
+        return self.tasks is not None or bool(self.rewards)
+
+    @model_validator(mode="after")
+    def _has_tasks(self) -> "CustomEnvConfig":
+        if self.tasks is None:
+            for key in ("held_out", "template", "tasks_fingerprint", "agent"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"{key}: is a setting of `tasks`, which is not set")
+        elif self.env_type is not None or self.env_config:
+            raise ValueError(
+                "tasks: are played in place of an environment; leave env_type and env_config out"
+            )
+        return self
 
 
 class ChainStrategyConfig(Settings):

@@ -1,12 +1,10 @@
-"""From a strategy's configuration to the strategy.
-
-From a configuration to how episodes are played. This box alone knows both sides.
-"""
+"""From a configuration to how the episodes of each tag are played: environment, agent, strategy, sampling, limits."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,7 +14,7 @@ from rollwright.config import (
     CustomEnvConfig,
     RunConfig,
 )
-from rollwright.engines.base import Sampling
+from rollwright.engines.base import Policy, Sampling
 from rollwright.envs.base import Env, PromptTemplates, can_fork, open_for_inspection
 from rollwright.errors import ConfigError
 from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
@@ -24,6 +22,7 @@ from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curricul
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.function import AgentFunction
+from rollwright.rollout.groups import LevelFunction
 from rollwright.rollout.settings import (
     BranchConfig,
     FixedBranchConfig,
@@ -34,11 +33,19 @@ from rollwright.rollout.settings import (
     UncertaintyBranchConfig,
 )
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
+from rollwright.run.build_agents import build_agent
+from rollwright.run.build_rewards import TagRewards
+from rollwright.run.build_tasks import TagTasks, level_function, open_tag_tasks
 from rollwright.run.build_teams import build_teams
 from rollwright.run.build_tools import ToolShelf
+from rollwright.run.validations import VALIDATION
+from rollwright.tasks.env import TaskEnv
 from rollwright.teams import Team
 from rollwright.teams.agent import apply_sampling_changes
 from rollwright.trajectory import MIN_TEMPERATURE
+
+TASK_TOKENS = 1024
+"""Tokens of one answer to a task, where the tag does not say: room to reason, as for the questions of reasoning-gym."""
 
 
 def build_strategy(config: StrategyConfig) -> Strategy:
@@ -80,20 +87,34 @@ class SettingsTable:
     def __init__(self, config: RunConfig) -> None:
         self._settings: dict[tuple[str, str], EpisodeSettings] = {}
         self._tools = ToolShelf()
+        self._run_seed = config.seed
+        self._tasks = open_tag_tasks(config)
+        self._rewards = TagRewards(config)
         teams = build_teams(config, self._tools)
         for tag in config.tags:
-            train = _settings(config, tag)
+            tasks = self._tasks.get(tag)
+            train = _settings(config, tag) if tasks is None else _task_settings(config, tag, tasks)
+            train = replace(train, rewards=self._rewards.get(tag))
             if config.train_env_manager is not None and tag in config.train_env_manager.tags:
                 check_strategy(config.strategy, tag, partial(make_env, train))
             single: Strategy = CHAIN
             if (team := teams.get(tag)) is not None:
                 _check_sampling(config, tag, team, train.sampling)
                 train, single = replace(train, strategy=team), team.greedy()
+            if (agent := build_agent(config, tag)) is not None:
+                train, single = replace(train, strategy=agent), agent
             greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
             self._settings["train", tag] = replace(train, filters=stopping)
-            self._settings["val", tag] = replace(train, sampling=greedy, max_staleness=None, strategy=single)
+            val = replace(train, sampling=greedy, max_staleness=None, strategy=single)
+            if tasks is not None:
+                val = replace(val, env_factory=partial(tasks.make_env, VALIDATION))
+            self._settings["val", tag] = val
         self._add_levels(config)
+
+    def level_of(self, mode: str, slot_tags: Sequence[str]) -> LevelFunction:
+        """The level of each group of a stream whose slots have these tags."""
+        return level_function(self._tasks, mode, self._run_seed, slot_tags)
 
     def _add_levels(self, config: RunConfig) -> None:
         for tag, level in _level_tags(config):
@@ -111,9 +132,14 @@ class SettingsTable:
         """Whether this machine can give what the agents' tools need."""
         await self._tools.check()
 
+    def use_policy(self, policy: Policy) -> None:
+        """Sets the run's policy, which judges where a reward asks a model and names no other."""
+        self._rewards.use_policy(policy)
+
     async def close(self) -> None:
-        """Ends what the agents' tools hold."""
+        """Ends what the agents' tools and the rewards hold."""
         await self._tools.close()
+        await self._rewards.close()
 
     def __call__(self, episode: Episode) -> EpisodeSettings:
         try:
@@ -151,7 +177,8 @@ def _level_tags(config: RunConfig) -> Iterator[tuple[str, int]]:
     leveled = [
         tag
         for tag in manager.tags
-        if registry.accepts_setting((known[tag].env_type if tag in known else None) or tag, "level")
+        if not (tag in known and known[tag].tasks is not None)
+        and registry.accepts_setting((known[tag].env_type if tag in known else None) or tag, "level")
     ]
     if not leveled:
         raise ConfigError(
@@ -178,10 +205,13 @@ def function_settings(config: RunConfig, function: AgentFunction) -> EpisodeSett
 
 
 def make_env(settings: EpisodeSettings) -> Env:
+    if settings.env_factory is not None:
+        return settings.env_factory()
     return registry.make(settings.env_type, settings.env_config)
 
 
 def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
+    """How a tag with an environment is played in training."""
     custom = config.custom_envs.get(tag, CustomEnvConfig())
     env_type = custom.env_type or tag
     spec = registry.spec(env_type)
@@ -189,9 +219,37 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
     max_steps = custom.max_steps or env_config.get("max_steps", spec.max_steps)
     if registry.accepts_setting(env_type, "max_steps"):
         env_config["max_steps"] = max_steps
-    max_tokens = custom.max_tokens_per_step or spec.max_tokens_per_step
     with open_for_inspection(partial(registry.make, env_type, env_config)) as env:
         own = env.prompts
+    made = EnvParts(env_type, env_config, own, max_steps, spec.max_tokens_per_step)
+    return _episode_settings(config, tag, custom, made)
+
+
+def _task_settings(config: RunConfig, tag: str, tasks: TagTasks) -> EpisodeSettings:
+    """How a tag with tasks is played in training."""
+    custom = config.custom_envs[tag]
+    env = TaskEnv(tasks.train, tasks.template)
+    told = {"tasks": custom.tasks, "fingerprint": tasks.fingerprint}
+    made = EnvParts(tag, told, env.prompts, custom.max_steps or 1, TASK_TOKENS)
+    settings = _episode_settings(config, tag, custom, made)
+    return replace(settings, env_factory=partial(tasks.make_env, "train"))
+
+
+class EnvParts(NamedTuple):
+    """What an environment brings to the settings of its tag."""
+
+    env_type: str
+    env_config: dict[str, Any]
+    prompts: PromptTemplates
+    max_steps: int
+    max_tokens_per_step: int
+
+
+def _episode_settings(
+    config: RunConfig, tag: str, custom: CustomEnvConfig, made: EnvParts
+) -> EpisodeSettings:
+    own, max_steps = made.prompts, made.max_steps
+    max_tokens = custom.max_tokens_per_step or made.max_tokens_per_step
     agent = ChatAgent(
         prompts=PromptTemplates(
             system=own.system if custom.agent_system_template is None else custom.agent_system_template,
@@ -207,8 +265,8 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
     if custom.step_timeout is not None:
         limits = limits.model_copy(update={"step_timeout": custom.step_timeout})
     return EpisodeSettings(
-        env_type=env_type,
-        env_config=env_config,
+        env_type=made.env_type,
+        env_config=made.env_config,
         agent=agent,
         sampling=Sampling(**dict(config.sampling), max_tokens=max_tokens),
         max_steps=max_steps,
@@ -216,4 +274,5 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
         limits=limits,
         max_staleness=math.ceil(config.async_generation_ratio),
         strategy=build_strategy(config.strategy),
+        capture=config.gateway,
     )

@@ -31,6 +31,11 @@ def node_config(config: RunConfig, peer: str) -> RunConfig:
     swarm, manager = swarm_of(config), config.train_env_manager
     check(config)
     assert manager is not None, "checked above"
+    for tag in manager.tags:
+        if tag in config.custom_envs and config.custom_envs[tag].tasks is not None:
+            raise ConfigError(
+                f"custom_envs.{tag}.tasks: a swarm shares levels of environments, not task files yet"
+            )
     if config.training is not None and config.training.from_run is not None:
         raise ConfigError("training.from_run: a node plays its own groups; leave it out")
     if manager.group_size < 2:

@@ -11,7 +11,7 @@ from rollwright.agents import EpisodeFailure, bounded
 from rollwright.config import RunConfig
 from rollwright.engines.base import Playable, Policy
 from rollwright.envs.base import EnvironmentFailure
-from rollwright.rollout.episode import CHAIN, Episode, level_seed, new_session, play_episode
+from rollwright.rollout.episode import CHAIN, Episode, new_session, play_episode
 from rollwright.run.build import SettingsTable, make_env
 from rollwright.simulation.players import OraclePlayer, RandomPlayer
 from rollwright.trajectory import Boundary
@@ -45,9 +45,11 @@ async def validation_baselines(config: RunConfig) -> dict[str, Baseline]:
     """By tag, on the levels of validation; empty without one."""
     manager = config.val_env_manager
     levels: dict[str, list[int]] = {}
-    for index, tag in enumerate(manager.slot_tags() if manager is not None else ()):
-        levels.setdefault(tag, []).append(level_seed(config.seed, "val", index))
     table = SettingsTable(config)
+    slot_tags = manager.slot_tags() if manager is not None else []
+    level_of = table.level_of("val", slot_tags)
+    for index, tag in enumerate(slot_tags):
+        levels.setdefault(tag, []).append(level_of(tag, index))
     return {tag: await baseline(tag, seeds, config.seed, table) for tag, seeds in levels.items()}
 
 

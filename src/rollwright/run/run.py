@@ -36,6 +36,7 @@ from rollwright.rollout.resources import ResourceLimits, ResourceWatch
 from rollwright.rollout.scheduler import FOREIGN_CANCELLATION, rollout_ids
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings, first_cause
 from rollwright.run.build import SettingsTable, build_curriculum, make_env
+from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import check_ray, check_tags, probe_engine
 from rollwright.run.fleet import Fleet, ScaleRules
@@ -90,13 +91,14 @@ class Run:
         if policy is not None and (processes is not None or ray is not None):
             raise ConfigError("policy: workers of their own processes make their own, from the configuration")
         check_tags(config)
-        self.config = config
+        self.config = config = record_fingerprints(config)
         self.settings = SettingsTable(config)
         self.curriculum = build_curriculum(config)
         """Of the training stream; `None`: every tag is played as its settings say."""
         for manager in self._managers():
             build_filters(manager)  # a wrong one shows here, before anything is written
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
+        self.settings.use_policy(self.policy)
         self.activity = Activity()
         self.inflight = InflightLimit(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
@@ -362,6 +364,7 @@ class Run:
             forget=self._forget,
             delivered=delivered,
             tag_of=self.curriculum.tag if self.curriculum is not None and mode == "train" else str,
+            level_of=self.settings.level_of(mode, manager.slot_tags()),
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,

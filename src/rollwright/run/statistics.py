@@ -26,6 +26,10 @@ class TagStatistics:
     stops: Counter[str] = field(default_factory=Counter)
     counters: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Sums of the episodes' own metrics, such as discarded calls and truncated context."""
+    components: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Sums of the named rewards."""
+    component_counts: Counter[str] = field(default_factory=Counter)
+    """Episodes that have each of them."""
     levels: set[int] = field(default_factory=set)
     """Seeds of the levels. Only the smallest are kept if there are many, because a baseline plays the smallest seeds."""
 
@@ -41,6 +45,9 @@ class TagStatistics:
         self.stops[str(trajectory.stop)] += 1
         for name, value in trajectory.metrics.items():
             self.counters[name] += value
+        for name, value in trajectory.components.items():
+            self.components[name] += value
+            self.component_counts[name] += 1
         self.levels.add(trajectory.seed)
         if len(self.levels) > 2 * EPISODES:
             self.levels = set(sorted(self.levels)[:EPISODES])
@@ -60,6 +67,9 @@ class TagStatistics:
             "tokens": self.tokens / count,
             "stops": dict(self.stops),
             "counters": dict(sorted(self.counters.items())),
+            "components": {
+                name: self.components[name] / self.component_counts[name] for name in self.components
+            },
         }
 
 

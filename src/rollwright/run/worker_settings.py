@@ -8,9 +8,7 @@ How a worker that knows nothing but a store finds out how to play a rollout: fro
 
 import logging
 import re
-from typing import Any
 
-from rollwright.agents.settings import AGENTS
 from rollwright.config import RunConfig, build
 from rollwright.config.resuming import SettingChange, check_resumable, setting_changes
 from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampling
@@ -141,13 +139,7 @@ class StoreSettingsSource:
                 raise ConfigError(f"the store has no settings under {resources_id!r}")
             if resources_id not in self._runs:  # another episode may have asked in the meantime
                 config = build(found.resources[CONFIG_KEY], source=f"settings of {resources_id}")
-                self._runs[resources_id] = config, SettingsTable(config), build_run_policy(config)
+                table, policy = SettingsTable(config), build_run_policy(config)
+                table.use_policy(policy)
+                self._runs[resources_id] = config, table, policy
         return self._runs[resources_id]
-
-
-def load_function(path: str) -> AgentFunction:
-    """A user's agent function by its path, `module:function`."""
-    function: Any = AGENTS.find(path)
-    if not callable(function):
-        raise ConfigError(f"agent {path!r}: is a {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]

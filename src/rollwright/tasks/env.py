@@ -16,6 +16,9 @@ from rollwright.tasks.sources import TaskSource
 DEFAULT_FIELDS = ("question", "prompt", "problem", "instruction", "input")
 """The field that is asked when no template is given: the first of these that the rows have."""
 
+ANSWER_FIELD = "answer"
+"""The field with the right answer, as the rewards `exact_match` and `math_verify` read it."""
+
 
 class TaskEnv:
     """Asks one row, and takes one answer."""
@@ -45,6 +48,21 @@ class TaskEnv:
 
     async def step(self, answer: str) -> Step:
         return Step("", 0.0, True, False, {})
+
+    def actions(self) -> list[str]:
+        """No finite list of answers exists."""
+        return []
+
+    def best_action(self) -> str | None:
+        """The row's right answer, where it is plain: so a run can be tried out with the simulated engine and the oracle."""
+        right = self.task.get(ANSWER_FIELD)
+        if isinstance(right, list) and right:
+            right = right[0]
+        return str(right) if isinstance(right, str | int | float) else None
+
+    def answer(self, action: str) -> str:
+        """On a line of its own, behind whatever a simulated engine has said before it."""
+        return f"\n{action}"
 
     def fork(self) -> Self:
         copy = type(self)(self._source, self._template, self._system)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from rollwright import rng
-from rollwright.envs.base import Reset, Step
+from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.errors import ConfigError
 
 PROMPTS = PromptTemplates(system="", opening="{instruction}\n{observation}", turn="{observation}")

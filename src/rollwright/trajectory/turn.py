@@ -106,6 +106,8 @@ class Boundary(StrEnum):
     """A tool could not be run (a tool's own error is an observation, not a failure)."""
     AGENT = "agent"
     """The agent's code raised."""
+    REWARD = "reward"
+    """A reward function or judge raised, hung or gave no number."""
     SYSTEM = "system"
     """Everything else: the time limit of the episode, the worker, the machine."""
 

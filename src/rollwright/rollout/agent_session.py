@@ -1,0 +1,97 @@
+"""Sessions for agents that bring their own control flow: by calls, from a thread, and through the worker's gateway.
+
+Always true: `base_url` and `api_key` belong to one episode alone and end with it; whatever way a call comes in, it is
+recorded and journalled in the same trajectory.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from rollwright.agents import Session
+from rollwright.engines.base import Parsed, Sampling, ToolSpec
+from rollwright.errors import RollwrightError
+from rollwright.gateway import Access, CaptureRules, Gateway, RolloutRecorder
+from rollwright.gateway.recorder import USUAL_RULES
+from rollwright.trajectory import Message, Turn
+
+Answer = TypeVar("Answer")
+
+
+class AgentSession(Session):
+    """A session that can also be reached through the worker's gateway."""
+
+    gateway: Gateway | None = None
+    rules: CaptureRules = USUAL_RULES
+    """What an agent that is reached so may do."""
+    recorder: RolloutRecorder | None = None
+    """Records the calls that come in through the gateway; `None`: nobody has asked for an address."""
+    _access: Access | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Address for an SDK: OpenAI's chat completions and responses, Anthropic's messages."""
+        return self.access().base_url
+
+    @property
+    def api_key(self) -> str:
+        return self.access().api_key
+
+    def access(self) -> Access:
+        if self._access is None:
+            if self.gateway is None:
+                raise RollwrightError("session.base_url: this run has no gateway")
+            self.recorder = RolloutRecorder(self, self._sampling, rules=self.rules)
+            self._access = self.gateway.open(self.recorder)
+        return self._access
+
+    async def leave_gateway(self) -> None:
+        """Late calls are refused from now on."""
+        if self.gateway is not None and self.recorder is not None:
+            await self.gateway.close_rollout(self.recorder)
+
+
+class ThreadSession:
+    """A session for code in a thread."""
+
+    def __init__(self, session: AgentSession, loop: asyncio.AbstractEventLoop) -> None:
+        self._session = session
+        self._loop = loop
+        self.ended = False
+        """Whether the episode is over: a thread that was given up must not sample any more."""
+
+    @property
+    def base_url(self) -> str:
+        return self._access().base_url
+
+    @property
+    def api_key(self) -> str:
+        return self._access().api_key
+
+    def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        continues: Turn | None = None,
+        agent: str = "agent",
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
+    ) -> Turn:
+        return self._wait_for(
+            self._session.generate(messages, continues=continues, agent=agent, tools=tools, sampling=sampling)
+        )
+
+    def parse(self, turn: Turn) -> Parsed:
+        return self._session.parse(turn)
+
+    def _access(self) -> Access:
+        async def access() -> Access:
+            return self._session.access()
+
+        return self._wait_for(access())
+
+    def _wait_for(self, call: Coroutine[Any, Any, Answer]) -> Answer:
+        if self.ended:
+            call.close()
+            raise RollwrightError("the episode is over: it was given up, or ended already")
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
