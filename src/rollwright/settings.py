@@ -5,9 +5,9 @@ A box declares its settings once, in its own `settings.py`, and its components t
 pydantic, this module, `rollwright.registry`, plain data of its own box and other boxes' `settings.py`; nothing heavy.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 from rollwright.addresses import has_password
 from rollwright.registry import Registry
@@ -30,6 +30,12 @@ class Settings(BaseModel):
 
 Share = Annotated[float, Field(ge=0, le=1)]
 """A part of a whole."""
+
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+"""`auto`: the first of CUDA, MPS and the CPU that exists. The variable `CPU_ONLY` wins over it."""
+
+Threads = PositiveInt | Literal["auto"]
+"""`auto`: the cores that this process may use, divided by its workers."""
 
 
 def _hold_no_secret(url: str) -> str:

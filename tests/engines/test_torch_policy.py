@@ -16,7 +16,7 @@ from rollwright.engines.rendering.bytes import END, VOCABULARY_SIZE, BytesRender
 from rollwright.engines.torch import TorchPolicy
 from rollwright.engines.torch.batcher import nucleus
 from rollwright.engines.torch.kv_cache import KVCache, cache_bytes, cache_shape
-from rollwright.engines.torch.prefixes import divergence
+from rollwright.engines.torch.policy import divergence
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models.loading import set_threads
 from rollwright.models.tiny import tiny_llama

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import uvloop
 
-from rollwright.simulation.replies import Request
+from rollwright.simulation.http_messages import Request
 from rollwright.simulation.server import InjectedFault, ServerConnection, ServerOptions, SimulatedServer
 
 STAMP = re.compile(r"\[(\d+-\d+)\]")

@@ -39,7 +39,7 @@ class TimeLimit:
     The same as `asyncio.timeout`, at a quarter of its cost; each turn of each episode pays it at least twice.
     """
 
-    __slots__ = ("_alarms", "_cancelling", "_seconds", "_task", "expired")
+    __slots__ = ("_cancelling", "_seconds", "_task", "_timeouts", "expired")
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -51,14 +51,14 @@ class TimeLimit:
         assert task is not None, "a time limit needs a running task"
         self._task = task
         self._cancelling = task.cancelling()
-        self._alarms = timeout_queue(loop, self._seconds)
-        self._alarms.set(self)
+        self._timeouts = timeout_queue(loop, self._seconds)
+        self._timeouts.start(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._alarms.unset(self)
+        self._timeouts.cancel(self)
         if self.expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 

@@ -20,7 +20,7 @@ from rollwright.engines.settings import (
     VllmPolicyConfig,
 )
 from rollwright.errors import ConfigError
-from rollwright.hardware.threads import claim_threads
+from rollwright.hardware import claim_threads
 from rollwright.http.retry import RetryPolicy
 from rollwright.models.loading import find
 

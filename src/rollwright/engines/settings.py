@@ -4,17 +4,16 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from rollwright.hardware.settings import Device, Threads
 from rollwright.registry import Registry
-from rollwright.settings import EngineUrl, Settings, Share
+from rollwright.settings import Device, EngineUrl, Settings, Share, Threads
 
 POLICIES: Registry[Any] = Registry(
     "policies",
     "policy",
     {
-        "random": "rollwright.simulation.factory:make_random",
-        "oracle": "rollwright.simulation.factory:make_oracle",
-        "simulated": "rollwright.simulation.factory:make_simulated",
+        "random": "rollwright.simulation.players:make_random",
+        "oracle": "rollwright.simulation.players:make_oracle",
+        "simulated": "rollwright.simulation.engine:make_simulated",
         "openai": "rollwright.engines.factory:make_openai",
         "vllm": "rollwright.engines.factory:make_vllm",
         "sglang": "rollwright.engines.factory:make_engine",

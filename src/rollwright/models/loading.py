@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollwright.errors import ConfigError
-from rollwright.hardware.devices import device_name
-from rollwright.hardware.threads import Threads, claim_threads
+from rollwright.hardware import Threads, claim_threads, device_name
 from rollwright.models.catalogue import CATALOGUE, is_fetched, model_folder
 from rollwright.models.hub import download, is_hub_name
 
@@ -76,7 +75,7 @@ def load_model(
     model: str | Path, *, dtype: str = "float32", device: str = "cpu", threads: Threads = "auto"
 ) -> "PreTrainedModel":
     """Load a model in evaluation mode. `threads` sets torch's threads for the whole process, unless `OMP_NUM_THREADS` or
-    `MKL_NUM_THREADS` does; see `rollwright.hardware.threads`."""
+    `MKL_NUM_THREADS` does; see `rollwright.hardware`."""
     place = resolve(model)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: {dtype!r} is unknown; accepted: {', '.join(DTYPES)}")

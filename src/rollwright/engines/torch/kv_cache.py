@@ -10,13 +10,19 @@ from typing import Any
 
 import numpy
 import torch
-from transformers import Cache, PreTrainedModel
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from rollwright.errors import ConfigError
 from rollwright.trajectory import TokenIds
 
 COLUMN_STEP = 64
 """Columns are added in multiples of this, so that growing is rare and little is wasted."""
+
+GROUPED_ATTENTION = "rollwright_grouped"
+"""The name under which transformers knows `grouped_attention`."""
 
 GROWTH = 1.25
 """A tensor that must grow becomes this much longer at least: the copying stays linear in what is stored."""
@@ -192,3 +198,39 @@ def feed(model: PreTrainedModel, cache: KVCache, first: int, fed: list[tuple[Tok
     )
     logits: torch.Tensor = made.logits[:, -1]
     return logits
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers' own in every case but ours: a mask, no dropout, nothing unusual."""
+    if (
+        attention_mask is None
+        or dropout
+        or any(options.get(each) is not None for each in ("position_bias", "softcap"))
+    ):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+    grouped = query.shape[1] != key.shape[1]
+    made = scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=grouped
+    )
+    return made.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
+AttentionMaskInterface.register(GROUPED_ATTENTION, sdpa_mask)
+
+
+def use_grouped_attention(model: PreTrainedModel) -> None:
+    """Where it helps; its results are those of `sdpa`."""
+    if model.device.type == "cpu" and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(GROUPED_ATTENTION)

@@ -13,6 +13,8 @@ What is true:
 
 import asyncio
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,15 @@ from rollwright.engines.base import (
     UpdateMode,
     Weights,
 )
-from rollwright.engines.torch.attention import use_grouped_attention
 from rollwright.engines.torch.batcher import Batcher
 from rollwright.engines.torch.call import Call, Counters
+from rollwright.engines.torch.kv_cache import use_grouped_attention
+from rollwright.engines.torch.prefixes import same_start
 from rollwright.engines.torch.rows import LoneRows, Rows, SharedRows
 from rollwright.engines.torch.worker import Update, Worker, read_weights
 from rollwright.errors import ConfigError
 from rollwright.forks import bind_to_process
-from rollwright.hardware.threads import Threads
+from rollwright.hardware import Threads
 from rollwright.rng import digest
 from rollwright.trajectory import FinishReason
 
@@ -228,3 +231,33 @@ def _check(sampling: Sampling) -> None:
         raise ConfigError(f"top_p: {sampling.top_p} is no share; accepted: more than 0, at most 1")
     if sampling.max_tokens < 1:
         raise ConfigError(f"max_tokens: {sampling.max_tokens} is too few; accepted: 1 or more")
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Of a list of calls, generated twice."""
+
+    calls: int
+    diverged: int
+    """Calls with another id somewhere; from there on they have nothing in common that could be compared."""
+    tokens: int
+    """Compared: those of both up to where they differ."""
+    largest_gap: float
+    """In log-probability, over the tokens that are the same."""
+
+    @property
+    def share(self) -> float:
+        return self.diverged / self.calls if self.calls else 0.0
+
+
+def divergence(first: Sequence[Generation], second: Sequence[Generation]) -> Divergence:
+    """Of two lists of generations, call by call."""
+    diverged = tokens = 0
+    largest = 0.0
+    for one, other in zip(first, second, strict=True):
+        alike = same_start(one.sampled_ids, other.sampled_ids)
+        diverged += one.sampled_ids != other.sampled_ids
+        tokens += alike
+        gaps = (abs(a - b) for a, b in zip(one.logprobs[:alike], other.logprobs[:alike], strict=True))
+        largest = max(largest, *gaps, 0.0)
+    return Divergence(len(first), diverged, tokens, largest)

@@ -15,38 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from rollwright.engines.base import Generation
 from rollwright.trajectory import TokenIds
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Of a list of calls, generated twice."""
-
-    calls: int
-    diverged: int
-    """Calls with another id somewhere; from there on they have nothing in common that could be compared."""
-    tokens: int
-    """Compared: those of both up to where they differ."""
-    largest_gap: float
-    """In log-probability, over the tokens that are the same."""
-
-    @property
-    def share(self) -> float:
-        return self.diverged / self.calls if self.calls else 0.0
-
-
-def divergence(first: Sequence[Generation], second: Sequence[Generation]) -> Divergence:
-    """Of two lists of generations, call by call."""
-    diverged = tokens = 0
-    largest = 0.0
-    for one, other in zip(first, second, strict=True):
-        alike = same_start(one.sampled_ids, other.sampled_ids)
-        diverged += one.sampled_ids != other.sampled_ids
-        tokens += alike
-        gaps = (abs(a - b) for a, b in zip(one.logprobs[:alike], other.logprobs[:alike], strict=True))
-        largest = max(largest, *gaps, 0.0)
-    return Divergence(len(first), diverged, tokens, largest)
 
 
 def same_start(one: Sequence[int], other: Sequence[int]) -> int:

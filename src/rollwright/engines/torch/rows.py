@@ -14,13 +14,15 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from rollwright.engines.torch.attention import pack
 from rollwright.engines.torch.call import Call, Counters
 from rollwright.engines.torch.kv_cache import CacheShape, KVCache, cache_bytes, cache_shape, feed
 from rollwright.engines.torch.prefixes import BLOCK, CachedSequence, Found, Prefixes, block_digests
 
 WORTH_WAITING = 32
 """Ids that a call must save to wait a step for another's prefix: fewer cost less than the step."""
+
+WORTH_A_PASS = 128
+"""Padding tokens that cost about as much as one more pass through a small model does for its overhead alone."""
 
 Logits = tuple[list[Call], torch.Tensor]
 """Calls that are fed, and the logits of each one's next token."""
@@ -47,6 +49,26 @@ class Rows(Protocol):
     def clear(self) -> None:
         """All calls have left, and nothing computed so far may be used again: the weights are others."""
         ...
+
+
+def pack(lengths: Sequence[int], worth_a_pass: int = WORTH_A_PASS) -> list[range]:
+    """Cuts rows that are to be fed so many tokens each into runs of neighbours with little padding.
+
+    A row joins the run before it unless the run would then hold more than `worth_a_pass` tokens of padding.
+    """
+    runs: list[range] = []
+    first = total = widest = 0
+    for place, length in enumerate(lengths):
+        wider = max(widest, length)
+        padding = wider * (place - first + 1) - total - length
+        if place > first and padding > worth_a_pass:
+            runs.append(range(first, place))
+            first, total, wider = place, 0, length
+        total += length
+        widest = wider
+    if lengths:
+        runs.append(range(first, len(lengths)))
+    return runs
 
 
 def final_length(call: Call) -> int:
