@@ -412,6 +412,6 @@ async def test_a_policy_that_a_fork_inherits_refuses_to_generate() -> None:
 
     await asyncio.to_thread(in_fork)
     os.close(write)
-    assert os.read(read, 1000).startswith(b"this TorchPolicy was made by process")
+    assert os.read(read, 1000).startswith(b"this TorchPolicy was created by process")
     os.close(read)
     await inherited.close()

@@ -44,7 +44,8 @@ CACHE_SLACK = 1.6
 """Overhead factor of keys and values: growing copies a layer at a time, and freed memory is fragmented."""
 
 LEAST_CALLS = 4
-"""Calls of full length that must fit at once, if there can be as many: with fewer, a model is not worth choosing."""
+"""Calls of full length that must fit at once (or the most concurrent ones, if fewer): otherwise a model is too slow to
+choose."""
 
 LIBRARIES = 500 << 20
 """Bytes of the process without a model: torch, transformers, and the rest of this package."""
@@ -138,6 +139,7 @@ _IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)\s?([BM])(?![A-Za-z0-9])
 
 
 def need_of(shape: ModelShape, use: Use) -> MemoryNeed:
+    """Estimate the memory that a model of this shape needs for this use."""
     size = SIZES[use.dtype]
     cache = 2 * shape.layers * shape.cache_width * size * use.length
     mask = PASS_TOKENS * use.length * (size + 1)
@@ -150,7 +152,7 @@ def need_of(shape: ModelShape, use: Use) -> MemoryNeed:
     }
     if not use.train_tokens:
         return MemoryNeed(training=0, activations=0, **parts)
-    # with adapters: the base weights, and the merged copy for handing over
+    # With LoRA: the base weights, and the merged copy that is published.
     copies = 2 if use.lora else 5 + use.reference
     in_layers = shape.layers * (WIDTHS_PER_LAYER * shape.width + INNERS_PER_LAYER * shape.inner)
     per_token = FLOAT * (LOGIT_COPIES * shape.vocabulary + in_layers)
@@ -205,7 +207,7 @@ def _parameters(file: Path) -> int:
 
 
 ROOM = 0.9
-"""Share of the free memory that a choice may need: other processes run here too, and needs are estimates."""
+"""Share of the free memory that a model may need: other processes run too, and needs are estimates."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class ModelChoice:
     need: int
     """Estimated minimum in bytes."""
     reasons: tuple[str, ...]
-    """One line for each candidate, in the order of the pools, and the decision at the end."""
+    """One line for each candidate, in the order of the pools, then the decision."""
 
 
 def choose_model(
@@ -229,25 +231,25 @@ def choose_model(
     below: int | None = None,
     out_of_reach: Collection[str] = (),
 ) -> ModelChoice:
-    """Choose from the first pool with models that fit, by the seed. `below`: only models that need less than this.
-    `out_of_reach`: models that are not on this machine and cannot be fetched now."""
+    """Choose by the seed from the first pool with models that fit. `below`: only models that need fewer bytes.
+    `out_of_reach`: models that are neither on this machine nor can be fetched now."""
     reasons: list[str] = []
     for pool, models in pools.items():
         fitting: dict[str, MemoryNeed] = {}
         for model in models:
             needed = need(model)
             why = "is not on this machine, and cannot be fetched now" if model in out_of_reach else None
-            why = why or _too_much(needed, free, below)
-            reasons.append(f"{model}: {_told(needed)}{f'; {why}' if why else ''}")
+            why = why or _reason_to_skip(needed, free, below)
+            reasons.append(f"{model}: {_describe_need(needed)}{f'; {why}' if why else ''}")
             if why is None and needed is not None:
                 fitting[model] = needed
         if fitting:
             names = sorted(fitting)
             model = names[digest(seed, "model pool", pool, *names) % len(names)]
-            told = "what is free cannot be told" if free is None else f"{gigabytes(free)} are free"
+            room = "free memory is unknown" if free is None else f"{gigabytes(free)} are free"
             reasons.append(
-                f"chosen: {model} of {pool}, by seed {seed} from {len(names)} that fit; {told}"
-                f"{_calls(fitting[model], free)}"
+                f"chosen: {model} of {pool}, by seed {seed} from {len(names)} that fit; {room}"
+                f"{_describe_calls(fitting[model], free)}"
             )
             return ModelChoice(model, pool, fitting[model].total, tuple(reasons))
     away = "; fetch one while there is a network: `rollwright model fetch smollm2`" if out_of_reach else ""
@@ -259,22 +261,22 @@ def choose_model(
     )
 
 
-def _told(need: MemoryNeed | None) -> str:
+def _describe_need(need: MemoryNeed | None) -> str:
     return "its size is not known" if need is None else f"needs {gigabytes(need.total)}"
 
 
-def _calls(need: MemoryNeed, free: int | None) -> str:
+def _describe_calls(need: MemoryNeed, free: int | None) -> str:
     if free is None:
         return ""
     return f", enough to serve {need.calls(int(ROOM * free)):,} calls of full length at once"
 
 
-def _too_much(need: MemoryNeed | None, free: int | None, below: int | None) -> str | None:
-    """The reason to leave a model, or `None`."""
+def _reason_to_skip(need: MemoryNeed | None, free: int | None, below: int | None) -> str | None:
+    """Why a model is not chosen; `None`: it fits."""
     if need is None:
-        return "so it is left; fetch it first, then its files tell"
+        return "so it is skipped; fetch it first, then its size is read from its files"
     if below is not None and need.total >= below:
-        return "no less than what ran out of memory"
+        return "no less than the model that ran out of memory"
     if free is not None and need.total > ROOM * free:
-        return f"more than {ROOM:.0%} of what is free"
+        return f"more than {ROOM:.0%} of the free memory"
     return None
