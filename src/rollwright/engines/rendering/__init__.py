@@ -20,18 +20,18 @@ __all__ = ["TEMPLATE", "PackageRenderer", "TemplateRenderer", "Tokenizer", "load
 
 AUTO = "auto"
 TEMPLATE = "template"
-"""The name of the renderer that follows the tokenizer's chat template."""
+"""Name of the renderer that follows the tokenizer's chat template."""
 
 MODEL_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-"""As models are published: owner and name."""
+"""A published model: owner and name."""
 
 
 def make_renderer(tokenizer: Tokenizer, name: str = AUTO, **options: Any) -> Renderer:
-    """`name`: a model family that the `renderers` package knows, `template`, or `auto`.
+    """Make a renderer. `name`: a model family of the `renderers` package, `template`, or `auto`.
 
-    With `auto` a tokenizer that bears the exact name of a model that the package knows gets its renderer; any other,
-    one loaded from a folder too, gets `template`. A fine-tune may come with another template than its family, so
-    names are not guessed at. `options` are those of the package's settings for the family or of `TemplateRenderer`.
+    `auto` chooses a family if the tokenizer has the exact name of a model that the package knows, else `template`, also for a
+    tokenizer loaded from a folder. Similar names do not count, because a fine-tune may have another template than its family.
+    `options`: the package's settings for the family, or those of `TemplateRenderer`.
     """
     if name == AUTO:
         name = _known_family(tokenizer) or TEMPLATE
@@ -48,7 +48,7 @@ def make_renderer(tokenizer: Tokenizer, name: str = AUTO, **options: Any) -> Ren
 
 
 def _known_family(tokenizer: Tokenizer) -> str | None:
-    # The package takes a second to import: not for a tokenizer that bears no model's name.
+    # Importing the package takes a second, which a tokenizer without a model's name need not pay.
     if not MODEL_NAME.fullmatch(tokenizer.name_or_path) or find_spec("renderers") is None:
         return None
     family: str | None = library().MODEL_RENDERER_MAP.get(tokenizer.name_or_path)
