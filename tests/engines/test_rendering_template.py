@@ -168,11 +168,11 @@ ASKS = "{% if add_generation_prompt %}<assistant>{% endif %}"
 UNSTABLE = {
     "numbers from the end": (
         f"{{% for m in messages %}}{{{{ messages | length - loop.index }}}}{WRITES}{{% endfor %}}{ASKS}",
-        "before an answer is not the same",
+        "before an answer differs",
     ),
     "opens a prompt unlike the history": (
         f"{{% for m in messages %}}{WRITES}{{% endfor %}}{{% if add_generation_prompt %}}<assistant><think>{{% endif %}}",
-        "before an answer is not the same",
+        "before an answer differs",
     ),
     "has a heading when it is long": (
         f"{{% if messages | length > 3 %}}long{{% endif %}}{{% for m in messages %}}{WRITES}{{% endfor %}}{ASKS}",
