@@ -361,7 +361,7 @@ async def test_what_the_model_cannot_take_is_refused_in_one_line() -> None:
 async def test_a_model_with_windowed_attention_is_refused() -> None:
     windowed = model()
     windowed.config.sliding_window = 16
-    with pytest.raises(ConfigError, match="do not see all earlier tokens"):
+    with pytest.raises(ConfigError, match="layers without full attention"):
         policy(windowed)
 
 

@@ -1,4 +1,4 @@
-"""Prompt in, sampled tokens out: engines over HTTP, simulated engines, and players that look at the board."""
+"""Policies: prompt in, sampled tokens out. Clients of inference engines over HTTP, and a model in this process."""
 
 from rollwright.engines.base import (
     Capabilities,

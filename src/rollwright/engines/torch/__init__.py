@@ -1,4 +1,4 @@
-"""A transformers model in this process as a policy. Importing it imports torch; nothing else of the package does."""
+"""A policy that runs a transformers model in this process. Importing it imports torch."""
 
 from rollwright.engines.torch.policy import Divergence, TorchPolicy, divergence, load_policy
 
