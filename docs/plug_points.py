@@ -1,4 +1,4 @@
-"""The page `plugging_in.md`: a table of all plug points, made from their registries, and an example of most."""
+"""Generates the page `plugging_in.md`: a table of all plug points from their registries, and examples."""
 
 import inspect
 
@@ -26,9 +26,9 @@ REGISTRIES = (
 
 HEAD = """# Plugging in
 
-Each part that can be replaced is named in the configuration: by a built-in kind, by the name of an entry point that an
-installed package offers, or as `module:name`, any object that can be imported. Nothing is imported before it is needed. An
-unknown name is refused with the nearest one; an exception in one's own object is one line that names it.
+The configuration names each replaceable part by a built-in kind, by an entry point of an installed package, or as
+`module:name`, any importable object. Nothing is imported before it is needed. An unknown name is refused with the nearest
+one; an exception in your own object becomes one line that names it.
 
 A package offers an implementation by an entry point of the group in the table, in its `pyproject.toml`:
 
@@ -40,9 +40,9 @@ ranked = "my_package.advantages:Ranked"
 """
 
 EXAMPLES = '''
-What an implementation has to do stands in its protocol. A class is made with `options` as keyword arguments, checked against
-its signature; where a plain function will do (advantages, losses, branch policies, group filters), it is called with its
-usual arguments and the options.
+The protocol defines the members of an implementation. A class is instantiated with `options` as keyword arguments, checked
+against its signature; a plain function (possible for advantages, losses, branch policies and group filters) is called with
+its usual arguments and the options.
 
 ## Advantages, losses, writers
 
@@ -69,7 +69,7 @@ class Ranked:
 
 
 class Printed:
-    """Writes the figures of each step to the terminal."""
+    """Prints the metrics of each step."""
 
     def __init__(self, folder: Path, resume_at: int | None = None) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ training:
   writers: [jsonl, "my_package:Printed"]
 ```
 
-A loss is a function as `rollwright.training.losses.Loss`; it gives one number for each token:
+A loss is a function like `rollwright.training.losses.Loss`; it returns one number for each token:
 
 ```python
 from rollwright.training.losses import token_losses
@@ -176,8 +176,8 @@ config = build({"policy": {"kind": "my_package:MyPolicy", "options": {"luck": 0.
 assert build_policy(config.policy).luck == 0.9
 ```
 
-An engine over HTTP needs a dialect alone: how a request is written and an answer is read. The connections, retries, routing
-and updates around it are those of every engine:
+An engine over HTTP needs only a dialect: the format of requests and responses. Connections, retries, routing and weight
+updates are those of every engine:
 
 ```yaml
 policy:
@@ -219,7 +219,7 @@ assert found.name == "short"
 strategy: {kind: tree, width: 3, branch: "my_package:answers_for"}
 ```
 
-The function gets a `rollwright.rollout.branching.Node` and gives the number of answers. A curriculum is a class as
+The function gets a `rollwright.rollout.branching.Node` and returns the number of answers. A curriculum is a class like
 `rollwright.rollout.curriculum.LevelSampler`, named by `train_env_manager.curriculum.name`.
 
 ## Transports, stores, sandboxes
@@ -229,7 +229,7 @@ swarm:
   communication: {transport: "my_package:MyTransport", options: {room: 7}}
 ```
 
-A transport is made as `MyTransport(swarm_settings, peer, clock=…, **options)`, by a class or by an async function. Stores are
+A transport is created as `MyTransport(swarm_settings, peer, clock=…, **options)`, by a class or by an async function. Stores are
 chosen by the scheme of their address: a package that offers `redis` in the group of stores opens `redis://…`.
 '''
 

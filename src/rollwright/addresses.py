@@ -1,9 +1,8 @@
-"""Addresses of stores and engines, and the secrets that people put into them.
+"""Addresses of stores and engines, and the secrets that users put into them.
 
-Always true: `redacted` never shows a password, a token or a part of one, whatever the address looks like; where it cannot
-be told what is what, it shows the scheme and nothing else. `without_password` is the same address for somebody who has
-the password from elsewhere. An address whose parts cannot be told apart is refused before anybody connects with it,
-because the error of whoever tries would quote the wrong part.
+Always true: `redacted` never shows a password, a token or a part of one; of an ambiguous address it shows the scheme alone.
+`without_password` gives an address that leads to the same place for a process that has the password from elsewhere. An
+ambiguous address is refused before any connection, because a driver's error message would quote the wrong part.
 """
 
 import re
@@ -18,18 +17,18 @@ ADVICE = "give the password by PGPASSWORD or a password file, or percent-encode 
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _FILES = frozenset({"sqlite", "http+unix"})
-"""Schemes with a path behind them and nothing else."""
+"""Schemes followed by a path alone."""
 
 _KEYS_AS_USERS = frozenset({"http", "https"})
-"""Schemes where a key often stands in the place of the user's name."""
+"""Schemes where users often write a key in place of the user name."""
 
 _KEY_VALUE = re.compile(
     r"(?i)(^|[\s'])(host|hostaddr|port|dbname|user|password|passfile|sslpassword|service|sslmode)\s*="
 )
-"""As in libpq's other way to write a connection down."""
+"""libpq's connection string of key=value pairs."""
 
 _NO_SCHEME = re.compile(r"(?i)((postgres(ql)?|https?)(\+\w+)?:/?(?!/)|[^/]*:.*@)", re.DOTALL)
-"""An address whose scheme or slashes were forgotten; no path of a file looks like it."""
+"""An address without its scheme or slashes; no file path looks like it."""
 
 _SHOWN = frozenset(
     {
@@ -37,17 +36,17 @@ _SHOWN = frozenset(
         *("application_name", "connect_timeout", "api-version"),
     }
 )
-"""Query parameters whose values are shown; any other may be a secret."""
+"""Query parameters whose values are shown; the value of any other may be a secret."""
 
 _SECRET = re.compile(r"(?i)pass|pwd|secret|token|credential|signature|^sig$|^auth|api.?key|^key$")
 _NO_SECRET = frozenset({"passfile", "sslkey", "sslcert", "token_type"})
-"""Names of files, whatever their own names look like."""
+"""Parameters that match `_SECRET` but hold file names or types."""
 
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.,:\[\]/%+~-]*")
 
 
 class _Parts(NamedTuple):
-    """An address taken apart; texts as they were written."""
+    """The parts of an address, as written."""
 
     scheme: str
     user: str
@@ -55,11 +54,11 @@ class _Parts(NamedTuple):
     hosts: str
     path: str
     query: tuple[tuple[str, str], ...]
-    """Names as they are meant, values as they are written."""
+    """Unquoted names with values as written."""
 
 
 def redacted(address: str) -> str:
-    """For people: banners, logs and error lines."""
+    """The address without secrets, for banners, logs and error messages."""
     if not _is_url(address):
         return address if _is_path(address) else HIDDEN
     scheme = address.partition("://")[0]
@@ -75,7 +74,7 @@ def redacted(address: str) -> str:
 
 
 def without_password(address: str) -> str:
-    """For files that must lead back to the same place."""
+    """The address without its password and tokens, for files that must lead to the same place."""
     if not _is_url(address) or address.partition("://")[0].lower() in _FILES:
         return check_address(address)
     parts = _checked(address)
@@ -85,14 +84,14 @@ def without_password(address: str) -> str:
 
 
 def canonical(address: str) -> str:
-    """The same address, written so that every reader takes it apart in the same way."""
+    """The same address, quoted such that every parser splits it in the same way."""
     if not _is_url(address) or address.partition("://")[0].lower() in _FILES:
         return check_address(address)
     return _joined(_checked(address))
 
 
 def has_password(address: str) -> bool:
-    """Whether it holds a secret; an address that cannot be taken apart may."""
+    """Whether the address holds a secret; an ambiguous one counts as holding one."""
     if not _is_url(address):
         return not _is_path(address)
     if address.partition("://")[0].lower() in _FILES:
@@ -104,7 +103,7 @@ def has_password(address: str) -> bool:
 
 
 def check_address(address: str) -> str:
-    """Raises a `ConfigError` that quotes nothing if its parts cannot be told apart."""
+    """Return the address; raise a `ConfigError` without quoting it if it is ambiguous."""
     if _is_url(address):
         if address.partition("://")[0].lower() not in _FILES:
             _checked(address)
@@ -118,7 +117,7 @@ def check_address(address: str) -> str:
 
 
 def scrubbed(text: str, address: str) -> str:
-    """Somebody else's words about an address, without its secrets."""
+    """A message about an address, such as a driver's error, without the address's secrets."""
     parts = _parts(address) if _is_url(address) else None
     if parts is None:
         return text
@@ -144,12 +143,12 @@ def _is_secret(name: str) -> bool:
 def _checked(address: str) -> _Parts:
     parts = _parts(address)
     if parts is None:
-        raise ConfigError(f"{redacted(address)}: its parts cannot be told apart; {ADVICE}")
+        raise ConfigError(f"{redacted(address)}: the address is ambiguous; {ADVICE}")
     return parts
 
 
 def _parts(address: str) -> _Parts | None:
-    """`None`: they cannot be told apart for sure."""
+    """Split an address; `None`: it is ambiguous."""
     scheme, _, rest = address.partition("://")
     if not _SCHEME.fullmatch(scheme) or "#" in rest or re.search(r"[\s\\]", rest):
         return None
@@ -158,8 +157,9 @@ def _parts(address: str) -> _Parts | None:
     userinfo, at, hosts = authority.rpartition("@")
     if "@" in path:
         return None
-    mistyped = scheme.lower() in _KEYS_AS_USERS and "@" not in rest  # no user, so no password
-    if not mistyped and not all(_is_host(each) for each in hosts.split(",")):
+    # Without an @ there is no user and no password, so a malformed host reveals nothing.
+    harmless = scheme.lower() in _KEYS_AS_USERS and "@" not in rest
+    if not harmless and not all(_is_host(each) for each in hosts.split(",")):
         return None
     pairs = tuple(_pair(piece) for piece in query.split("&")) if asked and query else ()
     if any(name is None for name, _ in pairs):
@@ -181,12 +181,12 @@ def _pair(piece: str) -> tuple[str | None, str]:
     if not equals or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         return None, ""
     if not _is_secret(name) and not _PLAIN_VALUE.fullmatch(value):
-        return None, ""  # it may be the rest of a password with a question mark in it
+        return None, ""  # it may be the rest of a password that contains a question mark
     return name, value
 
 
 def _is_host(text: str) -> bool:
-    """With a port or without; a port that is no number is the beginning of a password."""
+    """Whether this is a host with or without a port; a port that is no number may be the start of a password."""
     return re.fullmatch(r"(\[[0-9A-Fa-f:.%]*\]|[^:@\[\]]*)(:\d{1,5})?", text) is not None
 
 

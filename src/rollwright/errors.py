@@ -1,7 +1,7 @@
-"""The errors a user can cause or must act on.
+"""Errors that a user can cause or must act on.
 
-Each message is one line: what was wrong, where, and what would be accepted. The command line prints
-it without a traceback; a library user catches `RollwrightError`.
+Each message is one line: what was wrong, where, and what would be accepted. The command line prints it without a traceback;
+a library user catches `RollwrightError`.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class RollwrightError(Exception):
     """Base of every error this package raises on purpose."""
 
     exit_code: ClassVar[int] = 2
-    """Of a command that ends with it: something that its user can put right."""
+    """Exit code of a command that ends with this error; 2: the user can correct it."""
 
 
 class ConfigError(RollwrightError):
@@ -22,16 +22,16 @@ class ConfigError(RollwrightError):
 
 
 class RunClosed(RollwrightError):
-    """The run was closed by somebody else while this call waited for it."""
+    """The run was closed by another task while this call waited for it."""
 
 
 class FormatError(RollwrightError):
-    """Bytes from a file or a network are not what they should be."""
+    """Bytes from a file or a network do not have the expected format."""
 
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """An error of the operating system inside names this file, unless it names one: it does not once a file is open."""
+    """Add the file's name to an `OSError` inside the block that has none, as errors on open files do."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,8 @@
-"""Objects that belong to the process that made them.
+"""Objects that belong to the process that created them.
 
-A fork has a copy of every object, but not of what stands behind some of them: a store in memory goes on twice, a
-connection is shared by two who do not know of each other, a thread that would answer is not there. In the fork such an
-object refuses every call, in one line. That costs a call nothing: the object is given another class when its process
-forks.
+A forked child has a copy of every object, but some copies cannot work: a store in memory would diverge, a connection would
+be shared by two processes, a worker thread does not exist in the child. There such an object refuses every call with one
+line. Calls pay nothing for this, because the object's class is replaced at the fork.
 """
 
 import os
@@ -19,20 +18,19 @@ _bound: "WeakSet[Any]" = WeakSet()
 
 
 def bind_to_process(made: object) -> None:
-    """In a fork, calls of its public methods raise its class's `fork_error`; `close` does nothing there."""
+    """Make calls of the object's public methods raise its class's `fork_error` in a forked child; `close` does nothing there."""
     _bound.add(made)
 
 
 def _refuse_in_fork() -> None:
     for each in list(_bound):
-        with suppress(
-            TypeError
-        ):  # a class of a layout of its own stays as it is, and keeps none of the others back
-            each.__class__ = _refusing(type(each))
+        # Python refuses another class for an object with a different memory layout; the others must still be bound.
+        with suppress(TypeError):
+            each.__class__ = _refusing_class(type(each))
     _bound.clear()
 
 
-def _refusing(kind: type[Any]) -> type[Any]:
+def _refusing_class(kind: type[Any]) -> type[Any]:
     methods = [name for name in dir(kind) if name[0] != "_" and isfunction(getattr(kind, name))]
     error: type[RollwrightError] = getattr(kind, "fork_error", RollwrightError)
     replaced: dict[str, Any] = {name: _refusal(kind.__name__, error) for name in methods}
@@ -43,15 +41,15 @@ def _refusing(kind: type[Any]) -> type[Any]:
 def _refusal(name: str, error: type[RollwrightError]) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise error(
-            f"this {name} was made by process {os.getppid()} and inherited by a fork, {os.getpid()}, which has only a"
-            " copy of it; accepted: one that is made in the process that uses it"
+            f"this {name} was created by process {os.getppid()} and inherited by its fork {os.getpid()}, which has only a"
+            " copy of it; accepted: one that is created in the process that uses it"
         )
 
     return refuse
 
 
 async def _close(*_: Any) -> None:
-    """What stands behind it is its maker's."""
+    """The connection or thread belongs to the parent."""
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,9 +1,9 @@
 """Plug points: implementations that a configuration names.
 
 Always true: a name is a built-in kind, an entry point of an installed package (group `rollwright.<point>`), or the path
-`module:name` of any importable object, looked up in this order. Nothing is imported before it is asked for. An unknown
-name, a module that cannot be imported and a wrong option are each one line that names the plug point and the object; so
-is an exception that the user's own code raises.
+`module:name` of any importable object, looked up in this order. Nothing is imported before it is needed. An unknown name, a
+module that cannot be imported, a wrong option and an exception of the user's code each give one line that names the plug
+point and the object.
 """
 
 import inspect
@@ -25,14 +25,14 @@ Factory = Callable[..., Any]
 
 
 class Registry(Generic[T]):
-    """The implementations of one plug point. `T` is what a name stands for: a class, a factory or a function."""
+    """The implementations of one plug point. `T`: the type of an implementation, a class, a factory or a function."""
 
     def __init__(
         self, point: str, what: str, kinds: Mapping[str, "T | str"], *, protocol: str, key: str
     ) -> None:
-        """`point`: names the entry-point group, `rollwright.<point>`. `what`: one implementation, in words, for error
-        lines. `kinds`: the built-in ones; a string is a path `module:name` that is imported when first needed.
-        `protocol`: path of the class that says what an implementation has to do. `key`: where a configuration names it.
+        """`point`: names the entry-point group, `rollwright.<point>`. `what`: the noun for an implementation in error
+        messages. `kinds`: the built-in implementations; a string is a path `module:name` that is imported when first needed.
+        `protocol`: path of the class that an implementation follows. `key`: the configuration key that names it.
         """
         self.point, self.what, self.protocol, self.key = point, what, protocol, key
         self._kinds = dict(kinds)
@@ -49,18 +49,18 @@ class Registry(Generic[T]):
         return self._kinds
 
     def names(self) -> list[str]:
-        """Every plain name: built-in ones first, then those of installed packages."""
+        """All plain names: built-in ones first, then those of installed packages."""
         return [*self._kinds, *sorted(set(self.offered()) - set(self._kinds))]
 
     def is_built_in(self, name: str) -> bool:
         return name in self._kinds
 
     def knows(self, name: str) -> bool:
-        """Whether the name could be found; a path `module:name` is not imported for this."""
+        """Whether the name may exist; a path `module:name` is not imported for this."""
         return name in self._kinds or is_path(name) or name in self.offered()
 
     def register(self, name: str, implementation: "T | str") -> None:
-        """Adds an implementation for this process; a name that is taken is refused."""
+        """Add an implementation for this process; a name that is taken is refused."""
         if ":" in name or not name:
             raise ConfigError(f"{self.what}: a name is without ':' and not empty, got {name!r}")
         if name in self._kinds or name in self.offered():
@@ -68,7 +68,7 @@ class Registry(Generic[T]):
         self._kinds[name] = implementation
 
     def find(self, name: str) -> T:
-        """The implementation of this name, imported if need be."""
+        """The implementation of this name, imported if needed."""
         if name in self._kinds:
             found = self._kinds[name]
             return cast(T, import_object(found)) if isinstance(found, str) else found
@@ -80,7 +80,7 @@ class Registry(Generic[T]):
             return cast(T, import_object(name))
 
     def make(self, name: str, *leading: Any, **options: Any) -> Any:
-        """Calls the implementation, a class or a factory, with options that are checked against its signature."""
+        """Call the implementation, a class or a factory, with options checked against its signature."""
         factory = cast(Factory, self.find(name))
         with self.blame(name):
             if not callable(factory):
@@ -88,7 +88,7 @@ class Registry(Generic[T]):
             return factory(*leading, **checked_options(factory, options, len(leading)))
 
     def function(self, name: str, **options: Any) -> Callable[..., Any]:
-        """A function with its options filled in. A class is made with them first, so that its objects can be called."""
+        """A function with its options bound. A class is instantiated with them; its objects must be callable."""
         found = cast(Factory, self.find(name))
         if isinstance(found, type):
             made = self.make(name, **options)
@@ -101,7 +101,7 @@ class Registry(Generic[T]):
             return partial(found, **options) if options else found
 
     def unknown(self, name: str) -> str:
-        """Says in one line that there is no such name, which one is near, and which there are."""
+        """The message for an unknown name, with the nearest name and all known ones."""
         if not (known := self.names()):
             return f"unknown `{name}`; expected module:name"
         near = get_close_matches(name, known, n=1)
@@ -110,8 +110,8 @@ class Registry(Generic[T]):
 
     @contextmanager
     def blame(self, name: str) -> Iterator[None]:
-        """An error inside becomes one line that names this implementation. A built-in one that fails for another reason
-        than a wrong setting has its error pass unchanged."""
+        """Turn an error inside the block into one line that names the implementation. Errors of built-in implementations pass
+        unchanged, except for wrong settings."""
         try:
             yield
         except ConfigError as error:
@@ -124,7 +124,7 @@ class Registry(Generic[T]):
             raise RollwrightError(f"{self.what} {name}: raised {type(error).__name__}: {error}") from error
 
     def offered(self) -> Mapping[str, Sequence[EntryPoint]]:
-        """The entry points of installed packages, by name; several packages may offer the same."""
+        """Entry points of installed packages by name; several packages may offer the same name."""
         if self._offered is None:
             self._offered = {}
             for point in entry_points(group=self.group):
@@ -141,7 +141,7 @@ class Registry(Generic[T]):
 
 
 def is_path(name: str) -> bool:
-    """Whether this is written as `module:name`."""
+    """Whether the name has the form `module:name`."""
     module, _, attribute = name.partition(":")
     return bool(module and attribute)
 
@@ -155,7 +155,7 @@ RENAMED_MODULES = {
     "rollwright.envs.frozen_lake": "rollwright.envs.games.frozen_lake",
     "rollwright.envs.sokoban": "rollwright.envs.games.sokoban",
 }
-"""Modules that configurations and run folders written by 0.1.0 may name, and where their content is now."""
+"""Modules that configurations and run folders of 0.1.0 may name, and their present names."""
 
 
 def import_object(path: str) -> Any:
@@ -166,7 +166,7 @@ def import_object(path: str) -> Any:
         return attrgetter(name)(import_module(module))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not
+            raise  # the module exists; one of its imports is missing
         raise ConfigError(f"cannot be imported: no module named {error.name!r}") from error
     except AttributeError as error:
         raise ConfigError(f"cannot be imported: module {module!r} has no {name!r}") from error
@@ -182,9 +182,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def checked_options(factory: Factory, options: Mapping[str, Any], leading: int = 0) -> dict[str, Any]:
-    """The options in the types that the factory declares; a `ConfigError` names the first that is wrong.
+    """Convert the options to the types that the factory declares; a `ConfigError` names the first wrong one.
 
-    `leading`: arguments that the caller passes by position, before the options.
+    `leading`: number of positional arguments before the options.
     """
     parameters = parameters_of(factory)[leading:]
     named = {
@@ -205,14 +205,14 @@ def checked_options(factory: Factory, options: Mapping[str, Any], leading: int =
 
 
 def parameters_of(factory: Factory) -> Sequence[inspect.Parameter]:
-    """The factory's parameters; kept, because environments of one factory are made again and again."""
+    """The factory's parameters; cached, because environments of one factory are made many times."""
     return _cached_parameters(factory) if isinstance(factory, Hashable) else _read_parameters(factory)
 
 
 def _read_parameters(factory: Factory) -> Sequence[inspect.Parameter]:
     try:
         signature = inspect.signature(factory, eval_str=True)
-    except NameError:  # a type that is imported for type checkers only; the names still count
+    except NameError:  # a type imported only for type checkers; the parameter names still count
         signature = inspect.signature(factory)
     return tuple(signature.parameters.values())
 
@@ -223,7 +223,7 @@ _cached_parameters = lru_cache(maxsize=256)(_read_parameters)
 def _converted(key: str, value: Any, declared: Any) -> Any:
     if declared is inspect.Parameter.empty:
         return value
-    import msgspec  # only where something is made: importing a registry stays cheap
+    import msgspec  # imported here, so that importing a registry stays cheap
 
     try:
         return msgspec.convert(value, declared)

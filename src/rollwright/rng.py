@@ -1,8 +1,8 @@
-"""Random draws keyed by what they are for.
+"""Random draws keyed by their purpose.
 
-A draw depends on its key alone: never on global random state, on the process, on the order in which
-coroutines happen to run, or on `hash()`. The same key gives the same number on every machine, so a
-retry, a resume and a second worker all see the same level and the same draws.
+Always true: a draw depends on its key alone, never on global random state, the process, the order in which coroutines run, or
+`hash()`. The same key gives the same number on every machine, so a retry, a resumed run and a second worker see the same
+level and the same draws.
 """
 
 import random
@@ -32,21 +32,21 @@ def seed(*key: KeyPart) -> int:
 
 
 def generator(*key: KeyPart) -> random.Random:
-    """A private generator, for when one key needs many draws."""
+    """A private generator, for a key that needs many draws."""
     return random.Random(digest(*key))
 
 
 _HALF = 1 << 32
-"""Half of a 64-bit digest: fine enough for a share, and for picking among far fewer things."""
+"""Values of half a 64-bit digest: fine enough for a share, and for an index into far fewer items."""
 
 
 class DrawPair(NamedTuple):
-    """Two independent draws of one digest."""
+    """Two independent draws from one digest."""
 
     share: float
     """In [0, 1)."""
     pick: int
-    """Of 32 bits; modulo the number of things, it picks one."""
+    """32 bits; modulo the number of items it is an index."""
 
 
 def draw_pair(*key: KeyPart) -> DrawPair:

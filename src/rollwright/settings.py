@@ -2,18 +2,18 @@
 
 A box declares its settings once, in its own `settings.py`, and its components take these models directly.
 `rollwright.config` composes them into the configuration of a run and adds nothing to them. A `settings.py` imports
-pydantic, this module, `rollwright.registry`, plain data of its own box and other boxes' `settings.py`; nothing heavy.
+pydantic, this module, `rollwright.registry`, plain data of its own box and `settings.py` of other boxes, and nothing heavy.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 from rollwright.addresses import has_password
 from rollwright.registry import Registry
 
 OWN = "own"
-"""The kind of a section whose implementation is the user's, or an installed package's."""
+"""The kind of a section whose implementation belongs to the user or an installed package."""
 
 
 class Settings(BaseModel):
@@ -23,32 +23,38 @@ class Settings(BaseModel):
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
-        # A model's validator is built when it is first used, as a part of the one that holds it.
+        # Validators are built at first use, as part of the enclosing model's: building each at import is slow.
         defer_build=True,
     )
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-"""A part of a whole."""
+"""A fraction from 0 to 1."""
+
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+"""`auto`: the first of CUDA, MPS and the CPU that exists. The variable `CPU_ONLY` wins over it."""
+
+Threads = PositiveInt | Literal["auto"]
+"""`auto`: the cores that this process may use, divided by its workers."""
 
 
-def _hold_no_secret(url: str) -> str:
-    """A configuration is written into run folders and stores, and shown."""
+def _refuse_secret(url: str) -> str:
+    """Refuse a URL with a secret: configurations are written into run folders and stores, and displayed."""
     if has_password(url):
         raise ValueError(
-            "holds a password or a key; leave it out, and name the variable that has it in api_key_env"
+            "holds a password or a key; remove it and name the variable that holds it in api_key_env"
         )
     return url
 
 
-EngineUrl = Annotated[str, AfterValidator(_hold_no_secret)]
+EngineUrl = Annotated[str, AfterValidator(_refuse_secret)]
 """The address of an engine, without any secret."""
 
 
-def choose_kind(value: Any, registry: Registry[Any], key: str, own: str = OWN) -> Any:
-    """Rewrites a section whose `kind` is `module:name` or an entry point as one of kind `own` with that name in `key`.
+def choose_kind(value: Any, registry: Registry[Any], key: str) -> Any:
+    """Rewrite a section whose `kind` is `module:name` or an entry point as one of kind `own` with that name in `key`.
 
-    A name alone stands for a section with every default. A kind that nobody knows is refused with the nearest name.
+    A string is short for a section with all defaults. An unknown kind is refused with the nearest name.
     """
     if isinstance(value, str):
         value = {"kind": value}

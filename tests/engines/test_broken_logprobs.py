@@ -76,9 +76,9 @@ async def generate(made: Generation) -> Trajectory:
         (generation([1, 2], [-1.0, math.nan]), "a log-probability that is not finite"),
         (generation([1, 2], [-1.0, -1e39]), "a log-probability that is not finite"),
         (generation([1, 2], [math.inf, -math.inf]), "a log-probability that is not finite"),
-        (generation([1, 2], [-1.0, 0.5]), "0.5 is no log-probability: it is above 0"),
+        (generation([1, 2], [-1.0, 0.5]), "0.5 is not a log-probability: it is above 0"),
         (generation([1, 2], [-1.0]), "2 token ids but 1 log-probabilities"),
-        (generation([1, -2], [-1.0, -1.0]), "-2 is no token id"),
+        (generation([1, -2], [-1.0, -1.0]), "-2 is not a token id"),
         (generation([1, 2], [-1.0, -1.0], stamped=3), "version stamps that do not cover its 2 tokens"),
     ],
 )

@@ -88,7 +88,7 @@ def changed(answer: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (0, "choices.0.token_ids.1", 100, "token id 100 is not in the vocabulary, which ends at 99"),
         (0, "choices.0.token_ids.1", -1, "token id -1"),
         (0, "choices.0.prompt_token_ids", [5, 6, 8], "the engine saw another prompt"),
-        (0, "choices.0.prompt_token_ids", ..., "does not heed return_token_ids"),
+        (0, "choices.0.prompt_token_ids", ..., "ignores return_token_ids"),
         (0, "choices.0.finish_reason", None, "finish_reason None"),
         (0, "choices", [], "Expected `array` of length >= 1"),
         (1, "meta_info.output_token_logprobs", ..., "no token ids"),

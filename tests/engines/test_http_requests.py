@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.simulation.replies import MAX_BODY, MAX_HEAD, Request, RequestReader, RequestRefused
+from rollwright.simulation.http_messages import MAX_BODY, MAX_HEAD, Request, RequestReader, RequestRefused
 
 
 def post(body: bytes, *headers: bytes, path: bytes = b"/v1/x", version: bytes = b"1.1") -> bytes:

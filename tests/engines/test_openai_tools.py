@@ -196,7 +196,7 @@ def test_calls_are_read_whatever_a_server_makes_of_their_ids_and_arguments() -> 
 
 async def test_plain_completions_refuse_tools() -> None:
     async with hosted(HostedApi(), api="completions") as policy:
-        with pytest.raises(EngineError, match="plain completions know of no tools"):
+        with pytest.raises(EngineError, match="plain completions do not support tools"):
             await policy.generate(Prompt("e", ("k",), [], tools=(ToolSpec("f"),)), Sampling())
 
 

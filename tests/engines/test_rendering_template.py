@@ -168,15 +168,15 @@ ASKS = "{% if add_generation_prompt %}<assistant>{% endif %}"
 UNSTABLE = {
     "numbers from the end": (
         f"{{% for m in messages %}}{{{{ messages | length - loop.index }}}}{WRITES}{{% endfor %}}{ASKS}",
-        "before an answer is not the same",
+        "before an answer differs",
     ),
     "opens a prompt unlike the history": (
         f"{{% for m in messages %}}{WRITES}{{% endfor %}}{{% if add_generation_prompt %}}<assistant><think>{{% endif %}}",
-        "before an answer is not the same",
+        "before an answer differs",
     ),
     "has a heading when it is long": (
         f"{{% if messages | length > 3 %}}long{{% endif %}}{{% for m in messages %}}{WRITES}{{% endfor %}}{ASKS}",
-        "an earlier turn is rendered anew",
+        "an earlier turn changes",
     ),
     "numbers its messages": (
         f"{{% for m in messages %}}{{{{ loop.index }}}}{WRITES}{{% endfor %}}"
@@ -189,7 +189,7 @@ UNSTABLE = {
     ),
     "leaves out later questions": (
         f"{{% for m in messages %}}{{% if loop.first or m.role == 'assistant' %}}{WRITES}{{% endif %}}{{% endfor %}}{ASKS}",
-        "does not write out a user message",
+        "does not write a user message",
     ),
     "refuses a second question": (
         "{% if messages | length > 2 %}{{ raise_exception('one question only') }}{% endif %}"
@@ -202,7 +202,7 @@ UNSTABLE = {
 @pytest.mark.parametrize(("template", "why"), UNSTABLE.values(), ids=UNSTABLE)
 def test_a_template_that_rewrites_the_past_is_found_out_and_opens_anew(template: str, why: str) -> None:
     renderer = TemplateRenderer(tokenizer(template))
-    assert why in renderer.restarts
+    assert why in renderer.restart_reason
     prompt = renderer.open([Message("user", "a")])
     assert renderer.extend(prompt, token_ids([5]), CUT, [Message("user", "b")]) is None
 
@@ -252,7 +252,7 @@ def test_an_answer_of_the_assistant_is_never_rendered_into_a_continuation() -> N
 BAD_TEMPLATES = {
     None: "no chat template",
     "{{ raise_exception('not today') }}": "not today",
-    "nothing of yours": "does not write out",
+    "nothing of yours": "does not write",
 }
 
 
@@ -334,7 +334,7 @@ def test_a_published_template_is_followed_token_for_token_or_found_out(name: str
         history += [Message("assistant", f"answer {turn}"), Message("user", f"question {turn}")]
         added = renderer.extend(prompt, sampled, STOPPED, history[-1:])
         if added is None:
-            assert renderer.restarts
+            assert renderer.restart_reason
             assert name not in FOLLOWED
             return
         prompt = prompt + sampled + added

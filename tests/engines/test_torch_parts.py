@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.engines.base import Generation
-from rollwright.engines.torch.attention import pack
 from rollwright.engines.torch.batcher import nucleus, sample
-from rollwright.engines.torch.prefixes import BLOCK, CachedSequence, Prefixes, block_digests, divergence
+from rollwright.engines.torch.policy import divergence
+from rollwright.engines.torch.prefixes import BLOCK, CachedSequence, Prefixes, block_digests
+from rollwright.engines.torch.rows import pack
 from rollwright.trajectory import TokenIds, floats, token_ids
 
 

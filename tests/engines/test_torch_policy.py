@@ -16,7 +16,7 @@ from rollwright.engines.rendering.bytes import END, VOCABULARY_SIZE, BytesRender
 from rollwright.engines.torch import TorchPolicy
 from rollwright.engines.torch.batcher import nucleus
 from rollwright.engines.torch.kv_cache import KVCache, cache_bytes, cache_shape
-from rollwright.engines.torch.prefixes import divergence
+from rollwright.engines.torch.policy import divergence
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models.loading import set_threads
 from rollwright.models.tiny import tiny_llama
@@ -361,7 +361,7 @@ async def test_what_the_model_cannot_take_is_refused_in_one_line() -> None:
 async def test_a_model_with_windowed_attention_is_refused() -> None:
     windowed = model()
     windowed.config.sliding_window = 16
-    with pytest.raises(ConfigError, match="do not see all earlier tokens"):
+    with pytest.raises(ConfigError, match="layers without full attention"):
         policy(windowed)
 
 
@@ -412,6 +412,6 @@ async def test_a_policy_that_a_fork_inherits_refuses_to_generate() -> None:
 
     await asyncio.to_thread(in_fork)
     os.close(write)
-    assert os.read(read, 1000).startswith(b"this TorchPolicy was made by process")
+    assert os.read(read, 1000).startswith(b"this TorchPolicy was created by process")
     os.close(read)
     await inherited.close()

@@ -198,7 +198,7 @@ async def test_weights_that_are_not_numbers_fail_calls_and_good_ones_heal_the_po
     nothing = {name: each * float("nan") for name, each in (weights(1).tensors or {}).items()}
     await it.update_weights(Weights(1, tensors=nothing), UpdateMode.DRAIN)
     for sampling in (Sampling(), Sampling(temperature=0), Sampling(top_p=0.5)):
-        with pytest.raises(EngineError, match="weights of version 1 gave logits that are not numbers"):
+        with pytest.raises(EngineError, match="weights of version 1 gave logits that are not finite"):
             await it.generate(prompt(1), sampling)
     await it.update_weights(weights(2), UpdateMode.DRAIN)
     made = await it.generate(prompt(1), Sampling(max_tokens=5))

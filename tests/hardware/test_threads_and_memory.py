@@ -9,10 +9,18 @@ from pathlib import Path
 import pytest
 
 from rollwright.errors import ConfigError
-from rollwright.hardware.cgroups import ROOT, Cgroups
-from rollwright.hardware.devices import cpu_only, device_name
-from rollwright.hardware.memory import GIB, free_memory, is_out_of_memory
-from rollwright.hardware.threads import Cores, plan_threads, usable_cores
+from rollwright.hardware import (
+    GIB,
+    ROOT,
+    Cgroups,
+    Cores,
+    cpu_only,
+    device_name,
+    free_memory,
+    is_out_of_memory,
+    plan_threads,
+    usable_cores,
+)
 
 HERE = len(os.sched_getaffinity(0))
 
@@ -102,7 +110,7 @@ def real_quota() -> Iterator[Path]:
 def test_a_real_group_limits_a_real_process(real_quota: Path) -> None:
     code = (
         "import os, pathlib, sys; pathlib.Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()));"
-        "from rollwright.hardware.threads import usable_cores; print(usable_cores().count)"
+        "from rollwright.hardware import usable_cores; print(usable_cores().count)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(real_quota)], capture_output=True, text=True, check=True
@@ -187,7 +195,7 @@ def test_a_device_is_named_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_name("auto") == device_name("cuda") == "cuda:0"
     assert device_name("cuda:1") == "cuda:1"
     with pytest.raises(
-        ConfigError, match="device cuda:2 is not there; accepted here: auto, cpu, cuda:0, cuda:1"
+        ConfigError, match="device cuda:2 does not exist here; accepted: auto, cpu, cuda:0, cuda:1"
     ):
         device_name("cuda:2")
     with pytest.raises(ConfigError, match="'gpu' is unknown; accepted: auto, cpu, cuda, cuda:N, mps"):

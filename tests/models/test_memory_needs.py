@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rollwright.config import build
-from rollwright.hardware.memory import GIB
-from rollwright.models.memory_needs import KNOWN, LEAST_CALLS, LIBRARIES, ModelShape, Use, need_of, shape_of
+from rollwright.hardware import GIB
+from rollwright.models.pools import KNOWN, LEAST_CALLS, LIBRARIES, ModelShape, Use, need_of, shape_of
 from rollwright.models.tiny import tiny_llama
 from rollwright.run import model_choice
 from rollwright.run.model_choice import cache_room

@@ -72,7 +72,7 @@ def test_what_cannot_be_loaded_is_one_line_that_says_what_to_do(
         load_model(tmp_path / "nowhere")
     for load in (load_model, load_tokenizer):
         with pytest.raises(
-            ConfigError, match=r"cannot be loaded: the folder has no config\.json; a model's has"
+            ConfigError, match=r"cannot be loaded: the folder has no config\.json, which every model has"
         ):
             load(tmp_path)
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError
-from rollwright.hardware.memory import GIB
+from rollwright.hardware import GIB
 from rollwright.models.fetching import Progress
 from rollwright.models.hub import DownloadError
-from rollwright.models.memory_needs import KNOWN, MemoryNeed, Use, need_of, shape_of
-from rollwright.models.pools import ROOM, choose_model
+from rollwright.models.pools import KNOWN, ROOM, MemoryNeed, Use, choose_model, need_of, shape_of
 from rollwright.models.tiny import tiny_llama
 from rollwright.run import model_choice
 from rollwright.run.model_choice import load_settled, settle_model, smaller_models

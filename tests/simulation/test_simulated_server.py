@@ -128,7 +128,7 @@ def seed_of(*fates: InjectedFault | None) -> int:
     """A seed with which the first requests meet these fates, at a hang rate of 0.5."""
     for seed in range(1000):
         server = SimulatedServer(ServerOptions(hang_rate=0.5, seed=seed))
-        if [server.fate(number + 1)[0] for number in range(len(fates))] == list(fates):
+        if [server.draw_outcome(number + 1)[0] for number in range(len(fates))] == list(fates):
             return seed
     raise AssertionError(f"no seed gives {fates}")
 
@@ -160,8 +160,8 @@ async def test_each_fault_shows_as_it_should(session: aiohttp.ClientSession) -> 
 
 def test_faults_come_at_their_rates_and_by_the_number_of_the_request() -> None:
     options = ServerOptions(rate_limit_rate=0.1, error_rate=0.2, hang_rate=0.3, seed=5)
-    fates = [SimulatedServer(options).fate(number)[0] for number in range(4000)]
-    assert fates == [SimulatedServer(options).fate(number)[0] for number in range(4000)]
+    fates = [SimulatedServer(options).draw_outcome(number)[0] for number in range(4000)]
+    assert fates == [SimulatedServer(options).draw_outcome(number)[0] for number in range(4000)]
     for fault, rate in (
         (InjectedFault.RATE_LIMIT, 0.1),
         (InjectedFault.ERROR, 0.2),
@@ -173,7 +173,7 @@ def test_faults_come_at_their_rates_and_by_the_number_of_the_request() -> None:
 
 def test_actions_are_drawn_evenly() -> None:
     server = SimulatedServer(ServerOptions())
-    texts = [server.fate(number)[1] for number in range(4000)]
+    texts = [server.draw_outcome(number)[1] for number in range(4000)]
     for action in ("Left", "Down", "Right", "Up"):
         assert texts.count(f"<answer>{action}</answer>") == pytest.approx(1000, abs=120)
 

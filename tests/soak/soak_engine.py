@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 import uvloop
 
-from rollwright.simulation.replies import Request
-from rollwright.simulation.server import InjectedFault, ServerConnection, ServerOptions, SimulatedServer
+from rollwright.simulation.http_messages import Request
+from rollwright.simulation.server import InjectedFault, ServerOptions, SimulatedConnection, SimulatedServer
 
 STAMP = re.compile(r"\[(\d+-\d+)\]")
 """What every answer begins with."""
@@ -41,8 +41,8 @@ class _Recording(SimulatedServer):
         self.arrived: dict[int, float] = {}
         self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def count(self) -> int:
-        number = super().count()
+    def count_request(self) -> int:
+        number = super().count_request()
         self.arrived[number] = time.monotonic()
         return number
 
@@ -58,7 +58,7 @@ class _Recording(SimulatedServer):
         return stamp
 
 
-class _RecordingConnection(ServerConnection):
+class _RecordingConnection(SimulatedConnection):
     def __init__(self, server: _Recording) -> None:
         super().__init__(server)
         self._recording = server

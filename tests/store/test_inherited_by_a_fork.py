@@ -23,7 +23,7 @@ async def in_fork(store):
             await asyncio.wait_for(call(*["ro-1"] * (len(inspect.signature(call).parameters) or 0)), 30)
             answered.append(name)
         except StoreError as error:
-            assert "\\n" not in str(error) and "inherited by a fork" in str(error), str(error)
+            assert "\\n" not in str(error) and "inherited by its fork" in str(error), str(error)
     await store.close()
     print("answered:", answered, flush=True)
 

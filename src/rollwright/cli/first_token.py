@@ -13,7 +13,7 @@ def main() -> None:
     import rollwright.cli.run_execution  # noqa: F401 — what `rollwright run` imports
 
     at.append(time.monotonic())
-    from rollwright.hardware.threads import claim_threads
+    from rollwright.hardware import claim_threads
 
     claim_threads()
     import torch  # noqa: F401

@@ -133,7 +133,7 @@ def _run_command() -> None:
     except OSError as error:  # a folder that is a file, a full disk, a file that may not be written
         _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (MemoryError, RuntimeError) as error:
-        from rollwright.hardware.memory import is_out_of_memory
+        from rollwright.hardware import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

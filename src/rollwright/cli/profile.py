@@ -17,7 +17,7 @@ from rollwright.cli.console import RunArgument, console
 from rollwright.cli.tables import title_of
 from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError, naming
-from rollwright.hardware.threads import usable_cores
+from rollwright.hardware import usable_cores
 from rollwright.observe.advice import RunSetup
 from rollwright.observe.profile import PhaseTally, Profile
 from rollwright.observe.timeline import Played, chrome_trace

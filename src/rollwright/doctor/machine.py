@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollwright.doctor.findings import Finding, must_fix, note, well
-from rollwright.hardware.devices import cpu_only
-from rollwright.hardware.memory import GIB, free_memory, gigabytes
-from rollwright.hardware.threads import plan_threads
+from rollwright.hardware import GIB, cpu_only, free_memory, gigabytes, plan_threads
 from rollwright.swarm.heartbeat import read_heartbeat, read_status
 from rollwright.swarm.refusals import PeerRefusal
 

@@ -1,8 +1,8 @@
-"""The policy's side of an episode: prompt in, sampled tokens out.
+"""The interface of policies: prompt in, sampled tokens out.
 
-A policy that works in token ids has a `renderer`; the session gives it ids, and what comes back are the ids
-that were sampled. A policy that only speaks text (a chat API) has none; it gets messages, and what it
-returns is marked as not exact, so that nobody trains on it.
+A policy that works in token ids has a `renderer`; the session passes ids, and the policy returns the ids that were sampled. A
+policy that speaks text only (a chat API) has no renderer; it gets messages, and its generations are marked as not exact, so
+they are never trained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from rollwright.trajectory import (
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to sample. Log-probabilities always mean: of the distribution these settings give."""
+    """Sampling settings. Log-probabilities are always those of the distribution that these settings give."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -37,15 +37,15 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: tuple[str, ...] = ()
 
     def params(self) -> SamplingParams:
-        """What of it shapes the distribution, as a turn records it."""
+        """The settings that shape the distribution, as a turn records them."""
         if self.top_p != 1:
             return SamplingParams(self.temperature, self.top_p)
-        # A default that is left out here takes no bytes in the journal, where every turn has a record.
+        # Defaults are left out, so that they take no bytes in the journal, where every turn has a record.
         return SamplingParams() if self.temperature == 1 else SamplingParams(self.temperature)
 
 
 class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool as the model is told of it."""
+    """The description of a tool in the prompt."""
 
     name: str
     description: str = ""
@@ -55,24 +55,24 @@ class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @runtime_checkable
 class Playable(Protocol):
-    """An environment that can say what may be done now; what the built-in players look at."""
+    """An environment that lists its actions, for players without a model."""
 
     def actions(self) -> Sequence[str]:
-        """The actions that exist now, as the model would name them. Empty: no finite list exists."""
+        """The actions available now, as the model would name them. Empty: there is no finite list."""
         ...
 
     def best_action(self) -> str | None:
-        """The next action of a shortest solution; `None` when there is none or it is not known."""
+        """The next action of a shortest solution; `None`: there is none, or it is unknown."""
         ...
 
     def answer(self, action: str) -> str:
-        """A completion that names `action` in the format the prompt asks for."""
+        """A completion that names `action` in the format that the prompt asks for."""
         ...
 
 
 class NoActions:
-    """The `Playable` of a rollout without an environment: players without a model find nothing to choose, so an agent of
-    one's own can be tried out against a simulated engine, which then says filler text."""
+    """The `Playable` of a rollout without an environment. Players find no action, so a user's own agent can be tried against a
+    simulated engine, which then answers with filler text."""
 
     def actions(self) -> list[str]:
         return []
@@ -88,26 +88,26 @@ NO_ACTIONS: Playable = NoActions()
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
-    """One call's input."""
+    """The input of one call."""
 
     episode: str
-    """Rollout id: engines route by it, so that an episode's calls meet the same prefix cache."""
+    """Rollout id: calls are routed by it, so that an episode stays with one prefix cache."""
     key: tuple[KeyPart, ...]
-    """What every random draw for this call is keyed by."""
+    """The key of every random draw for this call."""
     messages: Sequence[Message]
     """The conversation, for policies that speak text."""
     ids: TokenIds | None = None
     """The whole prompt in token ids; `None` for a policy without a renderer."""
     env: Playable | None = None
-    """For the built-in players, which look at the board instead of reading the prompt."""
+    """For players without a model, which inspect the environment instead of reading the prompt."""
     tools: tuple[ToolSpec, ...] = ()
-    """The tools the model may call, for policies that speak text; `ids` have them already."""
+    """The tools that the model may call, for policies that speak text; `ids` include them already."""
     attempt: int = 1
-    """Which attempt at the rollout this is. A simulated *failure* depends on it; a sample does not."""
+    """Number of the attempt at the rollout. A simulated *failure* depends on it; a sample does not."""
 
 
 class Generation(msgspec.Struct, frozen=True, gc=False):
-    """What a policy made of a prompt."""
+    """The result of one call."""
 
     text: str
     sampled_ids: TokenIds = msgspec.field(default_factory=token_ids)
@@ -115,40 +115,39 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     versions: tuple[VersionRun, ...] = ()
     finish: FinishReason = FinishReason.STOP
     exact: bool = True
-    """Whether `sampled_ids` are the ids the engine sampled; a text-only engine gives none."""
+    """Whether `sampled_ids` are the ids that the engine sampled; a text-only engine gives none."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     served: float | None = None
-    """Seconds that the engine says it took, its line included; the rest of the call was the way. `None`: it does not
-    say."""
+    """Seconds that the engine reports, its queue included; the rest of the call was transport. `None`: it reports none."""
     sampling: SamplingParams | None = None
-    """What the engine was told, where that is not what was asked for; `None`: it is."""
+    """The sampling settings that the engine got, if they differ from the requested ones; `None`: they do not."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """The calls that an API told of apart from the text; a policy with a renderer has none here."""
+    """Tool calls that an API returned beside the text; empty for a policy with a renderer."""
     checked: bool = False
-    """Whether its policy has checked ids and log-probabilities already; else the session does."""
+    """Whether the policy has checked ids and log-probabilities; otherwise the session does."""
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """A completion taken apart."""
+    """The parts of a completion."""
 
     content: str
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     malformed: tuple[str, ...] = ()
-    """What looks like a tool call and cannot be read, as text."""
+    """Texts that look like tool calls and cannot be parsed."""
 
 
 class Renderer(Protocol):
-    """Chat to token ids, such that a longer conversation only ever adds ids. Sampled ids are never made anew."""
+    """Chat to token ids such that a longer conversation only appends ids; sampled ids are never encoded again."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end the assistant's turn; an engine stops at them, and they are part of the sample."""
+        """Ids that end the assistant's turn; an engine stops at them and returns them as part of the sample."""
         ...
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> TokenIds:
-        """A whole conversation, up to where the assistant's turn begins."""
+        """The ids of a whole conversation, up to the start of the assistant's turn."""
         ...
 
     def extend(
@@ -159,13 +158,13 @@ class Renderer(Protocol):
         messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
     ) -> TokenIds | None:
-        """What follows `prompt + sampled`: the end of the assistant's turn where the sample lacks it, then
-        `messages`, up to where the assistant's next turn begins. `None`: this model's format cannot continue
-        here, and the conversation has to be opened anew."""
+        """The ids behind `prompt + sampled`: the end of the assistant's turn if the sample lacks it, then `messages`, up to
+        the start of the assistant's next turn. `None`: the model's format cannot continue here, and the conversation has to
+        be rendered as a new sequence."""
         ...
 
     def parse(self, prompt: TokenIds, sampled: TokenIds, tools: Sequence[ToolSpec] = ()) -> Parsed:
-        """Takes a completion apart."""
+        """Split a completion into content, reasoning and tool calls."""
         ...
 
     def decode(self, ids: TokenIds) -> str:
@@ -181,12 +180,12 @@ class Policy(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the weights that the next token would be sampled with."""
+        """Version of the weights that the next token would be sampled with."""
         ...
 
     @property
     def pressure(self) -> int:
-        """How often so far the engine has refused load or not answered in time; retried calls count too."""
+        """Count of calls that the engine refused for load or did not answer in time, retried ones included."""
         ...
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation: ...
@@ -196,37 +195,37 @@ class Policy(Protocol):
 
 @runtime_checkable
 class PerAgent(Protocol):
-    """A policy that is several: the agents of a team may each have their own."""
+    """A policy that consists of several: each agent of a team may have its own."""
 
     def of_agent(self, agent: str) -> Policy:
-        """Who answers this agent's calls."""
+        """The policy that serves this agent's calls."""
         ...
 
 
 LONGEST_TOKEN = 128
-"""Characters: no usual vocabulary has a longer token."""
+"""Characters; no common vocabulary has a longer token."""
 
 
 def longest_token(policy: Policy) -> int:
-    """Most characters that one token of this policy stands for, by its renderer's `longest_token`: a text of more than
-    that for each token that there is room for cannot fit, and need not be taken apart to find out."""
+    """Most characters of one token of this policy, by its renderer's `longest_token`. A text with more characters than that
+    for each free token cannot fit, which is known without tokenizing it."""
     return int(getattr(policy.renderer, "longest_token", LONGEST_TOKEN))
 
 
 def takes_tools(policy: Policy) -> bool:
-    """Whether a policy's model can be told of tools, and its calls read: from ids, or because the policy says so."""
+    """Whether a policy supports tools: its renderer writes and parses them, or the policy says so."""
     return policy.renderer is not None or bool(getattr(policy, "takes_tools", False))
 
 
 class UpdateMode(StrEnum):
-    """What happens to the calls that are being served when new weights arrive."""
+    """The treatment of running calls when new weights arrive."""
 
     DRAIN = "drain"
-    """They finish under the old weights; new calls wait meanwhile."""
+    """Running calls finish under the old weights; new calls wait."""
     ABORT_AND_RESUME = "abort_and_resume"
-    """Their tokens so far are kept, the rest is sampled under the new weights; every token knows which made it."""
+    """Running calls keep their tokens and sample the rest under the new weights; every token has its version."""
     RESTART_TURN = "restart_turn"
-    """They begin anew under the new weights; the tokens they had are counted and thrown away."""
+    """Running calls restart under the new weights; their tokens are counted and discarded."""
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -234,34 +233,34 @@ class Weights(msgspec.Struct, frozen=True):
 
     version: int
     folder: Path | None = None
-    """As transformers saves a model: `config.json` and safetensors."""
+    """A folder in the format of transformers: `config.json` and safetensors."""
     tensors: Mapping[str, Any] | None = None
-    """Names and torch tensors, not changed by anybody while `update_weights` runs."""
+    """Torch tensors by name; they must not change while `update_weights` runs."""
     checksum: str | None = None
-    """SHA-256 of the folder's safetensors; a policy that reads the folder checks it."""
+    """SHA-256 of the folder's safetensors, which the policy checks."""
 
 
 @runtime_checkable
 class Updatable(Protocol):
-    """A policy that takes new weights while episodes run."""
+    """A policy that accepts new weights while episodes run."""
 
     async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
-        """Returns when every token sampled from now on is of the new version. No call is dropped by it."""
+        """Return when every further token is sampled by the new version. No call is dropped."""
         ...
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What an engine can do, found out by asking it."""
+    """The capabilities that an engine reports."""
 
     engine: str
-    """Name and version, as far as it says."""
+    """Name and version, as far as the engine reports them."""
     model: str = ""
     token_ids: bool = False
-    """Takes prompt ids and returns sampled ids."""
+    """Whether it accepts prompt ids and returns sampled ids."""
     logprobs: bool = False
     update_modes: tuple[UpdateMode, ...] = ()
     missing: str = ""
-    """Why its trajectories are not trainable, and what to use instead; empty: they are."""
+    """Why its trajectories are not trainable, and the remedy; empty: they are."""
 
     @property
     def trainable(self) -> bool:
@@ -270,18 +269,18 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Probed(Protocol):
-    """A policy whose engine can be asked what it can do; a run asks once, before it starts."""
+    """A policy whose engine reports its capabilities; a run asks once, before it starts."""
 
     async def probe(self) -> Capabilities: ...
 
 
 MAX_LOGPROB = 1e-3
-"""A log-probability may be above 0 by rounding; more than that is no log-probability."""
+"""A log-probability may exceed 0 by rounding; a larger value is an error."""
 
 
 def broken(made: Generation) -> str | None:
-    """What is wrong with the numbers of a generation; `None`: nothing. Kept as 32-bit floats, a log-probability that
-    does not fit into one is infinite here."""
+    """The defect in the numbers of a generation; `None`: none. Log-probabilities are 32-bit floats, so one out of range is
+    infinite here."""
     if not made.exact:
         return None
     ids, logprobs = made.sampled_ids, made.logprobs
@@ -290,26 +289,26 @@ def broken(made: Generation) -> str | None:
     if not ids:
         return None
     if min(ids) < 0:
-        return f"{min(ids)} is no token id"
+        return f"{min(ids)} is not a token id"
     if not isfinite(sum(logprobs)):
         return "a log-probability that is not finite"
     if max(logprobs) > MAX_LOGPROB:
-        return f"{max(logprobs):g} is no log-probability: it is above 0"
+        return f"{max(logprobs):g} is not a log-probability: it is above 0"
     if sum(run.count for run in made.versions) != len(ids):
         return f"version stamps that do not cover its {len(ids)} tokens"
     return None
 
 
 class EngineError(RollwrightError):
-    """The engine did not answer as it should, and retrying here did not help."""
+    """The engine gave no valid answer, and retries did not help."""
 
     exit_code = 1
 
 
 class RateLimited(EngineError):
-    """The engine refuses more load for now."""
+    """The engine refuses more load at the moment."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        """Seconds the engine asked to wait; `None` when it did not say."""
+        """Seconds that the engine asked to wait; `None`: it did not say."""

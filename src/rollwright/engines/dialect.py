@@ -1,7 +1,6 @@
-"""Engine dialects: how a request is written, how an answer is read, how weights are exchanged.
+"""Engine dialects: the requests, responses and weight updates of one kind of engine.
 
-A dialect is a small frozen object without state, one for each kind of engine; `HttpEnginePolicy` does the rest for all of
-them.
+A dialect is a small frozen object without state; `HttpEnginePolicy` does the rest for all kinds.
 """
 
 from collections.abc import Mapping
@@ -23,35 +22,35 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Exceptions that decoding raises on arbitrary bytes."""
 
 ANSWER_SECONDS = 10.0
-"""For a question that needs no generation; an engine that is alive answers in milliseconds."""
+"""For a request without a generation; a healthy engine answers in milliseconds."""
 
 UPDATE_SECONDS = 900.0
 """For reading new weights: hundreds of gigabytes from a network disk take minutes."""
 
 
 class EngineDialect(Protocol):
-    """The requests and answers of one kind of engine."""
+    """The requests and responses of one kind of engine."""
 
     @property
     def path(self) -> str:
-        """Of the generation endpoint, below the address."""
+        """Path of the generation endpoint."""
         ...
 
     @property
     def update_modes(self) -> tuple[UpdateMode, ...]:
-        """What this kind of engine can do at best; `probe` says what one of them does."""
+        """The most that this kind of engine supports; `probe` finds what a server supports."""
         ...
 
     def request(self, partial: PartialCompletion) -> bytes:
-        """The body of the next request: continues behind the tokens at hand."""
+        """The body of the next request, which continues behind the tokens sampled so far."""
         ...
 
     def response(self, body: bytes, partial: PartialCompletion) -> Piece:
-        """Reads an answer; raises `FormatError` for anything but a whole one."""
+        """Parse a response; raise `FormatError` for anything but a whole one."""
         ...
 
     def sent(self, sampling: Sampling) -> SamplingParams | None:
-        """The sampling settings that the engine gets, where they differ from these; `None`: they do not."""
+        """The sampling settings that the engine gets, if they differ from these; `None`: they do not."""
         ...
 
     def faithful(self, drawn: SamplingParams, processed: bool) -> bool:
@@ -65,23 +64,22 @@ class EngineDialect(Protocol):
     async def probe(self, control: "Control") -> Capabilities: ...
 
     async def label(self, control: "Control") -> str | None:
-        """The name the engine gives its weights; `None`: it does not say."""
+        """The engine's label of its weights; `None`: it has none."""
         ...
 
     async def pause(self, control: "Control", mode: UpdateMode) -> None:
-        """Returns when no token is sampled any more; but for `drain`, calls under way are answered with what
-        they have."""
+        """Return when no token is being sampled. Except for `drain`, running calls are answered with the tokens they have."""
         ...
 
     async def load(self, control: "Control", weights: Weights) -> None:
-        """Returns when the engine has the weights, no cache of the old ones, and their version as its label."""
+        """Return when the engine has the weights, no cache of the old ones, and the version as its label."""
         ...
 
     async def resume(self, control: "Control") -> None: ...
 
 
 class Control:
-    """Requests to one engine that are not generations. Each is sent once; what goes wrong is an `EngineError`."""
+    """Control requests to one engine, which are not generations. Each is sent once; a failure is an `EngineError`."""
 
     def __init__(self, calls: HttpCalls, base_url: str) -> None:
         self.base_url = base_url
@@ -99,7 +97,7 @@ class Control:
         return await self._ask("POST", path, msgspec.json.encode(fields or {}), seconds)
 
     async def get_or(self, path: str, default: Any) -> Any:
-        """The answer, or `default` where the engine has no such endpoint or does not answer."""
+        """The response, or `default` if the engine has no such endpoint or does not answer."""
         try:
             return await self.get(path)
         except EngineError:
@@ -128,7 +126,7 @@ class Control:
 
 
 def folder_of(weights: Weights) -> str:
-    """The folder an engine is told to load."""
+    """The folder that an engine loads; raise a `ConfigError` for weights without one."""
     if weights.folder is None:
         raise ConfigError(
             "weights: an engine over HTTP loads a folder, and these are tensors of this process; "

@@ -1,4 +1,4 @@
-"""From settings to the policy that they describe. Heavy libraries are imported for the kinds that need them alone."""
+"""Builds a policy from its settings. Heavy libraries are imported only for the kinds that need them."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ from rollwright.engines.settings import (
     VllmPolicyConfig,
 )
 from rollwright.errors import ConfigError
-from rollwright.hardware.threads import claim_threads
+from rollwright.hardware import claim_threads
 from rollwright.http.retry import RetryPolicy
 from rollwright.models.loading import find
 
@@ -29,7 +29,7 @@ _MEMBERS = ("generate", "close", "version", "pressure", "renderer")
 
 
 def build_policy(settings: PolicyConfig, cache_bytes: int | None = None) -> Policy:
-    """`cache_bytes`: memory that a model in this process may keep for the calls it serves; `None`: as much as they need."""
+    """Build a policy. `cache_bytes`: memory of a model in this process for running calls; `None`: no limit."""
     match settings:
         case OwnPolicyConfig():
             return _own(settings)
@@ -40,7 +40,7 @@ def build_policy(settings: PolicyConfig, cache_bytes: int | None = None) -> Poli
 
 
 def check_policy(settings: PolicyConfig) -> None:
-    """Raises what is wrong with a policy's settings, as far as it can be known without making one."""
+    """Raise a `ConfigError` for wrong settings, as far as they can be checked without building the policy."""
     if isinstance(settings, TorchPolicyConfig):
         for package in ("torch", "transformers"):
             if find_spec(package) is None:
@@ -49,7 +49,7 @@ def check_policy(settings: PolicyConfig) -> None:
 
 
 def kind_takes_tools(settings: PolicyConfig) -> bool:
-    """Whether the model of a policy with these settings can be told of tools; see `policies.base.takes_tools`."""
+    """Whether a policy with these settings supports tools; see `engines.base.takes_tools`."""
     return not isinstance(settings, OpenAIPolicyConfig) or settings.api == "chat"
 
 
@@ -90,7 +90,7 @@ def make_vllm(settings: VllmPolicyConfig) -> Policy:
 
 
 def make_engine(settings: SglangPolicyConfig | LlamaCppPolicyConfig | DialectPolicyConfig) -> Policy:
-    """Engines whose dialect has no settings of the configuration's own."""
+    """Build the policy of an engine whose dialect has no settings of its own in the configuration."""
     from rollwright.engines.http_policy import HttpEnginePolicy
 
     if isinstance(settings, DialectPolicyConfig):

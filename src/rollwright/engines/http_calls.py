@@ -1,10 +1,10 @@
 """Requests to an inference engine over HTTP: one pool of connections, one back-off, one set of counters.
 
-Always true: a request brings the body of a 200 answer or raises a `CallFault` that says why not. A policy owns its
-retry loop: it catches the fault and calls `back_off`, which counts the fault by cause and waits as the `RetryPolicy`
-says, on asyncio's clock, or gives up with one `EngineError` that says where, after how many tries and why. Every request
-says how long its answer may be; a longer one is broken. A cancelled call leaves no connection behind. Each event loop
-has a client of its own; waiting for a free connection is not counted against a request's time limit.
+Always true: a request returns the body of a response with status 200 or raises a `CallFault` with the cause. A policy owns
+its retry loop: it catches the fault and calls `back_off`, which counts the fault by cause and waits on asyncio's clock as the
+`RetryPolicy` says, or raises one `EngineError` with the URL, the number of tries and the cause. Every request limits the size
+of its response. A cancelled call leaves no connection behind. Each event loop has its own client; the wait for a free
+connection does not count against the time limit of a request.
 """
 
 import asyncio
@@ -22,19 +22,18 @@ from rollwright.http.retry import FaultCause, RetryPolicy, retry_after_seconds, 
 from rollwright.rng import KeyPart, uniform
 
 KEEP_ALIVE_SECONDS = 4.0
-"""vLLM and SGLang (uvicorn) close idle connections after 5 s; letting go first avoids posting into a closing
-one."""
+"""vLLM and SGLang (uvicorn) close idle connections after 5 s; closing earlier avoids a request on a closing connection."""
 
 MAX_CONTROL_ANSWER = 16 * 1024 * 1024
-"""Bytes of an answer that holds no generation: a list of models, an engine's settings."""
+"""Bytes of a response without a generation: a list of models, an engine's settings."""
 
 
 @dataclass
 class CallCounters:
-    """Counters of one client so far."""
+    """Totals of one client."""
 
     requests: int = 0
-    """Calls of `generate`, not tries."""
+    """Calls of `generate`; tries are not counted."""
     retries: Counter[FaultCause] = field(default_factory=Counter)
     failures: Counter[FaultCause] = field(default_factory=Counter)
     """Calls that ended with an error, by its last cause."""
@@ -44,13 +43,13 @@ class CallCounters:
 
     @property
     def pressure(self) -> int:
-        """How often the engine refused load or did not answer in time."""
+        """Count of requests that the engine refused for load or did not answer in time."""
         causes = (FaultCause.RATE_LIMITED, FaultCause.TIMEOUT)
         return sum(self.retries[cause] + self.failures[cause] for cause in causes)
 
 
 class CallFault(Exception):
-    """One request brought no usable answer; another try may."""
+    """One request has no usable response; another try may have."""
 
     def __init__(self, cause: FaultCause, detail: str, retry_after: float | None = None) -> None:
         super().__init__(detail)
@@ -61,7 +60,7 @@ class CallFault(Exception):
 
 
 class Requests(Protocol):
-    """An HTTP client: sends a request and returns its answer, or raises an `HttpFault`."""
+    """An HTTP client: sends a request and returns its response, or raises an `HttpFault`."""
 
     async def request(
         self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int | None = None
@@ -72,14 +71,14 @@ class Requests(Protocol):
 
 @dataclass(frozen=True)
 class _Link:
-    """One event loop's way to the engine."""
+    """The client of one event loop, and its limit of connections."""
 
     client: Requests
     free: asyncio.Semaphore
 
 
 class HttpCalls:
-    """See the module's docstring for what always holds."""
+    """See the module's docstring for its guarantees."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class HttpCalls:
         max_connections: int = 4096,
         proxy: str | None = None,
     ) -> None:
-        """`proxy`: what all requests go through; `None`: they go directly, whatever the environment says."""
+        """`proxy`: URL of the proxy of all requests; `None`: connect directly, whatever the environment says."""
         if request_timeout <= 0:
             raise ConfigError(f"request_timeout: {request_timeout} is not a time; accepted: more than 0 s")
         if max_connections < 1:
@@ -107,8 +106,7 @@ class HttpCalls:
         self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
 
     async def post(self, url: Url, body: bytes, max_answer: int) -> bytes:
-        """Sends one POST as soon as a connection is free for it; returns the body of a 200 answer, of at most `max_answer`
-        bytes."""
+        """Send one POST as soon as a connection is free; return the body of a 200 response of at most `max_answer` bytes."""
         link = await self._link()
         async with link.free:
             return await self._send(link, "POST", url, body, self._request_timeout, max_answer)
@@ -116,14 +114,13 @@ class HttpCalls:
     async def send_control(
         self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int
     ) -> bytes:
-        """Sends one request without waiting for a free connection: it may be what makes the others end."""
+        """Send one request without waiting for a free connection: it may be the one that ends the others."""
         return await self._send(await self._link(), method, url, body, seconds, max_answer)
 
     async def back_off(self, fault: CallFault, tries: int, key: tuple[KeyPart, ...], where: Url | str) -> int:
-        """Waits before the next try and returns its number; raises when the retry policy gives up.
+        """Wait before the next try and return its number; raise when the retry policy gives up.
 
-        `tries`: how many there were so far. The random part of the wait is drawn by `key`, so equal calls wait equally
-        long.
+        `tries`: tries so far. `key`: of the random part of the wait, so equal calls wait equally long.
         """
         delay = self._retry.delay(tries, fault.cause, fault.retry_after, uniform(*key, "retry", tries))
         if delay is None:
@@ -134,7 +131,7 @@ class HttpCalls:
         return tries + 1
 
     async def close(self) -> None:
-        """Closes this event loop's connections, when no call is under way. A later call opens new ones."""
+        """Close this event loop's connections while no call is under way. A later call opens new ones."""
         link = self._links.pop(asyncio.get_running_loop(), None)
         if link is not None:
             await link.client.close()
@@ -173,7 +170,7 @@ class HttpCalls:
         return ProxiedClient(self._headers, self._proxy, keep_alive=KEEP_ALIVE_SECONDS)
 
     async def _drop_dead_links(self) -> None:
-        """Clients whose event loop has ended without `close`; their sockets ended with it."""
+        """Drop clients whose event loop ended without `close`; their sockets were closed with it."""
         for loop in [loop for loop in self._links if loop.is_closed()]:
             await self._links.pop(loop).client.close()
 
@@ -186,7 +183,7 @@ def engine_error(fault: CallFault, tries: int, where: Url | str) -> EngineError:
 
 
 def endpoint(base_url: str, path: str, name: str = "base_url") -> Url:
-    """Where `path` is below `base_url`; raises a `ConfigError` that names the setting."""
+    """The URL of `path` below `base_url`; raise a `ConfigError` that names the setting."""
     if has_password(base_url):
         raise ConfigError(f"{name}: holds a user name or password; give the key in api_key or api_key_env")
     try:

@@ -1,19 +1,18 @@
-"""A policy over HTTP engines that speak token ids: the ids they sampled are recorded, one by one.
+"""A policy over HTTP engines that speak token ids, with the exact ids that were sampled.
 
-One call is one loop in `generate`: pick a server, send, continue from the tokens at hand where an answer was cut short,
-back off where there was none, until the completion is whole.
+One call is one loop in `generate`: pick a server, send, continue behind the sampled tokens if the response was cut short, back
+off if there was none, until the completion is whole.
 
 Always true:
-- A call ends with a whole, checked completion or with one `EngineError`. Every id has its log-probability and the
-  version of the weights that made it: while weights change, nothing is sampled, and a piece was made by the weights
-  that were in force when its request was sent.
-- An answer that is not whole (see `partial`) is retried and counted; nothing of it is kept.
-- `update_weights` drops no call. While it runs new requests wait; those under way finish (`drain`), or are answered with
-  the tokens they have, which are kept (`abort_and_resume`) or counted and thrown away (`restart_turn`).
-- Where log-probabilities are not those of the distribution that was sampled from, the generation is marked as not
-  exact, and `probe` says why.
+- A call ends with a whole, checked completion or with one `EngineError`. Every id has its log-probability and the version of
+  the weights that made it: nothing is sampled while weights change, so a piece was made by the weights in force when its
+  request was sent.
+- A response that is not whole (see `partial`) is retried and counted, and nothing of it is kept.
+- `update_weights` drops no call. New requests wait for it; requests under way finish (`drain`), or return the tokens they
+  have, which are kept (`abort_and_resume`) or counted and discarded (`restart_turn`).
+- A generation whose log-probabilities are not those of the sampled distribution is marked as not exact; `probe` says why.
 
-A stop string that begins before an abort and ends after it is not seen by the engine; ids stay exact.
+The engine misses a stop string that starts before an abort and ends after it; ids stay exact.
 """
 
 import asyncio
@@ -45,7 +44,7 @@ from rollwright.trajectory import (
 
 
 class HttpEnginePolicy:
-    """Engines that serve one model, behind one policy. Serves one event loop at a time."""
+    """One policy over several engines with the same model. Used in one event loop at a time."""
 
     def __init__(
         self,
@@ -63,11 +62,11 @@ class HttpEnginePolicy:
         outage_patience: float = 300.0,
         version: int = 0,
     ) -> None:
-        """`base_urls`: one address or several of engines with the same model, like `http://127.0.0.1:8000`.
+        """`base_urls`: one or more addresses of engines with the same model, like `http://127.0.0.1:8000`.
 
-        `vocabulary_size`: ids from there on are refused as broken. `seeded`: each request carries a seed that
-        follows from its key, so that an engine which heeds it repeats itself. `outage_patience`: seconds that a
-        call waits while no engine is in service. `version`: of the weights the engines were started with.
+        `vocabulary_size`: a response with a larger id is broken. `seeded`: each request carries a seed derived from its key,
+        so that an engine that honours seeds repeats itself. `outage_patience`: seconds that a call waits while no engine is in
+        service. `version`: of the weights that the engines were started with.
         """
         self._calls = HttpCalls(
             api_key=api_key,
@@ -84,7 +83,7 @@ class HttpEnginePolicy:
         self._pool = EnginePool(addresses, dialect, self._calls, self.counters, outage_patience)
         where = self._pool.urls
         self._where = where[0] if len(where) == 1 else f"{len(where)} engines"
-        """The engines, as an error names them."""
+        """The name of the engines in error messages."""
         self._vocabulary_size = vocabulary_size
         self._seeded = seeded
         self._version = version
@@ -112,7 +111,7 @@ class HttpEnginePolicy:
         await self._calls.close()
 
     async def probe(self) -> Capabilities:
-        """Asks every engine; what they can do is what all of them can."""
+        """Probe every engine; return the capabilities that all of them have."""
         found = [await self._dialect.probe(control) for control in self._pool.controls]
         first = found[0]
         for control, each in zip(self._pool.controls, found, strict=True):
@@ -155,11 +154,11 @@ class HttpEnginePolicy:
             else:
                 if piece is not None:
                     partial.add(piece, flight.version)
-                    # An abort behind the last token that was asked for has cut nothing off.
+                    # An abort behind the last requested token has cut nothing off.
                     if piece.finish is not FinishReason.ABORT or not partial.max_tokens:
                         return self._finish(partial, piece, faithful, drawn)
                 self.counters.resumed_calls += cut_by is not None
-            # Each further request draws anew: the same seed would repeat the tokens that were drawn before it.
+            # Each further request gets a new seed: the same seed would repeat the draws of the first tokens.
             tries, answers = 1, answers + 1
             partial.seed = self._seed_of(prompt, answers)
 
@@ -180,16 +179,16 @@ class HttpEnginePolicy:
                 self._open.set()
 
     def _seed_of(self, prompt: Prompt, answers: int) -> int | None:
-        """The seed of the request behind so many answers."""
+        """The seed of the request that follows this many responses."""
         if not self._seeded:
             return None
         return seed(*prompt.key) if not answers else seed(*prompt.key, "piece", answers)
 
     async def _send(self, episode: str, partial: PartialCompletion) -> Flight:
-        """Sends one request to a server in service and reads its answer; raises `CallFault`."""
+        """Send one request to a server in service and parse its response; raise `CallFault`."""
         body = self._dialect.request(partial)
         server = await self._pick_server(episode)
-        # In a task of its own, so that an update can cut the request off and leave the call alone.
+        # In its own task, so that an update can cancel the request without cancelling the call.
         task = asyncio.create_task(self._calls.post(self._pool.urls[server], body, partial.max_answer))
         flight = self._pool.begin_flight(server, self._version, task)
         try:
@@ -205,7 +204,7 @@ class HttpEnginePolicy:
         return flight
 
     async def _pick_server(self, episode: str) -> int:
-        """Picks a server at a moment when no update is under way; nothing is awaited after that moment."""
+        """Pick a server at a moment when no update is running. The caller must send without awaiting anything in between."""
         while True:
             await self._open.wait()
             server = await self._pool.pick_server(episode)
@@ -213,7 +212,7 @@ class HttpEnginePolicy:
                 return server
 
     def _read(self, flight: Flight, answer: bytes, partial: PartialCompletion) -> Piece:
-        """Reads and checks an answer; raises `CallFault` for one that cannot be used."""
+        """Parse and check a response; raise `CallFault` for an unusable one."""
         try:
             piece = self._dialect.response(answer, partial)
         except FormatError as error:
@@ -228,7 +227,7 @@ class HttpEnginePolicy:
         return piece
 
     async def _check_logprobs(self, drawn: SamplingParams) -> bool:
-        """Returns whether log-probabilities under these settings may be trained on; the engine is asked once."""
+        """Whether log-probabilities under these settings may be trained; the engine is asked once."""
         if self._processed is None and not self._dialect.faithful(drawn, processed=False):
             async with self._asking:
                 if self._processed is None:
@@ -250,7 +249,7 @@ class HttpEnginePolicy:
     def _finish(
         self, partial: PartialCompletion, last: Piece, faithful: bool, drawn: SamplingParams | None
     ) -> Generation:
-        """Counts the whole completion and makes the generation of it."""
+        """Count the whole completion and build its generation."""
         counters = self.counters
         sampled, prompt_tokens = partial.ids, len(partial.prompt_ids)
         exact = faithful and last.text is None
@@ -273,7 +272,7 @@ class HttpEnginePolicy:
 
 
 def _check_folder(weights: Weights) -> None:
-    """Where the engine's folder is on this machine too, it must be whole before it is announced."""
+    """Check the checksum of a weights folder that is visible on this machine before the engines load it."""
     from rollwright.models import weights_checksum
 
     folder = weights.folder

@@ -1,9 +1,9 @@
 """llama.cpp's own server (`llama-server`) and its `/completion`.
 
-Builds that know `return_tokens` and `post_sampling_probs` (from the end of 2024 on) give the sampled ids and
-their probabilities after all samplers, which is exact. A build or wrapper that gives no ids, and a completion
-that a stop string ended (its probabilities are cut off with it), is for evaluation only: not exact. Weights
-cannot be exchanged while it runs. It stops at the model's own end-of-turn ids; others cannot be asked for.
+Builds that support `return_tokens` and `post_sampling_probs` (since the end of 2024) return the sampled ids and their
+probabilities after all samplers, which is exact. A build or wrapper without ids, and a completion that a stop string ended
+(its probabilities are cut off with the string), are not exact and for evaluation only. Weights cannot be updated while the
+server runs. It stops at the model's own end-of-turn ids; requests cannot set others.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ NO_IDS = (
 _FINISHES = {"eos": FinishReason.STOP, "word": FinishReason.STOP, "limit": FinishReason.LENGTH}
 
 _SAMPLERS = ("temperature", "top_p")
-"""In this order, as in every other engine; llama.cpp's default has more samplers, and the temperature last."""
+"""In this order, as in the other engines; llama.cpp's default has more samplers, and the temperature last."""
 
 
 class _Probability(msgspec.Struct):
@@ -51,6 +51,8 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 @dataclass(frozen=True)
 class LlamaCppDialect:
+    """Requests and responses of llama.cpp's server."""
+
     path = "/completion"
     update_modes: ClassVar[tuple[UpdateMode, ...]] = ()
 
@@ -136,7 +138,7 @@ class LlamaCppDialect:
 
 
 class LlamaCppPolicy(HttpEnginePolicy):
-    """llama.cpp servers with one model. See `HttpEnginePolicy` for what always holds, and for the other settings."""
+    """llama.cpp servers with one model. See `HttpEnginePolicy` for the guarantees and the other settings."""
 
     def __init__(self, base_urls: str | Sequence[str], renderer: Renderer, **settings: Any) -> None:
         """`base_urls`: like `http://127.0.0.1:8080`."""

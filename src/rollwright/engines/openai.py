@@ -1,9 +1,8 @@
-"""Any OpenAI-compatible engine or hosted API that speaks text: for evaluation, because it gives no token ids.
+"""A policy over any OpenAI-compatible engine or hosted API that speaks text; for evaluation, because it gives no token ids.
 
-What is true: a call ends with a whole completion or with one `EngineError`; how it is retried and counted is
-said in `http_calls`. Tools are told to the model and its calls are read, or a call with tools is an error. Where the
-environment names a proxy for the address, every request goes through it. Engines that take and give token ids have
-clients of their own, in `policies.engines`.
+Always true: a call ends with a whole completion or with one `EngineError`; `http_calls` says how it is retried and counted.
+Tools are sent and tool calls are parsed, or a call with tools is an error. If the environment names a proxy for the address,
+every request goes through it. Engines that speak token ids have policies of their own (`vllm`, `sglang`, `llama_cpp`).
 """
 
 from collections.abc import Mapping
@@ -20,14 +19,14 @@ from rollwright.http.proxy import proxy_for
 from rollwright.http.retry import FaultCause, RetryPolicy
 
 _TOKEN_BYTES = 2048
-"""Of an answer, for each token that was asked for: its text, escaped, and whatever a server adds. Most send under 10."""
+"""Bytes of a response for each requested token: its escaped text and fields that servers add. Most send under 10."""
 
 _ANSWER_BYTES = 1 << 20
-"""Of an answer beside its tokens, thoughts among them."""
+"""Bytes of a response beside its tokens, reasoning included."""
 
 
 class OpenAIPolicy:
-    """See the module's docstring for what always holds."""
+    """See the module's docstring for its guarantees."""
 
     def __init__(
         self,
@@ -43,10 +42,10 @@ class OpenAIPolicy:
         max_connections: int = 4096,
         version: int = 0,
     ) -> None:
-        """`base_url` is what comes before `/chat/completions`, for example `http://127.0.0.1:8000/v1`.
+        """`base_url`: the address before `/chat/completions`, for example `http://127.0.0.1:8000/v1`.
 
-        `api_key_env` names an environment variable that holds the key. `request_timeout` is the time of one
-        try, in seconds. `extra_body` is added to every request.
+        `api_key_env`: name of the environment variable that holds the key. `request_timeout`: seconds for one try.
+        `extra_body`: further fields of every request.
         """
         self.version = version
         self._api = _api(api, model, extra_body or {})
@@ -55,7 +54,7 @@ class OpenAIPolicy:
         if proxy is not None:
             from rollwright.http.proxy import load_library
 
-            load_library()  # one that is missing shows before the start
+            load_library()  # raises now if it is missing, not at the first call
         self._models_url = endpoint(base_url, "/models")
         self._model = model
         self._calls = HttpCalls(
@@ -73,7 +72,7 @@ class OpenAIPolicy:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model can be told of tools."""
+        """Whether requests can carry tools."""
         return self._api.takes_tools
 
     @property
@@ -85,11 +84,11 @@ class OpenAIPolicy:
         return self.counters.pressure
 
     def set_version(self, version: int) -> None:
-        """To be called when the engine has new weights."""
+        """Set the version; call it when the engine has new weights."""
         self.version = version
 
     async def probe(self) -> Capabilities:
-        """Whether the server is there and serves the model; see `openai_probe`."""
+        """Check that the server is reachable and serves the model; see `openai_probe`."""
         return await probe_openai(self._calls, self._models_url, self._url, self._api, self._model)
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
@@ -111,11 +110,11 @@ class OpenAIPolicy:
         return made
 
     async def close(self) -> None:
-        """Closes this event loop's connections, when no call is under way. A later call opens new ones."""
+        """Close this event loop's connections while no call is under way. A later call opens new ones."""
         await self._calls.close()
 
     async def _send(self, body: bytes, longest: int) -> Generation:
-        """Sends the request once; raises `CallFault`."""
+        """Send the request once; raise `CallFault`."""
         answer = await self._calls.post(self._url, body, longest)
         try:
             return self._api.response(answer)

@@ -1,14 +1,10 @@
-"""What a user's further request fields (`extra_body`) do to the distribution that is sampled from. Pure.
+"""The OpenAI-compatible chat and completions APIs as pure code: prompt to request body, response body to generation.
 
-Always true: a field that may change the distribution is recorded with the turn, under its own name where it is known;
-a field that nobody knows counts as one that may. So no setting can shape what is trained behind the trainer's back.
+Always true: both APIs return text without ids, so their generations are marked as not exact. Chat completions support tools;
+plain completions do not, and a request with tools is an error. Only needed fields of a response are decoded.
 
-The two OpenAI-compatible calls as pure code: a prompt to a request body, a response body to a generation.
-
-Only the fields that are needed are read; the others are skipped, not built. Both calls give text without the
-ids behind it, so their generations are marked as not exact. Chat completions take tools and tell the calls apart from
-the text; plain completions know of no tools, and asking for some is an error. A call that returns ids has a renderer and makes
-exact generations; the client needs to know no more of it than of these two.
+A field of the user's `extra_body` that may change the sampled distribution is recorded with the turn, under its own name if it
+is known; an unknown field counts as one that may. So no setting changes the trained distribution unnoticed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,14 +41,14 @@ _HARMLESS = frozenset(
         "user",
     }
 )
-"""Fields that change who is served when, what comes back, or where a completion ends: no token's probability."""
+"""Fields that affect scheduling, the format of the response or the end of a completion, but no token's probability."""
 
 
 def shaping(extra_body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `SamplingParams` that these request fields set; raises a `ConfigError` for a value of a wrong kind."""
+    """The fields of `SamplingParams` that these request fields set; raise a `ConfigError` for a value of the wrong type."""
     found = {name: extra_body[name] for name in sorted(extra_body.keys() & _NUMBERS)}
     if isinstance(found.get("top_k"), int):
-        found["top_k"] = max(found["top_k"], 0)  # vLLM and SGLang say -1 for all
+        found["top_k"] = max(found["top_k"], 0)  # vLLM and SGLang write -1 for no limit
     try:
         msgspec.convert(found, SamplingParams)
     except msgspec.ValidationError as error:
@@ -63,7 +59,7 @@ def shaping(extra_body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sent(sampling: Sampling, shaped: Mapping[str, Any]) -> SamplingParams | None:
-    """What an engine is told where `shaping` found something; `None`: what was asked for."""
+    """The sampling settings that the engine gets with `shaped` fields; `None`: the requested ones."""
     if not shaped:
         return None
     return msgspec.structs.replace(sampling.params(), **shaped)
@@ -73,22 +69,22 @@ _OWN_FIELDS = ("model", "messages", "prompt", "stream", "n", "tools", "functions
 """Fields of the body that `extra_body` must not set: the client makes them, or relies on their default."""
 
 _NEXT_SPEAKER = "\n\nuser:"
-"""Where a text model stops its turn and begins to write the user's: never part of a completion."""
+"""Stop string: here a text model starts to write the user's turn."""
 
-NO_TOOLS = "plain completions know of no tools; accepted: `api: chat`, or an engine with token ids"
+NO_TOOLS = "plain completions do not support tools; accepted: `api: chat`, or an engine with token ids"
 
 _SHOWN = 300
-"""Characters of a server's words in an error: enough for a sentence, not for a page of HTML."""
+"""Characters of a server's message in an error: enough for a sentence, not for a page of HTML."""
 
 _FINISHES = {
     "length": FinishReason.LENGTH,
     "abort": FinishReason.ABORT,
     "content_filter": FinishReason.ABORT,
 }
-"""Everything else (`stop`, `eos`, `tool_calls`, nothing at all) means that the model ended its turn."""
+"""Any other value (`stop`, `eos`, `tool_calls`, none) means that the model ended its turn."""
 
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises on bytes of any kind."""
+"""Exceptions that decoding raises on arbitrary bytes."""
 
 _NOT_EMPTY = msgspec.Meta(min_length=1)
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -114,7 +110,7 @@ class _ToolCall(msgspec.Struct):
 
 class _ChatMessage(msgspec.Struct):
     content: str | None = None
-    """Null where the model wrote nothing, for example when it only calls tools."""
+    """Null if the model wrote no text, for example when it only calls tools."""
     tool_calls: list[_ToolCall] | None = None
 
 
@@ -143,44 +139,44 @@ _decode_text = msgspec.json.Decoder(_TextResponse).decode
 
 
 class TextApi(Protocol):
-    """One kind of call."""
+    """One API of an OpenAI-compatible server."""
 
     @property
     def path(self) -> str:
-        """Below the base URL."""
+        """Path below the base URL."""
         ...
 
     @property
     def renderer(self) -> Renderer | None:
-        """`None` for a call that takes and gives text only."""
+        """`None` for an API that speaks text only."""
         ...
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model can be told of tools."""
+        """Whether requests can carry tools."""
         ...
 
     def request(self, prompt: Prompt, sampling: Sampling) -> bytes: ...
 
     def sent(self, sampling: Sampling) -> SamplingParams | None:
-        """What the engine is told, where that is not what was asked for; `None`: it is."""
+        """The sampling settings that the engine gets, if they differ from the requested ones; `None`: they do not."""
         ...
 
     def response(self, body: bytes) -> Generation:
-        """Raises `FormatError` for anything but a whole completion."""
+        """Parse a response; raise `FormatError` for anything but a whole completion."""
         ...
 
 
 @dataclass(frozen=True)
 class _WithExtra:
-    """What both calls do with a user's further fields."""
+    """The handling of `extra_body`, common to both APIs."""
 
     model: str
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_extra(self.extra_body)
-        self._shaped  # noqa: B018 - a value of a wrong kind shows here
+        self._shaped  # noqa: B018 - raises for a value of the wrong type
 
     @cached_property
     def _shaped(self) -> Mapping[str, Any]:
@@ -192,7 +188,7 @@ class _WithExtra:
 
 @dataclass(frozen=True)
 class ChatApi(_WithExtra):
-    """`/chat/completions`: the server's own template makes the prompt of the messages."""
+    """`/chat/completions`: the server renders the messages by its own chat template."""
 
     path = "/chat/completions"
     renderer = None
@@ -203,7 +199,7 @@ class ChatApi(_WithExtra):
         fields["messages"] = [
             _written(each)
             if each.tool_calls or each.reasoning or each.tool_call_id or each.name or each.role == "tool"
-            else each  # a role and a text, as nearly every message is: encoded as it stands
+            else each  # most messages are a role and a text, which msgspec encodes without a dict
             for each in prompt.messages
         ]
         if prompt.tools:
@@ -225,7 +221,7 @@ class ChatApi(_WithExtra):
 
 @dataclass(frozen=True)
 class CompletionsApi(_WithExtra):
-    """`/completions`: the prompt is the conversation as a plain transcript, for models without a template."""
+    """`/completions`: the prompt is the conversation as a plain transcript, for models without a chat template."""
 
     path = "/completions"
     renderer = None
@@ -248,7 +244,7 @@ class CompletionsApi(_WithExtra):
 
 
 def _written(message: Message) -> dict[str, Any]:
-    """A message as the API takes it. What a model thought is not sent back: some servers refuse it."""
+    """A message in the API's format. Reasoning is not sent back, because some servers refuse it."""
     if message.role == "tool":
         return {"role": "tool", "tool_call_id": message.tool_call_id or "", "content": message.content}
     if not message.tool_calls:
@@ -266,7 +262,7 @@ def _offered(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _calls(told: Sequence[_ToolCall]) -> tuple[ToolCall, ...]:
-    """With ids that differ: a server that gives none, or one twice, gets them made up here."""
+    """Tool calls with unique ids; missing and repeated ids are replaced."""
     found: list[ToolCall] = []
     for place, call in enumerate(told):
         arguments = call.function.arguments
@@ -277,12 +273,12 @@ def _calls(told: Sequence[_ToolCall]) -> tuple[ToolCall, ...]:
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """The conversation as text, up to where the assistant speaks next."""
+    """The conversation as text, up to the start of the assistant's turn."""
     return "".join(f"{message.role}: {message.content}\n\n" for message in messages) + "assistant:"
 
 
 def server_message(body: bytes) -> str:
-    """What a server says is wrong, in one line, wherever the usual servers put it."""
+    """A server's error message in one line, from the fields where common servers put it."""
     try:
         found: Any = msgspec.json.decode(body)
     except _UNREADABLE:
@@ -294,7 +290,7 @@ def server_message(body: bytes) -> str:
 
 
 def one_line(text: str) -> str:
-    """Without line breaks, and cut to what fits an error message."""
+    """The text without line breaks, cut to the length of an error message."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 

@@ -1,9 +1,8 @@
-"""Asks an OpenAI-compatible API, before a run begins, whether it will serve the run's calls.
+"""Probes an OpenAI-compatible API before a run starts: does it serve the run's model?
 
-The list of models is asked for first, because that costs nothing. It decides only where it names the model: hosted APIs
-do not list everything, some servers take any name, and a key may be allowed to generate and not to list. Where it does
-not decide, a completion of one token does. Answers that pass by themselves (429, a first token that takes long because
-the model is being loaded) are no reason to refuse.
+The list of models is requested first, because it costs nothing. It is conclusive only if it contains the model: hosted APIs
+do not list everything, some servers accept any name, and a key may be allowed to generate but not to list. Otherwise a
+completion of one token decides. Transient failures (429, a slow first token while the model loads) do not fail the probe.
 """
 
 import asyncio
@@ -22,19 +21,19 @@ from rollwright.http.retry import FaultCause
 from rollwright.trajectory import Message
 
 ANSWER_SECONDS = 10.0
-"""For the list of models, and to see whether anybody is there."""
+"""For the list of models, and to find out whether the server is reachable."""
 
 TOKEN_SECONDS = 30.0
-"""For one token. An engine that takes longer for its first is loading; the run's own time limit decides then."""
+"""For one token. An engine that takes longer is loading its model; then the run's own time limit decides."""
 
 SERVER_TRIES = 3
-"""Requests that may be answered with a server error before it counts as down."""
+"""Requests with a server error before the server counts as down."""
 
 PAUSE = 1.0
 """Seconds between them."""
 
 NAMED = 10
-"""Models of the server that an error names."""
+"""Most models that an error message lists."""
 
 TEXT_ONLY = "it returns text without token ids; for training use vllm, sglang, llama_cpp or torch"
 
@@ -42,14 +41,14 @@ TEXT_ONLY = "it returns text without token ids; for training use vllm, sglang, l
 async def probe_openai(
     calls: HttpCalls, models: Url, completions: Url, api: TextApi, model: str
 ) -> Capabilities:
-    """Raises an `EngineError` that says what the server said."""
+    """Probe the API; raise an `EngineError` with the server's message."""
     can = Capabilities("OpenAI-compatible API", model, missing=TEXT_ONLY)
     names: list[str] = []
     try:
         listed = await calls.send_control("GET", models, None, ANSWER_SECONDS, max_answer=MAX_CONTROL_ANSWER)
         names = served_models(_decoded(listed))
     except CallFault as fault:
-        if not _spoke(fault):
+        if not _has_responded(fault):
             raise engine_error(fault, 1, models) from fault
     if model not in names:
         await _sample_one_token(calls, completions, api, _unknown(model, names))
@@ -57,14 +56,14 @@ async def probe_openai(
 
 
 def served_models(answer: Any) -> list[str]:
-    """The names in an answer to `/models`; none where it is something else."""
+    """The names in a response of `/models`; empty if it has another format."""
     rows = answer.get("data") if isinstance(answer, dict) else None
     found = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return [name for name in found if isinstance(name, str)]
 
 
 def name_some(names: Sequence[str], wanted: str = "") -> str:
-    """The names for an error message, the nearest to `wanted` first; of many, some."""
+    """Names for an error message, the nearest to `wanted` first, at most `NAMED`."""
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
     ordered = [*near, *(each for each in names if each not in near)]
     more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
@@ -96,8 +95,8 @@ def _unknown(model: str, names: Sequence[str]) -> str:
     return f"; model {model!r} is not in its list, which has: {name_some(names, model)}" if names else ""
 
 
-def _spoke(fault: CallFault) -> bool:
-    """Whether a server answered in HTTP, whatever it said."""
+def _has_responded(fault: CallFault) -> bool:
+    """Whether the server sent an HTTP response at all."""
     return fault.cause in (FaultCause.REFUSED, FaultCause.SERVER_ERROR, FaultCause.RATE_LIMITED)
 
 

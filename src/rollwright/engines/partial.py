@@ -1,8 +1,8 @@
-"""A completion while it is being sampled, and the pieces of it that an engine answers.
+"""A completion while it is being sampled, and the pieces that engines return.
 
-Always true of a `Piece`: it has one finite log-probability for each id, every id is in the vocabulary, there
-are no more of them than were asked for, and the prompt that the engine saw is the prompt that was sent, as far
-as it says. Anything else is a `FormatError`, so that a broken answer is retried and never recorded.
+Always true of a `Piece`: it has one finite log-probability for each id, every id is in the vocabulary, there are no more ids
+than requested, and the prompt that the engine reports is the prompt that was sent. Any other response is a `FormatError`, so
+it is retried and never recorded.
 """
 
 from collections.abc import Sequence
@@ -14,57 +14,57 @@ from rollwright.errors import FormatError
 from rollwright.trajectory import FinishReason, Floats, TokenIds, VersionRun, floats, token_ids
 
 LARGEST_ID = (1 << 31) - 1
-"""Ids are kept as signed 32-bit numbers."""
+"""Ids are stored as signed 32-bit numbers."""
 
 _LOWEST = -3.4028234663852886e38
-"""Log-probabilities are kept as 32-bit floats: anything lower would become infinite."""
+"""Log-probabilities are stored as 32-bit floats: a lower one would become infinite."""
 
 _TOKEN_BYTES = 2048
-"""Of an answer, for each token that was asked for: its id, its log-probability, and its text up to three times, each
-byte of it escaped. Engines send some 100 to 200."""
+"""Bytes of a response for each requested token: its id, its log-probability, and its text up to three times with every byte
+escaped. Engines send 100 to 200."""
 
 _PROMPT_BYTES = 16
-"""Of an answer, for each id of the prompt, where the engine tells it back."""
+"""Bytes of a response for each id of the prompt, which some engines return."""
 
 _ANSWER_BYTES = 1 << 20
-"""Of an answer beside its tokens: names, counts, an error in words."""
+"""Bytes of a response beside its tokens: names, counts, an error message."""
 
 
 class PartialCompletion(msgspec.Struct):
-    """A completion under way: what was asked for, and the tokens at hand. The next request continues behind them."""
+    """A completion under way: the request and the tokens sampled so far. The next request continues behind them."""
 
     prompt_ids: TokenIds
     sampling: Sampling
     stop_ids: tuple[int, ...] = ()
     seed: int | None = None
-    """Of the next request; `None`: the engine chooses."""
+    """Seed of the next request; `None`: the engine chooses."""
     vocabulary_size: int | None = None
-    """`None`: not known; ids are then only checked for being ids at all."""
+    """`None`: unknown; then ids are only checked to be non-negative 32-bit numbers."""
     ids: TokenIds = msgspec.field(default_factory=token_ids)
-    """Sampled so far."""
+    """Ids sampled so far."""
     logprobs: Floats = msgspec.field(default_factory=floats)
     versions: list[VersionRun] = msgspec.field(default_factory=list)
     served: float | None = None
-    """Seconds that the engine says it took for them; `None`: it does not say."""
+    """Seconds that the engine reports for them; `None`: it reports none."""
 
     @property
     def input_ids(self) -> TokenIds:
-        """What the engine is given: the prompt, and behind it the tokens at hand."""
+        """The ids that the engine gets: the prompt and the tokens sampled so far."""
         return self.prompt_ids + self.ids if self.ids else self.prompt_ids
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens may still be sampled."""
+        """Number of tokens that may still be sampled."""
         return self.sampling.max_tokens - len(self.ids)
 
     @property
     def max_answer(self) -> int:
-        """Bytes that an answer may have. A longer one is broken, and is not read to its end."""
+        """Most bytes of a response. A longer one is broken and is not read to its end."""
         prompt_tokens = len(self.prompt_ids) + len(self.ids)
         return _ANSWER_BYTES + _TOKEN_BYTES * self.max_tokens + _PROMPT_BYTES * prompt_tokens
 
     def add(self, piece: "Piece", version: int) -> None:
-        """Appends the tokens of an answer, made by the weights of this version."""
+        """Append the tokens of a response, made by the weights of this version."""
         if piece.served is not None:
             self.served = (self.served or 0.0) + piece.served
         self.ids += piece.ids
@@ -76,24 +76,24 @@ class PartialCompletion(msgspec.Struct):
             self.versions.append(VersionRun(version, count))
 
     def discard(self) -> int:
-        """Throws the tokens at hand away; returns how many there were."""
+        """Discard the tokens sampled so far; return their number."""
         count = len(self.ids)
         self.ids, self.logprobs, self.versions, self.served = token_ids(), floats(), [], None
         return count
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One answer of an engine: a whole completion, or the part of one that was sampled before an abort."""
+    """One response of an engine: a whole completion, or the part that was sampled before an abort."""
 
     ids: TokenIds
     logprobs: Floats
     finish: FinishReason
     label: str | None = None
-    """Which weights made it, where the engine says so in its answer."""
+    """The label of the weights that made it, if the engine reports it."""
     text: str | None = None
-    """Only where the ids are missing: the completion is then not exact."""
+    """Set only if the ids are missing; then the completion is not exact."""
     served: float | None = None
-    """Seconds that the engine says it took; `None`: it does not say."""
+    """Seconds that the engine reports; `None`: it reports none."""
 
 
 def check_piece(
@@ -105,7 +105,7 @@ def check_piece(
     seen: Sequence[int] | None = None,
     label: str | None = None,
 ) -> Piece:
-    """Builds the piece; raises `FormatError` for an answer that is not whole, or not to this request."""
+    """Build a piece; raise `FormatError` for a response that is not whole or belongs to another request."""
     if ids is None or logprobs is None:
         raise FormatError(f"no {'token ids' if ids is None else 'log-probabilities'} in it")
     if len(ids) != len(logprobs):

@@ -1,14 +1,13 @@
-"""The servers behind one policy: which one gets a call, which are in service, and which weights they have.
+"""The servers behind one policy: routing of calls, health, and weights.
 
-Always true of the `Router`, which is pure: an episode's calls go to one server as long as it is in service, so that
-they meet the same prefix cache; an episode without one gets the server with the least load; a server that is out of
-service is never picked, and its episodes find another; memory is bounded, and the episodes not heard of for longest are
-forgotten first. A server goes out of service at once when it cannot be reached, and after a few other failures in a
-row; any answer that shows it alive begins the count anew.
+Always true of the `Router`, which is pure: the calls of an episode go to one server while it is in service, so that they share
+a prefix cache; a new episode goes to the server with the least load; a server out of service is never picked, and its
+episodes move to another; memory is bounded, and the least recently used episodes are forgotten first. A server goes out of
+service at once when it is unreachable, and after a few other failures in a row; a successful response resets the count.
 
-Always true of the `EnginePool`: a server comes (back) into service only when it answers and has the weights that the
-policy's version says. A server that was restarted has its first weights again; it is given the present ones before it
-gets a call. No two exchanges of weights overlap.
+Always true of the `EnginePool`: a server comes into service only when it responds and has the weights of the policy's version.
+A restarted server has its initial weights again, so it gets the current ones before it gets a call. Weight updates never
+overlap.
 """
 
 import asyncio
@@ -25,72 +24,72 @@ from rollwright.http.retry import FaultCause
 from rollwright.trajectory import FinishReason
 
 FAILURES_IN_A_ROW = 3
-"""One or two bad answers happen to a healthy engine under load; three in a row are worth asking after."""
+"""A healthy engine under load fails once or twice; after three failures in a row its health is checked."""
 
 REMEMBERED_EPISODES = 1 << 16
-"""Far more than run at a time; a forgotten episode only loses its prefix cache."""
+"""Far more than run at a time; a forgotten episode only loses its cached prefix."""
 
-_TELLING = frozenset({FaultCause.TIMEOUT, FaultCause.SERVER_ERROR, FaultCause.BROKEN_BODY})
-"""Failures that say something about the engine. A refusal is about the request, a 429 about load."""
+_HEALTH_CAUSES = frozenset({FaultCause.TIMEOUT, FaultCause.SERVER_ERROR, FaultCause.BROKEN_BODY})
+"""Failures that concern the engine's health. A refusal concerns the request, a 429 the load."""
 
 FIRST_PAUSE = 0.2
-"""Seconds between two looks at an engine that is out of service; doubled each time."""
+"""Seconds before the second health check of an engine out of service; doubled each time."""
 
 SILENCE_SECONDS = 1.0
-"""An engine that was restarted in between without anybody noticing was away for longer than that."""
+"""A restart takes longer than this, so an engine that was silent for less has the same weights."""
 
 LONGEST_PAUSE = 5.0
-"""A model takes half a minute and more to load: looking more often gains nothing."""
+"""Longest pause in seconds: loading a model takes half a minute or more, so checking more often gains nothing."""
 
 GRACE_SECONDS = 5.0
-"""An aborted call is answered within one step of the engine. One that is not was still on its way when the
-engine paused: it made no token, and is sent again afterwards."""
+"""An aborted call is answered within one step of the engine. A call without an answer by then was still in transit when the
+engine paused: it has no token and is sent again afterwards."""
 
 _NO_ANSWER = object()
 
 
 @dataclass
 class EngineCounters(CallCounters):
-    """Counters of an engine client, beside retries and failures by cause."""
+    """Totals of an engine client, in addition to retries and failures by cause."""
 
     updates: int = 0
     resumed_calls: int = 0
-    """Calls that an update cut short and that continued behind the tokens they had."""
+    """Calls that an update cut short and that continued behind their tokens."""
     restarted_calls: int = 0
-    """Calls that an update made begin anew."""
+    """Calls that an update restarted."""
     discarded_tokens: int = 0
-    """Sampled, then thrown away by `restart_turn`."""
+    """Tokens that `restart_turn` discarded."""
     not_exact: int = 0
     """Completions without ids, or with log-probabilities of another distribution."""
     outages: int = 0
-    """Times that an engine went out of service and did not answer, or had the wrong weights, when asked after."""
+    """Times that an engine out of service did not respond, or had the wrong weights, at the first health check."""
 
 
 @dataclass(eq=False)
 class Flight:
-    """One request to one server, from its sending to its answer."""
+    """One request to one server, from sending it to its response."""
 
     server: int
     version: int
-    """Of the weights in force when it was sent."""
+    """Version of the weights in force when it was sent."""
     task: asyncio.Task[bytes]
     update: UpdateMode | None = None
-    """The update that began while it was under way, unless that lets it finish."""
+    """The update that started while it was under way, unless the update lets it finish."""
     piece: Piece | None = None
-    """The answer; `None`: the update cut the request off before it was answered."""
+    """The response; `None`: the update cancelled the request before its response."""
 
     @property
     def cut_by(self) -> UpdateMode | None:
-        """The update that cut the answer short; `None`: it ended by itself."""
+        """The update that cut the response short; `None`: it ended by itself."""
         ended = self.piece is not None and self.piece.finish is not FinishReason.ABORT
         return None if ended else self.update
 
     async def wait(self) -> bytes | None:
-        """Returns the answer, or `None` where an update cut the request off; raises `CallFault`."""
+        """Wait for the response; `None`: an update cancelled the request. Raise `CallFault`."""
         try:
             return await self.task
         except asyncio.CancelledError:
-            # Either the update cancelled the request alone, or the caller is being cancelled, which must pass.
+            # Either the update cancelled the request alone, or the caller is being cancelled, which must propagate.
             caller = asyncio.current_task()
             if self.update is None or (caller is not None and caller.cancelling()):
                 raise
@@ -102,14 +101,14 @@ class _Server:
     load: int = 0
     """Calls under way."""
     episodes: int = 0
-    """Remembered ones that belong here."""
+    """Remembered episodes of this server."""
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     serving: bool = True
 
 
 class Router:
-    """Chooses among servers, which are numbers from 0; the pool carries its decisions out."""
+    """Chooses among servers, numbered from 0; the pool carries out its decisions."""
 
     def __init__(self, servers: int, remembered: int = REMEMBERED_EPISODES) -> None:
         if servers < 1:
@@ -118,7 +117,7 @@ class Router:
         self._remembered = remembered
         self._homes: OrderedDict[str, int] = OrderedDict()
         self.moved = 0
-        """Episodes that lost their server to a failure so far."""
+        """Episodes that moved because their server failed."""
 
     @property
     def serving(self) -> list[int]:
@@ -128,7 +127,7 @@ class Router:
         return [each.load for each in self._servers]
 
     def pick(self, episode: str) -> int | None:
-        """Where the episode's next call goes; `None`: no server is in service."""
+        """The server of the episode's next call; `None`: no server is in service."""
         home = self._homes.get(episode)
         if home is not None and self._servers[home].serving:
             self._homes.move_to_end(episode)
@@ -153,11 +152,11 @@ class Router:
         self._servers[server].failures = 0
 
     def note_failure(self, server: int, cause: FaultCause) -> bool:
-        """Counts a failure; true when it takes the server out of service now."""
+        """Count a failure; true: the server goes out of service now."""
         found = self._servers[server]
         if cause is FaultCause.CONNECTION:
             found.failures = FAILURES_IN_A_ROW
-        elif cause in _TELLING:
+        elif cause in _HEALTH_CAUSES:
             found.failures += 1
         else:
             found.failures = 0
@@ -185,6 +184,8 @@ class Router:
 
 
 class EnginePool:
+    """The servers of one policy; see the module's docstring for its guarantees."""
+
     def __init__(
         self,
         base_urls: Sequence[str],
@@ -193,28 +194,28 @@ class EnginePool:
         counters: EngineCounters,
         patience: float,
     ) -> None:
-        """`patience`: seconds that a call waits for any engine at all to be in service."""
+        """`patience`: seconds that a call waits for any server to come into service."""
         if len(set(base_urls)) != len(base_urls):
             raise ConfigError("base_urls: the same address is given twice")
         self.router = Router(len(base_urls))
         self.controls = [Control(calls, url) for url in base_urls]
         self.urls = [control.url(dialect.path) for control in self.controls]
         self.weights: Weights | None = None
-        """The last that were given to the engines; `None`: those they were started with."""
+        """The latest weights; `None`: those that the engines were started with."""
         self._dialect = dialect
         self._counters = counters
         self._patience = patience
         self._exchange = asyncio.Lock()
         self._unsure: dict[int, str] = {}
-        """Engines whose exchange of weights failed, and why; they may hold anything until one succeeds."""
+        """Servers whose weight update failed, and why; their weights are unknown until one succeeds."""
         self._reviving: dict[int, asyncio.Task[None]] = {}
         self._back = asyncio.Event()
         self._flights: set[Flight] = set()
         self._heard = [0.0] * len(base_urls)
-        """When each engine last gave a good answer, by the event loop's clock."""
+        """Time of each server's last good response, by the event loop's clock."""
 
     async def pick_server(self, episode: str) -> int:
-        """Picks the server for an episode's next call; raises `CallFault` if none is in service within the patience."""
+        """Pick the server for an episode's next call; raise `CallFault` if none comes into service within the patience."""
         while (chosen := self.router.pick(episode)) is None or self._silent(chosen):
             if chosen is not None:
                 self.suspect(chosen)
@@ -223,7 +224,7 @@ class EnginePool:
         return chosen
 
     def begin_flight(self, server: int, version: int, task: "asyncio.Task[bytes]") -> Flight:
-        """Notes a request that was sent now, under weights of this version."""
+        """Register a request that is sent now, under weights of this version."""
         flight = Flight(server, version, task)
         self._flights.add(flight)
         self.router.begin(server)
@@ -238,21 +239,21 @@ class EnginePool:
         self._hear(server)
 
     def report_failure(self, server: int, fault: CallFault) -> None:
-        """Counts a failed call; a server that fails too often is revived before it gets another."""
+        """Count a failed call; a server that fails too often must pass a health check before the next one."""
         if self.router.note_failure(server, fault.cause):
             self._start_reviving(server)
 
     def suspect(self, server: int) -> None:
-        """Takes a server out of service that may have other weights than it was given, until that is known."""
+        """Take a server out of service that may have other weights than it should, until it is checked."""
         if server in self.router.serving:
             self.router.take_out(server)
             self._start_reviving(server)
 
     async def update(self, weights: Weights, mode: UpdateMode) -> None:
-        """Gives the weights to every server in service; raises when not one of them has them afterwards.
+        """Update the weights of every server in service; raise if none of them has the new weights afterwards.
 
-        Nothing new may be sent meanwhile. A server whose last exchange failed is tried again; one that fails, and one that
-        is out of service, gets the weights before it comes back.
+        The caller must send no request meanwhile. A server whose last update failed is tried again; a server that fails or is
+        out of service gets the weights before it comes back into service.
         """
         if mode is UpdateMode.DRAIN:
             await _wait_for(self._flights)
@@ -283,13 +284,13 @@ class EnginePool:
         self._heard[server] = asyncio.get_running_loop().time()
 
     def _silent(self, server: int) -> bool:
-        """Whether an engine that was given weights may have been restarted since anybody heard of it."""
+        """Whether a server with updated weights may have been restarted since its last response."""
         if self.weights is None or self.router.loads()[server]:
             return False
         return asyncio.get_running_loop().time() - self._heard[server] > SILENCE_SECONDS
 
     async def _wait_for_service(self) -> None:
-        """Waits until any server is in service; raises `CallFault` when the patience is over."""
+        """Wait until any server is in service; raise `CallFault` when the patience is over."""
         self._back.clear()
         try:
             async with asyncio.timeout(self._patience):
@@ -309,7 +310,7 @@ class EnginePool:
     async def _give_weights(
         self, server: int, weights: Weights, mode: UpdateMode, *, settle: bool = False
     ) -> str | None:
-        """Exchanges a server's weights; returns why that failed, or `None`."""
+        """Update a server's weights; return the reason of a failure, or `None`."""
         control = self.controls[server]
         try:
             await self._dialect.pause(control, mode)
@@ -327,7 +328,7 @@ class EnginePool:
         return None
 
     async def _settle_flights(self, server: int) -> None:
-        """After a server has paused: waits for its aborted calls, and cuts off those that it did not know of yet."""
+        """After a server has paused: wait for its aborted calls, and cancel requests that had not reached it."""
         flights = {flight for flight in self._flights if flight.server == server}
         await _wait_for(flights, GRACE_SECONDS)
         for flight in flights:
@@ -341,17 +342,17 @@ class EnginePool:
 
     async def _revive(self, server: int) -> None:
         pause = FIRST_PAUSE
-        if not await self._is_well(server):
+        if not await self._is_healthy(server):
             self._counters.outages += 1
-            while not await self._mend(server):
+            while not await self._repair(server):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
         self._hear(server)
         self.router.bring_back(server)
         self._back.set()
 
-    async def _is_well(self, server: int) -> bool:
-        """Whether the engine answers and has the right weights."""
+    async def _is_healthy(self, server: int) -> bool:
+        """Whether the server responds and has the right weights."""
         control = self.controls[server]
         if server in self._unsure or await control.get_or("/health", _NO_ANSWER) is _NO_ANSWER:
             return False
@@ -360,9 +361,9 @@ class EnginePool:
                 return True
             return await self._dialect.label(control) == str(self.weights.version)
 
-    async def _mend(self, server: int) -> bool:
-        """Gives the server the present weights if it lacks them; returns whether it is well afterwards."""
-        if await self._is_well(server):
+    async def _repair(self, server: int) -> bool:
+        """Give the server the current weights if it lacks them; return whether it is healthy afterwards."""
+        if await self._is_healthy(server):
             return True
         if self.weights is None or await self.controls[server].get_or("/health", _NO_ANSWER) is _NO_ANSWER:
             return False

@@ -4,17 +4,16 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from rollwright.hardware.settings import Device, Threads
 from rollwright.registry import Registry
-from rollwright.settings import EngineUrl, Settings, Share
+from rollwright.settings import Device, EngineUrl, Settings, Share, Threads
 
 POLICIES: Registry[Any] = Registry(
     "policies",
     "policy",
     {
-        "random": "rollwright.simulation.factory:make_random",
-        "oracle": "rollwright.simulation.factory:make_oracle",
-        "simulated": "rollwright.simulation.factory:make_simulated",
+        "random": "rollwright.simulation.players:make_random",
+        "oracle": "rollwright.simulation.players:make_oracle",
+        "simulated": "rollwright.simulation.engine:make_simulated",
         "openai": "rollwright.engines.factory:make_openai",
         "vllm": "rollwright.engines.factory:make_vllm",
         "sglang": "rollwright.engines.factory:make_engine",
@@ -25,7 +24,7 @@ POLICIES: Registry[Any] = Registry(
     protocol="rollwright.engines.base:Policy",
     key="policy.kind",
 )
-"""A built-in policy is made with its settings below; one of the user's own with `options` as keyword arguments."""
+"""A built-in policy is built from its settings below; a user's own with `options` as keyword arguments."""
 
 DIALECTS: Registry[Any] = Registry(
     "dialects",
@@ -44,15 +43,15 @@ class SamplingConfig(Settings):
     """How the policy samples during training rollouts; validation always plays at temperature 0."""
 
     temperature: NonNegativeFloat = 1.0
-    """0: the likeliest token, always."""
+    """0: always the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the probability that is sampled from, likeliest tokens first."""
+    """Share of the probability mass that is sampled from, likeliest tokens first."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion."""
 
 
 class RendererConfig(Settings):
-    """Which tokenizer and which chat format a model has."""
+    """The tokenizer and the chat format of a model."""
 
     tokenizer: str
     """A folder with the model's tokenizer, as transformers saves it, or the name of a fetched model."""
@@ -63,26 +62,26 @@ class RendererConfig(Settings):
 
 
 class EnginePolicyConfig(Settings):
-    """What all engines over HTTP share."""
+    """Settings common to all engines over HTTP."""
 
     base_urls: Annotated[list[EngineUrl], Field(min_length=1)]
-    """Addresses of engines with the same model, for example `http://127.0.0.1:8000`. An episode stays with one."""
+    """Addresses of engines with the same model, for example `http://127.0.0.1:8000`. An episode stays with one engine."""
     renderer: RendererConfig
-    """The model's tokenizer and chat format, which make the prompts."""
+    """The model's tokenizer and chat format, which render the prompts."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key. Unset: no key is sent."""
     request_timeout: PositiveFloat = 600.0
     """Seconds that one request may take."""
     max_retries: Annotated[int, Field(ge=0)] = 5
-    """Times that a request is sent again after a passing failure."""
+    """Retries of a request after a transient failure."""
     max_connections: PositiveInt = 4096
-    """Most requests at the same time; more wait."""
+    """Most concurrent requests; further ones wait."""
     outage_patience: NonNegativeFloat = 300.0
     """Seconds that a call waits while no engine is in service."""
     vocabulary_size: PositiveInt | None = None
-    """Ids from there on are taken for broken answers. Unset: ids are not checked against it."""
+    """A response with an id of this size or more is broken. Unset: ids are not checked against it."""
     seeded: bool = True
-    """Whether each request carries a seed that follows from its key. Some engines sample faster without."""
+    """Whether each request carries a seed derived from its key. Some engines sample faster without."""
 
 
 class VllmPolicyConfig(EnginePolicyConfig):
@@ -104,21 +103,21 @@ class SglangPolicyConfig(EnginePolicyConfig):
 
 
 class LlamaCppPolicyConfig(EnginePolicyConfig):
-    """llama.cpp servers; weights cannot be exchanged while they run."""
+    """llama.cpp servers; weights cannot be updated while they run."""
 
     kind: Literal["llama_cpp"]
     """Chooses this policy."""
 
 
 class DialectPolicyConfig(EnginePolicyConfig):
-    """Engines over HTTP with a dialect of one's own, or of an installed package."""
+    """Engines over HTTP with a dialect of the user or of an installed package."""
 
     kind: Literal["engine"]
     """Chooses this policy."""
     dialect: str
-    """`sglang`, `llama_cpp`, or a class of one's own as `module:name`."""
+    """`sglang`, `llama_cpp`, or your own class as `module:name`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Settings that the dialect is made with."""
+    """Keyword arguments of the dialect."""
 
 
 class TorchPolicyConfig(Settings):
@@ -127,30 +126,30 @@ class TorchPolicyConfig(Settings):
     kind: Literal["torch"]
     """Chooses this policy."""
     model: str
-    """A folder as transformers saves a model, the name of a fetched one (`smollm2`), `owner/name` on a hub; `auto`: one
-    that fits, from the pools; `default_large_model_pool`, `default_small_model_pool`: from that one."""
+    """A folder in the format of transformers, the name of a fetched model (`smollm2`), or `owner/name` on a hub. `auto`: a
+    model of the pools that fits; `default_large_model_pool`, `default_small_model_pool`: a model of that pool."""
     renderer: str = "auto"
-    """What turns chats into ids: a family of the `renderers` package, `template` (the model's own), or `auto`."""
+    """The renderer of chats: a family of the `renderers` package, `template` (the model's chat template), or `auto`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What it computes in. A trainer's log-probabilities agree to 1e-4 with those of `float32` alone."""
+    """Data type of weights and computation. Log-probabilities agree with the trainer's to 1e-4 only in `float32`."""
     device: Device = "auto"
-    """`cpu`, `mps`, `cuda`, `cuda:1` …, or `auto`: the best that is there. The variable `CPU_ONLY` comes first."""
+    """`cpu`, `mps`, `cuda`, `cuda:1` …, or `auto`: the best available. The variable `CPU_ONLY` takes precedence."""
     threads: Threads = "auto"
-    """Of torch, in the whole process; `OMP_NUM_THREADS` and `MKL_NUM_THREADS` come first. `auto`: the cores that this
-    process may use, shared out over its workers."""
+    """Threads of torch in the whole process; `OMP_NUM_THREADS` and `MKL_NUM_THREADS` take precedence. `auto`: the cores that
+    this process may use, divided by its workers."""
     max_batch: PositiveInt = 256
-    """Most calls that are served at the same time; more wait in line."""
+    """Most calls served at a time; further ones are queued."""
     cache_mb: PositiveInt | None = None
-    """Megabytes for keys and values of the calls that are being served; calls that do not fit wait in line. Unset: what is
-    free beside the weights and the training."""
+    """Megabytes for keys and values of running calls; calls that do not fit are queued. Unset: the memory that is free beside
+    weights and training."""
     batch_invariant: bool = False
-    """Whether a call's result is the same to the bit whoever else is in the batch. Several times slower."""
+    """Whether a call's result is the same to the bit whatever else is in the batch. Several times slower."""
     prefix_cache_mb: Annotated[int, Field(ge=0)] = 512
     """Megabytes of keys and values kept for the next turns of episodes."""
 
 
 class RandomPolicyConfig(Settings):
-    """Plays any existing action, each as likely."""
+    """Plays any available action with equal probability."""
 
     kind: Literal["random"]
     """Chooses this policy."""
@@ -169,7 +168,7 @@ class SimulatedPolicyConfig(Settings):
     kind: Literal["simulated"] = "simulated"
     """Chooses this policy."""
     slots: PositiveInt = 64
-    """Calls that are served at the same time; more wait in line."""
+    """Calls served at a time; further ones are queued."""
     tokens_per_second: PositiveFloat = 100.0
     """Speed of one slot."""
     mean_tokens: PositiveFloat = 40.0
@@ -177,13 +176,13 @@ class SimulatedPolicyConfig(Settings):
     spread: NonNegativeFloat = 0.6
     """Sigma of the lognormal length distribution: 0 gives equal lengths, 1 and more a heavy tail."""
     skill: Share = 0.7
-    """How often it plays the oracle's action instead of a random one."""
+    """Probability of the oracle's action instead of a random one."""
     failure_rate: Share = 0.0
     """Share of calls that fail."""
     hang_rate: Share = 0.0
     """Share of calls that never answer."""
     max_queue: PositiveInt | None = None
-    """Calls that may wait in line; more are refused as rate-limited. Unset: no limit."""
+    """Most queued calls; further ones are refused as rate-limited. Unset: no limit."""
 
 
 class OpenAIPolicyConfig(Settings):
@@ -196,28 +195,28 @@ class OpenAIPolicyConfig(Settings):
     model: str
     """Name of the model, as the engine knows it."""
     api: Literal["chat", "completions"] = "chat"
-    """Which endpoint is asked."""
+    """The endpoint."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key. Unset: no key is sent."""
     request_timeout: PositiveFloat = 120.0
     """Seconds that one request may take."""
     max_retries: Annotated[int, Field(ge=0)] = 5
-    """Times that a request is sent again after a passing failure."""
+    """Retries of a request after a transient failure."""
     max_connections: PositiveInt = 4096
-    """Most requests at the same time; more wait."""
+    """Most concurrent requests; further ones wait."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request's body, as the engine knows them."""
 
 
 class OwnPolicyConfig(Settings):
-    """A policy of one's own; `kind: module:name` does the same."""
+    """Your own policy; `kind: module:name` does the same."""
 
     kind: Literal["own"]
     """Chooses this policy."""
     policy: str
-    """As `module:name`: a class with the members of `Policy`, or a function that gives such an object."""
+    """`module:name` of a class with the members of `Policy`, or of a function that returns such an object."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Settings that it is made with."""
+    """Keyword arguments of the class or function."""
 
 
 PolicyConfig = Annotated[

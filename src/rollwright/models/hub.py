@@ -3,12 +3,12 @@
 Invariants:
 - A model counts as present when the library's cache has all its files. A cut connection is resumed; files that arrived
   whole are kept, whatever happens to the process.
-- Every wait ends: a connection is made anew after `timeout` seconds without a byte, and the whole download, the library's
-  own retries included, takes at most `total_timeout`.
+- Every wait ends: a connection is opened again after `timeout` seconds without a byte, and the whole download takes at most
+  `total_timeout`, the library's own retries included.
 - Offline, no request is made.
 - Only weights in safetensors and the files beside them are downloaded; nothing that would have to be unpickled. Weights
   are compared with the checksum that the hub names.
-- A failure is one line that says what to do. The token is that of `hf auth login` or `HF_TOKEN`.
+- A failure is one line that says what to do. The access token is that of `hf auth login` or `HF_TOKEN`.
 """
 
 import json
@@ -48,14 +48,14 @@ UNWANTED = ("*/*",)
 """Folders of a repository hold other formats of the same model."""
 
 PARTIAL = ".incomplete"
-"""Ending of files that the library is still writing."""
+"""Suffix of files that the library is still writing."""
 
 SILENCE_SLACK = 15.0
 """Seconds beyond `timeout` without any message after which the downloading process counts as stuck: it has to start, and
 the library pauses up to 8 s before a retry."""
 
 _LONGEST_PAUSE = 30.0
-"""Seconds between two tries: a hub that comes back is not kept waiting."""
+"""Longest wait in seconds between two tries, so that a recovered hub is noticed soon."""
 
 _BLOCK = 1 << 20
 """Bytes hashed at a time."""
@@ -82,7 +82,7 @@ class DownloadRules(DownloadConfig):
             timeout = float(said) if said.replace(".", "", 1).isdigit() else 0.0
             if timeout <= 0:
                 raise ConfigError(
-                    f"environment variable {TIMEOUT_VARIABLE}: {said!r} is no time; accepted: seconds, more than 0"
+                    f"environment variable {TIMEOUT_VARIABLE}: {said!r} is not a time; accepted: seconds, more than 0"
                 )
         offline = any(
             environment.get(name, "").lower() in ("1", "true", "yes", "on") for name in OFFLINE_VARIABLES
@@ -107,7 +107,7 @@ def hub_cache() -> Path:
 
 def local_copy(name: str, revision: str = REVISION) -> Path | None:
     """The model's folder in the cache, if it is complete; no request is made."""
-    if not (hub_cache() / f"models--{name.replace('/', '--')}").is_dir() or not _library_is_here():
+    if not (hub_cache() / f"models--{name.replace('/', '--')}").is_dir() or not _library_is_installed():
         return None
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -143,14 +143,14 @@ def download(
             f"model {name}: is not on this machine, and offline mode is on; unset {OFFLINE_VARIABLES[0]}, "
             f"copy the model into the cache {hub_cache()}, or name a folder as the model"
         )
-    if not _library_is_here():
+    if not _library_is_installed():
         raise DownloadError(f"model {name}: its download needs huggingface_hub; install rollwright[engines]")
     folder = _Download(name, rules, on_progress, on_trouble).run()
     _check_weights(name, folder)
     return folder
 
 
-def _library_is_here() -> bool:
+def _library_is_installed() -> bool:
     return find_spec("huggingface_hub") is not None
 
 
@@ -167,35 +167,35 @@ class _Download:
         self._deadline = time.monotonic() + rules.total_timeout
         endpoint = (os.environ.get(ENDPOINT_VARIABLE) or ENDPOINT).rstrip("/")
         self._host = urllib.parse.urlsplit(endpoint).netloc
-        self._came = 0
+        self._received = 0
         """Bytes of the model that are on this machine."""
 
     def run(self) -> Path:
-        """A try that brought bytes does not count; of those that bring none, `retries` may follow each other."""
+        """Try until a download succeeds. Only consecutive tries without a new byte count against `retries`."""
         fruitless = 0
         while True:
-            before = self._came
+            before = self._received
             result = self._try()
             if "folder" in result:
                 return Path(result["folder"])
             reason = str(result["failed"])
             if not result["passing"]:
-                raise self._refused(reason, result["status"])
-            fruitless = 1 if self._came > before else fruitless + 1
+                raise self._refusal(reason, result["status"])
+            fruitless = 1 if self._received > before else fruitless + 1
             if fruitless > self._rules.retries:
-                raise self._gave_up(f"{fruitless} tries in a row failed, the last: {reason}")
+                raise self._failure(f"{fruitless} tries in a row failed, the last: {reason}")
             pause = min(_LONGEST_PAUSE, self._rules.first_pause * 2 ** (fruitless - 1))
             self._trouble(
                 f"{self._host}: {reason}; asked again in {pause:g} s, {self._rules.retries + 1 - fruitless} times more"
             )
             if pause >= self._left():
-                raise self._gave_up(f"{reason}; not done in {self._rules.total_timeout:g} s")
+                raise self._failure(f"{reason}; not done in {self._rules.total_timeout:g} s")
             time.sleep(pause)
 
     def _try(self) -> dict[str, Any]:
         """Run the downloading process once; return its result."""
         seconds = str(max(1, math.ceil(self._rules.timeout)))  # the library reads whole seconds
-        told = {
+        arguments = {
             "name": self._name,
             "revision": REVISION,
             "timeout": self._rules.timeout,
@@ -203,7 +203,7 @@ class _Download:
             "unwanted": UNWANTED,
         }
         child = subprocess.Popen(
-            [sys.executable, "-P", hub_process.__file__, json.dumps(told)],
+            [sys.executable, "-P", hub_process.__file__, json.dumps(arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -221,32 +221,32 @@ class _Download:
             partial = _open_partial_files(child.pid)
             child.kill()
             child.wait()
-            for file in partial:  # a killed process cannot remove them, and no other one would use them
+            for file in partial:  # the killed process cannot remove them, and no later one would use them
                 file.unlink(missing_ok=True)
 
     def _follow(self, child: "subprocess.Popen[str]") -> dict[str, Any]:
         assert child.stdout is not None
-        last_words = ""
+        last_line = ""
         for line in self._lines(child.stdout):
             try:
                 message: dict[str, Any] = json.loads(line)
             except ValueError:
-                last_words = line.strip() or last_words
+                last_line = line.strip() or last_line
                 continue
             if "progress" in message:
                 done, total = message["progress"]
-                self._came = max(self._came, done)
+                self._received = max(self._received, done)
                 self._progress("download", done, total or None)
             elif "trouble" in message:
                 self._trouble(f"{self._host}: {message['trouble']}")
             else:
                 return message
         silent = child.poll() is None
-        why = f"timed out: nothing came in {self._silence:g} s" if silent else last_words or "it was killed"
+        why = f"timed out: no data for {self._silence:g} s" if silent else last_line or "it was killed"
         return {"failed": why, "status": None, "passing": True}
 
     def _lines(self, output: IO[str]) -> Iterator[str]:
-        """Lines until the end of the output or a silence that is too long; raises at the deadline."""
+        """Yield lines until the output ends or is silent for too long; raise at the deadline."""
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
         def read() -> None:
@@ -274,18 +274,18 @@ class _Download:
     def _left(self) -> float:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise self._gave_up(f"not done in {self._rules.total_timeout:g} s")
+            raise self._failure(f"not done in {self._rules.total_timeout:g} s")
         return left
 
-    def _gave_up(self, why: str) -> DownloadError:
-        kept = " (files that came whole are kept)" if self._came else ""
+    def _failure(self, why: str) -> DownloadError:
+        kept = " (complete files are kept)" if self._received else ""
         return DownloadError(
             f"model {self._name}: is no folder here, and its download from {self._host} failed: {why}{kept}. Check the "
             f"network, allow more with {TIMEOUT_VARIABLE} or downloads.total_timeout, or name a folder or `smollm2` as "
             "the model"
         )
 
-    def _refused(self, reason: str, status: int | None) -> DownloadError:
+    def _refusal(self, reason: str, status: int | None) -> DownloadError:
         if status in (401, 403):
             return DownloadError(
                 f"model {self._name}: {self._host} asks for an account (HTTP {status}); accept the model's terms there "
@@ -306,7 +306,7 @@ def _open_partial_files(pid: int) -> list[Path]:
 
     try:
         return [Path(each.path) for each in psutil.Process(pid).open_files() if each.path.endswith(PARTIAL)]
-    except psutil.Error:  # it has exited, and has removed them itself
+    except psutil.Error:  # the process has exited and removed them itself
         return []
 
 
@@ -320,7 +320,7 @@ def _check_weights(name: str, folder: Path) -> None:
         if _SHA256.match(blob.name) and _digest(blob) != blob.name:
             blob.unlink()
             file.unlink(missing_ok=True)
-            raise DownloadError(f"model {name}: {file.name} came damaged and was removed; try again")
+            raise DownloadError(f"model {name}: {file.name} arrived damaged and was removed; try again")
 
 
 def _digest(file: Path) -> str:

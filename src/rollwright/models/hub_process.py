@@ -15,10 +15,10 @@ import sys
 from typing import Any
 
 PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
-"""HTTP answers of a server that may recover in a moment."""
+"""HTTP statuses of a server that may recover soon."""
 
 
-def say(**message: object) -> None:
+def send(**message: object) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
@@ -27,7 +27,7 @@ class _Forward(logging.Handler):
     """Forwards the library's warnings, which it writes before each retry."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(trouble=" ".join(record.getMessage().split()))
+        send(trouble=" ".join(record.getMessage().split()))
 
 
 def progress_bar() -> type[Any]:
@@ -46,8 +46,8 @@ def progress_bar() -> type[Any]:
         def update(self, n: float | None = 1) -> bool | None:
             drawn: bool | None = super().update(n)
             if self in bars:
-                # The library has one bar for received and one for written bytes; either may stay at 0.
-                say(progress=[max(int(each.n) for each in bars), max(int(each.total or 0) for each in bars)])
+                # The library draws one bar for received and one for written bytes; either may stay at 0.
+                send(progress=[max(int(each.n) for each in bars), max(int(each.total or 0) for each in bars)])
             return drawn
 
     return Reporter
@@ -83,10 +83,10 @@ def main(name: str, revision: str, timeout: float, wanted: list[str], unwanted: 
             etag_timeout=timeout,
             tqdm_class=progress_bar(),
         )
-    except Exception as error:  # noqa: BLE001 - whatever it is, the caller makes one line of it
-        say(**failure(error))
+    except Exception as error:  # noqa: BLE001 - the caller turns any error into one line
+        send(**failure(error))
     else:
-        say(folder=folder)
+        send(folder=folder)
 
 
 if __name__ == "__main__":

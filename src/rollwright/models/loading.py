@@ -6,24 +6,20 @@ Invariant: code that lies beside a model's weights is never run.
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollwright.errors import ConfigError
-from rollwright.hardware.devices import device_name
-from rollwright.hardware.threads import Threads, claim_threads
+from rollwright.errors import ConfigError, FormatError
+from rollwright.hardware import Threads, claim_threads, device_name
 from rollwright.models.catalogue import CATALOGUE, is_fetched, model_folder
 from rollwright.models.hub import download, is_hub_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hashlib import sha256
-
-from rollwright.errors import FormatError
-
 _CHUNK = 1 << 20
-"""Bytes read at a time, so that large files are never in memory as a whole."""
+"""Bytes read at a time, so that large files are never whole in memory."""
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -76,29 +72,32 @@ def load_model(
     model: str | Path, *, dtype: str = "float32", device: str = "cpu", threads: Threads = "auto"
 ) -> "PreTrainedModel":
     """Load a model in evaluation mode. `threads` sets torch's threads for the whole process, unless `OMP_NUM_THREADS` or
-    `MKL_NUM_THREADS` does; see `rollwright.hardware.threads`."""
-    place = resolve(model)
+    `MKL_NUM_THREADS` does; see `rollwright.hardware`."""
+    folder = resolve(model)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: {dtype!r} is unknown; accepted: {', '.join(DTYPES)}")
     set_threads(threads)
     torch, transformers = _libraries()
-    place_of_it = device_name(device)
+    target = device_name(device)
     try:
         with quiet_library():
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype))
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model {place}: cannot be loaded: {_why(place, error)}") from error
-    found: PreTrainedModel = loaded.to(place_of_it).eval()
+        raise ConfigError(f"model {folder}: cannot be loaded: {_reason(folder, error)}") from error
+    found: PreTrainedModel = loaded.to(target).eval()
     return found
 
 
 def load_tokenizer(model: str | Path) -> "PreTrainedTokenizerBase":
-    place = resolve(model)
+    """Load the tokenizer of a model."""
+    folder = resolve(model)
     _, transformers = _libraries()
     try:
-        found: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(place)
+        found: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model {place}: its tokenizer cannot be loaded: {_why(place, error)}") from error
+        raise ConfigError(
+            f"model {folder}: its tokenizer cannot be loaded: {_reason(folder, error)}"
+        ) from error
     return found
 
 
@@ -106,7 +105,7 @@ def set_threads(threads: Threads = "auto") -> None:
     """Set torch's number of threads in this process; the user's variables win."""
     plan = claim_threads(threads)
     torch, _ = _libraries()
-    # set explicitly, because torch caps the variables at the number of cores
+    # Set explicitly, because torch caps the variables at the number of cores.
     torch.set_num_threads(plan.threads)
 
 
@@ -135,10 +134,10 @@ def _libraries() -> tuple[Any, Any]:
     return torch, transformers
 
 
-def _why(place: str, error: Exception) -> str:
-    """The error in one line; plainer than the library's for a folder that is no model."""
-    if not (Path(place) / "config.json").is_file():
-        return "the folder has no config.json; a model's has, beside its weights and its tokenizer"
+def _reason(folder: str, error: Exception) -> str:
+    """The error in one line; plainer than the library's for a folder without a model."""
+    if not (Path(folder) / "config.json").is_file():
+        return "the folder has no config.json, which every model has beside its weights and its tokenizer"
     return str(error).strip().split("\n")[0]
 
 

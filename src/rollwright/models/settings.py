@@ -1,4 +1,4 @@
-"""Settings of the pools that a model is picked from to fit the machine, and of downloads."""
+"""Settings of the model pools and of downloads."""
 
 from typing import Annotated
 
@@ -9,10 +9,10 @@ from rollwright.settings import Settings
 ModelPool = Annotated[list[str], Field(min_length=1)]
 
 AUTO_MODEL = "auto"
-"""Instead of a model's name: the large pool where it fits, else the small one."""
+"""Model name for a choice: from the large pool if one of its models fits, else from the small one."""
 
 LARGE_POOL, SMALL_POOL = "default_large_model_pool", "default_small_model_pool"
-"""Instead of a model's name: one of this pool alone."""
+"""Model names for a choice from one pool."""
 
 
 def large_model_pool() -> list[str]:
@@ -24,14 +24,14 @@ def small_model_pool() -> list[str]:
 
 
 class DownloadConfig(Settings):
-    """How patient the download of a model is."""
+    """Timeouts and retries of model downloads."""
 
     timeout: PositiveFloat = 120.0
-    """Seconds without a byte after which a connection is made anew. The variable `HF_HUB_DOWNLOAD_TIMEOUT` comes
-    first."""
+    """Seconds without a byte after which the connection is opened again. The variable `HF_HUB_DOWNLOAD_TIMEOUT` takes
+    precedence."""
     total_timeout: PositiveFloat = 7200.0
     """Seconds for a whole model."""
     retries: NonNegativeInt = 5
-    """Tries in a row that may bring nothing."""
+    """Consecutive tries without progress before the download fails."""
     offline: bool = False
-    """Whether to make no request; the variable `HF_HUB_OFFLINE` does the same."""
+    """Make no request; the variable `HF_HUB_OFFLINE` does the same."""

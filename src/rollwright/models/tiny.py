@@ -30,7 +30,7 @@ def tiny_llama(
 ) -> "LlamaForCausalLM":
     """A Llama with random weights that depend on the arguments alone; the defaults make 0.15M parameters with 261 ids.
 
-    A larger `initializer_range` makes it surer of its nonsense: at 0.02 every id is about as likely.
+    A larger `initializer_range` makes its distribution peaked: at 0.02 all ids are about equally likely.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -49,7 +49,7 @@ def tiny_llama(
         bos_token_id=None,
         eos_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):  # so that nobody else's draws change
+    with torch.random.fork_rng(devices=[]):  # leaves the global random state unchanged
         torch.manual_seed(seed)
         make: Any = LlamaForCausalLM  # its constructor has no types
         model: LlamaForCausalLM = make(config).eval()

@@ -19,7 +19,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollwright.hardware.cgroups import Cgroups
+from rollwright.hardware import Cgroups
 
 logger = logging.getLogger(__name__)
 

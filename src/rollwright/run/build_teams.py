@@ -14,7 +14,7 @@ from rollwright.registry import import_object
 from rollwright.rollout.settings import ChainStrategyConfig
 from rollwright.run.build_tools import ToolShelf
 from rollwright.run.model_choice import cache_room
-from rollwright.simulation.factory import make_simulated
+from rollwright.simulation.engine import make_simulated
 from rollwright.teams import (
     CriticLoop,
     Flow,

@@ -8,7 +8,7 @@ from rollwright.config import RunConfig, TrainingConfig
 from rollwright.engines.base import Policy, Updatable
 from rollwright.engines.factory import build_policy
 from rollwright.errors import ConfigError
-from rollwright.hardware.threads import claim_threads
+from rollwright.hardware import claim_threads
 from rollwright.run.build import SettingsTable
 from rollwright.run.folder import RunReader
 from rollwright.run.model_choice import cache_room

@@ -22,15 +22,12 @@ from typing import TypeVar
 from rollwright.config import RunConfig
 from rollwright.engines.settings import TorchPolicyConfig
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.hardware.devices import device_name
-from rollwright.hardware.memory import free_device_memory, is_out_of_memory
-from rollwright.hardware.threads import WORKERS_VARIABLE
+from rollwright.hardware import WORKERS_VARIABLE, device_name, free_device_memory, is_out_of_memory
 from rollwright.models.catalogue import CATALOGUE, is_fetched, model_folder
 from rollwright.models.fetching import fetch
 from rollwright.models.hub import DownloadError, DownloadRules, download, is_hub_name, local_copy
 from rollwright.models.loading import unknown_model
-from rollwright.models.memory_needs import MemoryNeed, Use, need_of, shape_of
-from rollwright.models.pools import ROOM, ModelChoice, choose_model
+from rollwright.models.pools import ROOM, MemoryNeed, ModelChoice, Use, choose_model, need_of, shape_of
 from rollwright.models.settings import AUTO_MODEL, LARGE_POOL, SMALL_POOL
 
 

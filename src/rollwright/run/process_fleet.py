@@ -7,7 +7,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Collection
 from contextlib import suppress
 
-from rollwright.hardware.threads import WORKERS_VARIABLE
+from rollwright.hardware import WORKERS_VARIABLE
 from rollwright.rollout import Activity
 from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet, ScaleRules
 from rollwright.store.api import Store

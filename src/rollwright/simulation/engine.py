@@ -1,17 +1,17 @@
-"""An inference engine without a model: slots, a queue, a speed, and completions of drawn lengths.
+"""A simulated inference engine: slots, a queue, a speed, and completions of random lengths, without a model.
 
-What is true:
-- At most `slots` calls are served at a time, first come, first served; a call that ends in any way, by
-  success, failure or cancellation, gives its slot to the next at once.
-- What a call returns depends on its prompt's key alone (at temperature 0: on its content), never on how
-  many others run. Only the version stamps depend on time.
-- New weights are a new version and take no time. `drain` waits for the calls in service and lets no other in;
-  `abort_and_resume` goes on in the middle of them; `restart_turn` begins them anew, and counts what they had.
+Always true:
+- At most `slots` calls are served at a time, first come, first served. A call that ends by success, failure or cancellation
+  gives its slot to the next one at once.
+- The result of a call depends on its prompt's key alone (at temperature 0: on its content), never on the load. Only the
+  version stamps depend on time.
+- A weight update is a new version and takes no time. `drain` waits for the calls in service and admits no other;
+  `abort_and_resume` changes the version in the middle of them; `restart_turn` restarts them and counts the lost tokens.
 - It waits on asyncio's clock alone, so on a `VirtualClockLoop` hours of service take seconds.
-- `lower_bound()` never exceeds the time the work took: no scheduler could have been faster.
+- `lower_bound()` never exceeds the time that the work took: no scheduler could have been faster.
 
-A completion is filler text, then a player's answer. Ids and stamps are exact; the log-probabilities are
-made up: right in number and range, without a model behind them.
+A completion is filler text followed by a player's answer. Ids and version stamps are exact. Log-probabilities are made up:
+right in number and range, without a model behind them.
 """
 
 import asyncio
@@ -30,54 +30,57 @@ from rollwright.engines.base import (
     Weights,
 )
 from rollwright.engines.rendering.bytes import BytesRenderer
+from rollwright.engines.settings import SimulatedPolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.rng import draw_pair, generator
-from rollwright.simulation.lengths import FixedLength, Lengths, filler_ids, filler_text
-from rollwright.simulation.players import SkilledPlayer, draw_key, limited
+from rollwright.simulation.lengths import FixedLength, Lengths, LogNormalLength, filler_ids, filler_text
+from rollwright.simulation.players import SkilledPlayer, cut_to, draw_key
 from rollwright.simulation.slots import Slots
 from rollwright.trajectory import Floats, VersionRun, floats
 
 _TABLE_DRAWS = generator("simulated log-probabilities")
 
 _LOGPROBS = floats(-_TABLE_DRAWS.expovariate(2.0) for _ in range(4096))
-"""Slices of one table serve as log-probabilities: a draw for each token would cost more than all the rest.
-The mean of -0.5 is that of a language model which is fairly sure of its words."""
+"""Slices of one table serve as log-probabilities: a draw for each token would cost more than the rest of a call. The mean of
+-0.5 is that of a fairly confident language model."""
 
 _ROUNDING = 1e-9
-"""A token that is due at the very moment of a version change was made before it, whatever the rounding."""
+"""Tokens: a token due at the exact moment of a version change belongs to the old version, despite rounding."""
 
 
 class VersionChange(NamedTuple):
+    """A version of the weights, and the time from which on it is in force."""
+
     time: float
     version: int
 
 
 @dataclass(frozen=True)
 class Usage:
-    """An engine's accounts at one moment."""
+    """Counters of an engine at one moment."""
 
     time: float
-    """By the event loop's clock."""
+    """Time of the reading, by the event loop's clock."""
     busy_slot_seconds: float
     running: int
     queued: int
     requests: int
-    """All that came; those neither in `completed`, `failed`, `refused` nor `cancelled` are still here."""
+    """Calls received; those not in `completed`, `failed`, `refused` or `cancelled` are queued or running."""
     completed: int
     failed: int
     refused: int
-    """Turned away because `max_queue` others waited."""
+    """Rejected because `max_queue` calls were waiting."""
     cancelled: int
     tokens: int
-    """Of completed calls."""
+    """Tokens of completed calls."""
     restarted: int = 0
-    """Times that an update made a call begin anew."""
+    """Calls restarted by a weight update; a call may count several times."""
     discarded_tokens: int = 0
-    """Thrown away by that."""
+    """Tokens lost by those restarts."""
 
 
 class SimulatedEngine:
-    """See the module's docstring for what always holds. Belongs to one event loop."""
+    """A simulated engine; see the module's docstring for its guarantees. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -94,12 +97,11 @@ class SimulatedEngine:
         track_episodes: bool = True,
         version: int = 0,
     ) -> None:
-        """`tokens_per_second` is each slot's own; without a prefill speed, prompts cost nothing.
+        """`tokens_per_second`: speed of each slot. `prefill_tokens_per_second`: unset, prompts take no time.
 
-        A failing call ends with an `EngineError` somewhere in its service time; a hanging one holds its
-        slot until it is cancelled. Both are drawn anew for each attempt at the rollout. `retry_after` is
-        what a caller is told when `max_queue` is reached. Without `track_episodes`, no memory is kept for
-        each episode and the lower bound knows of single calls only.
+        A failing call raises an `EngineError` at some moment of its service time; a hanging one holds its slot until it is
+        cancelled. Both are drawn again for each attempt at the rollout. `retry_after`: seconds that a refused caller is asked
+        to wait. Without `track_episodes` no state is kept for episodes, and the lower bound considers single calls only.
         """
         _check_positive("tokens_per_second", tokens_per_second)
         if prefill_tokens_per_second is not None:
@@ -121,7 +123,7 @@ class SimulatedEngine:
         self._bound = LowerBound(slots, track_episodes)
         self._versions = [VersionChange(float("-inf"), version)]
         self._restarts: list[float] = []
-        """When calls in service had to begin anew."""
+        """Times at which all calls in service were restarted."""
         self._updating = asyncio.Lock()
         self._start: float | None = None
         self._requests = self._completed = self._failed = self._refused = self._cancelled = self._tokens = 0
@@ -140,7 +142,7 @@ class SimulatedEngine:
         return self._refused
 
     def set_version(self, version: int) -> None:
-        """From now on tokens are this version's, also in calls that are being served."""
+        """Stamp tokens with this version from now on, also in calls that are being served."""
         self._versions.append(VersionChange(asyncio.get_running_loop().time(), version))
 
     async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
@@ -150,7 +152,7 @@ class SimulatedEngine:
                     await self._slots.drain()
                     self.set_version(weights.version)
                 finally:
-                    self._slots.let_go()
+                    self._slots.resume()
                 return
             self.set_version(weights.version)
             if mode is UpdateMode.RESTART_TURN:
@@ -180,7 +182,7 @@ class SimulatedEngine:
             raise
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to release."""
 
     def usage(self) -> Usage:
         now = asyncio.get_running_loop().time()
@@ -200,7 +202,7 @@ class SimulatedEngine:
         )
 
     def occupancy(self, since: Usage | None = None) -> float:
-        """Share of the slots' time that was in use `since` then, or since the first request."""
+        """Share of slot time in use since the reading `since`, or since the first request."""
         now = asyncio.get_running_loop().time()
         start = since.time if since else self._start
         if start is None or now <= start:
@@ -209,7 +211,7 @@ class SimulatedEngine:
         return busy / (self.slots * (now - start))
 
     def lower_bound(self) -> float:
-        """Seconds that the calls which ended by themselves need at the very least, on these slots."""
+        """Least seconds that the calls which were not cancelled need on these slots."""
         return self._bound.seconds
 
     def _refuse_overload(self) -> None:
@@ -234,10 +236,11 @@ class SimulatedEngine:
         service = prefill + tokens / self._speed
 
         if self._failure_rate or self._hang_rate:
-            await self._meet_fate(prompt, service, before)
+            await self._inject_fault(prompt, service, before)
         start, first, restarts = loop.time(), len(self._versions) - 1, len(self._restarts)
         await asyncio.sleep(service)
-        while restarts < len(self._restarts):  # found out at the end, because most calls meet none
+        # Restarts are applied after the fact: waiting for one in each call would cost every call, and most meet none.
+        while restarts < len(self._restarts):
             moment = self._restarts[restarts]
             restarts += 1
             if moment < start + service:
@@ -248,7 +251,7 @@ class SimulatedEngine:
             if restarts == len(self._restarts):
                 await asyncio.sleep(start + service - loop.time())
 
-        text, ids, finish = limited(
+        text, ids, finish = cut_to(
             filler_text(filler) + answer, filler_ids(filler) + answer_ids, sampling.max_tokens
         )
         self._bound.add(prompt.episode, before, service)
@@ -266,25 +269,25 @@ class SimulatedEngine:
         )
 
     def _version_at(self, time: float) -> int:
-        """The place of the change that was the last one at `time`."""
+        """Index of the version change in force at `time`."""
         return max(place for place, change in enumerate(self._versions) if change.time <= time)
 
-    async def _meet_fate(self, prompt: Prompt, service: float, before: float) -> None:
-        fate = draw_pair(*prompt.key, "fault", prompt.attempt)
-        if fate.share >= self._hang_rate + self._failure_rate:
+    async def _inject_fault(self, prompt: Prompt, service: float, before: float) -> None:
+        drawn = draw_pair(*prompt.key, "fault", prompt.attempt)
+        if drawn.share >= self._hang_rate + self._failure_rate:
             return
-        if fate.share < self._hang_rate:
+        if drawn.share < self._hang_rate:
             await asyncio.get_running_loop().create_future()
-        spent = service * (fate.share - self._hang_rate) / self._failure_rate
+        spent = service * (drawn.share - self._hang_rate) / self._failure_rate
         await asyncio.sleep(spent)
         self._bound.add(prompt.episode, before, spent)
         raise EngineError(f"the simulated engine failed, as failure_rate={self._failure_rate} says")
 
 
 class LowerBound:
-    """The time that the work seen so far needs on any schedule: max(total work / slots, longest episode).
+    """Least time of the work so far under any schedule: max(total work / slots, longest episode).
 
-    An episode's length is its longest path: calls that waited for each other add up, concurrent ones do not.
+    The length of an episode is its longest path: sequential calls add up, concurrent ones do not.
     """
 
     def __init__(self, slots: int, track_episodes: bool = True) -> None:
@@ -293,18 +296,18 @@ class LowerBound:
         self._work = 0.0
         self._longest = 0.0
         self._paths: dict[str, float] = {}
-        """Each episode's longest path so far."""
+        """Longest path of each episode so far."""
 
     @property
     def seconds(self) -> float:
         return max(self._work / self._slots, self._longest)
 
     def path(self, episode: str) -> float:
-        """What a call that is made now comes after."""
+        """Seconds of service before a call that the episode makes now."""
         return self._paths.get(episode, 0.0)
 
     def add(self, episode: str, before: float, service: float) -> None:
-        """A call ended that came after `before` seconds of its episode and took `service`."""
+        """Add a call that followed `before` seconds of its episode and took `service` seconds."""
         self._work += service
         path = before + service
         self._longest = max(self._longest, path)
@@ -315,9 +318,9 @@ class LowerBound:
 def version_runs(
     changes: Sequence[VersionChange], start: float, speed: float, tokens: int
 ) -> tuple[VersionRun, ...]:
-    """Who made which of `tokens` tokens, made one by one at `speed` from `start` on.
+    """Version runs of `tokens` tokens that were sampled one by one at `speed` from `start` on.
 
-    The first of `changes` was in force at the start; a token belongs to the version that finished it.
+    The first of `changes` was in force at the start; a token belongs to the version in force when it was finished.
     """
     runs: list[VersionRun] = []
     made = 0
@@ -341,3 +344,17 @@ def _logprobs(pick: int, length: int) -> Floats:
 def _check_positive(name: str, value: float) -> None:
     if not value > 0:
         raise ConfigError(f"{name}: {value} is not a speed; accepted: more than 0")
+
+
+def make_simulated(settings: SimulatedPolicyConfig, player: SkilledPlayer | None = None) -> SimulatedEngine:
+    """Build the engine of these settings. `player`: chooses the answers; by default one of the settings' skill."""
+    return SimulatedEngine(
+        slots=settings.slots,
+        tokens_per_second=settings.tokens_per_second,
+        lengths=LogNormalLength(settings.mean_tokens, settings.spread),
+        player=player or SkilledPlayer(settings.skill),
+        failure_rate=settings.failure_rate,
+        hang_rate=settings.hang_rate,
+        max_queue=settings.max_queue,
+        track_episodes=False,
+    )

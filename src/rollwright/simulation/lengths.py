@@ -1,7 +1,7 @@
-"""How long completions are, and the text that fills them up to their length.
+"""Distributions of completion lengths, and the filler text of simulated completions.
 
-Distributions are small frozen objects given by their quantile function, which turns one keyed draw in [0, 1)
-into a number: so a length depends on its key alone.
+A distribution is a small frozen object with a quantile function, which maps one keyed draw in [0, 1) to a length, so a
+length depends on its key alone.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rollwright.errors import ConfigError
 from rollwright.trajectory import TokenIds, token_ids
 
 _FILLER = "let me think about it. "
-"""Holds no tag and no action in any environment's format, so only the answer behind it is understood."""
+"""Holds no tag and no action of any environment's format, so an environment reads only the answer behind it."""
 
 _FILLER_IDS = token_ids(list(_FILLER.encode()))
 
@@ -27,12 +27,14 @@ class Lengths(Protocol):
     """A distribution of whole numbers of tokens, each at least 1."""
 
     def quantile(self, draw: float) -> int:
-        """The length below which a share `draw` (0 to 1, without 1) of all lengths lies."""
+        """The length below which the share `draw` of all lengths lies; `draw` is in [0, 1)."""
         ...
 
 
 @dataclass(frozen=True)
 class FixedLength:
+    """The same length always."""
+
     tokens: int
 
     def __post_init__(self) -> None:
@@ -44,7 +46,7 @@ class FixedLength:
 
 @dataclass(frozen=True)
 class UniformLength:
-    """Every length from `shortest` to `longest`, both included, is as likely."""
+    """Every length from `shortest` to `longest`, both included, with equal probability."""
 
     shortest: int
     longest: int
@@ -59,10 +61,10 @@ class UniformLength:
 
 @dataclass(frozen=True)
 class LogNormalLength:
-    """Heavy-tailed, as real completions are: few very long ones make most of the work."""
+    """Heavy-tailed like real completions: few very long ones make most of the work."""
 
     mean: float
-    """Before the cut at `longest`."""
+    """Mean before lengths are cut at `longest`."""
     sigma: float = 1.0
     """Standard deviation of the logarithm; at 1 the 99th percentile is six times the mean."""
     longest: int = 1 << 20
@@ -77,7 +79,7 @@ class LogNormalLength:
 
 
 def lognormal(mean: float, sigma: float, draw: float) -> float:
-    """The quantile of the distribution itself, for lengths and for seconds."""
+    """The quantile of a lognormal distribution with this mean, for lengths and for seconds."""
     center = log(mean) - sigma**2 / 2
     return exp(center + sigma * _STANDARD.inv_cdf(max(draw, _SMALLEST)))
 
@@ -88,7 +90,7 @@ def filler_text(length: int) -> str:
 
 
 def filler_ids(length: int) -> TokenIds:
-    """The same in the ids of the `BytesRenderer`."""
+    """The same text as ids of the `BytesRenderer`."""
     return (_FILLER_IDS * (length // len(_FILLER_IDS) + 1))[:length]
 
 

@@ -1,9 +1,9 @@
-"""Policies without a model: they look at the board (`Prompt.env`) and answer in the environment's format.
+"""Players: policies without a model that inspect the environment (`Prompt.env`) and answer in its format.
 
-What is true of every player: a draw depends on the prompt's key alone, so concurrency changes nothing; at
-temperature 0 it depends on the prompt's content instead, so equal prompts get equal answers. The
-log-probability of an answer is known only as a whole: it stands on the first token and the others have 0, so
-the sum over the answer is exact. Stop strings are not applied: an answer is a whole turn.
+Always true of every player: a draw depends on the prompt's key alone, so concurrency changes nothing; at temperature 0 it
+depends on the prompt's content instead, so equal prompts get equal answers. The log-probability of an answer is known only
+as a whole: the first token carries it and the others have 0, so the sum over the answer is exact. Stop strings are not
+applied, because an answer is a whole turn.
 """
 
 from dataclasses import dataclass, field
@@ -11,8 +11,9 @@ from hashlib import blake2b
 from math import log
 from typing import ClassVar, NamedTuple
 
-from rollwright.engines.base import EngineError, Generation, Prompt, Sampling
+from rollwright.engines.base import EngineError, Generation, Policy, Prompt, Sampling
 from rollwright.engines.rendering.bytes import BytesRenderer
+from rollwright.engines.settings import OraclePolicyConfig, RandomPolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.rng import KeyPart, draw_pair
 from rollwright.trajectory import FinishReason, TokenIds, VersionRun, floats
@@ -20,17 +21,19 @@ from rollwright.trajectory.arrays import pack
 
 
 class Choice(NamedTuple):
+    """A player's answer."""
+
     text: str
     logprob: float
-    """Of the whole text, under the settings it was chosen with."""
+    """Log-probability of the whole text under the sampling settings of the call."""
 
 
 @dataclass(frozen=True)
 class SkilledPlayer:
-    """Plays the best action with probability `skill`, else one of the existing actions at random.
+    """Plays the best action with probability `skill`, otherwise one of the existing actions at random.
 
-    Where no best action is known it plays at random. Where neither a best action nor a list of actions
-    exists, it answers with an empty action in the right format, which the environment counts as invalid.
+    It plays at random where no best action is known. Where the environment also lists no actions, it answers with an empty
+    action in the right format, which the environment counts as invalid.
     """
 
     skill: float
@@ -38,7 +41,7 @@ class SkilledPlayer:
 
     renderer: ClassVar[BytesRenderer] = BytesRenderer()
     version: ClassVar[int] = 0
-    """A player does not learn."""
+    """Constant: a player does not learn."""
     pressure: ClassVar[int] = 0
     name: ClassVar[str] = "skilled player"
 
@@ -66,7 +69,7 @@ class SkilledPlayer:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         choice = self.choose(prompt, sampling)
-        text, ids, finish = limited(choice.text, self.renderer.encode(choice.text), sampling.max_tokens)
+        text, ids, finish = cut_to(choice.text, self.renderer.encode(choice.text), sampling.max_tokens)
         logprobs = floats([0.0]) * len(ids)
         if ids:
             logprobs[0] = choice.logprob
@@ -81,12 +84,12 @@ class SkilledPlayer:
         )
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to release."""
 
 
 @dataclass(frozen=True)
 class RandomPlayer(SkilledPlayer):
-    """Any existing action, each as likely as the others."""
+    """Plays any existing action with equal probability."""
 
     skill: float = field(default=0.0, init=False)
     name: ClassVar[str] = "random player"
@@ -94,14 +97,14 @@ class RandomPlayer(SkilledPlayer):
 
 @dataclass(frozen=True)
 class OraclePlayer(SkilledPlayer):
-    """The next action of a shortest solution."""
+    """Plays the next action of a shortest solution."""
 
     skill: float = field(default=1.0, init=False)
     name: ClassVar[str] = "oracle player"
 
 
-def limited(text: str, ids: TokenIds, max_tokens: int) -> tuple[str, TokenIds, FinishReason]:
-    """A whole turn as it is, or what `max_tokens` leaves of it."""
+def cut_to(text: str, ids: TokenIds, max_tokens: int) -> tuple[str, TokenIds, FinishReason]:
+    """Cut a whole turn to `max_tokens`; return its text, ids and finish reason."""
     if len(ids) <= max_tokens:
         return text, ids, FinishReason.STOP
     kept = ids[: max(0, max_tokens)]
@@ -109,9 +112,17 @@ def limited(text: str, ids: TokenIds, max_tokens: int) -> tuple[str, TokenIds, F
 
 
 def draw_key(prompt: Prompt, sampling: Sampling) -> tuple[KeyPart, ...]:
-    """What a sample is keyed by: the call, or at temperature 0 only what the prompt says."""
+    """The key of a sample's draws: the call's key, or at temperature 0 the content of the prompt."""
     if sampling.temperature > 0:
         return prompt.key
     if prompt.ids is not None:
         return ("greedy", blake2b(pack(prompt.ids), digest_size=16).hexdigest())
     return ("greedy", *(part for message in prompt.messages for part in (message.role, message.content)))
+
+
+def make_random(settings: RandomPolicyConfig) -> Policy:
+    return RandomPlayer()
+
+
+def make_oracle(settings: OraclePolicyConfig) -> Policy:
+    return OraclePlayer()

@@ -1,15 +1,14 @@
-"""An OpenAI-compatible server without a model, in a process of its own, that also fails on purpose.
+"""A simulated OpenAI-compatible server, in a process of its own, that injects faults on demand.
 
     python -m rollwright.simulation.server --latency 0.05 --slots 64
 
-prints the port it listens on, on loopback. It answers `/v1/chat/completions`, `/v1/completions`,
-`/v1/models`, `/health`, and `/stats` with what it has done so far. A completion is filler and then an action
-between answer tags; a token is a byte of UTF-8. A prompt of token ids is answered with token ids, as vLLM does,
-and vLLM's endpoints for new weights are there too.
+listens on loopback and prints its port. It serves `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, and
+`/stats` with its counters. A completion is filler text followed by an action between answer tags; a token is a byte of
+UTF-8. For a prompt of token ids it returns token ids, as vLLM does, and it has vLLM's endpoints for weight updates.
 
-What is true: draw_pair is keyed by the seed and the number of the request, so a retry is a new draw; requests
-that are pipelined on one connection are answered in order; a raw protocol on uvloop keeps it far cheaper
-than any client, so that a benchmark measures the client.
+Always true: draws are keyed by the seed and the number of the request, so a retry draws again; pipelined requests of one
+connection are answered in order. A raw protocol on uvloop makes it far cheaper than any client, so a benchmark measures the
+client.
 """
 
 import asyncio
@@ -25,8 +24,7 @@ import typer
 
 from rollwright.errors import ConfigError
 from rollwright.rng import draw_pair, uniform
-from rollwright.simulation.lengths import filler_text, lognormal
-from rollwright.simulation.replies import (
+from rollwright.simulation.http_messages import (
     CHAT,
     TEXT,
     HttpReply,
@@ -37,43 +35,46 @@ from rollwright.simulation.replies import (
     encode,
     error,
 )
+from rollwright.simulation.lengths import filler_text, lognormal
 from rollwright.simulation.slots import Slots
 from rollwright.simulation.vllm import CONTROL, SimulatedWeights
 
 _READ_AHEAD = 256 * 1024
-"""Bytes of pipelined requests that are kept while one is served; beyond it the client has to wait."""
+"""Bytes of pipelined requests that are buffered while one is served; above it the server pauses reading."""
 
 _BACKLOG = 4096
 """Connections that may wait to be accepted: a benchmark opens thousands at once."""
 
 
 class InjectedFault(StrEnum):
-    """What the server does instead of answering."""
+    """Faults that the server injects instead of a completion."""
 
     RATE_LIMIT = "rate_limit"
-    """429 with `Retry-After`, at once."""
+    """Status 429 with `Retry-After`, at once."""
     ERROR = "error"
-    """500."""
+    """Status 500."""
     TRUNCATE = "truncate"
-    """A well-formed response whose JSON is cut in the middle."""
+    """A well-formed HTTP response whose JSON is cut off."""
     DROP = "drop"
-    """Closes the connection without a word."""
+    """The connection is closed without a response."""
     HANG = "hang"
-    """Takes a slot and never answers."""
+    """The request takes a slot and is never answered."""
     WRONG_LOGPROBS = "wrong_logprobs"
-    """One log-probability fewer than tokens, where a prompt of token ids is answered."""
+    """A response with token ids has one log-probability fewer than tokens."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
+    """Command line options of the server."""
+
     port: int = 0
-    """0: any free one."""
+    """0: any free port."""
     latency: float = 0.0
-    """Mean seconds of service; 0: at once."""
+    """Mean service time in seconds; 0: no delay."""
     latency_sigma: float = 1.0
-    """Spread of the lognormal latency; 0: every request takes equally long."""
+    """Sigma of the lognormal latency; 0: constant."""
     slots: int = 0
-    """Requests served at a time, others wait in line; 0: no limit."""
+    """Requests served at a time, others are queued; 0: no limit."""
     filler: int = 0
     """Tokens in front of the answer."""
     actions: tuple[str, ...] = ("Left", "Down", "Right", "Up")
@@ -84,7 +85,7 @@ class ServerOptions:
     hang_rate: float = 0.0
     wrong_logprobs_rate: float = 0.0
     raw_logprobs: bool = False
-    """Log-probabilities are the model's own whatever the temperature, as vLLM's are by default."""
+    """Return log-probabilities of the unscaled distribution at any temperature, as vLLM does by default."""
     retry_after: float = 1.0
     """Seconds in the `Retry-After` of a 429."""
     seed: int = 0
@@ -103,7 +104,7 @@ class ServerOptions:
 
 
 class SimulatedServer:
-    """All that the connections share."""
+    """State shared by all connections."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -115,13 +116,13 @@ class SimulatedServer:
         filler = filler_text(options.filler)
         self._texts = [f"{filler}<answer>{action}</answer>" for action in options.actions]
 
-    def count(self) -> int:
-        """The number of the next completion request."""
+    def count_request(self) -> int:
+        """Count a completion request; return its number."""
         self._requests += 1
         return self._requests
 
-    def fate(self, number: int) -> tuple[InjectedFault | None, str]:
-        """What request `number` meets: a fault, or else this text."""
+    def draw_outcome(self, number: int) -> tuple[InjectedFault | None, str]:
+        """The fault of request `number`, or the text of its completion."""
         share, pick = draw_pair(self.options.seed, number, "server")
         for fault, rate in self._rates:
             if share < rate:
@@ -129,14 +130,15 @@ class SimulatedServer:
             share -= rate
         return None, self._texts[pick % len(self._texts)]
 
-    def seconds(self, number: int) -> float:
+    def service_seconds(self, number: int) -> float:
+        """The service time of request `number`."""
         if not self.options.latency:
             return 0.0
         draw = uniform(self.options.seed, number, "latency")
         return lognormal(self.options.latency, self.options.latency_sigma, draw)
 
     def lookup(self, request: Request) -> HttpReply:
-        """Everything but completions."""
+        """Reply to a request that is not a completion."""
         known: dict[str, Any] = {
             "/health": {"status": "ok"},
             "/v1/models": {"object": "list", "data": [{"id": "simulated", "object": "model"}]},
@@ -152,8 +154,8 @@ class SimulatedServer:
         return HttpReply(200, encode(known[request.path]))
 
 
-class ServerConnection(asyncio.Protocol):
-    """One client's connection; its requests are served one after the other."""
+class SimulatedConnection(asyncio.Protocol):
+    """The connection of one client; serves its requests one after the other."""
 
     _transport: asyncio.Transport
 
@@ -161,7 +163,7 @@ class ServerConnection(asyncio.Protocol):
         self._server = server
         self._reader = RequestReader()
         self._task: asyncio.Task[None] | None = None
-        """Of the request that is being served; `None`: none is."""
+        """Serves the current request; `None`: no request is waiting for its service time."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass of it
@@ -188,13 +190,13 @@ class ServerConnection(asyncio.Protocol):
 
     def _serve(self, request: Request) -> None:
         if request.method == "POST" and request.path.partition("?")[0] in CONTROL:
-            self._task = asyncio.get_running_loop().create_task(self._change(request))
+            self._task = asyncio.get_running_loop().create_task(self._control(request))
             return
         if request.method != "POST" or request.path not in (CHAT, TEXT):
             self._send(self._server.lookup(request), request.keep_alive)
             return
-        number = self._server.count()
-        fault, text = self._server.fate(number)
+        number = self._server.count_request()
+        fault, text = self._server.draw_outcome(number)
         if fault is InjectedFault.RATE_LIMIT or (
             fault is not InjectedFault.HANG
             and not self._server.options.latency
@@ -212,13 +214,13 @@ class ServerConnection(asyncio.Protocol):
     ) -> None:
         if fault is InjectedFault.HANG:
             await self._hang()
-        share = await self._server.weights.work(self._server.slots, self._server.seconds(number))
+        share = await self._server.weights.serve(self._server.slots, self._server.service_seconds(number))
         self._task = None
         self._answer(request, number, fault, text, share)
-        self._go_on()
+        self._serve_next()
 
     async def _hang(self) -> None:
-        """Until the client goes away."""
+        """Hold a slot until the client disconnects."""
         slots = self._server.slots
         if slots is not None:
             await slots.acquire()
@@ -229,16 +231,16 @@ class ServerConnection(asyncio.Protocol):
             if slots is not None:
                 slots.release()
 
-    async def _change(self, request: Request) -> None:
+    async def _control(self, request: Request) -> None:
         try:
-            reply = HttpReply(200, encode(await self._server.weights.change(request.path, request.body)))
+            reply = HttpReply(200, encode(await self._server.weights.control(request.path, request.body)))
         except (ValueError, KeyError, TypeError, AttributeError) as mistake:
             reply = error(400, f"{request.path}: not understood: {mistake}")
         self._task = None
         self._send(reply, request.keep_alive)
-        self._go_on()
+        self._serve_next()
 
-    def _go_on(self) -> None:
+    def _serve_next(self) -> None:
         self._transport.resume_reading()
         self._serve_buffered()
 
@@ -252,7 +254,7 @@ class ServerConnection(asyncio.Protocol):
             if fault is InjectedFault.DROP:
                 self._transport.abort()
                 return
-            reply = _faulty(fault, reply, self._server.options.retry_after)
+            reply = _inject(fault, reply, self._server.options.retry_after)
         else:
             self._server.outcomes["answer" if reply.status == 200 else "refusal"] += 1
         self._send(reply, request.keep_alive)
@@ -263,7 +265,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.close()
 
 
-def _faulty(fault: InjectedFault, reply: HttpReply, retry_after: float) -> HttpReply:
+def _inject(fault: InjectedFault, reply: HttpReply, retry_after: float) -> HttpReply:
     if fault is InjectedFault.WRONG_LOGPROBS:
         answer = msgspec.json.decode(reply.body)
         answer["choices"][0].get("logprobs", {}).get("token_logprobs", [None]).pop()
@@ -276,11 +278,11 @@ def _faulty(fault: InjectedFault, reply: HttpReply, retry_after: float) -> HttpR
 
 
 async def serve(options: ServerOptions, until_stdin_closes: bool = False) -> None:
-    """Prints the port, then serves for ever, or until whoever holds the other end of stdin is gone."""
+    """Print the port and serve forever, or until the parent process closes stdin."""
     loop = asyncio.get_running_loop()
     shared = SimulatedServer(options)
     listener = await loop.create_server(
-        lambda: ServerConnection(shared), "127.0.0.1", options.port, backlog=_BACKLOG
+        lambda: SimulatedConnection(shared), "127.0.0.1", options.port, backlog=_BACKLOG
     )
     typer.echo(listener.sockets[0].getsockname()[1])
     ended = loop.create_future()
@@ -312,7 +314,7 @@ def main(
     seed: int = ServerOptions.seed,
     until_stdin_closes: bool = False,
 ) -> None:
-    """An OpenAI-compatible server without a model; prints its port."""
+    """Serve an OpenAI-compatible API without a model; prints its port."""
     try:
         options = ServerOptions(
             port=port,

@@ -1,6 +1,6 @@
-"""Starts the simulated server as a process of its own and stops it, whatever happens in between.
+"""Runs the simulated server as a child process inside an `async with` block.
 
-The process also ends by itself when its parent is gone, because it reads the pipe that the parent holds.
+Always true: the process ends with the block. It also ends when its parent dies, because it watches a pipe from the parent.
 """
 
 import asyncio
@@ -15,20 +15,22 @@ from rollwright.engines.base import EngineError
 from rollwright.simulation.server import ServerOptions
 
 _START_SECONDS = 30.0
-"""Starting takes well under a second; a machine that swaps may need more."""
+"""Starting takes well under a second; a machine that swaps needs more."""
 
 _STOP_SECONDS = 5.0
-"""The server holds nothing worth waiting for longer."""
+"""The server has no state worth a longer wait."""
 
 
 @dataclass(frozen=True)
 class RunningServer:
+    """The address of a running simulated server."""
+
     port: int
     pid: int
 
     @property
     def base_url(self) -> str:
-        """What an `OpenAIPolicy` takes."""
+        """The `base_url` of an `OpenAIPolicy`."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     @property
@@ -38,7 +40,7 @@ class RunningServer:
 
 @asynccontextmanager
 async def simulated_server(**options: Any) -> AsyncIterator[RunningServer]:
-    """A server with these `ServerOptions`, running inside the `async with` block."""
+    """Run a server with these `ServerOptions` inside the `async with` block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -71,7 +73,7 @@ async def _port(process: Process) -> int:
     async with asyncio.timeout(_START_SECONDS):
         line = await process.stdout.readline()
     if not line.strip().isdigit():
-        raise EngineError("the simulated server did not start; what it wrote to stderr says why")
+        raise EngineError("the simulated server did not start; its stderr says why")
     return int(line)
 
 

@@ -1,9 +1,8 @@
-"""A fixed number of slots, handed out first come, first served.
+"""A fixed number of slots, granted first come, first served.
 
-What is true: `running` never exceeds `count`; a slot that is given back goes to the caller that has waited
-longest, without ever being free in between; a caller that is cancelled while it waits, or in the very moment
-it is served, leaves no trace. While held back, no slot is handed out, and callers wait in their order. Busy
-slot-seconds are the exact integral of `running` over the loop's clock.
+Always true: `running` never exceeds `count`; a released slot passes to the longest waiting caller without being free in
+between; a caller that is cancelled while it waits, or at the moment it is granted a slot, leaks none. While draining no slot
+is granted and callers keep their order. Busy slot-seconds are the exact integral of `running` over the loop's clock.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ from rollwright.errors import ConfigError
 
 
 class Slots:
-    """Belongs to one event loop: its accounts are kept on that loop's clock."""
+    """A fair semaphore that can drain and measures its use. Belongs to one event loop, whose clock it uses."""
 
     def __init__(self, count: int) -> None:
         if count < 1:
@@ -21,13 +20,13 @@ class Slots:
         self.count = count
         self.running = 0
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
-        """Ordered, so that the first is found and any one is removed in constant time."""
-        self._held = False
+        """Ordered, so that the first waiter is found and any waiter is removed in constant time."""
+        self._draining = False
         self._idle: asyncio.Future[None] | None = None
-        """Whoever waits for the last running one to end."""
+        """Resolved when the last slot is released, for `drain`."""
         self._busy = 0.0
         self._since = 0.0
-        """When `running` last changed; `_busy` holds what came before."""
+        """Time of the last change of `running`; `_busy` covers the time before it."""
 
     @property
     def queued(self) -> int:
@@ -35,7 +34,7 @@ class Slots:
 
     async def acquire(self) -> None:
         loop = asyncio.get_running_loop()
-        if self.running < self.count and not self._held:
+        if self.running < self.count and not self._draining:
             self._change(loop.time(), +1)
             return
         turn: asyncio.Future[None] = loop.create_future()
@@ -44,33 +43,33 @@ class Slots:
             await turn
         except asyncio.CancelledError:
             self._waiting.pop(turn, None)
-            if not turn.cancelled():
+            if not turn.cancelled():  # the slot was granted in the same moment: pass it on
                 self.release()
             raise
 
     def release(self) -> None:
-        if not self._hand_over():
+        if not self._grant_next():
             self._change(asyncio.get_running_loop().time(), -1)
             if not self.running and self._idle is not None and not self._idle.done():
                 self._idle.set_result(None)
 
     async def drain(self) -> None:
-        """Hands out no slot until `let_go`; returns when none is in use. One caller at a time."""
-        self._held = True
+        """Grant no slot until `resume`; return when none is in use. One caller at a time."""
+        self._draining = True
         if self.running:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle
 
-    def let_go(self) -> None:
-        """Slots are handed out again, first of all to those that wait."""
-        self._held = False
+    def resume(self) -> None:
+        """Grant slots again, waiting callers first."""
+        self._draining = False
         now = asyncio.get_running_loop().time()
-        while self.running < self.count and self._hand_over():
+        while self.running < self.count and self._grant_next():
             self._change(now, +1)
 
-    def _hand_over(self) -> bool:
-        """Gives a slot to the caller that has waited longest, if there is one."""
-        while self._waiting and not self._held:
+    def _grant_next(self) -> bool:
+        """Grant a slot to the longest waiting caller; false: there is none."""
+        while self._waiting and not self._draining:
             turn, _ = self._waiting.popitem(last=False)
             if not turn.done():
                 turn.set_result(None)
@@ -78,7 +77,7 @@ class Slots:
         return False
 
     def busy_seconds(self, now: float) -> float:
-        """Slot-seconds in use so far, the running ones included."""
+        """Slot-seconds in use until `now`."""
         return self._busy + self.running * (now - self._since)
 
     def _change(self, now: float, by: int) -> None:

@@ -1,8 +1,8 @@
-"""The part of the simulated server that answers like vLLM: token ids in and out, pausing, exchange of weights.
+"""vLLM's API in the simulated server: token ids in and out, pausing, weight updates.
 
-What is true: a token's log-probability says which weights made it (see `logprob_of`), so that a test can compare
-it with the version that a client recorded. While paused nothing is served; an abort answers what is being served
-with the tokens it has by then.
+Always true: the log-probability of a token encodes the weights that made it (see `logprob_of`), so a test can compare it with
+the version that a client recorded. While paused the server serves nothing; an abort returns running requests with the tokens
+they have.
 """
 
 import asyncio
@@ -16,31 +16,31 @@ from rollwright.engines.rendering.bytes import END
 from rollwright.simulation.slots import Slots
 
 CONTROL = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
-"""Paths that take a POST and change the engine."""
+"""Control endpoints, which take a POST."""
 
 MISSING_FOLDER = "missing"
-"""The one folder that it cannot load."""
+"""The name of a weights folder that fails to load, for tests."""
 
 
 def logprob_of(loads: int, temperature: float = 1.0) -> float:
-    """What every token has that was made after so many exchanges of weights."""
+    """The log-probability of every token made after `loads` weight updates."""
     return -(1 + loads) / 8 / (temperature or 1.0)
 
 
 class SimulatedWeights:
-    """Which weights the engine has, and whether it serves."""
+    """The weights of the simulated engine, and whether it is paused."""
 
     def __init__(self) -> None:
         self.label = "default"
         self.loads = 0
-        """Exchanges of weights since the process started."""
+        """Weight updates since the process started."""
         self.paused = False
         self._resumed = asyncio.Event()
         self._idle = asyncio.Event()
         self._present: set[asyncio.Future[None]] = set()
 
-    async def work(self, slots: Slots | None, seconds: float) -> float:
-        """Serves one request; returns the share of its tokens that were made, 1 unless it was aborted."""
+    async def serve(self, slots: Slots | None, seconds: float) -> float:
+        """Serve one request; return the share of its tokens that were sampled, 1 unless it was aborted."""
         while self.paused:
             await self._resumed.wait()
         loop = asyncio.get_running_loop()
@@ -61,8 +61,8 @@ class SimulatedWeights:
                 self._idle.set()
         return min(1.0, (loop.time() - start) / seconds) if aborted and seconds else 1.0
 
-    async def change(self, target: str, body: bytes) -> dict[str, Any]:
-        """What a POST to one of `CONTROL` does; raises `ValueError` for what it does not understand."""
+    async def control(self, target: str, body: bytes) -> dict[str, Any]:
+        """Handle a POST to one of `CONTROL`; raise `ValueError` for an invalid request."""
         path, _, query = target.partition("?")
         fields = msgspec.json.decode(body) if body.strip() else {}
         if path == "/pause":
@@ -98,7 +98,7 @@ class SimulatedWeights:
 
 
 async def _acquire(slots: Slots, abort: asyncio.Future[None]) -> bool:
-    """Whether a slot was free before the abort came."""
+    """Acquire a slot; false: the abort came first."""
     turn = asyncio.ensure_future(slots.acquire())
     try:
         await asyncio.wait([turn, abort], return_when=asyncio.FIRST_COMPLETED)
@@ -115,7 +115,7 @@ async def _acquire(slots: Slots, abort: asyncio.Future[None]) -> bool:
 def token_choice(
     prompt: list[int], text: str, max_tokens: int | None, share: float, loads: int, temperature: float
 ) -> dict[str, Any]:
-    """A completion in vLLM's shape, cut to `max_tokens` and to the `share` that was made before an abort."""
+    """A completion in vLLM's format, cut to `max_tokens` and to the `share` that was sampled before an abort."""
     ids = [*text.encode(), END]
     finish = "stop"
     if max_tokens is not None and max_tokens < len(ids):

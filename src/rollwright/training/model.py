@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rollwright.errors import ConfigError
-from rollwright.hardware.devices import pick_device
+from rollwright.hardware import pick_device
 from rollwright.training.micro_batches import MicroBatch
 from rollwright.training.settings import LoraSettings, TrainerSettings
 

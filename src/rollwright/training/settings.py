@@ -14,9 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from rollwright.hardware.settings import Device
 from rollwright.registry import Registry
-from rollwright.settings import Settings, Share
+from rollwright.settings import Device, Settings, Share
 
 HISTORY_KEYS = ("history", "history_length", "window", "max_prompt_length", "truncation_length")
 """Keys of other systems that truncate the history in training only; refused with the reason."""

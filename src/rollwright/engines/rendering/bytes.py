@@ -1,7 +1,7 @@
-"""A byte-level renderer: a real, lossless vocabulary for engines that have no tokenizer of their own.
+"""A byte-level renderer: a lossless vocabulary for engines without a tokenizer.
 
-Ids 0–255 are the bytes of UTF-8; five more mark roles and the end of a turn. Joining ids and rendering a
-longer conversation commute, so a chain's prompts extend each other by construction.
+Ids 0–255 are the bytes of UTF-8; five more mark roles and the end of a turn. Rendering a longer conversation only appends
+ids, so the prompts of an episode extend each other by construction.
 """
 
 import json
@@ -23,40 +23,40 @@ _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 
 _STEP = 1 << 20
-"""Bytes that become ids in one go, 2 ms: other threads wait meanwhile."""
+"""Bytes converted at a time, which takes 2 ms: other threads wait for it."""
 
 _WIDTH = token_ids().itemsize
 _LOW = 0 if sys.byteorder == "little" else _WIDTH - 1
-"""Where in an id's bytes those below 256 stand."""
+"""Offset of the low byte in an id."""
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """A call as a player writes it."""
+    """A tool call as a player writes it."""
 
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 def written_call(name: str, arguments: dict[str, object]) -> str:
-    """A call in the format that `BytesRenderer` reads."""
+    """A tool call in the format that `BytesRenderer` parses."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class BytesRenderer:
-    """For players and simulated engines. Calls of tools are JSON between `<tool_call>` marks."""
+    """The renderer of players and simulated engines. Tool calls are JSON between `<tool_call>` tags."""
 
     stop_ids = (END,)
 
     longest_token = 1
-    """A character is one byte or more, and so one id or more."""
+    """A character is at least one byte, so at least one id."""
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> TokenIds:
         ids = token_ids()
         if tools:
-            told = "\n".join(msgspec.json.encode(each).decode() for each in tools)
-            messages = [Message("system", f"Tools:\n{told}"), *messages]
+            listed = "\n".join(msgspec.json.encode(each).decode() for each in tools)
+            messages = [Message("system", f"Tools:\n{listed}"), *messages]
         for message in messages:
             ids.append(_ROLES[message.role])
             _append_text(ids, message.content)
@@ -87,14 +87,13 @@ class BytesRenderer:
             except msgspec.MsgspecError:
                 malformed.append(found)
             else:
-                named = (
-                    f"call-{len(prompt)}-{place}"  # along one sequence no prompt is as long as an earlier one
-                )
-                calls.append(ToolCall(named, read.name, bytes(read.arguments).decode()))
+                # Unique in a sequence, because prompts only grow.
+                call_id = f"call-{len(prompt)}-{place}"
+                calls.append(ToolCall(call_id, read.name, bytes(read.arguments).decode()))
         return Parsed(_CALL.sub("", text), tool_calls=tuple(calls), malformed=tuple(malformed))
 
     def encode(self, text: str) -> TokenIds:
-        """A whole assistant turn."""
+        """The ids of a whole assistant turn."""
         ids = token_ids()
         _append_text(ids, text)
         ids.append(END)
@@ -105,7 +104,7 @@ class BytesRenderer:
 
 
 def _append_text(ids: TokenIds, text: str) -> None:
-    """Many bytes at a time: one after the other would take twenty times as long."""
+    """Append the ids of a text in blocks: byte by byte would take twenty times as long."""
     content = text.encode()
     for start in range(0, len(content), _STEP):
         part = content[start : start + _STEP]

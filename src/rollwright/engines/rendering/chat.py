@@ -1,7 +1,4 @@
-"""Messages, tools and calls in the shape that chat templates and the `renderers` package expect.
-
-What the `renderers` package has read from a completion, as `Parsed`.
-"""
+"""Conversions between our types and those of chat templates and the `renderers` package: messages, tools, parsed completions."""
 
 import json
 from collections.abc import Container, Sequence
@@ -15,7 +12,7 @@ ChatMessage = dict[str, Any]
 
 
 def chat(messages: Sequence[Message], *, read_arguments: bool) -> list[ChatMessage]:
-    """`read_arguments`: templates that walk over a call's arguments need them as an object, not as text."""
+    """Messages as dicts. `read_arguments`: pass call arguments as an object, because templates iterate over them."""
     return [_chat_message(message, read_arguments) for message in messages]
 
 
@@ -40,7 +37,7 @@ def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
 
 
 def tool_specs(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
-    """`None` without tools: an empty list makes some formats announce that there are tools."""
+    """Tools as dicts; `None` without tools, because an empty list makes some formats announce tools."""
     if not tools:
         return None
     return [
@@ -53,7 +50,7 @@ def tool_specs(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
 
 
 def _arguments(text: str) -> Any:
-    """An object where the text is one; what the model wrote where it is not."""
+    """The arguments as an object if the text is one, else the text that the model wrote."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -62,17 +59,17 @@ def _arguments(text: str) -> Any:
 
 
 READABLE = ("ok", "unknown_tool")
-"""A call of a tool that does not exist can be read; telling the model so is the agent's task."""
+"""Statuses of well-formed calls. A call of an unknown tool is one: telling the model so is the agent's task."""
 
 CALL_ID_LENGTH = 9
-"""Letters and digits of a made-up call id: some chat templates accept this length alone."""
+"""Characters of a generated call id: some chat templates accept no other length."""
 
 _ARGUMENT_KEYS = ('"arguments"', '"parameters"')
-"""Under which key the formats that write a call as JSON have its arguments."""
+"""Keys of the arguments in formats that write a call as JSON."""
 
 
 def last_turn(prompt: TokenIds, stop_ids: Container[int]) -> TokenIds:
-    """The prompt from its last end-of-turn id on; all of it where there is none."""
+    """The prompt from its last end-of-turn id on; the whole prompt if there is none."""
     place = len(prompt) - 1
     while place > 0 and prompt[place] not in stop_ids:
         place -= 1
@@ -80,7 +77,7 @@ def last_turn(prompt: TokenIds, stop_ids: Container[int]) -> TokenIds:
 
 
 def as_parsed(made: Any, prompt: TokenIds, sampled: TokenIds) -> Parsed:
-    """`made` is the package's `ParsedResponse`."""
+    """Convert the package's `ParsedResponse`."""
     calls, malformed = [], []
     for place, call in enumerate(made.tool_calls):
         if call.status in READABLE and call.name:
@@ -97,12 +94,12 @@ def as_parsed(made: Any, prompt: TokenIds, sampled: TokenIds) -> Parsed:
 
 
 def _call_id(prompt: TokenIds, sampled: TokenIds, place: int) -> str:
-    """The same for the same turn in any process; along one sequence no prompt is as long as an earlier one."""
+    """An id that is the same for the same turn in any process, and unique in a sequence because prompts only grow."""
     return f"{digest('tool call', len(prompt), sampled.tobytes().hex(), place):016x}"[:CALL_ID_LENGTH]
 
 
 def _written(raw: str, arguments: Any) -> str:
-    """The arguments as the model wrote them where its format is JSON, else the object that was read, as JSON."""
+    """The arguments as the model wrote them if its format is JSON, else the parsed object as JSON."""
     if isinstance(arguments, str):
         return arguments
     for key in _ARGUMENT_KEYS:

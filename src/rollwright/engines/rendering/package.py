@@ -1,8 +1,8 @@
-"""Renderers of the `renderers` package, one for each model family that it knows.
+"""Hand-written renderers of the `renderers` package, one for each model family.
 
-Always true: what `extend` returns was made behind `prompt + sampled` and is checked to stand there. The package is
-given only the end of the prompt, from its last end-of-turn id on: it looks at nothing before that, and so the cost of
-a turn follows what is new in it, not how long the episode is.
+Always true: the package renders the new messages behind `prompt + sampled`, and `extend` checks that these ids are unchanged
+in its result. The package gets only the end of the prompt, from the last end-of-turn id on: it reads nothing before that, so
+the cost of a turn follows its new messages, not the length of the episode.
 """
 
 import copy
@@ -20,18 +20,18 @@ from rollwright.errors import ConfigError, RollwrightError
 from rollwright.trajectory import FinishReason, Message, TokenIds, token_ids
 
 RETENTION = "thinking_retention"
-"""The package's option for what becomes of earlier reasoning."""
+"""The package's option for the reasoning of earlier turns."""
 
 KEEP_THINKING = "all"
-"""Its default here: earlier reasoning stays in the prompt. Many families drop it when the user speaks again, and
-then every such turn would open the conversation anew."""
+"""Default here: earlier reasoning stays in the prompt. Many families drop it when the user speaks again, which would start
+a new sequence at every such turn."""
 
 REFUSALS = (ValueError, TypeError, KeyError, AssertionError, RuntimeError)
-"""What the package raises for input that it does not accept; it has no error class of its own."""
+"""Exceptions of the package for input that it does not accept; it has no error class of its own."""
 
 
 def library() -> ModuleType:
-    """The package, imported when first needed."""
+    """Import the package, which is optional."""
     try:
         return import_module("renderers.base")
     except ImportError as error:
@@ -42,11 +42,12 @@ def library() -> ModuleType:
 
 
 def families() -> list[str]:
+    """The model families that the package knows."""
     return sorted(set(library().MODEL_RENDERER_MAP.values()))
 
 
 class PackageRenderer:
-    """One family's hand-written renderer; `options` are the package's settings for it."""
+    """The renderer of one family; `options` are the package's settings for it."""
 
     def __init__(self, tokenizer: Tokenizer, family: str, **options: Any) -> None:
         self._tokenizer = tokenizer
@@ -60,7 +61,7 @@ class PackageRenderer:
         self.longest_token = longest_token(tokenizer)
 
     def with_tokenizer(self, wrap: Callable[[Tokenizer], Tokenizer]) -> Self:
-        """The same renderer with something around its tokenizer that gives the same ids."""
+        """A copy of the renderer whose tokenizer is wrapped; the wrapper must give the same ids."""
         other = copy.copy(self)
         other._tokenizer = wrap(self._tokenizer)
         other._renderer = library().create_renderer(other._tokenizer, self._settings)
@@ -87,7 +88,7 @@ class PackageRenderer:
         messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
     ) -> TokenIds | None:
-        # Whether the turn has ended is seen from its ids: after a stop string it has not, whatever `finish` says.
+        # `finish` is not consulted: a stop string finishes a sample without the end mark, so only the ids tell.
         before = last_turn(prompt, self._stop_ids).tolist()
         given = chat(messages, read_arguments=False)
         try:
@@ -116,13 +117,13 @@ class PackageRenderer:
 
 
 def _config(family: str, options: dict[str, Any]) -> Any:
-    """The package's settings for a family. An option that says the opposite of our default wins over it."""
+    """The package's settings for a family; an option that contradicts our default wins."""
     kind = type(import_module("renderers.configs").config_from_name(family))
     if RETENTION not in options:
         try:
             return kind(**options, **{RETENTION: KEEP_THINKING})
         except ValueError:
-            pass  # the family's own setting contradicts it, or is wrong, which the next line says
+            pass  # an option contradicts the default, or is wrong: then the next line raises
     return kind(**options)
 
 

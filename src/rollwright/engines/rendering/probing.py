@@ -1,10 +1,9 @@
-"""A tokenizer's chat template, as a function from messages to text.
+"""Probes a chat template: which text ends an assistant turn, and which messages may follow without changing earlier turns.
 
-Finds out from a chat template what ends an assistant's turn and which messages may follow without changing it.
-
-It renders short conversations of marked contents and looks at the text around the marks. A role may follow when the
-text up to an assistant's answer is the same as a prompt and as history, at the first turn and at a later one, and
-when what stands behind the answer depends on the new messages alone.
+A chat template is a program that can be run, not read. The probe renders short conversations whose contents are unique
+marks and compares the text around the marks. A role may follow an answer if the text up to the answer is the same when it
+is a prompt and when it is history, at the first turn and at a later one, and if the text behind the answer depends on the
+new messages alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +18,18 @@ from rollwright.errors import ConfigError, RollwrightError
 Tools = list[dict[str, Any]] | None
 
 
-class Refused(RollwrightError):
+class TemplateRefused(RollwrightError):
     """The template does not accept these messages."""
 
 
 class ChatTemplate:
-    """Messages and tools to text, with options that the template is known to read."""
+    """A tokenizer's chat template as a function from messages and tools to text."""
 
     def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
         if not tokenizer.chat_template:
             raise ConfigError("renderer 'template': the tokenizer has no chat template")
         for option in options:
+            # jinja ignores unknown variables, so a typo would go unnoticed.
             if option not in str(tokenizer.chat_template):
                 raise ConfigError(
                     f"renderer 'template': the chat template does not use the option {option!r}"
@@ -37,45 +37,49 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._options = options
 
-    def text(self, messages: Sequence[ChatMessage], tools: Tools, *, ask: bool) -> str:
-        """`ask`: go on up to where the assistant's turn begins."""
-        from jinja2.exceptions import TemplateError  # with the extra, not with the core
+    def render(self, messages: Sequence[ChatMessage], tools: Tools, *, add_generation_prompt: bool) -> str:
+        """Render messages; with `add_generation_prompt` up to the start of the assistant's next turn."""
+        from jinja2.exceptions import TemplateError  # an optional dependency
 
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, add_generation_prompt=ask, tokenize=False, **self._options
+                list(messages),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **self._options,
             )
         except (TemplateError, TypeError) as error:
-            raise Refused(
+            raise TemplateRefused(
                 f"chat template: it refuses these messages: {' '.join(str(error).split())}"
             ) from error
         return text
 
 
 Render = Callable[[Sequence[ChatMessage], bool], str]
-"""Messages to text; the second argument: up to where the assistant's turn begins."""
+"""Messages to text; the second argument is `add_generation_prompt`."""
 
-ASKED, SAID, NEXT, SAID_NEXT, THIRD, RULES = (f"Zq{number}Zq" for number in range(6))
-"""Marks: they are in no template, and no template trims or escapes them."""
+QUESTION, ANSWER, FOLLOW_UP, SECOND_ANSWER, SECOND_FOLLOW_UP, RULES = (f"Zq{number}Zq" for number in range(6))
+"""Marks: letters and digits that occur in no template and that no template trims or escapes."""
 
 FOLLOWING_ROLES = ("user", "tool", "system")
-"""Who may speak after the assistant."""
+"""Roles that may speak after the assistant."""
 
 PROBE_CALL = "call00000"
-"""Id of the call that a probing `tool` message answers."""
+"""Id of the call that a probing `tool` message answers; nine characters, because some templates accept no other length."""
 
 
-class Following(msgspec.Struct, frozen=True):
-    """How a conversation goes on behind an assistant's answer."""
+class Continuation(msgspec.Struct, frozen=True):
+    """How a conversation continues behind an assistant's answer."""
 
     roles: frozenset[str]
-    """Whose messages can follow, such that the ids before them stay as they are."""
-    unstable: str
-    """Why nobody's can; empty: the user's can."""
+    """Roles whose messages can follow without a change of the ids before them."""
+    restart_reason: str
+    """Why no role can; empty: the user can."""
     last: str
-    """What stands behind an answer that is the last message."""
+    """Text behind an answer that is the last message."""
     between: str
-    """What stands behind an answer when the user speaks next, up to that message's content."""
+    """Text between an answer and the content of the user message behind it."""
 
 
 def user(content: str) -> ChatMessage:
@@ -87,63 +91,76 @@ def assistant(content: str) -> ChatMessage:
 
 
 def follow_up(role: str, content: str) -> ChatMessage:
+    """A message behind an answer, with the fields that templates expect of the role."""
     made: dict[str, Any] = {"role": role, "content": content}
     return made | ({"tool_call_id": PROBE_CALL, "name": "probe"} if role == "tool" else {})
 
 
-def probe(render: Render) -> Following:
-    """Raises where the template cannot write a plain exchange at all."""
+def probe(render: Render) -> Continuation:
+    """Probe a template; raise a `ConfigError` if it cannot render a question and an answer."""
     try:
-        asked = render([user(ASKED)], True)
-        answered = render([user(ASKED), assistant(SAID)], False)
-    except Refused as error:
+        asked = render([user(QUESTION)], True)
+        answered = render([user(QUESTION), assistant(ANSWER)], False)
+    except TemplateRefused as error:
         raise ConfigError(
-            f"renderer 'template': {error}; a question and an answer are the least it must take"
+            f"renderer 'template': {error}; a question and an answer are the least it must accept"
         ) from error
-    if ASKED not in asked or SAID not in answered:
-        raise ConfigError("renderer 'template': the chat template does not write out what the messages say")
-    reasons = {role: _instability(render, role) for role in FOLLOWING_ROLES}
+    if QUESTION not in asked or ANSWER not in answered:
+        raise ConfigError("renderer 'template': the chat template does not write the contents of messages")
+    reasons = {role: _find_instability(render, role) for role in FOLLOWING_ROLES}
+    # Every conversation has user messages: if those change the history, stable tool messages do not help.
     unstable = reasons["user"]
-    behind = "" if unstable else _behind_answer(render)
-    return Following(
+    behind = "" if unstable else _text_behind_answer(render)
+    return Continuation(
         roles=frozenset() if unstable else frozenset(role for role, reason in reasons.items() if not reason),
-        unstable=unstable,
-        last=answered.rpartition(SAID)[2],
-        between=behind.partition(NEXT)[0],
+        restart_reason=unstable,
+        last=answered.rpartition(ANSWER)[2],
+        between=behind.partition(FOLLOW_UP)[0],
     )
 
 
-def _behind_answer(render: Render) -> str:
-    return render([user(ASKED), assistant(SAID), user(NEXT)], True).partition(SAID)[2]
+def _text_behind_answer(render: Render) -> str:
+    return render([user(QUESTION), assistant(ANSWER), user(FOLLOW_UP)], True).partition(ANSWER)[2]
 
 
-def _instability(render: Render, role: str) -> str:
-    """Why a message of `role` cannot simply be added behind an answer; empty: it can."""
-    start, answer = [user(ASKED)], assistant(SAID)
+def _find_instability(render: Render, role: str) -> str:
+    """Why a message of `role` cannot simply be appended behind an answer; empty: it can."""
+    start, answer = [user(QUESTION)], assistant(ANSWER)
     try:
         asked = render(start, True)
-        followed = render([*start, answer, follow_up(role, NEXT)], True)
-        again = [answer, follow_up(role, NEXT), assistant(SAID_NEXT), follow_up(role, THIRD)]
+        followed = render([*start, answer, follow_up(role, FOLLOW_UP)], True)
+        again = [
+            answer,
+            follow_up(role, FOLLOW_UP),
+            assistant(SECOND_ANSWER),
+            follow_up(role, SECOND_FOLLOW_UP),
+        ]
         followed_again = render([*start, *again], True)
-    except Refused as error:
+    except TemplateRefused as error:
         return f"a {role} message behind an answer: {error}"
-    if not followed.startswith(asked + SAID):
-        return "what stands before an answer is not the same in a prompt and in the history"
-    behind = followed[len(asked + SAID) :]
-    if NEXT not in behind:
-        return f"it does not write out a {role} message behind an answer"
-    if not followed_again.startswith(followed + SAID_NEXT):
-        return "an earlier turn is rendered anew when the conversation goes on"
-    if followed_again[len(followed + SAID_NEXT) :] != behind.replace(NEXT, THIRD):
-        return "what stands behind an answer depends on the turns before it"
-    return "" if _with_rules(render, role) in (behind, None) else "a system message changes later turns"
+    # Thinking models open a prompt with `<think>` and drop it from the history: the sampled ids would not fit.
+    if not followed.startswith(asked + ANSWER):
+        return "the text before an answer differs between a prompt and the history"
+    behind = followed[len(asked + ANSWER) :]
+    if FOLLOW_UP not in behind:
+        return f"it does not write a {role} message behind an answer"
+    # Some templates strip earlier reasoning, or write tools into the latest user message, once there is a later turn.
+    if not followed_again.startswith(followed + SECOND_ANSWER):
+        return "an earlier turn changes when the conversation continues"
+    # The stand-in exchange gives the text behind a first answer, so a template that counts turns cannot use it.
+    if followed_again[len(followed + SECOND_ANSWER) :] != behind.replace(FOLLOW_UP, SECOND_FOLLOW_UP):
+        return "the text behind an answer depends on the turns before it"
+    # The stand-in exchange has no system message, so a later turn must not depend on one.
+    return (
+        "" if _behind_with_rules(render, role) in (behind, None) else "a system message changes later turns"
+    )
 
 
-def _with_rules(render: Render, role: str) -> str | None:
-    """What follows an answer in a conversation that begins with a system message; `None`: there can be none."""
+def _behind_with_rules(render: Render, role: str) -> str | None:
+    """Text behind an answer in a conversation with a system message; `None`: the template accepts none."""
     rules = {"role": "system", "content": RULES}
     try:
-        text = render([rules, user(ASKED), assistant(SAID), follow_up(role, NEXT)], True)
-    except Refused:
+        text = render([rules, user(QUESTION), assistant(ANSWER), follow_up(role, FOLLOW_UP)], True)
+    except TemplateRefused:
         return None
-    return text.partition(SAID)[2]
+    return text.partition(ANSWER)[2]

@@ -1,9 +1,12 @@
-"""The generic renderer: follows whatever chat template the tokenizer comes with.
+"""The generic renderer, which follows the chat template of any tokenizer.
 
-The template is asked once, when the renderer is made, how conversations go on (see `probing`). From then on a turn
-renders a stand-in exchange and the new messages, and takes what stands behind the stand-in's answer: so a turn costs
-what is new in it, and nothing that was sampled is ever encoded. Where the template rewrites earlier turns, `extend`
-answers `None`, and `restarts` says why.
+A template renders whole conversations, but a prompt must be extended: encoding the history again could give other ids than
+those that were sampled. So the template is probed once, when the renderer is made (see `probing`). From then on a turn
+renders a stand-in exchange (a question and an answer made of marks) together with the new messages, and takes the text
+behind the stand-in's answer. The probe has shown that this text does not depend on the turns before it.
+
+Always true: sampled ids are never encoded again; the cost of a turn follows its new messages, not the length of the episode;
+where the template rewrites earlier turns, `extend` returns `None` and `restart_reason` says why.
 """
 
 import copy
@@ -18,11 +21,11 @@ from rollwright.engines.base import Parsed, ToolSpec
 from rollwright.engines.rendering.chat import ChatMessage, as_parsed, chat, last_turn, tool_call, tool_specs
 from rollwright.engines.rendering.package import library
 from rollwright.engines.rendering.probing import (
-    ASKED,
-    SAID,
+    ANSWER,
+    QUESTION,
     ChatTemplate,
-    Following,
-    Refused,
+    Continuation,
+    TemplateRefused,
     Tools,
     assistant,
     probe,
@@ -32,10 +35,10 @@ from rollwright.engines.rendering.tokenizer import Tokenizer, decode, longest_to
 from rollwright.errors import ConfigError
 from rollwright.trajectory import FinishReason, Message, TokenIds, token_ids
 
-REMEMBERED = 1024
-"""Conversations whose ids are kept: the members of a group all begin with the same one."""
-REMEMBERED_LENGTH = 4096
-"""Characters of the longest such conversation; a few megabytes in all."""
+CACHED_PROMPTS = 1024
+"""First prompts whose ids are cached: all members of a group begin with the same one."""
+CACHED_PROMPT_LENGTH = 4096
+"""Characters of the longest cached prompt; the cache takes a few megabytes in all."""
 
 
 class EndMark(msgspec.Struct, frozen=True):
@@ -44,11 +47,11 @@ class EndMark(msgspec.Struct, frozen=True):
     id: int
     text: str
     before: str
-    """What the template writes between the answer and the mark; mostly nothing."""
+    """Text between the answer and the mark; mostly empty."""
 
 
 class TemplateRenderer:
-    """Serves any model whose tokenizer has a chat template; token-exact where the template is stable."""
+    """Renders for any model whose tokenizer has a chat template; token-exact where the template is stable."""
 
     def __init__(
         self,
@@ -59,26 +62,26 @@ class TemplateRenderer:
         reasoning_parser: str | None = None,
         **template_options: Any,
     ) -> None:
-        """`stop_tokens`: what ends a turn beside the template's own mark and the tokenizer's end of sequence. The
-        parsers are those of the `renderers` package; without them a completion is all content. Every other option
-        is the template's own."""
+        """`stop_tokens`: tokens that end a turn, beside the template's end mark and the tokenizer's end of sequence. The
+        parsers are those of the `renderers` package; without them a completion is all content. Other options are variables of
+        the template."""
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, template_options)
-        self._following = self._probed(None)
-        self._following_with_tools: Following | None = None
-        """Found out when tools are first given: some templates write them into the latest message."""
-        self._mark = self._end_mark()
-        self._stop_ids = self._stops(stop_tokens)
+        self._continuation = self._probe(None)
+        self._continuation_with_tools: Continuation | None = None
+        """Probed when tools are first given: some templates write them into the latest message, which makes them unstable."""
+        self._mark = self._find_end_mark()
+        self._stop_ids = self._find_stop_ids(stop_tokens)
         self.longest_token = longest_token(tokenizer)
-        self._parser = _parser(tokenizer, tool_parser, reasoning_parser)
-        self._opened: OrderedDict[tuple[Message, ...], TokenIds] = OrderedDict()
-        """Conversations without tools, the least recently used first."""
+        self._parser = _make_parser(tokenizer, tool_parser, reasoning_parser)
+        self._prompts: OrderedDict[tuple[Message, ...], TokenIds] = OrderedDict()
+        """Cached prompts without tools, the least recently used first."""
 
     def with_tokenizer(self, wrap: Callable[[Tokenizer], Tokenizer]) -> Self:
-        """The same renderer with something around its tokenizer that gives the same ids."""
+        """A copy of the renderer whose tokenizer is wrapped; the wrapper must give the same ids."""
         other = copy.copy(self)
         other._tokenizer = wrap(self._tokenizer)
-        other._opened = OrderedDict()
+        other._prompts = OrderedDict()
         return other
 
     @property
@@ -86,21 +89,23 @@ class TemplateRenderer:
         return self._stop_ids
 
     @property
-    def restarts(self) -> str:
-        """Why conversations are opened anew at every turn; empty: they are not."""
-        return self._following.unstable
+    def restart_reason(self) -> str:
+        """Why every turn starts a new sequence; empty: turns extend the sequence."""
+        return self._continuation.restart_reason
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> TokenIds:
-        asked = tuple(messages)
-        if (known := None if tools else self._opened.get(asked)) is not None:
-            self._opened.move_to_end(asked)
-            return known[:]
-        text = self._template.text(chat(messages, read_arguments=True), tool_specs(tools), ask=True)
+        key = tuple(messages)
+        if (known := None if tools else self._prompts.get(key)) is not None:
+            self._prompts.move_to_end(key)
+            return known[:]  # a copy, because arrays of ids are mutable
+        text = self._template.render(
+            chat(messages, read_arguments=True), tool_specs(tools), add_generation_prompt=True
+        )
         ids = token_ids(self._encode(text))
-        if not tools and len(text) <= REMEMBERED_LENGTH:
-            self._opened[asked] = ids[:]
-            if len(self._opened) > REMEMBERED:
-                self._opened.popitem(last=False)
+        if not tools and len(text) <= CACHED_PROMPT_LENGTH:
+            self._prompts[key] = ids[:]
+            if len(self._prompts) > CACHED_PROMPTS:
+                self._prompts.popitem(last=False)
         return ids
 
     def extend(
@@ -111,13 +116,13 @@ class TemplateRenderer:
         messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
     ) -> TokenIds | None:
-        # Whether the turn has ended is seen from its ids: after a stop string it has not, whatever `finish` says.
+        # `finish` is not consulted: a stop string finishes a sample without the end mark, so only the ids tell.
         specs = tool_specs(tools)
-        following = self._how(specs)
-        if not messages or any(message.role not in following.roles for message in messages):
+        roles = self._continuation_for(specs).roles
+        if not messages or any(message.role not in roles for message in messages):
             return None
-        behind = self._behind_answer(chat(messages, read_arguments=True), specs)
-        return None if behind is None else self._join(sampled, behind)
+        behind = self._text_behind_answer(chat(messages, read_arguments=True), specs)
+        return None if behind is None else self._encode_behind(sampled, behind)
 
     def parse(self, prompt: TokenIds, sampled: TokenIds, tools: Sequence[ToolSpec] = ()) -> Parsed:
         if self._parser is None:
@@ -129,70 +134,77 @@ class TemplateRenderer:
     def decode(self, ids: TokenIds) -> str:
         return decode(self._tokenizer, [each for each in ids if each not in self._stop_ids])
 
-    def _probed(self, specs: Tools) -> Following:
-        return probe(lambda messages, ask: self._template.text(messages, specs, ask=ask))
+    def _probe(self, specs: Tools) -> Continuation:
+        return probe(lambda messages, ask: self._template.render(messages, specs, add_generation_prompt=ask))
 
-    def _how(self, specs: Tools) -> Following:
+    def _continuation_for(self, specs: Tools) -> Continuation:
         if specs is None:
-            return self._following
-        if self._following_with_tools is None:
-            self._following_with_tools = self._probed(specs)
-        return self._following_with_tools
+            return self._continuation
+        if self._continuation_with_tools is None:
+            self._continuation_with_tools = self._probe(specs)
+        return self._continuation_with_tools
 
-    def _behind_answer(self, messages: list[ChatMessage], specs: Tools) -> str | None:
-        """The text from the end of an assistant's answer to the beginning of the next one."""
-        behind = self._behind_call(messages, specs)
+    def _text_behind_answer(self, messages: list[ChatMessage], specs: Tools) -> str | None:
+        """The text from the end of the assistant's answer to the start of its next turn."""
+        behind = self._text_behind_calls(messages, specs)
         if behind is None:
-            text = self._template.text([user(ASKED), assistant(SAID), *messages], specs, ask=True)
-            behind = text.partition(SAID)[2]
+            exchange = [user(QUESTION), assistant(ANSWER), *messages]
+            behind = self._template.render(exchange, specs, add_generation_prompt=True).partition(ANSWER)[2]
         mark = self._mark
+        # The probe saw the end mark behind an answer. If these messages suppress it, the ids cannot be extended safely.
         return behind if mark is None or behind.startswith(mark.before + mark.text) else None
 
-    def _behind_call(self, messages: list[ChatMessage], specs: Tools) -> str | None:
-        """The same where tools answer: behind calls that fit the answers, for templates that look at those.
+    def _text_behind_calls(self, messages: list[ChatMessage], specs: Tools) -> str | None:
+        """The text behind an answer with tool calls that match the tool messages.
 
-        `None`: nothing is answered here, or the template writes the call differently once it is answered.
+        `None`: no tool message comes first, or the template renders the calls differently once they are answered.
         """
         if messages[0]["role"] != "tool":
             return None
+        # Many templates refuse a tool message without a matching call, or look the tool's name up in the call.
         answers = [message for message in messages if message["role"] == "tool"]
         calls = [tool_call(each.get("tool_call_id", ""), each.get("name", ""), {}) for each in answers]
-        asked = [user(ASKED), assistant(SAID) | {"tool_calls": calls}]
+        exchange = [user(QUESTION), assistant(ANSWER) | {"tool_calls": calls}]
         try:
-            called = self._template.text(asked, specs, ask=False)
-            text = self._template.text([*asked, *messages], specs, ask=True)
-        except Refused:
+            called = self._template.render(exchange, specs, add_generation_prompt=False)
+            text = self._template.render([*exchange, *messages], specs, add_generation_prompt=True)
+        except TemplateRefused:
             return None
-        last = self._following.last
+        # The stand-in's calls end where the text before the end mark ends. There is no mark of ours behind the calls to
+        # search for, because each format writes them in its own way.
+        last = self._continuation.last
         body = called.removesuffix(last)
         if not text.startswith(body):
             return None
-        # A format may end a call in its own way; a sample that was cut then ends as any other.
+        # A format may end a turn with calls by another token (`<|eom_id|>`). The usual end of a turn is put in front, so
+        # that a sample which was cut off ends like any other; `_encode_behind` drops it where the sample has an end.
         return text[len(body) :] if called.endswith(last) else last + text[len(body) :]
 
-    def _join(self, sampled: TokenIds, behind: str) -> TokenIds:
-        """The ids of `behind`, less the mark that ends the answer where the sample has it already."""
-        # The mark is encoded with the rest, because a tokenizer may treat text differently behind one.
+    def _encode_behind(self, sampled: TokenIds, behind: str) -> TokenIds:
+        """The ids of `behind`, without the end mark if the sample has it already."""
+        # The mark is encoded together with the text behind it, because a tokenizer may treat the start of a text
+        # differently from text behind a special token (a space added in front, for example).
         ids = token_ids(self._encode(behind))
         if not sampled or sampled[-1] not in self._stop_ids:
             return ids
         if self._mark is not None:
             return ids[ids.index(self._mark.id) + 1 :]
-        # A format whose answers end where the next message begins: the sample may hold that beginning.
+        # Without an end mark an answer ends where the next message starts, and the model may have sampled that start.
         return ids[1:] if ids[:1] == sampled[-1:] else ids
 
-    def _end_mark(self) -> EndMark | None:
-        """`None`: an answer ends where the next message begins, or with the sequence."""
-        following = self._following
-        mark = self._first_special(following.between)
-        if mark is None or self._first_special(following.last) is None:
+    def _find_end_mark(self) -> EndMark | None:
+        """The end mark; `None`: an answer ends where the next message starts, or with the sequence."""
+        continuation = self._continuation
+        mark = self._first_special(continuation.between)
+        # A special token between two messages that is absent behind the last one starts the next message: no end mark.
+        if mark is None or self._first_special(continuation.last) is None:
             return None
         text = self._tokenizer.convert_ids_to_tokens(mark)
-        return EndMark(mark, text, before=following.between.partition(text)[0])
+        return EndMark(mark, text, before=continuation.between.partition(text)[0])
 
-    def _stops(self, extra: Sequence[str]) -> tuple[int, ...]:
-        """A model ends its turn as the template ends the last one, or with the end of the sequence."""
-        found = [self._first_special(self._following.last), self._tokenizer.eos_token_id]
+    def _find_stop_ids(self, extra: Sequence[str]) -> tuple[int, ...]:
+        """Ids that end a turn: the end of the template's last message, the end of the sequence, and `extra`."""
+        found = [self._first_special(self._continuation.last), self._tokenizer.eos_token_id]
         if self._mark is not None:
             found.append(self._mark.id)
         for token in extra:
@@ -211,17 +223,19 @@ class TemplateRenderer:
         return stops
 
     def _first_special(self, text: str) -> int | None:
+        """The first special token of a text."""
+        # `all_special_ids` may lack tokens that were added as special without a role of their own.
         marks = {number for number, token in self._tokenizer.added_tokens_decoder.items() if token.special}
         marks.update(self._tokenizer.all_special_ids)
         return next((each for each in self._encode(text) if each in marks), None)
 
     def _encode(self, text: str) -> list[int]:
-        # The template writes a beginning-of-sequence mark itself where the model has one.
+        # Templates write the beginning-of-sequence token themselves; a second one would change the distribution.
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def _parser(tokenizer: Tokenizer, tool_parser: str | None, reasoning_parser: str | None) -> Any:
-    """Reads calls and reasoning from a completion; `None` when neither is asked for."""
+def _make_parser(tokenizer: Tokenizer, tool_parser: str | None, reasoning_parser: str | None) -> Any:
+    """The package's parser of tool calls and reasoning; `None`: neither is configured."""
     if tool_parser is None and reasoning_parser is None:
         return None
     base, configs = library(), import_module("renderers.configs")

@@ -1,4 +1,4 @@
-"""The tokenizer that a renderer works with, and how one is read from a folder."""
+"""The tokenizer interface of renderers, and loading a tokenizer from a folder."""
 
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -8,7 +8,7 @@ from rollwright.errors import ConfigError
 
 
 class Tokenizer(Protocol):
-    """What is used of a `transformers` tokenizer."""
+    """The part of a `transformers` tokenizer that renderers use."""
 
     name_or_path: str
     chat_template: Any
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Reads the tokenizer of a model folder; nothing is downloaded and no code from the folder is run."""
+    """Load the tokenizer of a model folder; download nothing and run no code from the folder."""
     if not folder.is_dir():
         raise ConfigError(f"tokenizer: {folder} is not a folder; give one with tokenizer.json in it")
     try:
@@ -48,11 +48,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def decode(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """The text of ids, marks such as `<tool_call>` included."""
+    """The text of ids, special tokens such as `<tool_call>` included."""
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
-    """Characters of the longest token. Never less than `LONGEST_TOKEN`, because templates trim white space and some
-    tokenizers join what they do not know."""
+    """Characters of the longest token; at least `LONGEST_TOKEN`, because templates trim white space and some tokenizers merge
+    unknown characters."""
     return max(LONGEST_TOKEN, *map(len, tokenizer.get_vocab()))

@@ -1,6 +1,5 @@
-"""A transformers model in this process as a policy. Importing it imports torch; nothing else of the package does."""
+"""A policy that runs a transformers model in this process. Importing it imports torch."""
 
-from rollwright.engines.torch.policy import TorchPolicy, load_policy
-from rollwright.engines.torch.prefixes import Divergence, divergence
+from rollwright.engines.torch.policy import Divergence, TorchPolicy, divergence, load_policy
 
 __all__ = ["Divergence", "TorchPolicy", "divergence", "load_policy"]

@@ -1,12 +1,8 @@
-"""From logits and luck to tokens and their log-probabilities, for a whole batch at once.
+"""Continuous batching: calls join and leave between any two steps, and a step samples one token for each running call.
 
-The log-probability is that of the distribution sampled from: after temperature and top-p. At temperature 0 that is
-a point mass on the likeliest token, so it is 0.
-
-Continuous batching: calls join and leave between any two steps, and a step gives each one token.
-
-What is true: a call is waiting, running, or ended, never two of these; it ends once; a call that is interrupted is
-waiting again, ahead of all that came later, with its tokens unless it restarts. Knows nothing of threads.
+Always true: a call is either waiting, running or ended, and it ends once. An interrupted call waits again, ahead of all later
+calls, and keeps its tokens unless it restarts. A log-probability is that of the distribution sampled from, after temperature
+and top-p; at temperature 0 this is a point mass on the likeliest token, so it is 0. Used by one thread.
 """
 
 import math
@@ -16,16 +12,16 @@ from collections.abc import Sequence
 import torch
 
 from rollwright.engines.base import EngineError
-from rollwright.engines.torch.call import Call, Counters
-from rollwright.engines.torch.rows import Rows
+from rollwright.engines.torch.call import Counters, GenerationCall
+from rollwright.engines.torch.rows import ModelRows
 
 
 def sample(
     logits: torch.Tensor, temperatures: Sequence[float], top_ps: Sequence[float], draws: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """One token for each row: the first whose cumulative probability, in the order of ids, exceeds the row's draw.
+    """Sample one token for each row: the first whose cumulative probability, in the order of ids, exceeds the row's draw.
 
-    A token takes one draw in [0, 1). A log-probability that is not finite says that the logits were not.
+    `draws`: one number in [0, 1) for each row. A log-probability that is not finite means that the logits were not.
     """
     logits = logits.float()
     greedy = [temperature == 0 for temperature in temperatures]
@@ -37,10 +33,10 @@ def sample(
         rows = torch.tensor(narrow, device=logits.device)
         limits = torch.tensor([top_ps[row] for row in narrow], dtype=torch.float64, device=logits.device)
         logprobs[rows] = nucleus(logprobs[rows], limits)
-    # in double precision, so that the sum over a large vocabulary does not move a boundary
+    # In double precision, so that rounding of the sum over a large vocabulary does not move a boundary.
     cumulative = logprobs.double().exp().cumsum(dim=-1)
-    luck = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, luck, right=True).clamp_(max=logits.shape[-1] - 1)
+    targets = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[-1] - 1)
     found, chosen = tokens[:, 0].tolist(), logprobs.gather(1, tokens)[:, 0].tolist()
     if any(greedy):
         best, certain = _greedy(logits)
@@ -50,7 +46,7 @@ def sample(
 
 
 def nucleus(logprobs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """Only the fewest likeliest tokens that hold `top_p` of the probability, renormalised; the likeliest always."""
+    """Log-probabilities restricted to the fewest likeliest tokens that hold `top_p` of the mass, at least one, renormalised."""
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     mass = ordered.double().exp()
     dropped = mass.cumsum(dim=-1) - mass >= top_ps[:, None]
@@ -61,19 +57,19 @@ def nucleus(logprobs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
 
 def _greedy(logits: torch.Tensor) -> tuple[list[int], list[float]]:
     top, tokens = logits.max(dim=-1)
-    # 0 where the logit is finite, and not a number where it is not
+    # 0 for a finite logit, NaN otherwise
     return tokens.tolist(), (top - top).tolist()
 
 
 class Batcher:
-    """See the module's docstring. Used by one thread."""
+    """The waiting and the running calls; see the module's docstring for its guarantees."""
 
-    def __init__(self, rows: Rows, counters: Counters) -> None:
+    def __init__(self, rows: ModelRows, counters: Counters) -> None:
         self._rows = rows
         self._counters = counters
-        self._waiting: deque[Call] = deque()
-        self._running: dict[Call, None] = {}
-        """In the order they came in."""
+        self._waiting: deque[GenerationCall] = deque()
+        self._running: dict[GenerationCall, None] = {}
+        """In the order of admission."""
 
     @property
     def running(self) -> int:
@@ -83,11 +79,11 @@ class Batcher:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: GenerationCall) -> None:
         self._waiting.append(call)
 
-    def step(self, version: int, *, admit: bool = True) -> list[Call]:
-        """One token more for every running call; returns those that ended. Nobody joins unless `admit`."""
+    def step(self, version: int, *, admit: bool = True) -> list[GenerationCall]:
+        """Sample one token for every running call; return the calls that ended. Waiting calls join only with `admit`."""
         with torch.inference_mode():
             if admit:
                 self._running.update(dict.fromkeys(self._rows.admit(self._waiting)))
@@ -101,7 +97,7 @@ class Batcher:
         return ended
 
     def drop_cancelled(self) -> int:
-        """Lets go of the calls that nobody waits for; returns how many those were."""
+        """Remove the cancelled calls; return their number."""
         running = [call for call in self._running if call.cancelled]
         with torch.inference_mode():
             for call in running:
@@ -111,7 +107,7 @@ class Batcher:
         return len(running) + before - len(self._waiting)
 
     def interrupt(self, *, restart: bool) -> None:
-        """Takes all running calls out, to be admitted again; nothing computed so far is used for them."""
+        """Move all running calls back to waiting. Keys and values computed so far are dropped, because the weights change."""
         running = list(self._running)
         self._running.clear()
         self._rows.clear()
@@ -123,8 +119,8 @@ class Batcher:
             else:
                 self._counters.resumed_calls += 1
 
-    def give_up(self, *, waiting: bool) -> list[Call]:
-        """Lets go of all running calls, and of those that wait as well if `waiting`."""
+    def remove_all(self, *, waiting: bool) -> list[GenerationCall]:
+        """Remove and return all running calls, and with `waiting` the waiting ones, too."""
         calls = [*self._running, *(self._waiting if waiting else ())]
         self._running.clear()
         self._rows.clear()
@@ -132,11 +128,11 @@ class Batcher:
             self._waiting.clear()
         return calls
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: GenerationCall) -> None:
         del self._running[call]
         self._rows.release(call)
 
-    def _sample(self, calls: list[Call], logits: torch.Tensor, version: int) -> None:
+    def _sample(self, calls: list[GenerationCall], logits: torch.Tensor, version: int) -> None:
         tokens, logprobs = sample(
             logits,
             [call.temperature for call in calls],
@@ -145,9 +141,9 @@ class Batcher:
         )
         for call, token, logprob in zip(calls, tokens, logprobs, strict=True):
             if math.isfinite(logprob):
-                call.take(token, logprob, version)
+                call.append(token, logprob, version)
                 self._counters.sampled_tokens += 1
             else:
                 call.error = EngineError(
-                    f"weights of version {version} gave logits that are not numbers; nothing can be sampled"
+                    f"weights of version {version} gave logits that are not finite; nothing can be sampled"
                 )

@@ -1,9 +1,7 @@
-"""What a torch policy has done so far.
+"""One call of `generate` while a torch policy serves it, and the policy's counters.
 
-One call of `generate` while it is being served.
-
-What is true of it: `tokens` are the prompt and then what was sampled, so nothing is ever encoded again; it has as
-many log-probabilities and version stamps as sampled ids, also after it was interrupted.
+Always true of a call: `tokens` holds the prompt followed by the sampled ids, so nothing is encoded again; it has one
+log-probability and one version stamp for each sampled id, also after an interruption.
 """
 
 import asyncio
@@ -16,35 +14,35 @@ from rollwright.trajectory import FinishReason, Floats, TokenIds, VersionRun, fl
 
 @dataclass
 class Counters:
-    """Only grows."""
+    """Totals of a torch policy since it was made."""
 
     calls: int = 0
-    """All that came; those neither in `completed`, `failed` nor `cancelled` are still here."""
+    """Calls received; those not in `completed`, `failed` or `cancelled` are waiting or running."""
     completed: int = 0
     failed: int = 0
     cancelled: int = 0
     steps: int = 0
-    """Times that every call which was being served got one more token, or one more part of its prompt read."""
+    """Steps; each gives every running call one more token, or reads one more part of its prompt."""
     passes: int = 0
-    """Passes through the model; a step takes several when prompts of different lengths come in."""
+    """Forward passes; a step takes several when new prompts have different lengths."""
     sampled_tokens: int = 0
     fed_tokens: int = 0
-    """Tokens of prompts and samples that went through the model."""
+    """Tokens of prompts and samples fed to the model."""
     reused_tokens: int = 0
-    """Tokens that did not have to, because their keys and values were at hand."""
+    """Tokens not fed, because their keys and values were cached."""
     updates: int = 0
     """Weight updates that took effect."""
     resumed_calls: int = 0
-    """Calls that went on under new weights."""
+    """Calls that continued under new weights."""
     restarted_calls: int = 0
-    """Calls that began anew under new weights."""
+    """Calls that restarted under new weights."""
     discarded_tokens: int = 0
-    """Tokens that restarted calls had sampled."""
+    """Tokens that restarted calls had sampled before."""
 
 
 @dataclass(eq=False)
-class Call:
-    """Belongs to the worker's thread from when it is handed over until `done` is set; only `cancelled` is not."""
+class GenerationCall:
+    """Owned by the worker's thread from submission until `done` is set, except for `cancelled`."""
 
     tokens: TokenIds
     """The prompt's ids, then the sampled ones."""
@@ -54,7 +52,7 @@ class Call:
     top_p: float
     stop: tuple[str, ...]
     noise: int
-    """What its draws are keyed by, beside the position."""
+    """The key of its draws, together with the position."""
     renderer: Renderer
     done: asyncio.Future[None]
     logprobs: Floats = field(default_factory=floats)
@@ -63,7 +61,7 @@ class Call:
     """`None` while it is being served."""
     error: EngineError | None = None
     cancelled: bool = False
-    """Set when nobody waits for it any more; it leaves before the next step."""
+    """Set when the caller stopped waiting; the call leaves before the next step."""
 
     @property
     def sampled(self) -> TokenIds:
@@ -74,24 +72,24 @@ class Call:
         return self.finish is not None or self.error is not None
 
     def draw(self) -> float:
-        """The luck of its next token: of the call's key and the position alone, however it is batched."""
+        """The draw of the next token: keyed by the call and the position alone, however it is batched."""
         return uniform(self.noise, len(self.logprobs))
 
-    def take(self, token: int, logprob: float, version: int) -> None:
-        """One more sampled token; sets `finish` when it was the last."""
+    def append(self, token: int, logprob: float, version: int) -> None:
+        """Append a sampled token; set `finish` if it is the last one."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if self.versions and self.versions[-1].version == version:
             self.versions[-1] = VersionRun(version, self.versions[-1].count + 1)
         else:
             self.versions.append(VersionRun(version, 1))
-        if token in self.renderer.stop_ids or (self.stop and self._says_stop()):
+        if token in self.renderer.stop_ids or (self.stop and self._has_stop_string()):
             self.finish = FinishReason.STOP
         elif len(self.logprobs) >= self.max_tokens:
             self.finish = FinishReason.LENGTH
 
     def restart(self) -> int:
-        """Forgets what was sampled; returns how many tokens that were."""
+        """Discard the sampled tokens; return their number."""
         lost = len(self.logprobs)
         del self.tokens[self.prompt_tokens :]
         self.logprobs = floats()
@@ -99,14 +97,14 @@ class Call:
         return lost
 
     def text(self) -> str:
-        """Up to where a stop string begins; the ids have the whole of it."""
+        """The text up to a stop string; the ids include the stop string."""
         text = self.renderer.decode(self.sampled)
         places = [place for each in self.stop if (place := text.find(each)) >= 0]
         return text[: min(places)] if places else text
 
-    def _says_stop(self) -> bool:
-        # a token is a byte at least, so the newest tokens that could make up a stop string are enough to look at;
-        # some more, because a tokenizer may treat the first of what it decodes differently
+    def _has_stop_string(self) -> bool:
+        # A token is at least one byte, so as many newest tokens as the longest stop string has bytes are enough. A few more
+        # are decoded, because a tokenizer may decode the first token of a sequence differently.
         window = max(len(each.encode()) for each in self.stop) + 4
         newest = self.tokens[max(self.prompt_tokens, len(self.tokens) - window) :]
         text = self.renderer.decode(newest)

@@ -1,18 +1,19 @@
-"""A transformers model in this process as a policy: exact ids, exact log-probabilities, weights that change on the fly.
+"""A policy that runs a transformers model in this process: exact ids and log-probabilities, weight updates between tokens.
 
-What is true:
-- The ids, log-probabilities and version stamps are those of the tokens as they were sampled; `Sampling` says of which
-  distribution.
-- A token's luck depends on its call's key and its position alone. With `batch_invariant` so do its logits, to the bit;
-  without it they depend on who else is in the batch by rounding alone.
-- No call is dropped by a weight update. What goes on under new weights is computed under them from the prompt on: no
-  keys or values of other weights are ever used, so a teacher-forced pass of the stamped version gives the same
-  log-probabilities.
+Always true:
+- Ids, log-probabilities and version stamps are those of the tokens as they were sampled from the distribution that `Sampling`
+  describes.
+- The draw of a token depends on its call's key and its position alone. With `batch_invariant` so do its logits, to the bit;
+  without it, other calls in the batch change them by rounding alone.
+- A weight update drops no call. A call that continues under new weights is computed again from the prompt on: keys and values
+  of other weights are never used, so a teacher-forced pass with the stamped version gives the same log-probabilities.
 - The event loop never waits for the model.
 """
 
 import asyncio
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +31,30 @@ from rollwright.engines.base import (
     UpdateMode,
     Weights,
 )
-from rollwright.engines.torch.attention import use_grouped_attention
 from rollwright.engines.torch.batcher import Batcher
-from rollwright.engines.torch.call import Call, Counters
-from rollwright.engines.torch.rows import LoneRows, Rows, SharedRows
+from rollwright.engines.torch.call import Counters, GenerationCall
+from rollwright.engines.torch.kv_cache import use_grouped_attention
+from rollwright.engines.torch.prefixes import same_start
+from rollwright.engines.torch.rows import LoneRows, ModelRows, SharedRows
 from rollwright.engines.torch.worker import Update, Worker, read_weights
 from rollwright.errors import ConfigError
 from rollwright.forks import bind_to_process
-from rollwright.hardware.threads import Threads
+from rollwright.hardware import Threads
 from rollwright.rng import digest
 from rollwright.trajectory import FinishReason
 
 MAX_BATCH = 256
-"""Calls served at a time. Memory is taken only as they come, and small models need many to be busy."""
+"""Calls served at a time. Memory is allocated only as they arrive, and small models need many to be busy."""
 
 TOKENS_PER_STEP = 2048
-"""Prompt tokens read in one step: enough to fill a pass, few enough that running calls need not wait long."""
+"""Prompt tokens fed in one step: enough to fill a forward pass, few enough that running calls do not wait long."""
 
 PREFIX_CACHE_MB = 512
-"""Megabytes for keys and values that no call uses just now."""
+"""Megabytes for keys and values that no call uses at the moment."""
 
 
 class TorchPolicy:
-    """See the module's docstring for what always holds. The model is the policy's own from now on."""
+    """See the module's docstring for its guarantees. The policy takes ownership of the model."""
 
     def __init__(
         self,
@@ -66,9 +68,9 @@ class TorchPolicy:
         cache_bytes: int | None = None,
         version: int = 0,
     ) -> None:
-        """`version` is that of the weights the model has now. `prefix_cache_mb` has no meaning with `batch_invariant`.
-        `cache_bytes`: for keys and values of the calls being served; one that does not fit waits, and a prefix cache that
-        is larger than it is cut to it. `None`: no limit."""
+        """`version`: of the weights that the model has now. `prefix_cache_mb`: ignored with `batch_invariant`. `cache_bytes`:
+        memory for keys and values of running calls; a call that does not fit waits, and the prefix cache is never larger.
+        `None`: no limit."""
         for name, value, least in (
             ("max_batch", max_batch, 1),
             ("tokens_per_step", tokens_per_step, 1),
@@ -76,12 +78,12 @@ class TorchPolicy:
         ):
             if value < least:
                 raise ConfigError(f"{name}: {value} is too few; accepted: {least} or more")
-        bind_to_process(self)  # its thread is in no fork
+        bind_to_process(self)  # a forked child does not have its thread
         self.renderer = renderer
         self.counters = Counters()
         self._model = model.train(False)
         use_grouped_attention(model)
-        rows: Rows
+        rows: ModelRows
         if batch_invariant:
             rows = LoneRows(
                 model,
@@ -109,7 +111,7 @@ class TorchPolicy:
 
     @property
     def pressure(self) -> int:
-        """Never refuses: what does not fit waits."""
+        """Always 0: a call that does not fit waits and is never refused."""
         return 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
@@ -132,7 +134,7 @@ class TorchPolicy:
         )
 
     async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
-        """Weights that are not this model's, or a folder whose checksum is another, raise and change nothing."""
+        """Weights of another model, or a folder with the wrong checksum, raise an error and change nothing."""
         tensors = await asyncio.to_thread(read_weights, self._model, weights)
         update = Update(tensors, weights.version, mode, asyncio.get_running_loop().create_future())
         self._worker.update(update)
@@ -140,7 +142,7 @@ class TorchPolicy:
             await asyncio.shield(update.done)
         except asyncio.CancelledError:
             if not self._worker.withdraw(update):
-                await asyncio.wait([update.done])  # the tensors must stay as they are until they are in
+                await asyncio.wait([update.done])  # the caller may change the tensors after this
             raise
 
     async def probe(self) -> Capabilities:
@@ -153,18 +155,18 @@ class TorchPolicy:
         )
 
     async def close(self) -> None:
-        """Ends the thread; calls that are being served end with an `EngineError`. A later call starts a new one."""
+        """End the thread; running calls end with an `EngineError`. A later call starts a new thread."""
         await asyncio.to_thread(self._worker.close)
 
-    def _call(self, prompt: Prompt, sampling: Sampling) -> Call:
+    def _call(self, prompt: Prompt, sampling: Sampling) -> GenerationCall:
         _check(sampling)
         ids = prompt.ids
         if not ids:
-            raise EngineError("the prompt has no token ids, and a model in this process takes nothing else")
+            raise EngineError("the prompt has no token ids, and a model in this process accepts nothing else")
         if not 0 <= min(ids) <= max(ids) < self._vocabulary_size:
             raise EngineError(
                 f"the prompt has ids from {min(ids)} to {max(ids)}; the model knows 0 to {self._vocabulary_size - 1}:"
-                " the renderer is another model's"
+                " the renderer belongs to another model"
             )
         room = sampling.max_tokens
         if self._max_length is not None:
@@ -173,7 +175,7 @@ class TorchPolicy:
                 raise EngineError(
                     f"the prompt has {len(ids)} ids, which leaves no room in the model's {self._max_length}"
                 )
-        return Call(
+        return GenerationCall(
             tokens=ids[:],
             prompt_tokens=len(ids),
             max_tokens=room,
@@ -199,9 +201,9 @@ def load_policy(
     cache_bytes: int | None = None,
     version: int = 0,
 ) -> TorchPolicy:
-    """Of a folder, a fetched model's name or `owner/name` on a hub.
+    """Load a policy from a folder, by the name of a fetched model, or by `owner/name` on a hub.
 
-    A renderer that is only named is made of the model's tokenizer; see `make_renderer` for the names.
+    A renderer given by name is made from the model's tokenizer; see `make_renderer` for the names.
     """
     from rollwright.models.loading import load_model, load_tokenizer
 
@@ -223,8 +225,38 @@ def load_policy(
 
 def _check(sampling: Sampling) -> None:
     if not 0 <= sampling.temperature < float("inf"):
-        raise ConfigError(f"temperature: {sampling.temperature} is none; accepted: 0 or more")
+        raise ConfigError(f"temperature: {sampling.temperature} is not a temperature; accepted: 0 or more")
     if not 0 < sampling.top_p <= 1:
-        raise ConfigError(f"top_p: {sampling.top_p} is no share; accepted: more than 0, at most 1")
+        raise ConfigError(f"top_p: {sampling.top_p} is not a share; accepted: more than 0, at most 1")
     if sampling.max_tokens < 1:
         raise ConfigError(f"max_tokens: {sampling.max_tokens} is too few; accepted: 1 or more")
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The difference between two generations of the same calls: the measure of the fast mode against `batch_invariant`."""
+
+    calls: int
+    diverged: int
+    """Calls with different ids; behind the first difference nothing can be compared."""
+    tokens: int
+    """Compared tokens: those before the first difference of each call."""
+    largest_gap: float
+    """Largest difference in log-probability over the compared tokens."""
+
+    @property
+    def share(self) -> float:
+        return self.diverged / self.calls if self.calls else 0.0
+
+
+def divergence(first: Sequence[Generation], second: Sequence[Generation]) -> Divergence:
+    """Compare two lists of generations, call by call."""
+    diverged = tokens = 0
+    largest = 0.0
+    for one, other in zip(first, second, strict=True):
+        alike = same_start(one.sampled_ids, other.sampled_ids)
+        diverged += one.sampled_ids != other.sampled_ids
+        tokens += alike
+        gaps = (abs(a - b) for a, b in zip(one.logprobs[:alike], other.logprobs[:alike], strict=True))
+        largest = max(largest, *gaps, 0.0)
+    return Divergence(len(first), diverged, tokens, largest)

@@ -1,10 +1,8 @@
-"""How far two generations of the same call differ: what the fast mode is allowed, and is measured by.
+"""The prefix cache: token sequences with cached keys and values, found by their first blocks.
 
-Token sequences whose keys and values are at hand, found by how they begin.
-
-What is true: a prompt that begins with some of a sequence's blocks finds a sequence that begins with them; what is
-found is computed already, whatever is still being computed; sequences that no call uses are kept, the least recently
-used go first, and together they take at most the bytes allowed.
+Always true: a prompt that starts with some blocks of a cached sequence finds a sequence that starts with them; only computed
+keys and values are returned, never those still being computed; sequences that no call uses are evicted least recently used
+first, and together take at most `max_bytes`.
 """
 
 from collections import OrderedDict
@@ -15,42 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from rollwright.engines.base import Generation
 from rollwright.trajectory import TokenIds
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """Of a list of calls, generated twice."""
-
-    calls: int
-    diverged: int
-    """Calls with another id somewhere; from there on they have nothing in common that could be compared."""
-    tokens: int
-    """Compared: those of both up to where they differ."""
-    largest_gap: float
-    """In log-probability, over the tokens that are the same."""
-
-    @property
-    def share(self) -> float:
-        return self.diverged / self.calls if self.calls else 0.0
-
-
-def divergence(first: Sequence[Generation], second: Sequence[Generation]) -> Divergence:
-    """Of two lists of generations, call by call."""
-    diverged = tokens = 0
-    largest = 0.0
-    for one, other in zip(first, second, strict=True):
-        alike = same_start(one.sampled_ids, other.sampled_ids)
-        diverged += one.sampled_ids != other.sampled_ids
-        tokens += alike
-        gaps = (abs(a - b) for a, b in zip(one.logprobs[:alike], other.logprobs[:alike], strict=True))
-        largest = max(largest, *gaps, 0.0)
-    return Divergence(len(first), diverged, tokens, largest)
-
-
 def same_start(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids two sequences have in common from their start."""
+    """Length of the common prefix of two sequences."""
     for place, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return place
@@ -58,37 +25,37 @@ def same_start(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 BLOCK = 16
-"""Ids to a block: a shorter common beginning is not worth finding, and a long prompt has few digests."""
+"""Ids in a block: a shorter common prefix is not worth finding, and a long prompt has few digests."""
 
 
 @dataclass(eq=False)
 class CachedSequence:
-    """Tokens, the first `cached` of which have keys and values: in a row of the cache or in a copy of their own."""
+    """A token sequence; its first `cached` tokens have keys and values, in a row of the cache or in a copy."""
 
     tokens: TokenIds
-    """While a call is served these are the call's own, which grow."""
+    """While a call is served, this is the call's own array, which grows."""
     digests: list[bytes]
-    """Of its blocks, each with all before it."""
+    """One digest for each block and all blocks before it."""
     cached: int = 0
     row: int | None = None
-    """Where it lies in the cache; `None` when no call uses it."""
+    """Row in the cache; `None`: no call uses the sequence."""
     kept: torch.Tensor | None = None
-    """Its own copy, when no call uses it."""
+    """A copy of the keys and values, when no call uses the sequence."""
 
 
 class Found(NamedTuple):
-    """What is at hand for a prompt."""
+    """The cached prefix of a prompt."""
 
     source: CachedSequence | None
     length: int
-    """Ids that need not be computed."""
+    """Ids with cached keys and values."""
     coming: int
-    """Ids that need not be computed if one waits until what is being computed now is there."""
+    """Ids that will be cached once the sequences being computed now are done."""
 
 
 @dataclass
 class Prefixes:
-    """Knows the sequences in use and keeps those that are not."""
+    """Index of the sequences in use, and LRU cache of the others."""
 
     max_bytes: int
     kept_bytes: int = 0
@@ -96,7 +63,7 @@ class Prefixes:
     _kept: OrderedDict[CachedSequence, None] = field(default_factory=OrderedDict)
 
     def find(self, tokens: TokenIds, digests: list[bytes]) -> Found:
-        """The longest beginning that is at hand, short of the last id: that one is fed, to have logits behind it."""
+        """The longest cached prefix, without the last id: that one is always fed, because its logits are needed."""
         coming = 0
         for blocks in range(len(digests), 0, -1):
             sequence = self._by_block.get(digests[blocks - 1])
@@ -114,12 +81,12 @@ class Prefixes:
         return Found(None, 0, coming)
 
     def add(self, sequence: CachedSequence, known: int = 0) -> None:
-        """From now on it is found. Its first `known` ids came from another sequence, which goes on serving them."""
+        """Index a sequence. Its first `known` ids came from another sequence, which keeps their blocks."""
         for digest in sequence.digests[known // BLOCK :]:
             self._by_block[digest] = sequence
 
     def keep(self, sequence: CachedSequence) -> None:
-        """Takes a sequence that has its own copy now; others may have to go for it."""
+        """Keep a sequence that has its own copy now; evict others if there is no room."""
         self._kept[sequence] = None
         self.kept_bytes += _bytes(sequence)
         while self.kept_bytes > self.max_bytes:
@@ -140,7 +107,7 @@ class Prefixes:
 
 
 def block_digests(tokens: TokenIds, before: list[bytes] | None = None) -> list[bytes]:
-    """One for each whole block, of it and all blocks before it; `before` are those known already."""
+    """One digest for each whole block and all blocks before it; `before`: digests known already."""
     digests = list(before or ())
     for start in range(len(digests) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
         last = digests[-1] if digests else b""

@@ -1,9 +1,9 @@
-"""The calls that are in the model's hands: what feeds their tokens and gives the logits behind them.
+"""Rows: feed the tokens of running calls to the model and give the logits of each call's next token.
 
-Two ways, with one face. `SharedRows` is fast: calls go through the model together, and what they have in common with
-each other or with earlier calls is not computed again. `LoneRows` is batch-invariant: each call goes through the model
-alone, always in the same shapes and the same memory layout, so its numbers are the same to the bit whoever else is
-there; that costs one pass through the model for each call and token.
+There are two implementations. `SharedRows` is fast: calls are batched, and prefixes that they share with each other or with
+earlier calls are computed once. `LoneRows` is batch-invariant: each call runs through the model alone, always in the same
+shapes and the same memory layout, so its numbers are the same to the bit whatever else is running; that costs one forward
+pass for each call and token.
 """
 
 from collections import deque
@@ -14,67 +14,89 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from rollwright.engines.torch.attention import pack
-from rollwright.engines.torch.call import Call, Counters
+from rollwright.engines.torch.call import Counters, GenerationCall
 from rollwright.engines.torch.kv_cache import CacheShape, KVCache, cache_bytes, cache_shape, feed
 from rollwright.engines.torch.prefixes import BLOCK, CachedSequence, Found, Prefixes, block_digests
 
 WORTH_WAITING = 32
-"""Ids that a call must save to wait a step for another's prefix: fewer cost less than the step."""
+"""Least ids that a call must save to wait a step for the prefix of another: fewer cost less than the step."""
 
-Logits = tuple[list[Call], torch.Tensor]
-"""Calls that are fed, and the logits of each one's next token."""
+WORTH_A_PASS = 128
+"""Padding tokens that cost about as much as the overhead of one more forward pass through a small model."""
+
+Logits = tuple[list[GenerationCall], torch.Tensor]
+"""Calls whose tokens are all fed, and the logits of each call's next token."""
 
 
-class Rows(Protocol):
-    """Only the worker's thread touches it."""
+class ModelRows(Protocol):
+    """The running calls in the model; used by the worker's thread alone."""
 
-    def admit(self, waiting: deque[Call]) -> list[Call]:
-        """Takes calls from the front, as many as there is room for; some may be left for the next step.
+    def admit(self, waiting: deque[GenerationCall]) -> list[GenerationCall]:
+        """Take calls from the front as far as there is room; some may be left for the next step.
 
-        Only decides: whatever can fail is left to `forward`, when those calls are known to be running.
+        Only decides: work that can fail is left to `forward`, when the batcher knows that these calls are running.
         """
         ...
 
     def forward(self) -> Iterator[Logits]:
-        """Feeds what is not fed yet. A long prompt takes several steps; its call has logits in the last."""
+        """Feed the tokens that are not fed yet. A long prompt takes several steps; its call has logits in the last."""
         ...
 
-    def release(self, call: Call) -> None:
-        """The call has left."""
+    def release(self, call: GenerationCall) -> None:
+        """Remove a call that has ended."""
         ...
 
     def clear(self) -> None:
-        """All calls have left, and nothing computed so far may be used again: the weights are others."""
+        """Remove all calls and all cached keys and values: the weights change."""
         ...
 
 
-def final_length(call: Call) -> int:
-    """Tokens of a call at its end, at most."""
+def pack(lengths: Sequence[int], worth_a_pass: int = WORTH_A_PASS) -> list[range]:
+    """Split rows, given by their numbers of new tokens, into runs of neighbours that need little padding.
+
+    A row joins the previous run unless the run would then hold more than `worth_a_pass` tokens of padding.
+    """
+    runs: list[range] = []
+    first = total = widest = 0
+    for place, length in enumerate(lengths):
+        wider = max(widest, length)
+        padding = wider * (place - first + 1) - total - length
+        if place > first and padding > worth_a_pass:
+            runs.append(range(first, place))
+            first, total, wider = place, 0, length
+        total += length
+        widest = wider
+    if lengths:
+        runs.append(range(first, len(lengths)))
+    return runs
+
+
+def final_length(call: GenerationCall) -> int:
+    """Most tokens that a call can have at its end."""
     return call.prompt_tokens + call.max_tokens
 
 
 @dataclass(frozen=True)
 class CacheRoom:
-    """How many calls can be served at once with the memory for their keys and values. One always can."""
+    """Whether calls fit into the memory for keys and values. One call always does."""
 
     shape: CacheShape
     max_bytes: int | None
 
     def has(self, calls: int, longest: int) -> bool:
-        """For calls in one cache, where every row has room for the longest."""
+        """Whether calls fit into one cache, where every row has room for the longest."""
         return (
             self.max_bytes is None or calls <= 1 or cache_bytes(self.shape, calls, longest) <= self.max_bytes
         )
 
     def has_each(self, lengths: Sequence[int]) -> bool:
-        """For calls with a cache each."""
+        """Whether calls with one cache each fit."""
         taken = sum(cache_bytes(self.shape, 1, length) for length in lengths)
         return self.max_bytes is None or len(lengths) <= 1 or taken <= self.max_bytes
 
 
 class SharedRows:
-    """Always true: the sequences in use lie in rows 0 to n-1 without gaps, so any run of them is a view."""
+    """Batched rows. Always true: the sequences in use are in rows 0 to n-1 without gaps, so any run of them is a view."""
 
     def __init__(
         self,
@@ -86,7 +108,7 @@ class SharedRows:
         prefix_bytes: int,
         cache_bytes: int | None = None,
     ) -> None:
-        """`cache_bytes`: for keys and values of the calls being served; a call that does not fit beside them waits."""
+        """`cache_bytes`: memory for keys and values of running calls; a call that does not fit waits."""
         self._room = CacheRoom(cache_shape(model), cache_bytes)
         self._model = model
         self._counters = counters
@@ -94,15 +116,15 @@ class SharedRows:
         self._tokens_per_step = tokens_per_step
         self._cache = KVCache(cache_shape(model), cache_bytes)
         self._prefixes = Prefixes(prefix_bytes)
-        self._rows: list[tuple[Call, CachedSequence]] = []
-        self._sequences: dict[Call, CachedSequence] = {}
-        self._joining: list[tuple[Call, CachedSequence, Found]] = []
-        """Admitted, and without a row until the next pass."""
+        self._rows: list[tuple[GenerationCall, CachedSequence]] = []
+        self._sequences: dict[GenerationCall, CachedSequence] = {}
+        self._joining: list[tuple[GenerationCall, CachedSequence, Found]] = []
+        """Admitted calls, which get a row in the next `forward`."""
 
-    def admit(self, waiting: deque[Call]) -> list[Call]:
+    def admit(self, waiting: deque[GenerationCall]) -> list[GenerationCall]:
         budget = self._tokens_per_step - sum(len(each.tokens) - each.cached for _, each in self._rows)
         taken = self._joining
-        left: list[Call] = []
+        left: list[GenerationCall] = []
         longest = max((final_length(call) for call, _ in self._rows), default=0)
         while waiting and budget > 0 and len(self._rows) + len(taken) < self._max_rows:
             longest = max(longest, final_length(waiting[0]))
@@ -112,6 +134,7 @@ class SharedRows:
             digests = block_digests(call.tokens)
             found = self._prefixes.find(call.tokens, digests)
             todo = len(call.tokens) - found.length
+            # Another call is computing the same prefix right now: waiting one step saves computing it twice.
             if found.coming - found.length >= max(WORTH_WAITING, todo // 2):
                 left.append(call)
                 continue
@@ -133,7 +156,7 @@ class SharedRows:
             (each.tokens[each.cached : each.cached + self._tokens_per_step], each.cached)
             for _, each in self._rows
         ]
-        ready: list[Call] = []
+        ready: list[GenerationCall] = []
         parts: list[torch.Tensor] = []
         for run in pack([len(tokens) for tokens, _ in fed]):
             logits = feed(self._model, self._cache, run.start, fed[run.start : run.stop])
@@ -150,12 +173,13 @@ class SharedRows:
         if ready:
             yield ready, parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def release(self, call: Call) -> None:
+    def release(self, call: GenerationCall) -> None:
         sequence = self._sequences.pop(call)
         place = sequence.row
         assert place is not None
         self._retain(sequence, place)
         sequence.row = None
+        # The last row fills the gap, so that the rows stay contiguous.
         last_call, last = self._rows.pop()
         if last is not sequence:
             self._cache.move(len(self._rows), place, last.cached)
@@ -174,11 +198,11 @@ class SharedRows:
         if joining:
             served = [call for call, _ in self._rows] + [call for call, _, _ in joining]
             self._cache.reserve(len(served), max(len(call.tokens) for call in served))
-        # those that are fed alike become neighbours, which go through the model together with little padding
+        # Calls with similar numbers of new tokens become neighbours, which share a forward pass with little padding.
         for call, sequence, found in sorted(joining, key=lambda each: len(each[0].tokens) - each[2].length):
             self._place(call, sequence, found)
 
-    def _place(self, call: Call, sequence: CachedSequence, found: Found) -> None:
+    def _place(self, call: GenerationCall, sequence: CachedSequence, found: Found) -> None:
         row = len(self._rows)
         source = found.source
         if source is not None:
@@ -187,7 +211,7 @@ class SharedRows:
             self._cache.write(row, kept[:, :, :, : found.length])
             self._counters.reused_tokens += found.length
             if source.row is None and found.length == source.cached:
-                self._prefixes.remove(source)  # all of it is in the new row now
+                self._prefixes.remove(source)  # the new row holds all of it
                 self._prefixes.add(sequence)
         sequence.cached = found.length
         sequence.row = row
@@ -195,7 +219,7 @@ class SharedRows:
         self._sequences[call] = sequence
 
     def _retain(self, sequence: CachedSequence, place: int) -> None:
-        """Keeps what the call leaves behind, for the next turn of its episode and for its siblings."""
+        """Keep the keys and values of an ended call for the next turn of its episode and for its siblings."""
         size = sequence.cached * self._cache.shape.token_bytes
         self._prefixes.remove(sequence)
         if not sequence.cached or size > self._prefixes.max_bytes:
@@ -209,12 +233,14 @@ class SharedRows:
 
 @dataclass(eq=False)
 class _Lone:
+    """A call's own cache, and the tokens in it."""
+
     cache: KVCache
     cached: int = 0
 
 
 class LoneRows:
-    """Nothing is shared, not even what two calls have in common: a call's passes depend on that call alone."""
+    """Batch-invariant rows: nothing is shared, not even common prefixes, so a call's forward passes depend on it alone."""
 
     def __init__(
         self,
@@ -231,9 +257,9 @@ class LoneRows:
         self._max_rows = max_rows
         self._tokens_per_step = tokens_per_step
         self._shape = cache_shape(model)
-        self._rows: dict[Call, _Lone] = {}
+        self._rows: dict[GenerationCall, _Lone] = {}
 
-    def admit(self, waiting: deque[Call]) -> list[Call]:
+    def admit(self, waiting: deque[GenerationCall]) -> list[GenerationCall]:
         taken = []
         while waiting and len(self._rows) < self._max_rows:
             lengths = [final_length(each) for each in (*self._rows, waiting[0])]
@@ -246,9 +272,8 @@ class LoneRows:
 
     def forward(self) -> Iterator[Logits]:
         for call, lone in list(self._rows.items()):
-            lone.cache.reserve(
-                1, call.prompt_tokens + call.max_tokens
-            )  # all at once: it must not grow on the way
+            # The full length at once: a cache that grows would change the memory layout, and with it the rounding.
+            lone.cache.reserve(1, final_length(call))
             tokens = call.tokens[lone.cached : lone.cached + self._tokens_per_step]
             logits = feed(self._model, lone.cache, 0, [(tokens, lone.cached)])
             lone.cached += len(tokens)
@@ -257,7 +282,7 @@ class LoneRows:
             if lone.cached == len(call.tokens):
                 yield [call], logits
 
-    def release(self, call: Call) -> None:
+    def release(self, call: GenerationCall) -> None:
         del self._rows[call]
 
     def clear(self) -> None:

@@ -1,10 +1,9 @@
-"""New weights for a model: read, checked against it, and only then put in, so that a bad update changes nothing.
+"""The thread that owns the model: it runs the steps and applies weight updates.
 
-The one thread that touches the model.
-
-What is true: between two steps it takes in new calls, lets cancelled ones go and puts in new weights; a step that
-fails ends the calls in it and no others; every call that was handed over is answered, also when it closes. The event
-loop waits for none of this: it hands over under a lock that is never held during a step.
+Always true: between two steps the thread admits new calls, removes cancelled ones and applies weight updates. A step that
+fails ends the calls in it and no others. Every submitted call is answered, also at `close`. New weights are read and checked
+against the model before they are applied, so a bad update changes nothing. The event loop never waits: it submits under a
+lock that is not held during a step.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from transformers import PreTrainedModel
 
 from rollwright.engines.base import EngineError, UpdateMode, Weights
 from rollwright.engines.torch.batcher import Batcher
-from rollwright.engines.torch.call import Call, Counters
+from rollwright.engines.torch.call import Counters, GenerationCall
 from rollwright.errors import ConfigError, FormatError
 from rollwright.models.loading import weights_checksum, weights_files
 
@@ -27,7 +26,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def read_weights(model: PreTrainedModel, weights: Weights) -> Tensors:
-    """The new tensors by name. Raises, in one line, when they are not this model's or not what was announced."""
+    """Read the new tensors by name; raise one line if they do not fit the model or the announced checksum."""
     where = f"weights of version {weights.version}"
     if weights.tensors is not None:
         tensors: Tensors = weights.tensors
@@ -39,8 +38,8 @@ def read_weights(model: PreTrainedModel, weights: Weights) -> Tensors:
     return tensors
 
 
-def put_weights(model: PreTrainedModel, tensors: Tensors) -> None:
-    """In place: whoever holds the model sees the new weights at once."""
+def apply_weights(model: PreTrainedModel, tensors: Tensors) -> None:
+    """Copy the tensors into the model, in place."""
     state = model.state_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -74,7 +73,7 @@ def _check(model: PreTrainedModel, tensors: Tensors, where: str) -> None:
             raise FormatError(
                 f"{where}: {name} has shape {tuple(tensor.shape)}; accepted: {tuple(state[name].shape)}"
             )
-    # one of several names for the same tensor is enough: input and output embeddings are often tied
+    # One of several names for the same tensor is enough: input and output embeddings are often tied.
     given = {state[name].data_ptr() for name in tensors}
     if missing := sorted(name for name, tensor in state.items() if tensor.data_ptr() not in given):
         raise FormatError(f"{where}: {_some(missing)} missing; accepted: all tensors of the model")
@@ -87,7 +86,7 @@ def _some(names: list[str]) -> str:
 
 @dataclass(eq=False)
 class Update:
-    """New weights on their way in."""
+    """A pending weight update."""
 
     tensors: Tensors
     version: int
@@ -97,31 +96,31 @@ class Update:
 
 
 class Worker:
-    """Its thread starts with the first thing to do, and anew when there is more after `close`."""
+    """Starts its thread with the first call or update, and again for one after `close`."""
 
     def __init__(self, model: PreTrainedModel, batcher: Batcher, counters: Counters, version: int) -> None:
         self.version = version
-        """Changed by the thread alone, between steps."""
+        """Changed only by the thread, between steps."""
         self._model = model
         self._batcher = batcher
         self._counters = counters
         self._condition = threading.Condition()
         """Guards everything below."""
-        self._new: list[Call] = []
+        self._new: list[GenerationCall] = []
         self._updates: list[Update] = []
-        """Those that can still be withdrawn, in the order they came."""
+        """Updates that can still be withdrawn, in order of arrival."""
         self._cancelled = False
         """Whether calls were cancelled since the last step."""
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: GenerationCall) -> None:
         with self._condition:
             self._wake()
             self._new.append(call)
             self._counters.calls += 1
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: GenerationCall) -> None:
         with self._condition:
             call.cancelled = self._cancelled = True
             self._condition.notify()
@@ -132,7 +131,7 @@ class Worker:
             self._updates.append(update)
 
     def withdraw(self, update: Update) -> bool:
-        """Whether it was early enough; if not, the weights are going in or are in already."""
+        """Withdraw an update; false: it is being applied or was applied already."""
         with self._condition:
             early = update in self._updates
             if early:
@@ -141,7 +140,7 @@ class Worker:
             return early
 
     def close(self) -> None:
-        """Blocks until the step under way is over and every call and update has its answer."""
+        """Block until the current step is over and every call and update is answered."""
         with self._condition:
             thread, self._closing = self._thread, True
             self._condition.notify()
@@ -152,7 +151,7 @@ class Worker:
                 self._thread, self._closing = None, False
 
     def _wake(self) -> None:
-        """Before something is added, under the lock that the thread needs to look."""
+        """Start or notify the thread. The caller holds the lock, so the thread sees the new call or update."""
         if self._closing:
             raise EngineError("the torch policy is being closed; it takes no more calls")
         if self._thread is None:
@@ -161,16 +160,16 @@ class Worker:
         self._condition.notify()
 
     def _run(self) -> None:
-        while self._take_in():
+        while self._collect_work():
             update = self._due_update()
             if update is not None:
-                self._put_in(update)
+                self._apply(update)
             elif self._batcher.running or self._batcher.waiting:
                 self._step()
         self._end()
 
-    def _take_in(self) -> bool:
-        """Waits until there is something to do; false when it is time to end."""
+    def _collect_work(self) -> bool:
+        """Wait for work and take in new and cancelled calls; false: the worker is closing."""
         busy = self._batcher.running or self._batcher.waiting
         with self._condition:
             while not (busy or self._new or self._updates or self._cancelled or self._closing):
@@ -185,7 +184,7 @@ class Worker:
         return not closing
 
     def _due_update(self) -> Update | None:
-        """The next one, unless calls have to end before it."""
+        """The next update, unless running calls have to end before it."""
         with self._condition:
             if not self._updates:
                 return None
@@ -198,16 +197,16 @@ class Worker:
             draining = bool(self._updates)
         try:
             ended = self._batcher.step(self.version, admit=not draining)
-        except Exception as error:  # noqa: BLE001 - whatever the model raises ends the calls in it, not the thread
-            self._fail(self._batcher.give_up(waiting=False), f"the model failed: {_one_line(error)}")
+        except Exception as error:  # noqa: BLE001 - an error of the model ends the calls in the step, not the thread
+            self._fail(self._batcher.remove_all(waiting=False), f"the model failed: {_one_line(error)}")
         else:
             self._answer(ended)
 
-    def _put_in(self, update: Update) -> None:
+    def _apply(self, update: Update) -> None:
         self._batcher.interrupt(restart=update.mode is UpdateMode.RESTART_TURN)
         try:
-            put_weights(self._model, update.tensors)
-        except RuntimeError as error:  # they were checked before, so only the device can refuse them
+            apply_weights(self._model, update.tensors)
+        except RuntimeError as error:  # the tensors were checked before, so only the device can fail
             update.error = EngineError(f"weights of version {update.version}: {_one_line(error)}")
         else:
             self.version = update.version
@@ -220,34 +219,34 @@ class Worker:
         for update in updates:
             update.error = EngineError(f"weights of version {update.version}: the torch policy was closed")
         _settle_in_loop(updates)
-        self._fail(self._batcher.give_up(waiting=True), "the torch policy was closed")
+        self._fail(self._batcher.remove_all(waiting=True), "the torch policy was closed")
 
-    def _fail(self, calls: Sequence[Call], reason: str) -> None:
+    def _fail(self, calls: Sequence[GenerationCall], reason: str) -> None:
         for call in calls:
             call.error = EngineError(reason)
         self._answer(calls)
 
-    def _answer(self, calls: Sequence[Call]) -> None:
+    def _answer(self, calls: Sequence[GenerationCall]) -> None:
         failed = sum(call.error is not None for call in calls)
         self._counters.failed += failed
         self._counters.completed += len(calls) - failed
         _settle_in_loop(calls)
 
 
-def _settle_in_loop(things: Sequence[Call | Update]) -> None:
-    """Wakes those who wait, in their own event loops, with one message for each loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Call | Update]] = defaultdict(list)
+def _settle_in_loop(things: Sequence[GenerationCall | Update]) -> None:
+    """Resolve the futures in their own event loops, with one callback for each loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[GenerationCall | Update]] = defaultdict(list)
     for each in things:
         by_loop[each.done.get_loop()].append(each)
     for loop, theirs in by_loop.items():
-        if not loop.is_closed():  # otherwise nobody waits any more
+        if not loop.is_closed():  # otherwise no task waits for them
             loop.call_soon_threadsafe(_settle, theirs)
 
 
-def _settle(things: Sequence[Call | Update]) -> None:
+def _settle(things: Sequence[GenerationCall | Update]) -> None:
     for each in things:
         if each.done.done():
-            continue  # cancelled while the answer was on its way
+            continue  # cancelled in the meantime
         if each.error is not None:
             each.done.set_exception(each.error)
         else:

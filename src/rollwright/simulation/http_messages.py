@@ -1,12 +1,8 @@
-"""HTTP/1.1 requests out of a stream of bytes, for the simulated server.
+"""HTTP/1.1 messages of the simulated server, as pure code: requests parsed from bytes, completions and errors as replies.
 
-What is true: however the bytes are cut into reads, the same requests come out, in order. A body has a
-`Content-Length` or there is none; whatever else the protocol allows (chunks, continuations, upgrades) and
-whatever it forbids is refused with a 4xx, after which the connection is of no use any more.
-
-What the simulated server says: completions of chat, text and token ids, and refusals, as bytes of HTTP.
-
-Pure: a request and what was drawn for it in, a reply out.
+Always true: the same bytes give the same requests, in order, however they are split into reads. A request with a body has a
+`Content-Length`; everything else that the protocol allows (chunks, continuations, upgrades) or forbids is refused with a
+4xx, after which the connection cannot be used further.
 """
 
 import re
@@ -17,7 +13,7 @@ import msgspec
 from rollwright.simulation.vllm import SimulatedWeights, token_choice
 
 MAX_HEAD = 16 * 1024
-"""Bytes of a request line with its headers: what usual servers accept."""
+"""Bytes of a request line with its headers; common servers accept as much."""
 
 MAX_BODY = 16 * 1024 * 1024
 """A conversation of a million tokens takes about 4 MiB."""
@@ -28,6 +24,8 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Request(NamedTuple):
+    """A parsed request."""
+
     method: str
     path: str
     body: bytes
@@ -35,7 +33,7 @@ class Request(NamedTuple):
 
 
 class RequestRefused(Exception):
-    """Not a request that this server takes."""
+    """The bytes are not a request that this server accepts."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -43,14 +41,14 @@ class RequestRefused(Exception):
 
 
 class RequestReader:
-    """One connection's bytes."""
+    """Parses the requests of one connection."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._head: Request | None = None
-        """A request whose body has not come yet, or not all of it."""
+        """A request whose body is incomplete."""
         self._length = 0
-        """Of that body."""
+        """Bytes of that body."""
 
     @property
     def buffered(self) -> int:
@@ -89,7 +87,7 @@ class RequestReader:
 
 
 def _headers(lines: list[bytes]) -> dict[bytes, bytes]:
-    """By lower-case name; a name that comes twice has its values joined, as HTTP says."""
+    """Headers by lower-case name; values of a repeated header are joined, as HTTP defines."""
     headers: dict[bytes, bytes] = {}
     for line in lines:
         match = _HEADER.fullmatch(line)
@@ -144,6 +142,8 @@ encode = msgspec.json.Encoder().encode
 
 
 class HttpReply(NamedTuple):
+    """A reply of the server."""
+
     status: int
     body: bytes
     headers: bytes = b""
@@ -162,7 +162,7 @@ class HttpReply(NamedTuple):
 def completion(
     request: Request, number: int, text: str, share: float, weights: SimulatedWeights, raw_logprobs: bool
 ) -> HttpReply:
-    """The answer to a good request, or the refusal of a bad one."""
+    """The completion for a valid request, or an error for an invalid one. `share`: of the tokens sampled before an abort."""
     chat = request.path == CHAT
     try:
         body = _decode_chat(request.body) if chat else _decode_text(request.body)
@@ -198,7 +198,7 @@ def completion(
 
 
 def _text_choice(text: str, max_tokens: int | None) -> tuple[dict[str, Any], int]:
-    """A completion of text, and how many tokens it has."""
+    """A text completion and its number of tokens."""
     tokens = text.encode()
     finish = "stop"
     if max_tokens is not None and max_tokens < len(tokens):

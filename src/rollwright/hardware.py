@@ -1,0 +1,279 @@
+"""The cores, threads, memory and devices that this process may use.
+
+Always true:
+- **Limits.** Containers and service managers limit a process by Linux control groups. A limit holds for the whole subtree,
+  so the tightest one on the path to the root counts. Both layouts are read (version 2 with one hierarchy, version 1 with
+  one for each controller), because `psutil` does not know these limits.
+- **Threads.** `OMP_NUM_THREADS` and `MKL_NUM_THREADS` win when the user has set them. The decision is in the environment
+  before torch loads, for this process and its children. A worker decides again: it can tell an inherited decision from the
+  user's, and it knows the number of workers. Threads wait for each other by sleeping (`OMP_WAIT_POLICY`), because on a busy
+  machine two threads that spin on two cores are many times slower than one.
+- **Devices.** With `CPU_ONLY` set, or with `cpu`, no other device is touched, not even to see whether it exists.
+
+Importing this module imports neither torch nor psutil: the command line imports it before it decides on threads.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rollwright.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+_NO_LIMIT = 1 << 60
+"""Version 1 writes a number near 2**63 for "no limit"."""
+
+
+class Cgroups:
+    """Reads the current limits of this process."""
+
+    def __init__(self, root: Path = ROOT, membership: Path = MEMBERSHIP) -> None:
+        self._root = root
+        self._membership = membership
+
+    def cores(self) -> float | None:
+        """The CPU quota in cores; `None`: no limit."""
+        found = [
+            int(quota) / int(period)
+            for folder in self._folders("")
+            for quota, period in [_words(folder / "cpu.max", 2)]
+            if quota.isdigit() and period.isdigit()
+        ]
+        for folder in self._folders("cpu"):
+            quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+            if quota is not None and quota > 0 and period:
+                found.append(quota / period)
+        return min(found, default=None)
+
+    def free_memory(self) -> int | None:
+        """Bytes that may still be allocated; reclaimable page cache counts as free. `None`: no limit."""
+        found = []
+        for folder in self._folders(""):
+            limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
+            if limit is not None and used is not None:
+                found.append(limit - used + _statistic(folder, "inactive_file"))
+        for folder in self._folders("memory"):
+            limit, used = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.usage_in_bytes")
+            if limit is not None and limit < _NO_LIMIT and used is not None:
+                found.append(limit - used + _statistic(folder, "total_inactive_file"))
+        return max(0, min(found)) if found else None
+
+    def _folders(self, controller: str) -> Iterator[Path]:
+        """This process's group of a controller and its ancestors; `""` is the hierarchy of version 2."""
+        path = self._path(controller)
+        if path is None:
+            return
+        bases = [self._root / controller] if controller else [self._root, self._root / "unified"]
+        for base in (each for each in bases if each.is_dir()):
+            # Inside a container the path may be the host's, and only the root is visible.
+            place = base / path.lstrip("/")
+            while place != base:
+                if place.is_dir():
+                    yield place
+                place = place.parent
+            yield base
+
+    def _path(self, controller: str) -> str | None:
+        try:
+            lines = self._membership.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(",") and ".." not in path:
+                return path
+        return None
+
+
+def _words(file: Path, count: int) -> list[str]:
+    try:
+        found = file.read_text(encoding="utf-8").split()
+    except OSError:
+        found = []
+    return found if len(found) == count else [""] * count
+
+
+def _number(file: Path) -> int | None:
+    word = _words(file, 1)[0]
+    return int(word) if word.lstrip("-").isdigit() else None
+
+
+def _statistic(folder: Path, name: str) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
+
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+WAIT_VARIABLE = "OMP_WAIT_POLICY"
+
+DECIDED_VARIABLE = "ROLLWRIGHT_THREADS"
+"""Holds the number of threads if this module decided it, not the user."""
+
+WORKERS_VARIABLE = "ROLLWRIGHT_WORKERS"
+"""Tells a worker process how many workers share the machine."""
+
+Threads = int | Literal["auto"]
+"""A number of threads, or `auto`: the usable cores divided by the workers."""
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The cores that this process may use."""
+
+    count: int
+    reason: str
+    """The limit that decided the number."""
+
+
+@dataclass(frozen=True)
+class ThreadPlan:
+    """The number of threads for torch."""
+
+    threads: int
+    reason: str
+    by_user: bool = False
+    """Whether the user's variables decided."""
+
+
+def usable_cores(cgroups: Cgroups | None = None) -> Cores:
+    """The smaller of the process's CPU affinity and its control group's quota; at least 1."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = (cgroups or Cgroups()).cores()
+    if quota is not None and quota < there:
+        return Cores(max(1, int(quota)), f"the group may use {quota:g} of {there} cores")
+    return Cores(there, f"{there} of {os.cpu_count() or 1} cores may be used")
+
+
+def plan_threads(
+    wanted: Threads = "auto",
+    environment: Mapping[str, str] | None = None,
+    cores: Cores | None = None,
+) -> ThreadPlan:
+    """Decide the number for this process, which may be one of several workers."""
+    environment = os.environ if environment is None else environment
+    if users := [name for name in THREAD_VARIABLES if _is_set_by_user(name, environment)]:
+        number = next(int(environment[name].split(",")[0]) for name in users)
+        return ThreadPlan(number, f"{users[0]}={environment[users[0]]}", by_user=True)
+    if wanted != "auto":
+        return ThreadPlan(wanted, "as configured")
+    cores = cores or usable_cores()
+    given = environment.get(WORKERS_VARIABLE, "")
+    workers = max(1, int(given)) if given.isdigit() else 1
+    shared = f", shared by {workers} workers" if workers > 1 else ""
+    return ThreadPlan(max(1, cores.count // workers), cores.reason + shared)
+
+
+def claim_threads(wanted: Threads = "auto") -> ThreadPlan:
+    """Decide for this process and export the decision. After torch is loaded it is too late to change how threads wait, so
+    `auto` gives one thread then."""
+    plan = plan_threads(wanted)
+    if "torch" in sys.modules:
+        if wanted == "auto" and not plan.by_user and WAIT_VARIABLE not in os.environ:
+            return ThreadPlan(1, "torch was loaded before, with threads that spin while they wait")
+        return plan
+    os.environ.setdefault(WAIT_VARIABLE, "PASSIVE")
+    if not plan.by_user:
+        for name in (DECIDED_VARIABLE, *THREAD_VARIABLES):
+            os.environ[name] = str(plan.threads)
+    return plan
+
+
+def _is_set_by_user(name: str, environment: Mapping[str, str]) -> bool:
+    value = environment.get(name, "")
+    # OMP_NUM_THREADS may list one number for each nesting level; the first is the outermost.
+    is_number = value.split(",")[0].isdigit()
+    return is_number and environment.get(DECIDED_VARIABLE) != value
+
+
+GIB = 1 << 30
+
+_ALLOCATION_FAILED = ("can't allocate memory", "out of memory", "not enough memory")
+"""Messages of torch's allocators; on a CPU the error is a plain RuntimeError."""
+
+
+def available_memory() -> int:
+    """Bytes of main memory that can be allocated without swapping, container limits aside."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def free_memory(cgroups: Cgroups | None = None, available: Callable[[], int] = available_memory) -> int:
+    """Bytes of main memory: the smaller of what the machine has and what this process's cgroup allows."""
+    limit = (cgroups or Cgroups()).free_memory()
+    return available() if limit is None else min(available(), limit)
+
+
+def free_device_memory(device: str) -> int:
+    """Bytes on a device as torch names it; for the CPU, main memory."""
+    if not device.startswith("cuda"):
+        return free_memory()
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(torch.device(device))
+    return int(free)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this error, or its cause, is a lack of memory."""
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    said = isinstance(error, RuntimeError) and any(each in str(error).lower() for each in _ALLOCATION_FAILED)
+    cause = error.__cause__
+    return known or said or (cause is not None and is_out_of_memory(cause))
+
+
+def gigabytes(count: int) -> str:
+    """A number of bytes for people."""
+    return f"{count / GIB:.1f} GiB"
+
+
+CPU_ONLY_VARIABLE = "CPU_ONLY"
+
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+
+_FALSE = ("", "0", "false", "no", "off")
+
+
+def cpu_only(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether `CPU_ONLY` is set to anything but a negative value such as `0` or `false`."""
+    environment = os.environ if environment is None else environment
+    return environment.get(CPU_ONLY_VARIABLE, "").strip().lower() not in _FALSE
+
+
+def device_name(wanted: str) -> str:
+    """Resolve `wanted` to a device of this machine, by torch's name."""
+    if not _DEVICE.fullmatch(wanted):
+        raise ConfigError(f"device: {wanted!r} is unknown; accepted: auto, cpu, cuda, cuda:N, mps")
+    if wanted == "cpu" or cpu_only():
+        return "cpu"
+    import torch
+
+    there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    there += ["mps"] if torch.backends.mps.is_available() else []
+    if wanted == "auto":
+        return there[0] if there else "cpu"
+    named = "cuda:0" if wanted == "cuda" else wanted
+    if named not in there:
+        raise ConfigError(
+            f"device {wanted} does not exist here; accepted: {', '.join(['auto', 'cpu', *there])}"
+        )
+    return named
+
+
+def pick_device(wanted: str) -> "torch.device":
+    """Resolve `wanted` to a torch device of this machine."""
+    import torch
+
+    return torch.device(device_name(wanted))
