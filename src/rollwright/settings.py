@@ -51,7 +51,7 @@ EngineUrl = Annotated[str, AfterValidator(_refuse_secret)]
 """The address of an engine, without any secret."""
 
 
-def choose_kind(value: Any, registry: Registry[Any], key: str) -> Any:
+def choose_kind(value: Any, registry: Registry[Any], key: str, own: str = OWN) -> Any:
     """Rewrite a section whose `kind` is `module:name` or an entry point as one of kind `own` with that name in `key`.
 
     A string is short for a section with all defaults. An unknown kind is refused with the nearest name.

@@ -206,7 +206,7 @@ def test_a_damaged_store_is_kept_aside_and_what_only_it_has_is_saved(
     store.write_bytes(content.replace(b"CREATE TABLE completions", b"DAMAGED TABLE completion"))
     log.write_bytes(b"")
     said = rollwright("resume", str(run), "--no-live")
-    assert "kept aside as store.db.damaged and made anew" in said.all
+    assert "kept aside as store.db.damaged and replaced by a new one" in said.all
     assert (run / "store.db.damaged").is_file()
     after = played(run)
     saved = {each for each in before if each.rpartition("-m")[0] not in recorded}
@@ -282,7 +282,7 @@ def test_a_run_that_only_plays_forgets_its_older_batches_and_counts_them_on(tmp_
     said = rollwright("run", str(file), "--runs", str(tmp_path), "--no-live")
     assert said.code == 0, said
     run = tmp_path / "lake"
-    assert "earlier ones were forgotten (keep_steps)" in said.all
+    assert "earlier ones were removed (keep_steps)" in said.all
     reader = RunReader(run)
     steps = [row["step"] for row in reader.metrics() if row["mode"] == "train"]
     assert steps == list(range(9))[-len(steps) :]

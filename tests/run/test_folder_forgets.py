@@ -55,7 +55,7 @@ def test_readers_leave_out_what_is_forgotten_before_it_is_removed(folder: RunFol
     folder.trajectories()  # what was added is in the file
     log, rows, failures = found(folder.path)
     assert (log, rows, failures) == ([*KEPT[0], "swarm-a-d"], KEPT[1], KEPT[2])
-    assert RunReader(folder.path).shown_steps() == ("steps 1…1; earlier ones were forgotten (keep_steps)")
+    assert RunReader(folder.path).shown_steps() == ("steps 1…1; earlier ones were removed (keep_steps)")
 
 
 def test_what_is_added_while_the_rest_is_copied_is_kept(folder: RunFolder) -> None:

@@ -55,7 +55,7 @@ async def test_a_caller_that_was_cancelled_is_cancelled() -> None:
 
 async def test_a_closed_run_gives_no_batches_and_one_that_has_not_begun_says_so() -> None:
     run = Run(build(CONFIG), policy=RandomPlayer())
-    with pytest.raises(RollwrightError, match="has not begun"):
+    with pytest.raises(RollwrightError, match="has not started"):
         await run.get_batch()
     async with run:
         await run.get_batch()

@@ -73,7 +73,7 @@ async def test_groups_of_peers_that_came_into_no_batch_go_with_the_next_that_are
     folder.add_trajectory(orphan.rollout_id, orphan.to_bytes())
     folder.log.close()
     again = await run(node.home, keeping(model, 2, 6))
-    assert again.training.forgotten.steps > 0
+    assert again.training.state.forgotten.steps > 0
     assert name not in in_log(node.home)
 
 
@@ -95,7 +95,7 @@ async def test_a_home_does_not_grow_with_the_rounds(model: Path, tmp_path: Path)
     """By limits of their own, which are far away here."""
     for name in set(after) - bounded:
         assert after[name] <= 1.5 * before[name] + 100, f"{name} grows: {before[name]}, then {after[name]}"
-    assert keep <= len(long.training._record.rows) <= 2 * keep
+    assert keep <= len(long.training.state.record.rows) <= 2 * keep
 
 
 async def test_a_node_that_forgets_and_stops_goes_on_as_if_it_had_not(model: Path, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_a_node_that_forgets_and_stops_goes_on_as_if_it_had_not(model: Pat
     for steps in (2, 4, 5, 7):
         node = await run(tmp_path / "parts", keeping(model, 1, steps))
     assert node.training.checksum == whole.training.checksum
-    assert node.training.forgotten.steps == 6
+    assert node.training.state.forgotten.steps == 6
     assert [each.round for each in node.status().rounds][-1] == 7
     groups = [group for row in RunReader(node.home).metrics() for group in row["groups"]]
     last = RunReader(whole.home).metrics()[-1]["groups"]

@@ -26,7 +26,7 @@ class Operations:
     def watch(self, setattr: Callable[[Any, str, Any], None]) -> None:
         for owner, name in ((os, "fsync"), (os, "replace"), (SqlStore, "delete_rollouts")):
             setattr(owner, name, self._counted(name, getattr(owner, name)))
-        forget = TrainingRun._forget
+        forget = TrainingRun._prune
 
         async def watched(run: TrainingRun, done: int) -> None:
             self._forgetting = True
@@ -35,7 +35,7 @@ class Operations:
             finally:
                 self._forgetting = False
 
-        setattr(TrainingRun, "_forget", watched)
+        setattr(TrainingRun, "_prune", watched)
 
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:

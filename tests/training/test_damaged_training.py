@@ -21,7 +21,7 @@ from rollwright.errors import RollwrightError
 from rollwright.observe.training_report import report_of
 from rollwright.rollout.settings import TrainEnvManagerConfig
 from rollwright.run.folder import RunReader
-from rollwright.run.pruning import Releasing
+from rollwright.run.pruning import TrajectoryReleaser
 
 COUNT = int(os.environ.get("ROLLWRIGHT_DAMAGES", "16")) // 4
 FIRST_SEED = int(os.environ.get("ROLLWRIGHT_DAMAGE_SEED", "0"))
@@ -128,7 +128,7 @@ async def test_damaged_records_of_trained_batches_are_read_again_from_the_store_
 ) -> None:
     """As of a release that kept both; with members that filters dropped, and some that came too late for their group."""
 
-    async def keep_both(releasing: Releasing, rollout_ids: Sequence[str]) -> None:
+    async def keep_both(releasing: TrajectoryReleaser, rollout_ids: Sequence[str]) -> None:
         """Releases nothing."""
 
     manager = {
@@ -142,7 +142,7 @@ async def test_damaged_records_of_trained_batches_are_read_again_from_the_store_
         update={"train_env_manager": TrainEnvManagerConfig.model_validate(manager)}
     )
     with monkeypatch.context() as patch:
-        patch.setattr(Releasing, "release", keep_both)
+        patch.setattr(TrajectoryReleaser, "release", keep_both)
         run = await tiny.train(tmp_path, config, model)
     before = {each.rollout_id: each.to_bytes() for each in RunReader(run.folder.path).trajectories()}
     shutil.rmtree(run.folder.path / "checkpoints")

@@ -141,7 +141,7 @@ async def test_a_run_that_forgets_is_otherwise_the_same_run(
     assert told(run) == told(whole)
     caught = told(whole)["ledger"].catches.by_filter
     assert set(caught) == {"format_error", "accuracy_band"}, "the filters have something to do"
-    assert run.forgotten.steps == 6
+    assert run.state.forgotten.steps == 6
     files = in_files(run.folder.path)
     assert files["steps"] == [6, 7]
     assert files["validations"] == files["figures"][::2] == [6, 8]
@@ -150,9 +150,9 @@ async def test_a_run_that_forgets_is_otherwise_the_same_run(
     lowest = min(
         own_index("tiny", each.rpartition("-m")[0]) or 0 for each in files["log"] if ".train-" in each
     )
-    assert lowest == run.forgotten.floor > 0
-    assert not any(run.forgotten.has_rollout(each) for each in files["log"] + files["store"])
-    assert [each["step"] for each in run.validations] == [6, 8]
+    assert lowest == run.state.forgotten.floor > 0
+    assert not any(run.state.forgotten.has_rollout(each) for each in files["log"] + files["store"])
+    assert [each["step"] for each in run.state.validations] == [6, 8]
 
 
 async def test_a_folder_without_retention_has_no_word_of_it(whole: TrainingRun) -> None:
@@ -174,9 +174,9 @@ def sizes(run: TrainingRun) -> dict[str, int]:
         "pages": sum(each.stat().st_size for each in folder.glob("store.db*")),
         "rows": rows_in_store(folder),
         "written": len(run.folder.log) + len(run.folder.failed),
-        "lengths": len(run._lengths),
-        "record": len(run._record.rows),
-        "validations": len(run.validations),
+        "lengths": len(run.state.lengths),
+        "record": len(run.state.record.rows),
+        "validations": len(run.state.validations),
         "accounts": len(book._accounts),
         "schedulers": len(local.schedulers),
         "checkpoints": len(list((folder / "checkpoints").iterdir())),
@@ -203,7 +203,7 @@ async def test_neither_files_nor_memory_grow_with_the_steps(
 
 async def test_it_is_put_off_until_as_much_can_go_as_stays(tiny: Any, model: Path, tmp_path: Path) -> None:
     run = await train(tiny, model, tmp_path, 7, 4)
-    assert run.forgotten.steps == 0
+    assert run.state.forgotten.steps == 0
     assert not (run.folder.path / FORGOTTEN).exists()
 
 
@@ -214,7 +214,7 @@ async def test_nothing_behind_the_oldest_checkpoint_is_forgotten(
     run = await train(tiny, model, tmp_path, 9, 1, training=training)
     kept = sorted(int(each.name) for each in (run.folder.path / "checkpoints").iterdir())
     assert kept == [6, 8, 9]
-    assert run.forgotten.steps == 6
+    assert run.state.forgotten.steps == 6
     shutil.rmtree(run.folder.path / "checkpoints" / "000009")
     shutil.rmtree(run.folder.path / "checkpoints" / "000008")
     again = await train(tiny, model, tmp_path, 9, 1, training=training)
@@ -242,7 +242,7 @@ async def test_killed_at_any_operation_of_forgetting_it_goes_on_as_if_it_had_not
     with monkeypatch.context() as patch:
         operations.watch(patch.setattr)
         undisturbed = await train(tiny, model, tmp_path / "undisturbed", 8, KEEP)
-    assert undisturbed.forgotten.steps == 6
+    assert undisturbed.state.forgotten.steps == 6
     each_time, rest = divmod(len(operations.names), 3)
     assert rest == 0
     assert each_time >= 10
@@ -257,13 +257,13 @@ async def test_killed_at_any_operation_of_forgetting_it_goes_on_as_if_it_had_not
         assert seen == (left.metrics(), [each.rollout_id for each in left.trajectories()], left.failures())
         run = await train(tiny, model, runs, 8, KEEP)
         assert told(run) == told(whole), f"killed before operation {operation}"
-        files, forgotten = in_files(run.folder.path), run.forgotten
+        files, forgotten = in_files(run.folder.path), run.state.forgotten
         assert files["steps"] == list(range(forgotten.steps, 8))
         assert KEEP <= len(files["steps"]) <= 2 * KEEP
         assert min(files["figures"]) == forgotten.steps
         assert not any(forgotten.has_rollout(each) for each in files["log"] + files["store"])
-        if forgotten.steps == undisturbed.forgotten.steps:  # killed after it was settled what to forget
-            assert forgotten == undisturbed.forgotten
+        if forgotten.steps == undisturbed.state.forgotten.steps:  # killed after it was settled what to forget
+            assert forgotten == undisturbed.state.forgotten
             assert files == in_files(undisturbed.folder.path)
             same += 1
     assert same >= each_time - 3
@@ -329,7 +329,7 @@ async def test_stopped_and_gone_on_with_again_and_again_it_is_the_same_run(
             )
         run = await train(tiny, model, tmp_path, steps, KEEP)
     assert without_examples(told(run)) == without_examples(told(whole))
-    assert run.forgotten.steps > 0
+    assert run.state.forgotten.steps > 0
 
 
 async def test_a_run_that_has_forgotten_steps_is_refused_as_a_source(
@@ -362,7 +362,7 @@ async def test_without_any_checkpoint_a_run_that_has_forgotten_says_what_is_miss
 ) -> None:
     run = await train(tiny, model, tmp_path, 4, KEEP)
     shutil.rmtree(run.folder.path / "checkpoints")
-    with pytest.raises(FormatError, match="checkpoints: has none that is whole, and the first 2 steps"):
+    with pytest.raises(FormatError, match="checkpoints: no checkpoint is intact, and the first 2 steps"):
         await train(tiny, model, tmp_path, 4, KEEP)
 
 

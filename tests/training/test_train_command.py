@@ -144,7 +144,7 @@ def test_settings_that_contradict_training_name_their_key(file: Path) -> None:
 def test_of_a_run_that_forgets_every_reader_says_which_steps_there_are(file: Path, tmp_path: Path) -> None:
     keeping = ("training.keep_steps=2", "training.checkpoint_steps=1", "training.keep_checkpoints=1")
     done = command(file, "max_steps=8", *keeping, "--runs", tmp_path)
-    kept = "steps 6…7; earlier ones were forgotten (training.keep_steps)"
+    kept = "steps 6…7; earlier ones were removed (training.keep_steps)"
     assert done.exit_code == 0, done.output
     assert kept in done.output
     folder = str(tmp_path / "odd")

@@ -62,7 +62,7 @@ async def test_a_model_learns_what_is_rewarded(tiny: Any, model: Path, tmp_path:
     run = await tiny.train(tmp_path / "runs", config, model)
     rewards = [reward for _, reward, _ in curve(run.folder.path)]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
-    assert [each["step"] for each in run.validations] == [0, 16]
+    assert [each["step"] for each in run.state.validations] == [0, 16]
     validations = [row for row in RunReader(run.folder.path).metrics() if row["mode"] == "val"]
     assert [row["version"] for row in validations] == [0, 16]
 
@@ -83,10 +83,10 @@ async def test_an_asynchronous_run_keeps_the_bound_for_every_token(
     ]
     assert max(ages) == 1, "the bound is kept, and used"
     assert min(ages) >= 0
-    assert set(run.staleness) == set(ages)
+    assert set(run.state.staleness) == set(ages)
     assert sorted(versions.values()) == sorted(list(range(12)) * 4)
-    assert run.bias.trained == 12 * 16
-    assert run.bias.generated >= run.bias.trained
+    assert run.state.bias.trained == 12 * 16
+    assert run.state.bias.generated >= run.state.bias.trained
 
 
 async def test_weights_go_over_as_a_folder_with_a_checksum_where_that_is_asked_for(

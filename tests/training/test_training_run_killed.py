@@ -111,7 +111,7 @@ async def test_validations_of_a_killed_run_are_in_the_record_once_and_the_ledger
     rows = RunReader(run.folder.path).metrics()
     assert [row["step"] for row in rows if row["mode"] == "val"] == [0, 1, 2, 3, 4]
     assert [row["step"] for row in rows if row["mode"] == "train"] == [0, 1, 2, 3]
-    assert [each["step"] for each in run.validations] == [0, 1, 2, 3, 4]
+    assert [each["step"] for each in run.state.validations] == [0, 1, 2, 3, 4]
     ledger = run.local.ledger
     assert ledger.counts["delivered"] == 4 * 16 + 5 * LEVELS
     if ratio == 0:
@@ -123,7 +123,7 @@ async def test_the_ledger_has_validations_that_are_forgotten(tiny: Any, tmp_path
     more = {"eval_steps": 1, "val_env_manager": {"num_env_groups": LEVELS, "tags": ["OddBytes"]}}
     keep = ["training.keep_steps=1", "training.checkpoint_steps=1", "training.keep_checkpoints=1"]
     run = await tiny.train(tmp_path / "runs", tiny.configuration(model, *keep, max_steps=4, **more), model)
-    assert run.forgotten.steps > 0
+    assert run.state.forgotten.steps > 0
     assert run.local.ledger.opened == 4 * 16 + 5 * LEVELS
     settings = run.folder.path / "config.yaml"
     settings.write_text(settings.read_text().replace("max_steps: 4", "max_steps: 6"), encoding="utf-8")

@@ -272,7 +272,7 @@ class TrainingView:
             parts += [f"{each.count:,} × failed: {each}" for each in activity.causes.most_common(1)]
         parts += [
             f"validation {percent(row.get('success'))} after step {row['step']:,}"
-            for row in run.validations[-1:]
+            for row in run.state.validations[-1:]
         ]
         return f"{_line_head(run.config.name, simulated=run.is_simulated)}: {' · '.join(parts)}"
 
@@ -299,9 +299,9 @@ def training_live_table(run: "TrainingRun", pace: Pace) -> Table:
             "policy", f"entropy {report.entropy:.3f} · clipped {percent(report.clip_share)} · gap {gap}"
         )
         table.add_row("trainer", f"{report.tokens_per_second:,.0f} tokens/s")
-    for row in run.validations[-1:]:
+    for row in run.state.validations[-1:]:
         table.add_row("validation", f"{percent(row.get('success'))} solved after {row['step']:,} steps")
-    table.add_row("staleness", staleness_line(run.staleness) or "–")
+    table.add_row("staleness", staleness_line(run.state.staleness) or "–")
     if local is not None:
         activity = local.activity.total()
         spent = max(pipeline.split.total, 1e-9)

@@ -130,9 +130,9 @@ def _say_ended(path: Path, reader: RunReader, screen: Console) -> None:
 
 
 def _show(run: TrainingRun, summary: dict[str, Any], screen: Console, recent: RecentProfile) -> None:
-    if run.validations:
+    if run.state.validations:
         beside = run_async(validation_baselines(run.config))
-        screen.print(validation_table(run.validations, beside, simulated=run.is_simulated))
+        screen.print(validation_table(run.state.validations, beside, simulated=run.is_simulated))
     screen.print(training_table(summary))
     if run.local is not None:
         say_changes(run.local, screen)

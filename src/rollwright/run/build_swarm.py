@@ -1,4 +1,4 @@
-"""From a configuration to what a node of a swarm is made of."""
+"""Builds a swarm node's settings, tasks and transport from the configuration."""
 
 import time
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from rollwright.swarm.settings import TRANSPORTS
 from rollwright.swarm.transports.base import Transport
 
 KEPT_STEPS = 200
-"""Steps that a node keeps which is not told how many: more than its status shows, so that its last rounds can be looked
-at with their episodes, and few beside those of a node that runs for months."""
+"""Default of `training.keep_steps` for a node: more than its status shows, so that its last rounds can be inspected with
+their episodes, and few compared with the rounds of months."""
 
 
 def swarm_of(config: RunConfig) -> SwarmConfig:
-    """The configuration's swarm part, or one line that says what is missing."""
+    """The swarm section of the configuration; raises an error if it is missing."""
     if config.swarm is None:
         raise ConfigError("swarm: is not set; `swarm: {}` shares with every default")
     return config.swarm
 
 
 def node_config(config: RunConfig, peer: str) -> RunConfig:
-    """The run as this node plays it: its seed follows from its key, its batch is `local_groups`."""
+    """Configuration of this node's run: its seed derives from its key, its batch is `local_groups`."""
     swarm, manager = swarm_of(config), config.train_env_manager
     check(config)
     assert manager is not None, "checked above"
@@ -40,7 +40,7 @@ def node_config(config: RunConfig, peer: str) -> RunConfig:
         raise ConfigError("training.from_run: a node plays its own groups; leave it out")
     if manager.group_size < 2:
         raise ConfigError(
-            f"train_env_manager.group_size: {manager.group_size} gives groups that nobody can learn from; at least 2 are "
+            f"train_env_manager.group_size: {manager.group_size} gives groups without an advantage to learn from; at least 2 are "
             "needed"
         )
     batch = swarm.local_groups * manager.group_size
@@ -62,7 +62,7 @@ def node_config(config: RunConfig, peer: str) -> RunConfig:
 
 
 def task_book(config: RunConfig) -> TaskBook:
-    """What this node plays, and so can check."""
+    """Tasks that this node plays, and can verify."""
     table = SettingsTable(config)
     return TaskBook({tag: table(Episode(tag, 0, "train", "", 0, 0, 0)) for tag in table.training_tags()})
 
@@ -70,7 +70,7 @@ def task_book(config: RunConfig) -> TaskBook:
 async def open_transport(
     config: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
 ) -> Transport:
-    """Opens the transport that the settings name; its factory may be async."""
+    """Open the configured transport; its factory may be async."""
     settings = config.communication
     made = TRANSPORTS.make(settings.transport, config, peer, clock=clock, **settings.options)
     with TRANSPORTS.blame(settings.transport):

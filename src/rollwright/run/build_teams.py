@@ -1,4 +1,4 @@
-"""From a configuration to the teams that play, and to who answers for which agent."""
+"""Builds teams and the policies of their agents from the configuration."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -45,7 +45,7 @@ SERVES_ADAPTERS = ("vllm", "openai")
 
 
 def build_teams(config: RunConfig, shelf: ToolShelf | None = None) -> dict[str, Team]:
-    """The teams of a run, by the tag that each plays, with tools from the shelf. Wrong settings show here."""
+    """Teams of a run by tag, with tools from the shelf; raises an error for wrong settings."""
     tools = shelf or ToolShelf()
     teams = {
         tag: build_team(each, config, f"orchestras.{tag}", tools) for tag, each in config.orchestras.items()
@@ -91,7 +91,7 @@ def build_team(config: OrchestraConfig, run: RunConfig, where: str, shelf: ToolS
 
 
 def _agent(config: TeamAgentConfig, base: TeamAgent | None, where: str, shelf: ToolShelf) -> TeamAgent:
-    """The shipped agent with what is set put over it, or one made of what is set alone."""
+    """The shipped agent with the given settings on top, or a new agent of the given settings."""
     known = {each.name for each in fields(TeamAgent)}
     given: dict[str, Any] = {name: value for name, value in config if name in known and value is not None}
     if config.tools is not None:
@@ -107,7 +107,7 @@ def _flow(config: OrchestraConfig, agents: Mapping[str, TeamAgent], where: str) 
     match config:
         case LoopTeamConfig():
             in_loop = {name: each for name, each in config.agents.items() if name != config.critic}
-            _judges(config.critic, agents, f"{where}.critic")
+            _check_judge(config.critic, agents, f"{where}.critic")
             return CriticLoop(
                 sort_into_stages({name: each.after for name, each in in_loop.items()}, f"{where}.agents"),
                 config.acts,
@@ -116,7 +116,7 @@ def _flow(config: OrchestraConfig, agents: Mapping[str, TeamAgent], where: str) 
                 {name: When(each.from_step, each.first_round) for name, each in in_loop.items()},
             )
         case RouteTeamConfig():
-            _judges(config.router, agents, f"{where}.router")
+            _check_judge(config.router, agents, f"{where}.router")
             return Route(config.router, config.approved, config.rejected)
         case OwnTeamConfig():
             return _own_flow(config.function, f"{where}.function")
@@ -134,7 +134,7 @@ def _own_flow(path: str, where: str) -> Flow:
     return flow  # type: ignore[no-any-return]
 
 
-def _judges(name: str | None, agents: Mapping[str, TeamAgent], where: str) -> None:
+def _check_judge(name: str | None, agents: Mapping[str, TeamAgent], where: str) -> None:
     if name is None:
         return
     if name not in agents:
@@ -144,9 +144,10 @@ def _judges(name: str | None, agents: Mapping[str, TeamAgent], where: str) -> No
 
 
 def check_policies(config: RunConfig, own: Policy | None = None) -> None:
-    """Raises what is wrong with the policies of a run's settings, as far as it can be known without making one.
+    """Check the policies of a run's settings without building one; raises the first error.
 
-    `own`: plays in the place of the run's policy."""
+    `own`: policy that replaces the configured one.
+    """
     if own is None:
         check_policy(config.policy)
     if not config.orchestras:
@@ -165,13 +166,13 @@ def check_policies(config: RunConfig, own: Policy | None = None) -> None:
                     )
             if member.specs and not (run_policy_takes_tools if named is None else kind_takes_tools(named)):
                 raise ConfigError(
-                    f"{where}.tools: this agent's policy speaks text and cannot be told of tools; "
+                    f"{where}.tools: this agent's policy takes no tools; "
                     "accepted: openai with `api: chat`, vllm, sglang, llama_cpp, torch, simulated"
                 )
 
 
 def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
-    """Who plays a run: `own`, or the run's policy; with teams, also the policies that agents have for themselves."""
+    """Policy of a run: `own` or the configured one, and with teams also the separate policies of their agents."""
     check_policies(config, own)
     if not config.orchestras:
         return own or build_policy(config.policy, cache_room(config))
@@ -191,7 +192,7 @@ def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
 
 
 def _named_policy(config: RunConfig, tag: str, agent_name: str) -> PolicyConfig | None:
-    """The policy that an agent has for itself; `None`: it plays with the run's."""
+    """Separate policy of an agent; `None` if it uses the run's."""
     agent = config.orchestras[tag].agents.get(agent_name)
     if agent is None or (agent.policy is None and agent.adapter is None):
         return None
@@ -213,7 +214,7 @@ def _named(config: RunConfig, name: str | None, adapter: str | None, where: str)
 
 
 def _build(config: PolicyConfig, teams: Mapping[str, Team], cache_bytes: int | None = None) -> Policy:
-    """A simulated engine answers for every agent in that agent's own form."""
+    """Build a policy; a simulated engine answers each agent in the agent's own format."""
     if isinstance(config, SimulatedPolicyConfig):
         return make_simulated(config, SimulatedTeam.of(*teams.values(), skill=config.skill, approval=None))
     return build_policy(config, cache_bytes)

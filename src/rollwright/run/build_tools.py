@@ -1,7 +1,7 @@
-"""From a configuration to the tools that agents may call, and the end of what they hold.
+"""Builds the tools of agents from the configuration, and closes their resources.
 
-Always true: two agents whose tools have the same settings have the same tool, and so share its limits and its pool.
-Nothing is started before a call needs it; `close` ends it all.
+Invariants: agents whose tools have equal settings share the tool, with its limits and its pool. Nothing starts before a
+call needs it; `close` ends everything.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,7 +32,7 @@ class ToolShelf:
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     def toolbox(self, wanted: Sequence[AnyToolConfig], where: str) -> Toolbox:
-        """An agent's tools; what is wrong with them names the place in the settings."""
+        """Tools of one agent; errors name their place in the settings."""
         tools: list[Tool] = []
         for place, each in enumerate(wanted):
             if each not in self._made:
@@ -44,7 +44,7 @@ class ToolShelf:
             raise ConfigError(f"{where}: {error}") from None
 
     async def check(self) -> None:
-        """Whether this machine can give what the tools need."""
+        """Raise an error if this machine lacks something that a tool needs."""
         for check in self._checks:
             await check()
 
@@ -109,6 +109,6 @@ def _own(path: str, where: str) -> Sequence[Tool]:
     tools = [found] if isinstance(found, Tool) else found
     if not isinstance(tools, list | tuple) or not all(isinstance(each, Tool) for each in tools):
         raise ConfigError(
-            f"{where}: {path!r} is no tool; expected what @tool makes, or a function that gives it"
+            f"{where}: {path!r} is no tool; expected a function with @tool, or a function that returns one"
         )
     return tools

@@ -1,4 +1,4 @@
-"""From a configuration to the trainer that it describes. Importing it imports no torch; making a trainer does."""
+"""Builds the trainer and the trained policy from the configuration. Only building a trainer imports torch."""
 
 import shutil
 from pathlib import Path
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 BESIDE_WEIGHTS = (".json", ".jinja", ".txt", ".model")
-"""What tokenizers and chat templates are kept in."""
+"""File types of tokenizers and chat templates."""
 
 IN_PROCESS = "torch"
-"""The kind of policy whose model is in this process: it has the base model, and takes weights in memory."""
+"""Kind of the policy whose model is in this process: it holds the base model, and takes weights in memory."""
 
 
 def in_process(config: RunConfig) -> bool:
@@ -33,7 +33,7 @@ def in_process(config: RunConfig) -> bool:
 
 
 def training_of(config: RunConfig) -> TrainingConfig:
-    """The configuration's training part, or one line that says what is missing."""
+    """The training section of the configuration; raises an error if it is missing or cannot be trained with."""
     training = config.training
     if training is None:
         raise ConfigError("training: is not set; `training: {}` trains with every default")
@@ -52,7 +52,7 @@ def training_of(config: RunConfig) -> TrainingConfig:
 
 
 def model_name(config: RunConfig) -> str:
-    """Which base model is trained."""
+    """Name of the base model."""
     training = config.training
     if training is not None and training.model is not None:
         return training.model
@@ -64,7 +64,7 @@ def model_name(config: RunConfig) -> str:
 
 
 def check(config: RunConfig) -> None:
-    """Raises what is wrong with the settings, before anything is written or loaded."""
+    """Check the settings before anything is written or loaded; raises the first error."""
     training = training_of(config)
     make_training_advantage(training)
     if not LOSSES.is_built_in(training.loss.name):
@@ -88,7 +88,7 @@ def _check_whole(source: RunReader) -> None:
 
 
 def _check_history(config: RunConfig, played: RunConfig) -> None:
-    """What is trained on are the prompts that the model saw; another history cannot be had afterwards."""
+    """Training uses the prompts that the model saw, so that the history cannot be changed afterwards."""
     wanted, had = config.agent.history, played.agent.history
     if wanted != had:
         raise ConfigError(
@@ -98,7 +98,7 @@ def _check_history(config: RunConfig, played: RunConfig) -> None:
 
 
 def _check_sampling(config: RunConfig, played: RunConfig) -> None:
-    """What is trained are the tokens as they were drawn; a release that did not record how has drawn as its run says."""
+    """Training uses the tokens as they were sampled; the run's settings say how, if the trajectories do not."""
     for name in ("temperature", "top_p"):
         wanted, had = getattr(config.sampling, name), getattr(played.sampling, name)
         if wanted != had:
@@ -108,7 +108,7 @@ def _check_sampling(config: RunConfig, played: RunConfig) -> None:
 
 
 def make_policy(config: RunConfig) -> Policy | None:
-    """The policy that is trained; `None` where a recorded run is trained on. A model in this process is loaded."""
+    """The trained policy, with its model loaded if that is in this process; `None` if a recorded run is trained on."""
     check(config)
     if training_of(config).from_run is not None:
         return None
@@ -118,7 +118,7 @@ def make_policy(config: RunConfig) -> Policy | None:
 
 
 def copy_tokenizer(config: RunConfig, place: Path) -> None:
-    """Puts whatever lies beside the base model's weights, such as its tokenizer, beside the trained ones."""
+    """Copy the files beside the base model's weights, such as its tokenizer, to the trained weights."""
     from rollwright.models.loading import resolve
 
     base = Path(resolve(model_name(config)))
@@ -132,7 +132,7 @@ def make_training_advantage(training: TrainingConfig) -> Advantage:
 
 
 def make_trainer(config: RunConfig) -> "Trainer":
-    """Loads the base model; takes seconds to minutes."""
+    """Load the base model and build its trainer; takes seconds to minutes."""
     claim_threads()
     try:
         from rollwright.training.trainer import Trainer
@@ -151,7 +151,7 @@ def make_trainer(config: RunConfig) -> "Trainer":
 
 
 def updatable(policy: Policy, kind: str) -> Updatable:
-    """The policy as something that takes weights."""
+    """The policy, checked to accept new weights."""
     if not isinstance(policy, Updatable):
         raise ConfigError(
             f"policy.kind: `{kind}` takes no new weights, so it cannot be trained; "

@@ -1,4 +1,4 @@
-"""Trajectories as Parquet: one row for each turn, so that token ids stay exact and trees keep their links."""
+"""Parquet export of trajectories: one row per turn, so that token ids stay exact and trees keep their links."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -9,12 +9,11 @@ from rollwright.errors import RollwrightError, naming
 from rollwright.trajectory import Trajectory, Turn, expand_versions
 
 TRAJECTORIES_IN_A_ROW_GROUP = 1000
-"""Bounds the memory of an export, whatever the size of the run."""
+"""Trajectories per row group; bounds the memory of an export."""
 
 
 def write_parquet(trajectories: Iterable[Trajectory], file: Path, *, simulated: bool = False) -> int:
-    """Returns the number of rows. The file appears whole or not at all. Its metadata says, under `simulated`, whether the
-    simulated engine has played."""
+    """Write the file atomically, with `simulated` in its metadata; returns the number of rows."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

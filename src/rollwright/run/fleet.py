@@ -1,13 +1,14 @@
-"""The workers of a run: as many as there is work for, replaced when they die.
+"""Worker fleets: as many workers as there is work for, replaced when they die.
 
-`Autoscaler` is pure: it takes the rollouts that wait (queuing and requeuing; claimed ones have their worker already) and
-returns a number of workers, up to a maximum. It grows at once, because waiting costs; it shrinks only after a while
-without need, because starting does.
+`Autoscaler` is pure: it takes the waiting rollouts (queuing and requeuing; claimed rollouts have a worker already) and
+returns the number of workers, up to a maximum. It scales up at once, because waiting rollouts cost time, and scales down
+only after a cool-down, because starting a worker costs time, too.
 
-Always true: a worker that dies takes nothing with it but its generations in flight, because the store gives its
-rollouts to another when their lease ends. Every life of a worker has an id of its own, which no other run in the same
-store has. Workers that keep dying or being lost right after their start end the run with what is known of the last one,
-instead of being started for ever.
+Invariants:
+- A worker that dies loses only its generations in flight: the store gives its rollouts to others when their lease ends.
+- Every worker process has an id of its own, which no other run in the same store uses.
+- Workers that keep dying or being lost right after their start end the run with the last one's error, instead of being
+  restarted forever.
 """
 
 import asyncio
@@ -25,13 +26,13 @@ from rollwright.store.records import RolloutStatus
 LOOK_SECONDS = 0.5
 """Seconds between two checks of the workers and the queue."""
 STOP_SECONDS = 45.0
-"""What a worker gets to drain before it is killed; its own limit for that is shorter."""
+"""Seconds for a worker to drain before it is killed; its own limit is shorter."""
 SHORT_LIFE = 5.0
-"""A worker that dies sooner than this after its start is likely to die again."""
+"""Seconds after its start within which a death counts against the run: the next worker is likely to die, too."""
 MOST_SHORT_LIVES = 3
 MOST_LOSSES = 10
-"""Rounds of starts in a row of which every worker was lost without a word. Each round takes some seconds, so this is
-well beyond the time in which a cluster still places workers on a node that is dead."""
+"""Rounds of starts in a row in which every worker was lost without an error. A round takes some seconds, so this is well
+beyond the time for which a cluster still places workers on a dead node."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,17 @@ class ScaleRules:
     maximum: int
     minimum: int = 1
     cool_down: float = 30.0
-    """Seconds for which fewer must have been enough before the number goes down."""
+    """Seconds for which fewer workers must have sufficed before the number is reduced."""
 
 
 class Autoscaler:
     def __init__(self, rules: ScaleRules) -> None:
         self._rules = rules
         self._enough_since: float | None = None
-        """Since when fewer would have been enough."""
+        """Time since which fewer workers would have sufficed."""
 
     def wanted(self, waiting: int, claimed: int, workers: int, now: float) -> int:
-        """The number of workers to have, given the rollouts that wait, those being played, and the workers there are."""
+        """Number of workers for this many waiting and claimed rollouts, given the current number."""
         rules = self._rules
         needed = -(-(waiting + claimed) // rules.envs_per_worker)
         needed = min(rules.maximum, max(rules.minimum, needed))
@@ -67,10 +68,10 @@ class Autoscaler:
 
 
 class Fleet(ABC):
-    """Decides how many workers there are; a subclass knows how one is started, looked after and stopped."""
+    """Keeps the right number of workers; a subclass starts, watches and stops a single worker."""
 
     kind: str
-    """What its workers are, in a word."""
+    """Kind of its workers, for their names and for messages."""
 
     def __init__(self, store: Store, rules: ScaleRules, activity: Activity) -> None:
         """`activity` gets the figures that the workers report with their heartbeats."""
@@ -85,7 +86,7 @@ class Fleet(ABC):
         self._losses = 0
 
     async def run(self) -> None:
-        """Keeps the right number of workers alive until it is cancelled."""
+        """Keep the right number of workers alive until cancelled; stops all of them at the end."""
         clock = asyncio.get_running_loop().time
         try:
             while True:
@@ -108,18 +109,18 @@ class Fleet(ABC):
 
     @abstractmethod
     def _alive(self) -> Collection[str]:
-        """The workers there are, oldest first."""
+        """Names of the current workers, oldest first."""
 
     @abstractmethod
     async def _start(self, name: str, now: float) -> None: ...
 
     @abstractmethod
     async def _stop(self, name: str) -> None:
-        """Takes the worker off the list at once, drains it as long as it may take, then ends it."""
+        """Remove the worker from `_alive` at once, drain it for up to `STOP_SECONDS`, then kill it."""
 
     @abstractmethod
     async def _reap(self, now: float) -> None:
-        """Takes workers that ended off the list, and counts each death with `_count_death`."""
+        """Remove workers that ended from `_alive`, and count each death with `_count_death`."""
 
     def _may_start(self, now: float) -> bool:
         return True
@@ -133,7 +134,7 @@ class Fleet(ABC):
             )
 
     def _count_loss(self, what_happened: str, *, short: bool, new_round: bool) -> None:
-        """Counts a worker that ended without an error of its own, as it does with its machine; those of one round count once."""
+        """Count a worker that ended without an error of its own, for example with its machine; one round counts once."""
         self._activity.dead_workers += 1
         self._losses = self._losses + new_round if short else 0
         if self._losses >= MOST_LOSSES:
@@ -148,7 +149,7 @@ class Fleet(ABC):
         task.add_done_callback(self._stopping.discard)
 
     async def _read_heartbeats(self) -> None:
-        """Adds the figures of the workers' heartbeats to the activity."""
+        """Add the counters of the workers' heartbeats to the activity."""
         alive = self._alive()
         for worker in await self._store.query_workers():
             if worker.worker_id.startswith(self._prefix):
@@ -157,5 +158,5 @@ class Fleet(ABC):
 
     async def _wait_for_stops(self) -> None:
         await asyncio.gather(*self._stopping, return_exceptions=True)
-        with suppress(RollwrightError):  # figures only; a store that is gone has been noticed already
-            await self._read_heartbeats()  # the workers' last figures
+        with suppress(RollwrightError):  # counters only; an unreachable store was reported already
+            await self._read_heartbeats()  # the workers' last counters

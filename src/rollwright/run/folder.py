@@ -1,9 +1,12 @@
-"""One run's folder: the configuration as used, every finished trajectory, metrics, failures, the summary.
+"""A run's folder: the configuration as used, every finished trajectory, metrics, failures, the summary.
 
-Always true: what was written stays readable, until the run forgets it (`retention`): then no reader shows it any more,
-removed or not. Its log (`trajectory_log`) is the truth about finished trajectories: a store gives up its copy once the
-log has one on the disk. Whatever is wrong with a file is told by whoever reads it, and costs what cannot be read of that
-file and nothing else. One process at a time writes.
+Invariants:
+- Written data stays readable until the run prunes it (`retention`); from then on no reader shows it, whether it is removed
+  yet or not.
+- The log (`trajectory_log`) is the source of truth for finished trajectories: a store releases its copy once the log has it
+  on the disk.
+- Damage to a file is reported by its reader, and costs only the unreadable part of that file.
+- One process at a time writes.
 """
 
 import logging
@@ -37,37 +40,37 @@ CONFIG, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
 
 
 SIMULATED = "SIMULATED"
-"""Stands in every title of a run that the simulated engine has played: its figures say nothing of a model."""
+"""Part of every title of a run that the simulated engine has played: its figures say nothing about a model."""
 
 LAST_SETTING = "custom_envs"
-"""A configuration is written with every default filled in, so one without this is cut off."""
+"""Last key of a written configuration, which has every default filled in; a file without it is truncated."""
 
 LOST_NAMED = 5
-"""Of what is lost, so many are named."""
+"""Lost rollouts that a message names."""
 
 
 class RunFolder:
-    """A folder being written."""
+    """A run's folder, open for writing."""
 
     def __init__(self, path: Path, log: TrajectoryLog, failed: dict[str, str]) -> None:
         self.path = path
         self.log = log
         self.failed = failed
-        """Rollouts whose failures are told, with the reasons."""
+        """Reasons of the recorded failures, by rollout."""
         self.repairs: list[str] = []
-        """What was wrong when the folder was reopened, and what was done about it; a line each."""
+        """Damage that was found, and its repair; one line each."""
         self.lost: list[str] = []
-        """Rollouts that were finished, and whose trajectories nobody has any more."""
+        """Finished rollouts whose trajectories are lost."""
         self.store_is_new = False
-        """Whether its store was lost, which is told already, and knows nothing of what was finished."""
+        """Whether the store was lost and replaced, which is reported already; the new one knows no finished rollout."""
         self.on_repair: Callable[[str], None] = _log.warning
-        """Is told of every further line."""
+        """Called with every further line of `repairs`."""
 
     @classmethod
     def create(cls, runs: Path, config: "RunConfig") -> tuple["RunFolder", "RunConfig"]:
-        """`runs/NAME`, or with a number behind it when that exists: no run overwrites another.
+        """Create `runs/NAME`, or `runs/NAME-2` and so on if it exists: no run overwrites another.
 
-        Also gives the configuration with the name that the run has now.
+        Also returns the configuration with the run's final name.
         """
         name, number = config.name, 2
         while (runs / name).exists():
@@ -78,7 +81,7 @@ class RunFolder:
 
     @classmethod
     def begin(cls, path: Path, config: "RunConfig") -> "RunFolder":
-        """A new run in this very folder, which may exist but must not be a run."""
+        """Create a run in exactly this folder, which may exist but must not be a run."""
         path.mkdir(parents=True, exist_ok=True)
         if (path / CONFIG).exists():
             raise RollwrightError(f"{path}: is a run already")
@@ -88,7 +91,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """Goes on with a folder; what a crash left half written is cut off, what is damaged is kept aside."""
+        """Open the folder of an earlier process: partial records are truncated, damaged bytes are moved aside."""
         reader = RunReader(path)
         forgotten = reader.forgotten()
         file = path / TRAJECTORIES
@@ -98,17 +101,17 @@ class RunFolder:
             repairs += condition.told(file)
         else:
             log = TrajectoryLog.create(file)
-            repairs.append(f"{file}: is missing; begun anew")
+            repairs.append(f"{file}: is missing; a new one is started")
         for name in (METRICS, FAILURES):
             repairs += _repair_rows(read_rows(path / name))
         folder = cls(path, log, {row["rollout_id"]: row["reason"] for row in reader.failures()})
         folder.repairs = repairs
-        if forgotten.steps:  # it may have been killed while it removed what is forgotten
+        if forgotten.steps:  # the last process may have been killed while it removed pruned steps
             folder.remove(folder.copy_kept(forgotten))
         return folder
 
     def keep_settings(self, config: "RunConfig") -> None:
-        """Writes down what the run is played with from now on."""
+        """Write the settings that the run uses from now on."""
         from rollwright.config import dump
 
         partial = self.path / f"{CONFIG}.partial"
@@ -117,10 +120,9 @@ class RunFolder:
         partial.replace(self.path / CONFIG)
 
     def store_address(self, told: str | None) -> str:
-        """Where the run's rollouts are: what it is told, what it was told before, or its own file.
+        """Address of the run's store: the given one, the one that was given before, or a file in the folder.
 
-        What it is told is remembered without its password; whoever goes on with the run gives it again, best by
-        PGPASSWORD.
+        A given address is remembered without its password; a resumed run needs the password again, best by PGPASSWORD.
         """
         remembered = self.path / ADDRESS
         if told is not None:
@@ -135,49 +137,49 @@ class RunFolder:
             raise FormatError(f"{remembered}: is damaged: {error}; give --store again") from error
 
     def add_trajectory(self, rollout_id: str, encoded: bytes) -> None:
-        """Adds it once, however often it is given."""
+        """Append a trajectory; a rollout that is in the log already is ignored."""
         self.log.append(rollout_id, encoded)
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """All that were added so far."""
+        """Yield all trajectories that were added so far."""
         self.log.flush()
         return RunReader(self.path).trajectories()
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
-        """Makes a batch known as handed out; the trajectories are on disk before it is."""
+        """Record a delivered batch; its trajectories are flushed first."""
         self.log.flush()
         self._append(METRICS, row)
 
     def add_failure(self, rollout_id: str, reason: str) -> None:
-        """Adds it once, however often it is given."""
+        """Record a permanent failure; a rollout that has one already is ignored."""
         if rollout_id in self.failed:
             return
         self.failed[rollout_id] = reason
         self._append(FAILURES, {"rollout_id": rollout_id, "reason": reason})
 
     def tell(self, line: str) -> None:
-        """What was found to be wrong, and what is done about it."""
+        """Report damage and its repair."""
         self.repairs.append(line)
         self.on_repair(line)
 
     def lose(self, rollout_ids: Sequence[str]) -> None:
+        """Report finished rollouts whose trajectories are lost."""
         self.lost += rollout_ids
         some = ", ".join(rollout_ids[:LOST_NAMED]) + (" …" if len(rollout_ids) > LOST_NAMED else "")
         self.tell(
-            f"{self.path}: finished trajectories that are lost, because neither {TRAJECTORIES} nor the store has them any "
-            f"more: {len(rollout_ids):,} ({some})"
+            f"{self.path}: finished trajectories that are lost, because neither {TRAJECTORIES} nor the store has them: "
+            f"{len(rollout_ids):,} ({some})"
         )
 
     def copy_kept(self, forgotten: Forgotten) -> "KeptLog":
-        """The first half of removing what is forgotten: a copy of the log without it, beside it. Other threads may write
-        to the folder meanwhile."""
+        """First half of pruning: copy the log without the pruned steps. Other threads may write to the folder meanwhile."""
         rows = RunReader(self.path).metrics()
         kept = KeptLog(forgotten, {group for row in rows for group in row["groups"]})
         kept.copy = self.log.copy_without(kept.leaves_out)
         return kept
 
     def remove(self, kept: "KeptLog") -> None:
-        """The second half, which is quick: everything in the folder is then without what is forgotten."""
+        """Second half of pruning, which is quick: replace the log, and remove pruned lines from the other files."""
         assert kept.copy is not None
         self.log.become(kept.copy)
         self.failed = {each: why for each, why in self.failed.items() if not kept.leaves_out(each)}
@@ -188,6 +190,7 @@ class RunFolder:
             _remove_rows(self.path / name, is_forgotten)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary and close the log."""
         partial = self.path / f"{SUMMARY}.partial"
         with naming(partial):
             partial.write_text(seal(summary, indent=2) + "\n", encoding="utf-8")
@@ -201,23 +204,23 @@ class RunFolder:
 
 
 class KeptLog:
-    """What is left of a run's log without what is forgotten."""
+    """The part of a run's log that pruning keeps."""
 
     def __init__(self, forgotten: Forgotten, recorded: Collection[str]) -> None:
-        """`recorded`: the groups that stand in the record."""
+        """`recorded`: groups of the record."""
         self.forgotten = forgotten
         self._recorded = recorded
         self.copy: LogCopy | None = None
 
     def leaves_out(self, rollout_id: str) -> bool:
-        """What is forgotten, and what others have played that came into no batch, because the run was killed."""
+        """Whether the rollout is pruned, or of another peer's group that came into no batch before the run was killed."""
         group_id = rollout_id.rpartition("-m")[0]
         foreign = not group_id.startswith(f"{self.forgotten.name}.")
         return self.forgotten.has_group(group_id) or (foreign and group_id not in self._recorded)
 
 
 def _repair_rows(found: Rows) -> list[str]:
-    """Writes a file of rows anew without what is damaged or half written; gives what there is to say."""
+    """Rewrite a file of rows without its damaged and partial lines; returns one line for each kind of damage."""
     if found.damaged:
         aside = found.file.with_name(f"{found.file.name}.damaged")
         with naming(aside), aside.open("ab") as opened:
@@ -239,7 +242,7 @@ def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 class RunReader:
-    """A folder being looked at."""
+    """A run's folder, open for reading; collects the damage that it finds."""
 
     def __init__(self, path: Path) -> None:
         if not (path / CONFIG).is_file():
@@ -250,11 +253,11 @@ class RunReader:
             raise RollwrightError(f"{path}: is not a run folder; one has a {CONFIG}")
         self.path = path
         self.log_condition = LogCondition()
-        """Of the trajectory log, as far as it was read last."""
+        """Condition of the trajectory log, as far as the last pass has read."""
         self._lost = False
-        """Whether a file other than the log has lost something."""
+        """Whether a file other than the log has unreadable parts."""
         self._told: dict[str, None] = {}
-        """What is wrong with the other files, in the order in which it was found."""
+        """Damage of the other files, in the order of its discovery."""
 
     @property
     def cut_off(self) -> bool:
@@ -263,46 +266,46 @@ class RunReader:
 
     @property
     def problems(self) -> list[str]:
-        """What was found to be wrong with the files that were read; a line each. Half a record at the end of the log
-        is not among it: a run that is killed leaves one."""
+        """Damage in the files that were read, one line each. A partial record at the end of the log is not included: every
+        killed run leaves one."""
         return [*self.log_condition.told(self.path / TRAJECTORIES), *self._told]
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something that was written cannot be read any more."""
+        """Whether written data cannot be read."""
         return bool(self.log_condition.damaged or self._lost)
 
     @property
     def config(self) -> "RunConfig":
-        from rollwright.config import build  # a look at a run's results needs no settings models
+        from rollwright.config import build  # reading a run's results needs no settings models
 
         return build(read_settings(self.path), source=str(self.path / CONFIG))
 
     @property
     def simulated(self) -> bool:
-        """Whether the simulated engine has played it: then its figures say nothing of a model."""
+        """Whether the simulated engine has played the run: then its figures say nothing about a model."""
         known: bool | None = (self.summary() or {}).get("simulated")
         if known is not None:
             return known
-        try:  # it has not ended, or an earlier release has written it
+        try:  # the run has not ended, or an older release has written it
             return self.config.plays_simulated
         except RollwrightError:
-            return False  # the settings are damaged, which is told where they are needed
+            return False  # damaged settings are reported where they are needed
 
     @property
     def title(self) -> str:
-        """The run's name as it stands above pictures and pages."""
+        """Title of plots and pages."""
         return f"{self.config.name} · {SIMULATED}" if self.simulated else self.config.name
 
     def summary(self) -> dict[str, Any] | None:
-        """`None` when the run has not ended, or has left one that cannot be read."""
+        """`None` if the run has not ended, or its summary is damaged."""
         file = self.path / SUMMARY
         if not file.is_file():
             return None
         try:
             summary, mended = read_sealed(file)
             if "interrupted" not in summary and "training" not in summary:
-                raise FormatError(f"{file}: is damaged: it does not say how the run ended")
+                raise FormatError(f"{file}: is damaged: the reason of the run's end is missing")
         except FormatError as error:
             self._tell(f"{error}; left out", lost=True)
             return None
@@ -312,7 +315,7 @@ class RunReader:
 
     @property
     def ended(self) -> bool:
-        """Whether the run came to its own end, neither interrupted nor by an error: there is nothing to go on with."""
+        """Whether the run has finished, neither interrupted nor by an error, so that nothing is left to resume."""
         summary = self.summary()
         if summary is None or summary.get("interrupted", True) or summary.get("error") is not None:
             return False
@@ -326,16 +329,16 @@ class RunReader:
         return True
 
     def forgotten(self) -> Forgotten:
-        """What is not shown any more."""
+        """Pruned steps, which are not shown."""
         return read_forgotten(self.path)
 
     def shown_steps(self) -> str | None:
-        """Which steps there are to show, where it is not all of them."""
+        """A line with the steps that are left; `None` if no step is pruned."""
         if not (first := self.forgotten().steps):
             return None
         steps = [row["step"] for row in self.metrics() if row["mode"] == "train"]
         setting = "keep_steps" if self.config.training is None else "training.keep_steps"
-        return f"steps {first}…{max(steps, default=first)}; earlier ones were forgotten ({setting})"
+        return f"steps {first}…{max(steps, default=first)}; earlier ones were removed ({setting})"
 
     def metrics(self) -> list[dict[str, Any]]:
         forgotten = self.forgotten()
@@ -348,9 +351,11 @@ class RunReader:
         ]
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """All finished trajectories that are not forgotten, in the order they were finished."""
+        """Yield all finished trajectories that are not pruned, in the order of their ends."""
         forgotten = self.forgotten()
-        rows = self.metrics()  # before the log, which has them earlier
+        rows = (
+            self.metrics()
+        )  # read before the log, because the log has a batch's trajectories before its line is written
         groups, there = {group for row in rows for group in row["groups"]}, 0
         self.log_condition = condition = LogCondition()
         file = self.path / TRAJECTORIES
@@ -374,7 +379,7 @@ class RunReader:
         if len(rows) < len(found.rows):
             strange = len(found.rows) - len(rows)
             self._tell(
-                f"{self.path / name}: {strange} lines do not say what they should, left out", lost=True
+                f"{self.path / name}: {strange} lines lack required fields and are left out", lost=True
             )
         return rows
 
@@ -400,7 +405,7 @@ def _is_failure(row: dict[str, Any]) -> bool:
 
 
 def read_settings(path: Path) -> Any:
-    """A run's configuration as plain data; a `FormatError` names the file."""
+    """A run's configuration as plain data; raises a `FormatError` that names the file."""
     file = path / CONFIG
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -1,15 +1,14 @@
-"""CRC-32 that not only finds damage but undoes it where one byte is wrong. Pure.
+"""Reading the records of a trajectory log past damage, and CRC-32 as an error-correcting code. Pure.
 
-A checksum of 32 bits is a linear function of the data, so what a wrong byte does to it depends on the difference and on
-how many bytes follow, and on nothing else. Going through the data from its end, the one place and the one difference
-that explain a wrong checksum are found in a single pass. Damage to more than one byte is taken for that of one with a
-chance of about `len(data) / 2**24`; so whoever corrects a record also checks that it can be read.
+Invariants:
+- Damage costs only the records that contain it. A single wrong byte costs nothing, because the checksum corrects it.
+  Behind an uncorrectable record, reading continues at the next record with a right checksum, also if a length is damaged.
+- A corrected record is accepted only if it can be decoded.
 
-The records of a trajectory log, read past whatever damage there is.
-
-Always true: damage costs the records that it is in and no others. One wrong byte costs nothing, the checksum puts it
-right. Behind what cannot be put right, reading goes on at the next record whose checksum is right, also where a length
-is damaged.
+CRC-32 is linear: the effect of a wrong byte on the checksum depends only on the XOR difference and on the number of bytes
+behind it. A single pass from the end of the data therefore finds the one position and difference that explain a wrong
+checksum. Damage to several bytes is mistaken for one with a probability of about `len(data) / 2**24`, which is why the
+result is decoded before it is trusted.
 """
 
 import mmap
@@ -27,13 +26,13 @@ from rollwright.trajectory import Trajectory
 crc32 = zlib.crc32
 
 LARGEST_CORRECTED = 4 * 2**20
-"""Bytes of a record that is still tried: a second of work, for a record that is lost otherwise."""
+"""Largest record, in bytes, whose correction is tried: it takes about a second."""
 
 _POLYNOMIAL = 0xEDB88320
 
 
 def _byte_steps() -> list[int]:
-    """What the checksum becomes when a byte with only this in it follows."""
+    """CRC table: register after one step, by the byte that enters it."""
     table = []
     for value in range(256):
         for _ in range(8):
@@ -44,57 +43,58 @@ def _byte_steps() -> list[int]:
 
 _STEP = _byte_steps()
 _BY_TOP = {step >> 24: value for value, step in enumerate(_STEP)}
-"""The steps have different highest bytes, so a step can be taken back."""
+"""The highest byte of each table entry is unique, so a step of the register can be inverted."""
 _DIFFERENCE = {step: value for value, step in enumerate(_STEP) if value}
 
 
 def corrected(data: bytes, checksum: int) -> bytes | None:
-    """The data with one byte changed so that it has this checksum; `None`: one byte is not what is wrong with it."""
+    """Data with one byte changed so that it has this checksum; `None` if no single byte explains the difference."""
     if len(data) > LARGEST_CORRECTED:
         return None
     difference = crc32(data) ^ checksum
     for place in range(len(data) - 1, -1, -1):
         if (wrong := _DIFFERENCE.get(difference)) is not None:
             return data[:place] + bytes([data[place] ^ wrong]) + data[place + 1 :]
+        # Undo the step of this byte: the difference as it was before the byte entered the register.
         value = _BY_TOP[difference >> 24]
         difference = ((difference ^ _STEP[value]) << 8 & 0xFFFFFFFF) | value
     return None
 
 
 def differs_in_one_byte(one: int, other: int) -> bool:
-    """Whether a checksum can be the other with one of its own bytes damaged."""
+    """Whether two checksums differ in exactly one byte, so that the stored checksum itself may be damaged."""
     return one != other and sum(bool((one ^ other) >> shift & 0xFF) for shift in (0, 8, 16, 24)) == 1
 
 
 HEAD = b"RWLOG\x01\n"
 FRAME = struct.Struct("<II")
-"""Length and CRC-32 of the record that follows."""
+"""Length and CRC-32 of the following record."""
 _RECORD_START = b"RWT\x01"
-"""What an encoded trajectory begins with."""
+"""First bytes of every encoded trajectory."""
 
 
 @dataclass
 class LogCondition:
-    """What one reading of a log found to be wrong with it."""
+    """Damage that one pass over a log found."""
 
     end: int = len(HEAD)
-    """Behind the last whole record."""
+    """Offset behind the last intact record."""
     cut_off: bool = False
-    """Whether the last record is half written, as a crash leaves it, or a writer that has not come to its end."""
+    """Whether the last record is partial, after a crash or while a writer is at work."""
     mended: int = 0
-    """Records that were put right by their checksum."""
+    """Records that their checksum has corrected."""
     damaged: int = 0
-    """Places that cannot be read; each is one record or several."""
+    """Unreadable regions; each covers one record or several."""
     damaged_bytes: int = 0
     first_damage: int = 0
-    """Where the first of them begins."""
+    """Offset of the first unreadable region."""
 
     @property
     def whole(self) -> bool:
         return not self.damaged and not self.mended
 
     def told(self, file: Path) -> Iterator[str]:
-        """In a line for each kind."""
+        """One line for each kind of damage."""
         if self.damaged:
             places = "1 damaged place" if self.damaged == 1 else f"{self.damaged:,} damaged places"
             yield (
@@ -107,12 +107,12 @@ class LogCondition:
 
 
 class _Found(NamedTuple):
-    """What is at a place of the log that is not a whole record."""
+    """Result of resynchronizing at an offset without an intact record."""
 
     encoded: bytes | None
-    """The record, if it can be put right."""
+    """The record, if it was corrected."""
     end: int
-    """Where reading goes on."""
+    """Offset of the next record."""
     half_written: bool = False
 
 
@@ -123,9 +123,8 @@ def framed(encoded: bytes) -> bytes:
 def records(
     log: BinaryIO, condition: LogCondition, on_damage: Callable[[bytes], None] = lambda data: None
 ) -> Iterator[bytes]:
-    """The records of a log, from its beginning. `condition` says, when they are read, what is wrong with it; `on_damage`
-    is told what is left out."""
-    position = _begin(log, condition, on_damage)
+    """Yield the records of a log, from its beginning. `condition` collects the damage; `on_damage` gets the skipped bytes."""
+    position = _read_header(log, condition, on_damage)
     while True:
         log.seek(position)
         head = log.read(FRAME.size)
@@ -133,7 +132,7 @@ def records(
             return
         encoded = _whole(log, head)
         if encoded is None:
-            found = _resynchronised(log, position)
+            found = _resynchronize(log, position)
             if found.half_written:
                 condition.cut_off = True
                 return
@@ -150,14 +149,14 @@ def records(
             yield encoded
 
 
-def _begin(log: BinaryIO, condition: LogCondition, on_damage: Callable[[bytes], None]) -> int:
-    """Where the first record is."""
+def _read_header(log: BinaryIO, condition: LogCondition, on_damage: Callable[[bytes], None]) -> int:
+    """Check the header; returns the offset of the first record."""
     head = log.read(len(HEAD))
     if head == HEAD:
         return len(HEAD)
     size = os.fstat(log.fileno()).st_size
     if size <= len(HEAD) and HEAD.startswith(head):
-        condition.cut_off = True  # it was killed when it began
+        condition.cut_off = True  # its writer was killed before the header was complete
         return size
     log.seek(len(HEAD))
     begins_well = _whole(log, log.read(FRAME.size)) is not None
@@ -189,7 +188,7 @@ def _note_damage(
 
 
 def _whole(log: BinaryIO, head: bytes) -> bytes | None:
-    """The record behind this frame, if it is whole."""
+    """The record behind this frame, if it is intact."""
     if len(head) < FRAME.size:
         return None
     size, checksum = FRAME.unpack(head)
@@ -199,8 +198,8 @@ def _whole(log: BinaryIO, head: bytes) -> bytes | None:
     return encoded if len(encoded) == size and crc32(encoded) == checksum else None
 
 
-def _resynchronised(log: BinaryIO, position: int) -> _Found:
-    """What is here, up to the next whole record."""
+def _resynchronize(log: BinaryIO, position: int) -> _Found:
+    """Correct the record at this offset, or skip to the next intact record."""
     with mmap.mmap(log.fileno(), 0, access=mmap.ACCESS_READ) as data:
         size, checksum = 0, 0
         if position + FRAME.size <= len(data):
@@ -208,13 +207,13 @@ def _resynchronised(log: BinaryIO, position: int) -> _Found:
         start = position + FRAME.size
         end = start + size
         reaches_beyond = not size or end > len(data)
-        # Where its length is right, another record or the end of the log is behind it.
+        # If another record or the end of the log follows, the length is right, and only the content is damaged.
         if not reaches_beyond and (end == len(data) or _is_record(data, end)):
-            return _Found(_mended(data[start:end], checksum), end)
+            return _Found(_correct(data[start:end], checksum), end)
         after = _next_record(data, position + 1)
         end = len(data) if after is None else after
         encoded = data[start:end]
-        if encoded and crc32(encoded) == checksum:  # its length alone was wrong
+        if encoded and crc32(encoded) == checksum:  # only its length was damaged
             return _Found(encoded, end)
         half_written = after is None and (reaches_beyond or not any(encoded))
         return _Found(None, end, half_written)
@@ -229,7 +228,7 @@ def _is_record(data: mmap.mmap, position: int) -> bool:
 
 
 def _next_record(data: mmap.mmap, position: int) -> int | None:
-    """Where the next whole record begins, from here on."""
+    """Offset of the next intact record."""
     found = data.find(_RECORD_START, position + FRAME.size)
     while found >= 0:
         if _is_record(data, found - FRAME.size):
@@ -238,8 +237,8 @@ def _next_record(data: mmap.mmap, position: int) -> int | None:
     return None
 
 
-def _mended(encoded: bytes, checksum: int) -> bytes | None:
-    """What was written, if one byte of it or of its checksum is wrong."""
+def _correct(encoded: bytes, checksum: int) -> bytes | None:
+    """The original record, if a single byte of it or of its checksum is wrong."""
     candidate = corrected(encoded, checksum)
     if candidate is None and differs_in_one_byte(crc32(encoded), checksum):
         candidate = encoded

@@ -1,13 +1,11 @@
-"""How a run shares out the memory beside its model: what it needs at least, and what is left for the calls it serves.
+"""Chooses, fetches and sizes the models of a run before anything starts.
 
-True of it: what a model in this process keeps for calls is bounded by what is free when it is loaded, so that many
-episodes at once make each other wait and never run the machine out of memory.
-
-The models that a run's settings mean: of a pool one that fits, and on this machine before anything starts.
-
-True of it: a pool is resolved once. The name that was chosen stands in the run's own configuration, so that a resumed
-run, its workers and its trainer all have the same model; and a node's home keeps the choice beside it, for a file that
-still says `auto`. Where loading runs out of memory, the next smaller model is taken, and this is said.
+Invariants:
+- A model pool is resolved once. The chosen name is written into the run's own configuration, so that a resumed run, its
+  workers and its trainer use the same model. A swarm node's home keeps the choice for a configuration that still says `auto`.
+- If loading a model of a pool runs out of memory, the next smaller one is tried, with a message.
+- The cache of a model in this process is bounded by the memory that is free when it is loaded, so that many concurrent
+  episodes wait for each other instead of exhausting the machine's memory.
 """
 
 import json
@@ -32,7 +30,7 @@ from rollwright.models.settings import AUTO_MODEL, LARGE_POOL, SMALL_POOL
 
 
 def model_place(model: str) -> Path | None:
-    """Where a model lies on this machine; `None`: it is not here."""
+    """Folder of a model on this machine; `None` if it is not here."""
     if Path(model).is_dir():
         return Path(model)
     if model in CATALOGUE:
@@ -41,7 +39,7 @@ def model_place(model: str) -> Path | None:
 
 
 def memory_need(config: RunConfig, model: str) -> MemoryNeed | None:
-    """Of this model for this run; `None`: nothing tells how large it is."""
+    """Memory that this run needs with this model; `None` if the model's size is unknown."""
     policy, training = config.policy, config.training
     assert isinstance(policy, TorchPolicyConfig)
     shape = shape_of(model, model_place(model))
@@ -61,7 +59,7 @@ def memory_need(config: RunConfig, model: str) -> MemoryNeed | None:
 
 
 def cache_room(config: RunConfig) -> int | None:
-    """Bytes that the run's policy may keep for the calls it serves; `None`: it keeps none here, or it cannot be told."""
+    """Bytes that the run's policy may use for its cache; `None` if there is no cache here, or its room is unknown."""
     policy = config.policy
     if not isinstance(policy, TorchPolicyConfig):
         return None
@@ -77,15 +75,15 @@ def cache_room(config: RunConfig) -> int | None:
 
 
 CHOICE = "model_choice.json"
-"""In a node's home."""
+"""File in a node's home."""
 
 POOLED = (AUTO_MODEL, LARGE_POOL, SMALL_POOL)
 
 POOL_RETRIES = 1
-"""Tries more for a model of a pool: where the hub does not answer, another model is taken."""
+"""Retries for a model of a pool; another model is taken if the hub does not answer."""
 
 LEAST_BYTES = 1000
-"""A progress of less is counted in something else."""
+"""Smallest total that is taken for bytes; smaller totals count stages."""
 
 Say = Callable[[str], None]
 Loaded = TypeVar("Loaded")
@@ -94,14 +92,14 @@ _log = logging.getLogger(__name__)
 
 
 def settle_model(config: RunConfig, *, home: Path | None = None, say: Say = _log.info) -> RunConfig:
-    """The configuration with the model's own name in it, and the model on this machine."""
+    """Fetch the run's model; returns the configuration with the model's name in place of a pool's."""
     return _settle(config, home, say)[0]
 
 
 def load_settled(
     config: RunConfig, load: Callable[[RunConfig], Loaded], *, home: Path | None = None, say: Say = _log.info
 ) -> tuple[RunConfig, Loaded]:
-    """What `load` makes of the settled configuration; of a pool, a smaller model where that runs out of memory."""
+    """Settle the model and call `load`; of a pool, smaller models are tried while `load` runs out of memory."""
     settled, choice = _settle(config, home, say)
     while True:
         try:
@@ -109,15 +107,18 @@ def load_settled(
         except Exception as error:
             if choice is None or not is_out_of_memory(error):
                 raise
-            say(f"{choice.model}: ran out of memory; a smaller model is looked for")
+            say(f"{choice.model}: ran out of memory; trying a smaller model")
         settled, choice = _pick_and_fetch(config, home, say, below=choice.need)
 
 
 def pick_model(
     config: RunConfig, *, below: int | None = None, out_of_reach: Collection[str] | None = None
 ) -> ModelChoice:
-    """Of the pools that the settings name; `below`: only those that need less than so many bytes. `out_of_reach`: what is
-    not on this machine and cannot be fetched; by default, offline, all that is not here."""
+    """Choose a model of the pools that the settings name.
+
+    `below`: only models that need fewer bytes. `out_of_reach`: models that cannot be fetched; by default, if downloads are
+    off, all models that are not on this machine.
+    """
     policy = _pooled(config)
     if policy is None:
         raise ConfigError(f"policy.model: names no pool; accepted: {', '.join(POOLED)}")
@@ -143,7 +144,7 @@ def pick_model(
 
 
 def smaller_models(config: RunConfig) -> list[str]:
-    """What the pools have, from the largest need to the smallest; empty where no pool is named."""
+    """Models of the pools by falling memory need; empty if no pool is named."""
     if _pooled(config) is None:
         return []
     names = [*config.default_large_model_pool, *config.default_small_model_pool]
@@ -152,7 +153,7 @@ def smaller_models(config: RunConfig) -> list[str]:
 
 
 def is_here(model: str) -> bool:
-    """Whether it is on this machine."""
+    """Whether the model is on this machine."""
     return model_place(model) is not None
 
 
@@ -171,7 +172,7 @@ def _settle(config: RunConfig, home: Path | None, say: Say) -> tuple[RunConfig, 
 def _pick_and_fetch(
     config: RunConfig, home: Path | None, say: Say, *, below: int | None = None
 ) -> tuple[RunConfig, ModelChoice]:
-    """Where the hub does not answer, what is on this machine is chosen from, and what comes from elsewhere."""
+    """Choose and fetch; if the hub does not answer, only models of this machine and of other sources are considered."""
     out_of_reach: list[str] | None = None
     rules = download_rules(config)
     while True:
@@ -182,11 +183,9 @@ def _pick_and_fetch(
             few = rules.model_copy(update={"retries": min(rules.retries, POOL_RETRIES)})
             _fetch(settled, say, few, from_pool=True)
         except RollwrightError as error:
-            say(f"model: {choice.model} cannot be had: {error}")
+            say(f"model: {choice.model} cannot be fetched: {error}")
             gone = [choice.model]
-            if isinstance(
-                error, DownloadError
-            ):  # of one hub; what it has not got, another model of it may be there
+            if isinstance(error, DownloadError):  # the hub fails for all of its models that are not here
                 names = [*config.default_large_model_pool, *config.default_small_model_pool]
                 gone += [each for each in names if is_hub_name(each) and not is_here(each)]
             out_of_reach = [*(out_of_reach or ()), *gone]
@@ -214,7 +213,7 @@ def download_rules(config: RunConfig) -> DownloadRules:
 
 
 def _fetch(config: RunConfig, say: Say, rules: DownloadRules, *, from_pool: bool = False) -> None:
-    """Of a hub, with this run's patience; afterwards everybody finds it on this machine."""
+    """Download the run's model unless it is on this machine."""
     policy = config.policy
     if not isinstance(policy, TorchPolicyConfig) or is_here(policy.model):
         return
@@ -224,7 +223,7 @@ def _fetch(config: RunConfig, say: Say, rules: DownloadRules, *, from_pool: bool
             source = CATALOGUE[policy.model]
             say(f"model: {source.title} is fetched, {source.megabytes} MB")
             fetch(policy.model, progress)
-        return  # otherwise loading says what to do
+        return  # loading raises an error that says how to fetch it
     if not is_hub_name(policy.model):
         raise unknown_model(policy.model)
     say(f"model: {policy.model} is no folder here, and is downloaded")
@@ -232,7 +231,7 @@ def _fetch(config: RunConfig, say: Say, rules: DownloadRules, *, from_pool: bool
 
 
 class ProgressLines:
-    """Says how far a download is, now and then."""
+    """Reports the progress of a download every few seconds."""
 
     def __init__(self, say: Say, every: float = 5.0) -> None:
         self._say = say
@@ -244,7 +243,7 @@ class ProgressLines:
         if now < self._next:
             return
         self._next = now + self._every
-        if total is None or total > LEAST_BYTES:  # else it counts stages
+        if total is None or total > LEAST_BYTES:  # a smaller total counts stages
             of = f" of {total / 1e6:,.0f} MB ({done / total:.0%})" if total else " MB"
             self._say(f"model: {what}: {done / 1e6:,.0f}{of}")
         else:
@@ -263,7 +262,7 @@ def _keep(config: RunConfig, choice: ModelChoice, home: Path | None) -> None:
 
 
 def _kept(config: RunConfig, home: Path | None) -> ModelChoice | None:
-    """What was chosen for the same wish in this home."""
+    """The choice that this home keeps for the same setting; `None` without one."""
     try:
         content = json.loads(((home or Path()) / CHOICE).read_text(encoding="utf-8")) if home else {}
         policy = _pooled(config)

@@ -14,24 +14,24 @@ from rollwright.store.api import Store
 from rollwright.store.opening import ADDRESS_VARIABLE
 
 DRAIN_SECONDS = 5.0
-"""Episodes that take longer are handed back when the run is interrupted; resuming goes on with them from the journal."""
+"""Seconds for episodes to finish when the run is interrupted; longer ones are requeued, and resume from their journals."""
 
 _BLOCK = 64 * 1024
-"""As much as a pipe holds."""
+"""Capacity of a pipe."""
 
 
 class _Life:
-    """One worker process, from its start on."""
+    """One worker process, and the reader of its standard error."""
 
     def __init__(self, process: Process, began: float) -> None:
         self.process = process
         self.began = began
         self.last_words = ""
-        """The last line it wrote to its standard error."""
+        """Last line of its standard error."""
         self.reading = asyncio.create_task(self._read_errors())
 
     async def _read_errors(self) -> None:
-        """Keeps its standard error empty: a process whose pipe is full would stop."""
+        """Drain its standard error: a process whose pipe is full would block."""
         assert self.process.stderr is not None
         while block := await self.process.stderr.read(_BLOCK):
             lines = block.decode(errors="replace").strip().splitlines()
@@ -51,21 +51,21 @@ class ProcessFleet(Fleet):
         heartbeat_interval: float = 5.0,
         find_capacity: bool = True,
     ) -> None:
-        """`address`: where the workers find the store."""
+        """`address`: of the store, for the workers."""
         super().__init__(store, rules, activity)
-        self._words = [
+        self._command = [
             *(sys.executable, "-m", "rollwright", "worker", "--quiet", "--tied"),
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *("--envs", str(rules.envs_per_worker), "--heartbeat-interval", str(heartbeat_interval)),
             "--find-capacity" if find_capacity else "--no-find-capacity",
         ]
-        # Not among the words of the command, which every user of the machine can read.
+        # The address may hold a password, and every user of the machine can read the arguments of a process.
         self._environment = {**os.environ, WORKERS_VARIABLE: str(rules.maximum), ADDRESS_VARIABLE: address}
         self._lives: dict[str, _Life] = {}
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes by the name of their worker."""
+        """Process ids by worker name."""
         return {name: life.process.pid for name, life in self._lives.items()}
 
     def _alive(self) -> Collection[str]:
@@ -73,13 +73,13 @@ class ProcessFleet(Fleet):
 
     async def _start(self, name: str, now: float) -> None:
         process = await asyncio.create_subprocess_exec(
-            *self._words,
+            *self._command,
             "--id",
             name,
             env=self._environment,
-            stdin=PIPE,  # held open and never written to: its end tells the worker that the run is gone
+            stdin=PIPE,  # held open, never written to: at end-of-file the worker knows that the run is gone
             stderr=PIPE,
-            start_new_session=True,  # a Ctrl-C is the run's to handle; it drains its workers
+            start_new_session=True,  # Ctrl-C goes to the run alone, which drains its workers
         )
         self._lives[name] = _Life(process, now)
 

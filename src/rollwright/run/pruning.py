@@ -1,11 +1,11 @@
 """Pruning while a run plays: batches older than `keep_steps`, and the store's copies of finished trajectories.
 
 Invariants:
-- `retention.Forgotten` is on the disk before a step is pruned. No unsettled group and no validation under way is pruned;
-  the ledger keeps counting what was.
-- A trajectory is released from the store only after the run's log was flushed to the disk with it. At every moment,
-  through kills and power cuts, it is whole in the store or in the log. A bounded amount is in both for a while, so that one
-  flush serves many, and no rollout waits for it.
+- `retention.Forgotten` is on the disk before a step is pruned. No unsettled group and no running validation is pruned; the
+  ledger still counts pruned rollouts.
+- A trajectory is released from the store only after the run's log was synced to the disk with it. At every moment, through
+  kills and power cuts, it is whole in the store or in the log. A bounded number is in both for a while, so that one sync
+  serves many of them, and no rollout waits for it.
 """
 
 import asyncio
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 
 class BatchRetention:
+    """Removes the batches of a run that are older than `keep_steps`."""
+
     def __init__(self, config: RunConfig, folder: RunFolder, forgotten: Forgotten) -> None:
-        """`forgotten`: by earlier processes."""
+        """`forgotten`: steps that earlier processes have pruned."""
         self._config = config
         self._folder = folder
         self.forgotten = forgotten if forgotten.steps else Forgotten(config.name)
@@ -35,8 +37,10 @@ class BatchRetention:
         return self._config.keep_steps is not None or bool(self.forgotten.steps)
 
     async def forget(self, run: "Run", done: int, under_way: Iterable[int]) -> None:
-        """Forgets what is older than `keep_steps`, if it is worth it. All steps before `done` are done; `under_way`:
-        the validations that are not."""
+        """Prune the batches older than `keep_steps`, if there are enough of them.
+
+        All steps before `done` are done; `under_way` are the running validations.
+        """
         before = self.forgotten
         oldest = min([done, *under_way])
         cut = next_cut(self._config.keep_steps, forgotten=before.steps, done=done, oldest_checkpoint=oldest)
@@ -56,19 +60,19 @@ class BatchRetention:
             validated=run.settle_validations(cut),
         )
         await asyncio.to_thread(write_forgotten, self._folder.path, forgotten)
-        # From here on it is forgotten. What follows removes it, and is done again by whoever goes on after a crash.
+        # No reader shows these steps from here on. A process that crashes in the removal below repeats it on resume.
         self._folder.remove(await asyncio.to_thread(self._folder.copy_kept, forgotten))
         await run.forget(forgotten)
 
 
 RELEASED_AT_ONCE = 256
-"""Trajectories that share a flush: often enough to keep the store small, seldom enough to cost a rollout nothing."""
+"""Trajectories per sync: small enough to keep the store small, large enough to make its cost negligible."""
 RELEASED_BYTES = 4 * 2**20
-"""Or so much of them, so that long episodes do not pile up in the store."""
+"""Bytes per sync, so that long episodes do not accumulate in the store."""
 
 
-class Releasing:
-    """Of one run; belongs to its event loop."""
+class TrajectoryReleaser:
+    """Releases finished trajectories of one run from its store; used in the run's event loop only."""
 
     def __init__(self, store: Store, log: TrajectoryLog) -> None:
         self._store = store
@@ -77,12 +81,12 @@ class Releasing:
         self._bytes = 0
 
     def add(self, rollout_id: str, size: int) -> None:
-        """One that the log was given."""
+        """Register a trajectory that was appended to the log."""
         self._due.append(rollout_id)
         self._bytes += size
 
     async def release_some(self) -> None:
-        """If there are enough of them."""
+        """Release the registered trajectories if there are enough of them."""
         if len(self._due) >= RELEASED_AT_ONCE or self._bytes >= RELEASED_BYTES:
             await self.release_all()
 
@@ -91,7 +95,7 @@ class Releasing:
         await self.release(due)
 
     async def release(self, rollout_ids: Sequence[str]) -> None:
-        """Those of them that the log has."""
+        """Sync the log, and release these rollouts as far as the log has them."""
         kept = [each for each in rollout_ids if each in self._log]
         if not kept:
             return

@@ -1,15 +1,13 @@
-"""The connection to a Ray cluster: joined, or started on this machine, and left again.
+"""Workers of a run as Ray actors, spread over a cluster's nodes and replaced when they die, and the connection to Ray.
 
-Always true: a Ray that the program has joined already is used and left as it is; one that was started here ends with
-the connection. What Ray has to say stays in Ray's log files.
-
-Workers of a run as Ray actors, spread over the cluster's nodes and replaced when they die.
-
-Always true: the store's lease decides who holds a rollout, not Ray. Ray notices a dead node only after a while, and an
-actor it takes for dead may still act: by then others have the rollouts, and what the late one reports is refused.
-Lost actors are replaced for as long as some live longer than a moment; three that fail by their own account right
-after their start end the run sooner.
-Only where the store is and how to work goes through Ray; episodes go through the store.
+Invariants:
+- The store's lease decides which worker holds a rollout, not Ray. Ray notices a dead node only after a while, and an actor
+  that Ray takes for dead may still act: by then others have its rollouts, and the store refuses its late reports.
+- Lost actors are replaced for as long as some outlive their start. Three actors in a row that raise an error right after
+  their start end the run.
+- Only the store's address and the worker's settings pass through Ray; episodes pass through the store.
+- A Ray connection that the program had already is used and left open; a Ray that was started here ends with the
+  connection. Ray's own output stays in its log files.
 """
 
 import asyncio
@@ -30,8 +28,8 @@ from rollwright.run.fleet import SHORT_LIFE, STOP_SECONDS, Fleet, ScaleRules
 from rollwright.run.worker_process import run_worker
 from rollwright.store.api import Store
 
-# Ray prints what happens to nodes and processes even where nothing is to be printed, with pages of its log; the fleet
-# says the same in one line. Ray reads this variable when it is imported.
+# Ray prints the deaths of nodes and processes with pages of its log, even with `log_to_driver=False`; the fleet logs each
+# in one line. Ray reads this variable when it is imported.
 os.environ.setdefault(
     "RAY_DEDUP_LOGS_SKIP_REGEX",
     "^(Raylet is terminated|The node with node id|A worker died or was killed)",
@@ -39,13 +37,13 @@ os.environ.setdefault(
 
 
 LOCAL = "local"
-"""In place of an address: starts a Ray on this machine."""
+"""Address that stands for a new Ray on this machine."""
 AUTO = "auto"
-"""In place of an address: the cluster that this machine is a node of."""
+"""Address that stands for the cluster that this machine is a node of."""
 LOOPBACK = "127.0.0.1"
 
 CONNECT_SECONDS = 10.0
-"""An address that does not take a connection for so long is wrong. Ray itself would go on trying for minutes."""
+"""Seconds for an address to accept a connection; Ray itself would retry for minutes."""
 
 
 class RayCluster:
@@ -64,24 +62,26 @@ class RayCluster:
                 raise ConfigError(f"ray: got {address!r}; accepted are {AUTO}, {LOCAL} and HOST:PORT")
         self._address = address
         self._joined = False
-        """Whether this object made the connection, and so has to end it."""
+        """Whether this object made the connection, and has to close it."""
 
     @property
     def cpus(self) -> int:
-        """Of all nodes that are there now."""
+        """CPUs of all current nodes."""
         return int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
 
     @property
     def host(self) -> str:
-        """Where actors reach this process: on loopback when none can be elsewhere, now or later."""
+        """Host by which actors reach this process; loopback if the cluster can never have another node."""
         started_here = self._joined and self._address == LOCAL
         return LOOPBACK if started_here else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     async def __aenter__(self) -> Self:
         if not ray.is_initialized():
             if self._address not in (AUTO, LOCAL):
-                await _knock(self._address)
-            await asyncio.to_thread(_join, self._address)  # in a thread it also leaves the signals alone
+                await _check_reachable(self._address)
+            await asyncio.to_thread(
+                _join, self._address
+            )  # outside of the main thread it installs no signal handlers
             self._joined = True
         return self
 
@@ -92,7 +92,7 @@ class RayCluster:
             await asyncio.to_thread(ray.shutdown)
 
 
-async def _knock(address: str) -> None:
+async def _check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
@@ -104,7 +104,7 @@ async def _knock(address: str) -> None:
 
 def _join(address: str) -> None:
     if address == LOCAL:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a private Ray has nobody to report to
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a private Ray sends no usage reports
     try:
         ray.init(
             address=address,
@@ -126,19 +126,19 @@ ACTOR_CPUS = 0.01
 """A worker mostly waits for the engine, so any number may share a core. Above 0, because a node that offers no CPU,
 such as a head that is kept free, wants no workers."""
 PAUSE_SECONDS = 5.0
-"""Before the next start after an actor was lost: Ray would place it on the same dead node, which it does not know yet."""
+"""Seconds before the next start after a lost actor: Ray would place it on the same dead node, not knowing of its death yet."""
 
 
 @dataclass(frozen=True)
 class ActorLocation:
-    """Where an actor lives."""
+    """Node and process of an actor."""
 
     node_id: str
     pid: int
 
 
 class WorkerActor:
-    """What runs inside an actor: one worker, in the actor's own event loop."""
+    """Code of the actor: one worker, in the actor's event loop."""
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()
@@ -149,7 +149,7 @@ class WorkerActor:
     async def work(
         self, address: str, worker_id: str, settings: WorkerSettings, environment: Mapping[str, str]
     ) -> None:
-        """Plays until it is told to drain."""
+        """Play until `drain` is called."""
         os.environ.update(environment)
         await run_worker(address, worker_id, settings, stop=self._stop)
 
@@ -162,15 +162,15 @@ class _Life:
     actor: Any
     """Ray's handle."""
     work: asyncio.Task[None] = field(init=False)
-    """Ends when the actor does."""
+    """Follows the actor, and ends with it."""
     location: ActorLocation | None = None
-    """`None`: Ray has not started it yet."""
+    """`None` until Ray has started the actor."""
     began: float | None = None
-    """When it was placed."""
+    """Time of its start; `None` before."""
 
 
 class RayFleet(Fleet):
-    """Ray must be joined while it runs."""
+    """Runs inside a `RayCluster` block."""
 
     kind = "ray"
 
@@ -185,7 +185,7 @@ class RayFleet(Fleet):
         heartbeat_interval: float = 5.0,
         find_capacity: bool = True,
     ) -> None:
-        """`address`: where the actors, on any node, find the store.
+        """`address`: of the store, reachable from every node.
 
         `environment`: variables for the actors, such as the store's token. They travel with a call, because
         variables that Ray is told to set can be read on its dashboard.
@@ -204,7 +204,7 @@ class RayFleet(Fleet):
 
     @property
     def locations(self) -> dict[str, ActorLocation]:
-        """Where the actors live that Ray has started, by the name of their worker."""
+        """Locations of the started actors, by worker name."""
         return {name: life.location for name, life in self._lives.items() if life.location is not None}
 
     def _alive(self) -> Collection[str]:
@@ -229,7 +229,7 @@ class RayFleet(Fleet):
                     self._losses = 0  # the cluster can hold a worker
                 continue
             del self._lives[name]
-            ray.kill(life.actor)  # its worker has ended; the process around it may be left
+            ray.kill(life.actor)  # the worker has ended, and its process may be left
             error = life.work.exception()
             if error is not None and not isinstance(error, RayError):
                 raise error
@@ -243,7 +243,7 @@ class RayFleet(Fleet):
                 self._count_death(words, short=short)
 
     async def _stop(self, name: str) -> None:
-        """One that was not started yet holds nothing."""
+        """See `Fleet._stop`; an actor that is not started yet holds no rollouts, and needs no drain."""
         life = self._lives.pop(name)
         try:
             if life.location is not None:
@@ -251,7 +251,7 @@ class RayFleet(Fleet):
                     await life.actor.drain.remote()
                     await asyncio.wait({life.work})
         except (TimeoutError, RayError):
-            pass  # hung or dead: it is ended below, and its rollouts go to others when their leases end
+            pass  # hung or dead: it is killed below, and others claim its rollouts when their leases end
         finally:
             ray.kill(life.actor)
             life.work.cancel()
@@ -259,7 +259,7 @@ class RayFleet(Fleet):
 
 
 def _last_words(error: BaseException | None) -> str | None:
-    """What ended an actor by its own account; `None` for one that was lost without a word, with its node or process."""
+    """Error that the actor itself raised; `None` for an actor that was lost with its node or process."""
     if isinstance(error, RayTaskError):
         return _last_line(error.cause)
     if isinstance(error, RayActorError) and error.actor_init_failed:

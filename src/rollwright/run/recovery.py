@@ -1,9 +1,11 @@
-"""What a run's folder and its store know is brought together before the run is gone on with.
+"""Reconciles a run's folder with its store before the run is resumed.
 
-Always true, afterwards: every trajectory that either of them still has whole is in the log, as far as it was taken;
-whatever the log has is finished in the store, so it is not played again; and what neither has any more is named. A
-damaged store is kept aside and made anew: what was finished comes from the log, episodes under way begin anew. Doing it
-again changes nothing.
+Invariants, afterwards:
+- Every trajectory of a delivered group that the store or the log has intact is in the log.
+- Every rollout in the log is finished in the store, so that it is not played again.
+- Trajectories that neither has are reported as lost.
+- A damaged store is kept aside and replaced by a new one: finished rollouts come from the log, running episodes start again.
+- Repeating the recovery changes nothing.
 """
 
 import asyncio
@@ -31,17 +33,17 @@ from rollwright.store.records import (
 from rollwright.trajectory import Trajectory
 
 AT_ONCE = 200
-"""Rollouts that are asked for, or entered into a store, side by side."""
+"""Rollouts that are read from a store, or entered into it, concurrently."""
 
 READ_AT_ONCE = 5000
-"""Rollouts that are looked at together."""
+"""Rollouts per page when a store is scanned."""
 
 WORKER = "recovery"
-"""Who a store says has finished what is entered into it again."""
+"""Worker id of the attempts that recovery enters into a store."""
 
 
 async def recover(folder: RunFolder, address: str, config: RunConfig) -> None:
-    """Checks the store and completes the log from it. What there is to say is told to the folder."""
+    """Check the store and complete the log from it; repairs are reported to the folder."""
     if address == "memory":
         return
     if (path := sqlite_path(address)) is not None:
@@ -54,8 +56,10 @@ async def recover(folder: RunFolder, address: str, config: RunConfig) -> None:
 
 
 async def restore_settings(run: Path, told: str | None) -> RunConfig | None:
-    """The configuration that a run was last played with, out of its store, written into its folder again. `None`: that
-    does not say. `told`: the store's address, if it is not the run's own file."""
+    """Write the configuration that the store keeps of a run into its folder again; `None` if the store has none.
+
+    `told`: the store's address, if it is not the run's own file.
+    """
     address = told or str(run / STORE)
     try:
         store = await open_store(address, must_exist=True)
@@ -88,9 +92,9 @@ async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
     # imported here, because only a run with a SQLite file needs it
     from rollwright.store.sql.sqlite_integrity import check_integrity, move_aside, readable_trajectories
 
-    rest = "what was finished is taken from the log, episodes under way begin anew"
+    rest = "finished rollouts come from the log, running episodes start again"
     if not await asyncio.to_thread(path.is_file):
-        folder.tell(f"{path}: the store is missing; it is made anew: {rest}")
+        folder.tell(f"{path}: the store is missing; a new one is made: {rest}")
         folder.store_is_new = True
         return
     problems = await asyncio.to_thread(check_integrity, path)
@@ -99,12 +103,14 @@ async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
         aside = move_aside(path)
         saved = _take(folder, await asyncio.to_thread(list, readable_trajectories(aside)), config)
         also = f"; {saved:,} finished trajectories were saved from it" if saved else ""
-        folder.tell(f"{path}: is damaged ({wrong}); kept aside as {aside.name} and made anew: {rest}{also}")
+        folder.tell(
+            f"{path}: is damaged ({wrong}); kept aside as {aside.name} and replaced by a new one: {rest}{also}"
+        )
         folder.store_is_new = True
 
 
 async def _unreadable(path: Path) -> str | None:
-    """What is wrong with the rows of a SQLite file, which that itself does not look into."""
+    """Error in the rows of a SQLite file, which SQLite's own check does not decode; `None` if all can be read."""
     store = await open_store(str(path))
     try:
         offset = 0
@@ -114,7 +120,7 @@ async def _unreadable(path: Path) -> str | None:
         while log := await store.read_completions(cursor):
             cursor = log[-1].cursor
         await store.get_latest_resources()
-    except Exception as error:  # noqa: BLE001 - whatever comes of damaged bytes
+    except Exception as error:  # noqa: BLE001 - damaged bytes raise anything
         return str(error) or type(error).__name__
     finally:
         await store.close()
@@ -122,10 +128,12 @@ async def _unreadable(path: Path) -> str | None:
 
 
 def _take(folder: RunFolder, found: Iterable[bytes], config: RunConfig) -> int:
-    """Adds what was saved of a damaged store and the log lacks; gives how many. Groups that were handed out get no more
-    members than they have room for, because one that came too late for them may be among what is found."""
+    """Add trajectories that were saved from a damaged store to the log; returns their number.
+
+    A delivered group gets no more members than its size: a rollout that finished too late for it may be among them.
+    """
     reader = RunReader(folder.path)
-    recorded = _recorded(reader)
+    recorded = _delivered_groups(reader)
     members: dict[str, int] = {}
     for rollout_id in folder.log.rollouts:
         group_id = rollout_id.rpartition("-m")[0]
@@ -148,14 +156,16 @@ def _take(folder: RunFolder, found: Iterable[bytes], config: RunConfig) -> int:
 
 
 async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> None:
-    """Adds what the store has and the log lacks, of groups that were handed out: of the others, whoever collects them
-    does so again. Notes what neither has."""
+    """Add the trajectories of delivered groups that only the store has, and report those that neither has.
+
+    Other groups need nothing: the resumed scheduler collects them from the store.
+    """
     reader = RunReader(folder.path)
-    forgotten, recorded = reader.forgotten(), _recorded(reader)
+    forgotten, recorded = reader.forgotten(), _delivered_groups(reader)
     lacking: dict[str, list[str]] = {}
-    """By group."""
+    """Finished rollouts that the log lacks, by group."""
     log: dict[str, list[CompletionEntry]] = {}
-    """All completions of these groups, in their order."""
+    """All completions by group, in their order."""
     async for completion in _completions(store, config):
         group_id = completion.rollout_id.rpartition("-m")[0]
         if not forgotten.has_group(group_id):
@@ -170,7 +180,7 @@ async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> N
         found = await _readable(store, missing)
         taken = missing
         if group_id in recorded:
-            taken = _taken(config, group_id, log[group_id], {**found, **_in_log(folder, log[group_id])})
+            taken = _members_of(config, group_id, log[group_id], {**found, **_in_log(folder, log[group_id])})
             for rollout_id in taken:
                 if rollout_id in found and rollout_id not in folder.log:
                     folder.add_trajectory(rollout_id, found[rollout_id].to_bytes())
@@ -184,10 +194,10 @@ async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> N
         folder.lose(lost)
 
 
-def _taken(
+def _members_of(
     config: RunConfig, group_id: str, log: Sequence[CompletionEntry], known: dict[str, Trajectory]
 ) -> list[str]:
-    """Of a group that was handed out, the members that were taken: those that came too late for it were not."""
+    """Members of a delivered group; rollouts that finished too late for it are not."""
     manager = config.train_env_manager if _mode(config, group_id) == "train" else config.val_env_manager
     if manager is None:
         return []
@@ -202,7 +212,7 @@ def _taken(
 
 
 async def enter_finished(store: Store, folder: RunFolder, config: RunConfig) -> None:
-    """Makes what the folder has as finished, or failed for good, so in the store."""
+    """Mark the folder's finished and permanently failed rollouts as such in the store."""
     final = {each.rollout_id async for each in _completions(store, config)}
     own = [each for each in folder.log.rollouts if _is_own(config, each) and each not in final]
     failed = [
@@ -210,8 +220,8 @@ async def enter_finished(store: Store, folder: RunFolder, config: RunConfig) -> 
     ]
     if own and not folder.store_is_new:
         folder.tell(
-            f"{folder.path}: its store does not know that {len(own):,} rollouts are finished, and is told so again; "
-            "was it replaced, or has its write-ahead log gone? Episodes under way begin anew"
+            f"{folder.path}: its store does not know that {len(own):,} rollouts are finished, and they are entered again; "
+            "was it replaced, or is its write-ahead log missing? Running episodes start again"
         )
     for first in range(0, len(own), AT_ONCE):
         await _enter(store, own[first : first + AT_ONCE], config)
@@ -223,10 +233,13 @@ async def enter_finished(store: Store, folder: RunFolder, config: RunConfig) -> 
 
 
 async def _enter(store: Store, rollout_ids: Sequence[str], config: RunConfig) -> None:
-    """As finished, without their trajectories."""
+    """Enter rollouts as finished, without their trajectories."""
     known = await store.enqueue_many_rollouts([_request(each, config) for each in rollout_ids])
     for each in known:
-        if each.status in (RolloutStatus.PREPARING, RolloutStatus.RUNNING):  # by a process that is gone
+        if each.status in (
+            RolloutStatus.PREPARING,
+            RolloutStatus.RUNNING,
+        ):  # claimed by a process that has ended
             await store.update_rollout(each.rollout_id, status=RolloutStatus.REQUEUING)
     started = [await store.start_attempt(each, WORKER) for each in rollout_ids]
     ends = [
@@ -237,13 +250,13 @@ async def _enter(store: Store, rollout_ids: Sequence[str], config: RunConfig) ->
 
 
 def _request(rollout_id: str, config: RunConfig) -> EnqueueRequest:
-    """Of a rollout that nobody will play."""
+    """Request for a rollout that is finished already."""
     played = {"finished": "before its store was made"}
     return EnqueueRequest(input=played, rollout_id=rollout_id, mode=_mode(config, rollout_id))
 
 
 async def _completions(store: Store, config: RunConfig) -> AsyncIterator[CompletionEntry]:
-    """The run's own."""
+    """Yield the completions of the run's own rollouts."""
     cursor = 0
     while page := await store.read_completions(cursor):
         cursor = page[-1].cursor
@@ -267,8 +280,8 @@ def _in_log(folder: RunFolder, log: Sequence[CompletionEntry]) -> dict[str, Traj
     return {rollout_id: Trajectory.from_bytes(encoded) for rollout_id, encoded in kept.items()}
 
 
-def _recorded(reader: RunReader) -> Collection[str]:
-    """The groups that were handed out."""
+def _delivered_groups(reader: RunReader) -> Collection[str]:
+    """Groups that were delivered."""
     return {group for row in reader.metrics() for group in row["groups"]}
 
 
@@ -277,7 +290,7 @@ def _is_own(config: RunConfig, rollout_id: str) -> bool:
 
 
 def _mode(config: RunConfig, name: str) -> str:
-    """Of a rollout or a group."""
+    """Mode of a rollout or a group, by its id."""
     return "train" if name.startswith(f"{config.name}.train-") else "val"
 
 

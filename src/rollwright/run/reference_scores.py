@@ -1,4 +1,4 @@
-"""What chance and perfect play reach on the same levels: the two figures beside every result."""
+"""Success of random and perfect play on the same levels: the two reference scores beside every result."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ EPISODES = 64
 
 @dataclass(frozen=True)
 class Baseline:
-    """Success rates on one tag; `None` where the environment does not list actions or know solutions."""
+    """Success rates on one tag; `None` if the environment lists no actions or knows no solutions."""
 
     levels: int
     random: float | None
@@ -30,8 +30,11 @@ class Baseline:
 
 
 async def baseline(tag: str, seeds: Sequence[int], run_seed: int, table: SettingsTable) -> Baseline:
-    """Plays these levels with the oracle once and at random as often as fits; of more than `EPISODES`, those with the
-    smallest seeds, so that the choice does not depend on the order in which they were finished."""
+    """Play these levels once with the oracle, and at random about `EPISODES` times.
+
+    Of more than `EPISODES` levels, those with the smallest seeds are played, so that the choice does not depend on the
+    order in which episodes finished.
+    """
     levels = sorted(set(seeds))[:EPISODES]
     often = levels * max(1, EPISODES // max(len(levels), 1))
     return Baseline(
@@ -42,7 +45,7 @@ async def baseline(tag: str, seeds: Sequence[int], run_seed: int, table: Setting
 
 
 async def validation_baselines(config: RunConfig) -> dict[str, Baseline]:
-    """By tag, on the levels of validation; empty without one."""
+    """Baselines by tag on the validation levels; empty without validation."""
     manager = config.val_env_manager
     levels: dict[str, list[int]] = {}
     table = SettingsTable(config)
@@ -61,7 +64,7 @@ async def _success(
         episode = Episode(
             tag=tag, seed=seed, mode="train", group_id="baseline", group=0, member=member, run_seed=run_seed
         )
-        # A task of its own: code of an environment may cancel the one that it runs in.
+        # A separate task, because an environment's code may cancel the task that it runs in.
         playing = asyncio.create_task(_is_solved(episode, table, player))
         try:
             await asyncio.wait({playing})
@@ -75,9 +78,9 @@ async def _success(
 
 
 async def _is_solved(episode: Episode, table: SettingsTable, player: Policy) -> bool | None:
-    """`None`: the environment does not say, cannot be played by such a player, or failed."""
+    """`None` if the environment reports no success, cannot be played by this player, or failed."""
     settings = replace(table(episode), strategy=CHAIN)
-    # A player writes bytes: a limit that is meant for a model's tokens would cut its answers.
+    # A player writes bytes, so a limit for a model's tokens would truncate its answers.
     whole = msgspec.structs.replace(settings.sampling, max_tokens=settings.sequence_length)
     settings = replace(settings, sampling=whole)
     name = f"baseline-m{episode.member}"

@@ -1,8 +1,8 @@
 """The record of pruned steps, the rules for pruning more, and numbered folders such as checkpoints.
 
-Invariants: `forgotten.json` is on the disk before anything that it names is removed, and every reader of a run leaves out
-what it names. A run killed in between therefore shows the same steps, and removes the rest when it resumes. Nothing is
-pruned that a kept checkpoint needs, or that is not settled.
+Invariants: `forgotten.json` is on the disk before anything that it names is removed, and every reader of a run skips the
+steps that it names. A run killed in between therefore shows the same steps, and removes the rest when it resumes. No step
+that a kept checkpoint needs, and no unsettled group, is pruned.
 """
 
 import re
@@ -25,41 +25,41 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the record: how much of it there is, and which groups. Whoever knows one can go on from it."""
+    """Position in the record: number of steps and groups before it, and a digest of the groups."""
 
     step: int = 0
     groups: int = 0
     chain: str = ""
-    """Digest of the groups of every step, and of the chain before it."""
+    """Digest over the groups of each step and the digest before it."""
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What is not in a run's folder any more, and what has to be known of it to go on."""
+    """Pruned steps of a run, and the facts about them that resuming it needs."""
 
     name: str = ""
-    """Of the run."""
+    """Name of the run."""
     position: Position = Position()
-    """Up to where the record is forgotten: all steps before it, and the validations before it."""
+    """End of the pruned part of the record: all steps and validations before it are pruned."""
     floor: int = 0
-    """Of the run's own groups, those with a lower index."""
+    """Own training groups with a lower index are pruned."""
     delivered: Sequence[str] = ()
-    """Own groups of forgotten steps from `floor` on: they must not be handed out again."""
+    """Own groups of pruned steps from `floor` on, which must not be delivered again."""
     foreign: frozenset[str] = frozenset()
-    """Groups of others in the steps that were forgotten last."""
+    """Groups of other peers in the steps that were pruned last."""
     ledger: Ledger = field(default_factory=Ledger)
-    """What became of the groups below `floor`."""
+    """Fates of the rollouts of groups below `floor`."""
     bias: LengthBias = field(default_factory=LengthBias)
-    """Lengths of what was trained on in forgotten steps, and of what was generated in groups below `floor`."""
+    """Lengths of the episodes trained on in pruned steps, and of those generated in groups below `floor`."""
     validated: Ledger = field(default_factory=Ledger)
-    """What became of the rollouts of forgotten validations."""
+    """Fates of the rollouts of pruned validations."""
 
     @property
     def steps(self) -> int:
         return self.position.step
 
     def has_group(self, group_id: str) -> bool:
-        """Whether this group is among what is forgotten."""
+        """Whether this group is pruned."""
         if not self.steps:
             return False
         if (own := _own(self.name, group_id)) is None:
@@ -71,12 +71,12 @@ class Forgotten:
         return self.has_group(rollout_id.rpartition("-m")[0])
 
     def has_row(self, row: Mapping[str, Any]) -> bool:
-        """Whether this line of the record is forgotten."""
+        """Whether this line of the record is pruned."""
         return int(row["step"]) < self.steps
 
 
 def _own(name: str, group_id: str) -> tuple[int | None, int] | None:
-    """Of a run's own group, the number of its validation (`None`: it was for training) and its index."""
+    """Validation number (`None` for training) and index of a run's own group; `None` for a group of another peer."""
     if not group_id.startswith(f"{name}."):
         return None
     found = re.fullmatch(r"(?:train|val(\d+))-g(\d+)", group_id[len(name) + 1 :])
@@ -84,20 +84,22 @@ def _own(name: str, group_id: str) -> tuple[int | None, int] | None:
 
 
 def own_index(name: str, group_id: str) -> int | None:
-    """The place of a group in the run's training stream; `None`: it is not of that."""
+    """Index of a group in the run's training stream; `None` if it is not part of it."""
     own = _own(name, group_id)
     return own[1] if own is not None and own[0] is None else None
 
 
 def lowest_index(name: str, rows: Iterable[Mapping[str, Any]]) -> int | None:
-    """The first of the own groups that these lines name."""
+    """Lowest index of the own training groups in these lines."""
     found = (own_index(name, group) for row in rows for group in row["groups"])
     return min((each for each in found if each is not None), default=None)
 
 
 def next_cut(keep: int | None, *, forgotten: int, done: int, oldest_checkpoint: int) -> int | None:
-    """Up to which step to forget now; `None`: nothing. It is put off until there are `keep` steps to forget, so that
-    what is kept is written anew once in so many steps."""
+    """Step before which to prune now; `None` to prune nothing.
+
+    Pruning waits until `keep` steps can go, so that the remaining log is rewritten once in `keep` steps.
+    """
     if keep is None:
         return None
     cut = min(oldest_checkpoint, done - keep)
@@ -124,11 +126,11 @@ def read_forgotten(run: Path) -> Forgotten:
             bias=LengthBias(**content["bias"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{file}: does not say what is forgotten: {error!r}") from error
+        raise FormatError(f"{file}: does not name the pruned steps: {error!r}") from error
 
 
 def write_forgotten(run: Path, forgotten: Forgotten) -> None:
-    """When it returns, it is on the disk."""
+    """Write `forgotten.json` and sync it to the disk."""
     content = {
         "format": FORMAT,
         "name": forgotten.name,
@@ -144,7 +146,7 @@ def write_forgotten(run: Path, forgotten: Forgotten) -> None:
 
 
 def replace_durably(file: Path, text: str) -> None:
-    """The file has this content or the one before, whenever the machine stops; the new one when this returns."""
+    """Replace a file atomically and sync it: after a power cut it has the old or the new content."""
     partial = file.with_name(f"{file.name}.partial")
     with naming(partial), partial.open("wb") as opened:
         opened.write(text.encode())
@@ -154,11 +156,12 @@ def replace_durably(file: Path, text: str) -> None:
 
 
 def numbered(place: Path) -> list[Path]:
-    """The folders in it that are named by a number, the highest last."""
+    """Subfolders that are named by a number, the highest last."""
     found = [each for each in place.iterdir() if each.name.isdigit()] if place.is_dir() else []
     return sorted(found, key=lambda each: int(each.name))
 
 
 def keep_last(place: Path, count: int) -> None:
+    """Delete all numbered subfolders but the last `count`."""
     for old in numbered(place)[:-count]:
         shutil.rmtree(old)

@@ -1,8 +1,9 @@
 """A run: a store, workers as coroutines, processes or Ray actors, and a scheduler for each stream of groups.
 
-Always true: whichever way it ends, the environments and the policy are closed and nothing is left running; an
-error in a worker, or its end, ends the call that waits for a batch instead of leaving it waiting. A run that is resumed
-plays what it played before: other settings are refused where they would change that.
+Invariants:
+- Whichever way the run ends, its environments and its policy are closed and nothing is left running.
+- If the workers fail or end, the call that waits for a batch raises the error instead of waiting forever.
+- A resumed run plays what it would have played before: settings that would change the episodes are refused.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.folder import RunFolder
 from rollwright.run.gc_tuning import rare_collections
 from rollwright.run.process_fleet import ProcessFleet
-from rollwright.run.pruning import Releasing
+from rollwright.run.pruning import TrajectoryReleaser
 from rollwright.run.recovery import enter_finished
 from rollwright.run.retention import Forgotten
 from rollwright.run.validations import VALIDATION, begun_validations, stream_of
@@ -79,50 +80,54 @@ class Run:
         on_finished: Callable[[str, bytes], None] | None = None,
         on_failed: Callable[[str, str], None] | None = None,
     ) -> None:
-        """`store`: one that is open, or the address of one; without it, one in memory.
-
-        `processes`: most worker processes; without it the workers are coroutines of this process. `ray`: `auto`,
-        `local` or the address of a Ray cluster, to have actors there instead, at most `processes` of them. `delivered`:
-        to go on with an earlier run in the same store, the training groups that it handed out; `validated`: where the
-        rollouts of its finished validations went, by number. `forgotten`: given if the run may forget, see `forget`;
-        what it has forgotten before. `folder`: where `on_finished` puts what is finished; what is on the disk there is
-        released from the store (`releasing`).
+        """
+        Args:
+            policy: Policy to use instead of the configured one; only if this process plays.
+            store: An open store, or the address of one; by default a store in memory.
+            processes: Most worker processes; by default the workers are coroutines of this process.
+            ray: `auto`, `local` or the address of a Ray cluster whose actors are the workers, at most `processes`.
+            delivered: Training groups that an earlier process has delivered; given if the run is resumed.
+            validated: Ledgers of the validations that earlier processes have finished, by number.
+            forgotten: Steps that were pruned before; given if the run may prune, see `forget`.
+            folder: Run folder that `on_finished` writes to; trajectories on its disk are released from the store.
+            on_finished: Called with the id and the encoded trajectory of every finished rollout.
+            on_failed: Called with the id and the reason of every permanent failure.
         """
         if policy is not None and (processes is not None or ray is not None):
-            raise ConfigError("policy: workers of their own processes make their own, from the configuration")
+            raise ConfigError("policy: worker processes build their own from the configuration")
         check_tags(config)
         self.config = config = record_fingerprints(config)
         self.settings = SettingsTable(config)
         self.curriculum = build_curriculum(config)
-        """Of the training stream; `None`: every tag is played as its settings say."""
+        """Curriculum of the training stream; `None` without one."""
         for manager in self._managers():
-            build_filters(manager)  # a wrong one shows here, before anything is written
+            build_filters(manager)  # a wrong filter raises an error here, before anything is written
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.settings.use_policy(self.policy)
         self.activity = Activity()
         self.inflight = InflightLimit(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
-        """What the engine says it can do; `None` before the start, and for a policy that has no engine to ask."""
+        """Capabilities of the engine; `None` before the start, and for a policy without an engine."""
         self.schedulers: list[RolloutScheduler] = []
-        """The training stream, where there is one, then the validations under way."""
+        """Scheduler of the training stream, if there is one, then those of the running validations."""
         self._folder = folder
-        self._releasing: Releasing | None = None
+        self._releaser: TrajectoryReleaser | None = None
         self._validated = dict(validated or {})
-        """Of the validations that are over, by number."""
+        """Ledgers of the finished validations, by number."""
         self._earlier = Ledger()
-        """Of validations that are over and known by no number any more."""
+        """Sum of the ledgers of finished validations that were pruned."""
         if forgotten is not None:
             self._earlier.add(forgotten.validated)
         self.unfinished_validations: list[int] = []
-        """Those that an earlier process had begun: whoever resumes the run asks for them again."""
+        """Validations that an earlier process has started and not finished; the caller plays them again by `evaluate`."""
         self.changes: list[SettingChange] = []
-        """Settings that are others than when the run was begun."""
+        """Settings that differ from those that the run was started with."""
         self.on_finished = on_finished
         self.on_failed = on_failed
         self.fleet: Fleet | None = None
         self._given_store = store
         self._forget = store is None
-        """Whether the store is this run's own and in memory: nobody else will look at what is settled."""
+        """Whether the store is in memory and belongs to this run, so that settled rollouts need not stay in it."""
         self._processes = processes
         self._ray = None if ray is None else _make_ray_cluster(ray)
         self._delivered = delivered
@@ -164,13 +169,13 @@ class Run:
             handed_out=bool(self._delivered or self._validated),
         )
         if self._folder is not None and not self._forget:
-            self._releasing = Releasing(self.store, self._folder.log)
+            self._releaser = TrajectoryReleaser(self.store, self._folder.log)
             self._stack.push_async_callback(self._release_rest)
-            if self._delivered is not None:  # an earlier process may not have come to it
+            if self._delivered is not None:  # an earlier process may have ended before this
                 await enter_finished(self.store, self._folder, self.config)
-                await self._releasing.release(self._folder.log.rollouts)
+                await self._releaser.release(self._folder.log.rollouts)
         if self._forgotten is not None and self._forgotten.steps:
-            await self._delete(self._forgotten, cancel=True)  # an earlier process may not have come to it
+            await self._delete(self._forgotten, cancel=True)  # an earlier process may have ended before this
         if self._delivered is not None:
             ids = await rollout_ids(self.store, f"{self.config.name}.", VALIDATION)
             begun = begun_validations(self.config.name, ids)
@@ -197,7 +202,7 @@ class Run:
             raise RollwrightError(f"policy: raised {type(error).__name__} when it was closed") from error
 
     async def _make_fleet(self, processes: int) -> ProcessFleet:
-        """Worker processes, and the way they reach the store."""
+        """Fleet of worker processes, with a server for a store that they cannot open themselves."""
         given = self._given_store
         if isinstance(given, str) and given.startswith(("postgres", "http")):
             address = given
@@ -218,7 +223,7 @@ class Run:
         )
 
     async def _make_ray_fleet(self, cluster: "RayCluster") -> "RayFleet":
-        """Ray actors, and the way they reach the store from any node."""
+        """Fleet of Ray actors, with a server for a store that other nodes cannot open."""
         # imported here, because only a run on Ray needs them
         from rollwright.run.ray_fleet import RayFleet
         from rollwright.store.http.server import StoreServer
@@ -247,7 +252,7 @@ class Run:
         )
 
     def _scale_rules(self, maximum: int) -> ScaleRules:
-        """As many workers as may be, with the environments and `max_inflight` shared out over them."""
+        """Divide the environments and `max_inflight` among at most `maximum` workers."""
         envs = sum(share for _, share in self._shares())
         inflight = self.config.max_inflight or envs
         maximum = min(maximum, inflight)
@@ -257,7 +262,7 @@ class Run:
 
     @property
     def most_inflight(self) -> int:
-        """Episodes that may run at the same time now; worker processes find their own limits."""
+        """Current limit of concurrent episodes; worker processes tune their own limits."""
         if self._processes is None and self._ray is None:
             return self.inflight.limit
         return self.config.max_inflight or sum(share for _, share in self._shares())
@@ -276,10 +281,10 @@ class Run:
         return batch
 
     async def evaluate(self, number: int | None = None) -> Batch:
-        """Plays every validation level once, greedily; the levels are the same each time.
+        """Play every validation level once, greedily; the levels are the same each time.
 
-        `number` names the validation; without it they are counted. A level that fails for good is missing from the
-        batch, and counted in its ledger.
+        `number` identifies the validation; by default they are counted. A level that fails permanently is missing from
+        the batch, and counted in its ledger.
         """
         if number is None:
             number = self._validations
@@ -294,14 +299,16 @@ class Run:
             async with scheduler:
                 return await self._unless_workers_end(scheduler.get_batch(manager.num_env_groups))
         finally:
-            if self._forget and number in self._validated:  # played anew, because nothing of it was kept
+            if (
+                self._forget and number in self._validated
+            ):  # it is played again, because a store in memory keeps nothing of it
                 self._earlier.add(self._validated[number])
             self._validated[number] = scheduler.ledger
             self.schedulers.remove(scheduler)
 
     @property
     def ledger(self) -> Ledger:
-        """Of all streams together, as it is now."""
+        """Current ledger of all streams together."""
         ledger = Ledger()
         streams = (scheduler.ledger for scheduler in self.schedulers)
         for each in (*streams, *self._validated.values(), self._earlier):
@@ -309,7 +316,7 @@ class Run:
         return ledger
 
     def settle_validations(self, step: int) -> Ledger:
-        """Where the rollouts of validations before this step went; the run knows them by no number any more."""
+        """Merge the ledgers of the validations before this step; returns their sum."""
         gone = Ledger()
         for number in [each for each in self._validated if each < step]:
             gone.add(self._validated.pop(number))
@@ -317,8 +324,10 @@ class Run:
         return gone
 
     def settle(self, needed: int | None) -> tuple[int, Ledger]:
-        """Finalizes all training groups before the oldest unsettled one, and before the index `needed`; returns the cutoff
-        and their ledger since the last call. Only of a run that may forget."""
+        """Finalize all training groups before the oldest unsettled one and before the index `needed`.
+
+        Returns the cutoff, and the ledger of the groups finalized since the last call. Only for a run that may prune.
+        """
         if self._training is None:
             return 0, Ledger()
         first = self._training.first_unsettled
@@ -326,12 +335,12 @@ class Run:
         return floor, self._training.forget(floor)
 
     async def forget(self, forgotten: Forgotten) -> None:
-        """Removes from the store what is forgotten."""
+        """Delete the rollouts of pruned steps from the store."""
         await self._delete(forgotten)
 
     async def _delete(self, forgotten: Forgotten, *, cancel: bool = False) -> None:
-        """`cancel`: also what is still open, which nobody will wait for. While the run plays, that is about to be
-        cancelled by whoever settled it, and goes the next time."""
+        """`cancel`: also cancel rollouts that are still open. While the run plays, the scheduler is about to cancel them,
+        and the next pruning deletes them."""
         offset = 0
         while True:
             page = await self.store.query_rollouts(
@@ -340,7 +349,7 @@ class Run:
             old = [each for each in page if forgotten.has_rollout(each.rollout_id)]
             still_open = [each.rollout_id for each in old if each.status not in FINAL_ROLLOUT]
             if cancel and still_open:
-                await self.store.cancel_rollouts(still_open, "its step was forgotten")
+                await self.store.cancel_rollouts(still_open, "its step was pruned")
                 still_open = []
             gone = [each.rollout_id for each in old if each.rollout_id not in still_open]
             if gone:
@@ -368,32 +377,32 @@ class Run:
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,
-            on_finished=self._note_finished,
+            on_finished=self._record_finished,
             on_failed=self.on_failed,
             read_kept=self._folder.log.read if self._folder is not None else lambda rollout_ids: {},
-            on_settled=None if self._releasing is None else self._releasing.release_some,
+            on_settled=None if self._releaser is None else self._releaser.release_some,
         )
         self.schedulers.append(scheduler)
         return scheduler
 
-    def _note_finished(self, rollout_id: str, encoded: bytes) -> None:
+    def _record_finished(self, rollout_id: str, encoded: bytes) -> None:
         if self.on_finished is not None:
             self.on_finished(rollout_id, encoded)
-        if self._releasing is not None:
-            self._releasing.add(rollout_id, len(encoded))
+        if self._releaser is not None:
+            self._releaser.add(rollout_id, len(encoded))
 
     async def _release_rest(self) -> None:
-        """What is not released now is in the store and in the log, until the run is gone on with."""
-        assert self._releasing is not None
+        """Release the remaining trajectories; after an error they stay in the store and the log until the run is resumed."""
+        assert self._releaser is not None
         with suppress(OSError, RollwrightError):
-            await self._releasing.release_all()
+            await self._releaser.release_all()
 
     async def _assign(self, claimed: AttemptedRollout) -> Assignment:
-        """Looks up the settings and the policy of a claimed rollout."""
+        """Settings and policy of a claimed rollout."""
         return Assignment(self.settings(read_episode(claimed.input)), self.policy)
 
     async def _unless_workers_end(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """Awaits the call; raises the error that ended the workers if that comes first."""
+        """Await the call; raises the workers' error if they end first."""
         assert self._work is not None
         task = asyncio.create_task(call)
         try:
@@ -401,7 +410,7 @@ class Run:
             if task.done() and not task.cancelled():
                 return task.result()
             if self._closed:
-                raise RunClosed("the run was closed while a batch was waited for")
+                raise RunClosed("the run was closed during a call for a batch")
             if task.cancelled() or self._work.cancelled():
                 raise RollwrightError(f"the run was ended by {FOREIGN_CANCELLATION}")
             raise first_cause(self._work.exception() or RollwrightError("the workers have stopped"))
@@ -414,13 +423,13 @@ class Run:
         if self._closed:
             raise RunClosed("the run is closed")
         if self._work is None:
-            raise RollwrightError("the run has not begun; use `async with` around it")
+            raise RollwrightError("the run has not started; use it as an async context manager")
 
     async def _run_workers(self) -> None:
-        """Runs the workers of this process, as coroutines, until they fail or are cancelled."""
+        """Run the workers of this process, as coroutines, until they fail or are cancelled."""
         context = RolloutContext(self.store, self._assign, make_env, self.inflight, self.activity)
         shares = self._shares()
-        # one episode is always played: nobody else would make room, and the run would wait for ever
+        # One episode may always run: if memory is short, no other worker would free it, and the run would wait forever.
         resources = ResourceWatch(ResourceLimits(least=1))
         for name, envs in shares:
             settings = WorkerSettings(envs, heartbeat_interval=self.config.limits.heartbeat_interval)
@@ -438,7 +447,7 @@ class Run:
         return [each for each in both if each is not None]
 
     def _shares(self) -> list[tuple[str, int]]:
-        """Workers by name, with as many environments each as `max_env_num_per_worker` allows."""
+        """Worker names with their numbers of environments, at most `max_env_num_per_worker` each."""
         shares: list[tuple[str, int]] = []
         for manager in self._managers():
             left = manager.num_envs
@@ -449,7 +458,7 @@ class Run:
         return shares
 
     async def _stop_workers(self) -> None:
-        """Stops the workers and hands back their rollouts, so that a resumed run need not wait for leases to end."""
+        """Stop the workers and requeue their rollouts, so that a resumed run need not wait for leases to end."""
         assert self._work is not None
         if not self._forget and not self._work.done():
             await asyncio.gather(*(worker.drain(0.0) for worker in self._workers), return_exceptions=True)

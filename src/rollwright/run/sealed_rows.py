@@ -1,9 +1,8 @@
-"""JSON objects that end with a checksum of themselves, alone in a file or one to a line.
+"""JSON objects that end with a checksum of themselves, alone in a file or one per line.
 
-Always true: an object that is given out is as it was written. One wrong byte anywhere in it, the end of its line
-included, is put right, and counted; what cannot be put right is left out, with its line's number. Objects without a
-checksum, which older releases wrote, are taken if they are JSON, and if no line of the file has one: whoever goes on with
-such a file writes it anew.
+Invariants: an object that is returned is the object that was written. A single wrong byte, the newline included, is
+corrected and counted; an uncorrectable line is skipped, with its line number. Objects without a checksum, as older releases
+wrote them, are accepted if they are JSON and no line of the file has a checksum; resuming the run rewrites such a file.
 """
 
 import json
@@ -18,11 +17,11 @@ from rollwright.run.log_records import corrected, crc32
 
 _SEAL = b', "crc": "00000000"}'
 _DIGITS = slice(10, 18)
-"""Where in the seal the checksum stands, of all that is before it."""
+"""Position in the seal of the checksum, which covers all bytes before the seal."""
 _SEALED_END = re.compile(rb'"crc": "[0-9a-f]{8}"\}')
 
 _LIKE_SEAL = re.compile(rb'": "[0-9a-f]{8}"\}$')
-"""As no line of an older release ends."""
+"""Ending that no line of an older release has."""
 
 Row = dict[str, Any]
 
@@ -33,7 +32,7 @@ def seal(row: Mapping[str, Any], *, indent: int | None = None) -> str:
 
 
 def unseal(data: bytes) -> tuple[Row, bool]:
-    """The object, and whether it had to be put right. A `ValueError` where it cannot be."""
+    """The object, and whether it was corrected; raises a `ValueError` if it cannot be."""
     data = data.removesuffix(b"\n")
     body, end = data[: -len(_SEAL)], data[-len(_SEAL) :]
     if not _is_sealed(data):
@@ -57,7 +56,7 @@ def _is_sealed(data: bytes) -> bool:
 
 
 def _unlike_seal(end: bytes) -> int:
-    """Bytes that are not as in a seal, the checksum left aside."""
+    """Bytes that differ from a seal, its checksum aside."""
     if len(end) < len(_SEAL):
         return len(_SEAL)
     start, stop = _DIGITS.start, _DIGITS.stop
@@ -72,16 +71,16 @@ def _loaded(data: bytes) -> Row:
     content = json.loads(data)
     if not isinstance(content, dict):
         raise ValueError("is not a JSON object")
-    if "crc" in content:  # it was sealed, and does not end with the seal
+    if "crc" in content:  # a sealed object with bytes behind its seal
         raise ValueError("has something behind its checksum")
     return content
 
 
 def read_sealed(file: Path) -> tuple[Row, bool]:
-    """A file that is one object, see `unseal`; a `FormatError` that names it where it cannot be read."""
+    """Read a file that is one object, see `unseal`; raises a `FormatError` that names the file."""
     content = file.read_bytes()
     if (row := _last(content)) is not None and not content.endswith(b"}\n"):
-        return row, True  # its last end of line is what is damaged
+        return row, True  # only its final newline is damaged
     try:
         return unseal(content)
     except ValueError as error:
@@ -90,21 +89,21 @@ def read_sealed(file: Path) -> tuple[Row, bool]:
 
 @dataclass
 class Rows:
-    """The lines of a file."""
+    """Rows of a file, and its damage."""
 
     file: Path
     rows: list[Row] = field(default_factory=list)
     mended: list[int] = field(default_factory=list)
-    """Numbers of lines that were put right, from 1."""
+    """Numbers of the corrected lines, from 1."""
     damaged: list[tuple[int, bytes]] = field(default_factory=list)
-    """Lines that cannot be read."""
+    """Numbers and bytes of the unreadable lines."""
     unsealed: bool = False
     """Whether the lines have no checksums."""
     cut_off: bool = False
-    """Whether it ends with half a line, as a crash leaves it."""
+    """Whether it ends with a partial line, as after a crash."""
 
     def told(self) -> Iterator[str]:
-        """What is wrong with the file, in a line for each kind."""
+        """One line for each kind of damage."""
         if self.damaged:
             yield f"{self.file}: line {_list(number for number, _ in self.damaged)} cannot be read and is left out"
         if self.cut_off:
@@ -149,7 +148,7 @@ def read_rows(file: Path) -> Rows:
 
 
 def _last(tail: bytes) -> Row | None:
-    """A whole line that lacks its end alone."""
+    """The row of a line whose newline alone is damaged or missing."""
     for candidate in (tail, tail[:-1]):
         if _SEALED_END.search(candidate[-len(_SEAL) :]):
             try:
@@ -160,7 +159,7 @@ def _last(tail: bytes) -> Row | None:
 
 
 def _mend(found: Rows, lines: list[tuple[int, bytes]]) -> None:
-    """Lines in a row that cannot be read by themselves: an end of line may be what is damaged, or came of damage."""
+    """Try to read consecutive unreadable lines together: damage may have removed a newline between them, or added one."""
     if not lines:
         return
     numbers = [number for number, _ in lines]
@@ -175,7 +174,7 @@ def _mend(found: Rows, lines: list[tuple[int, bytes]]) -> None:
 
 
 def _split(text: bytes, *, join: bool = False) -> list[Row]:
-    """The objects in it, each up to its checksum, or all of it as one; empty where that does not come out."""
+    """Objects of the text, split at each checksum, or the whole text as one with `join`; empty if one is unreadable."""
     ends = [len(text)] if join else [match.end() for match in _SEALED_END.finditer(text)]
     rows: list[Row] = []
     start = 0
@@ -191,7 +190,7 @@ def _split(text: bytes, *, join: bool = False) -> list[Row]:
 
 
 def _list(numbers: Any) -> str:
-    """Some of them by number, and how many more."""
+    """The first numbers, and the count of the rest."""
     every = list(numbers)
     more = f" and {len(every) - 5} more" if len(every) > 5 else ""
     return ", ".join(map(str, every[:5])) + more

@@ -185,7 +185,7 @@ class StageReporter:
         self._pulse.enter(_PHASES.get(stage, NodePhase.TRAIN), self._log.round, done)
         if stage not in ("rollout", "done"):
             return
-        validations = self._training.validations
+        validations = self._training.state.validations
         if validations and validations[-1]["step"] == done:
             self._log.note_evaluation(validations[-1].get("reward"))
         self._reporter.report(done, self._training.trained or 0)

@@ -1,25 +1,24 @@
-"""A training run: rollouts, a trainer in a thread of its own, and new weights back to the policy.
+"""A training run: rollouts, a trainer in a thread of its own, and new weights for the policy after every step.
 
-Always true: kill it at any moment and start it again, and every batch that was handed over has been trained on
-once, in the same order, to the same weights. The record of the batches (`training_record`) is the truth; a
-checkpoint says how much of it the weights contain, and the rest is done again from recorded trajectories before any
-episode goes on. So no episode is ever continued by older weights than it was begun with. With `training.keep_steps`
-older steps than that are forgotten, after a checkpoint and never beyond the oldest that is kept (`retention`).
+Invariants:
+- Killed at any moment and started again, the run trains on every delivered batch once, in the same order, to the same
+  weights. The record of the batches (`training_record`) is the source of truth: a checkpoint says how many of them its
+  weights contain, and the rest is trained again from recorded trajectories before any episode is played. So no episode
+  resumes with older weights than it was started with.
+- With `training.keep_steps`, older steps are pruned after a checkpoint, and never beyond the oldest kept checkpoint
+  (`retention`).
 """
 
 import asyncio
-import shutil
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rollwright.config import RunConfig
 from rollwright.engines.base import Policy, UpdateMode
-from rollwright.errors import ConfigError, FormatError
+from rollwright.errors import ConfigError
 from rollwright.rollout import Batch, Ledger
 from rollwright.run.build_training import (
     check,
@@ -32,56 +31,52 @@ from rollwright.run.build_training import (
     updatable,
 )
 from rollwright.run.checks import probe_engine
-from rollwright.run.folder import METRICS, RunFolder, RunReader
-from rollwright.run.length_stats import OwnLengths
+from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import RunObserver
 from rollwright.run.recovery import recover
-from rollwright.run.retention import Forgotten, keep_last, lowest_index, next_cut, numbered, write_forgotten
+from rollwright.run.retention import keep_last, lowest_index, next_cut, numbered, write_forgotten
 from rollwright.run.run import Run
 from rollwright.run.statistics import batch_row
 from rollwright.run.summary import conclude, summarize
 from rollwright.run.training_record import (
     FIGURES,
     RecordedBatch,
-    TrainingRecord,
-    forgotten_with,
     recorded_batches,
     trained_in,
     training_rows,
 )
-from rollwright.run.trajectory_log import TRAJECTORIES, flush_to_disk
+from rollwright.run.training_state import TrainingState
 from rollwright.run.validations import VALIDATION, recorded_validations
-from rollwright.training.advantages import left_out
 from rollwright.training.metrics import Metrics
 from rollwright.training.pipeline import Cadence, Pipeline, Stages
 from rollwright.training.report import StepReport
-from rollwright.training.rows import build_rows, untrained_turns
+from rollwright.training.rows import build_rows
 from rollwright.trajectory import Floats, TokenIds, Trajectory
 
 if TYPE_CHECKING:
     from rollwright.training.trainer import Trainer
 
 CHECKPOINTS, WEIGHTS, MODEL = "checkpoints", "weights", "model"
-"""Folders of a run: the trainer's states, weights on their way to an engine, the result."""
+"""Folders of a run: checkpoints of the trainer, weights for an engine to load, the trained model."""
 
 KEPT_WEIGHTS = 2
-"""Folders of weights that stay: what the engine has, and what it is being given."""
+"""Folders of weights that stay: the version that the engine uses, and the version that it loads."""
 
 Row = Callable[[str, int, float, Batch], dict[str, Any]]
-"""Makes a batch's line: `(mode, step, seconds, batch)`."""
+"""Makes a batch's line of `metrics.jsonl`: `(mode, step, seconds, batch)`."""
 Result = TypeVar("Result")
 
 
 class BatchSource(Protocol):
-    """Makes batches of own groups and of groups that others have played."""
+    """Makes batches of own groups and of groups that other peers have played."""
 
     async def next_batch(self, step: int, play: Callable[[], Awaitable[Batch]]) -> Batch:
-        """`play` gives the next batch of own groups. Foreign groups follow them, and become a part of the record."""
+        """`play` returns the next batch of own groups; groups of other peers follow them, and are recorded, too."""
         ...
 
 
 class TrainingRun:
-    """`await TrainingRun(config, folder).run()`; its figures can be looked at meanwhile."""
+    """`await TrainingRun(config, folder).run()`; its figures may be read meanwhile."""
 
     def __init__(
         self,
@@ -94,33 +89,29 @@ class TrainingRun:
         row: Row = batch_row,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`resume`: go on with a folder that was reopened. `policy`: instead of the one that the settings name.
-        `store`: where its rollouts are, if not in memory. `on_progress` is told of every rollout that is finished and
-        every micro-batch that is computed, by any thread."""
+        """
+        Args:
+            resume: Whether the folder was reopened and holds an earlier part of this training.
+            policy: Policy to train instead of the configured one.
+            store: Address of the store; by default the rollouts are kept in memory.
+            row: Makes a batch's line of `metrics.jsonl`.
+            on_progress: Called after every finished rollout and every micro-batch, in any thread.
+        """
         check(config)
         self.config = config
         self.training = training_of(config)
         self.folder = folder
         self.local: Run | None = None
-        """The rollouts; `None` before they begin, and when recorded ones are trained on."""
-        self._lengths = OwnLengths(config.name)
-        self.bias = self._lengths.bias
-        self.staleness: Counter[int] = Counter()
-        """Trained tokens by how many versions old they were at hand-over."""
-        self.left_out: Counter[str] = Counter()
-        """Trajectories of batches that gave no row, and single turns that are out of the loss, by reason."""
+        """Run that plays the rollouts; `None` before it starts, and if recorded batches are trained on."""
+        self.state = TrainingState(config.name)
         self.report: StepReport | None = None
-        """Of the last step."""
+        """Report of the last step."""
         self.checksum: str | None = None
-        """Of the final weights, once they are there."""
-        self.validations: list[dict[str, Any]] = []
-        """Step, reward and success of each validation so far that is not forgotten."""
-        self.forgotten = Forgotten(config.name)
-        """What is not in the folder any more."""
+        """Checksum of the final weights; `None` before they are exported."""
         self._advantage = make_training_advantage(self.training)
         self._source = None if self.training.from_run is None else RunReader(Path(self.training.from_run))
         self._recorded: Iterator[RecordedBatch] = iter(())
-        """Batches of `from_run` that are left."""
+        """Batches of `from_run` that are not trained on yet."""
         self._policy = None if self._source else policy or make_policy(config)
         if self._policy is not None:
             updatable(self._policy, config.policy.kind)
@@ -129,9 +120,8 @@ class TrainingRun:
         self._row = row
         self._batches: BatchSource | None = None
         self._on_progress = on_progress
-        self._record = TrainingRecord()
         self._validated: dict[int, Ledger] = {}
-        """Of validations that an earlier process has finished."""
+        """Ledgers of the validations that an earlier process has finished."""
         self._trainer: Trainer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._metrics: Metrics | None = None
@@ -140,22 +130,24 @@ class TrainingRun:
     @property
     def trainer(self) -> "Trainer":
         if self._trainer is None:
-            raise ConfigError("trainer: is made when the run begins")
+            raise ConfigError("trainer: is built when the training starts")
         return self._trainer
 
     @property
     def is_simulated(self) -> bool:
-        """Whether it trains on what the simulated engine plays, or has played."""
+        """Whether it trains on rollouts of the simulated engine, played now or recorded."""
         return self.config.plays_simulated if self._source is None else self._source.simulated
 
     @property
     def trained(self) -> int | None:
-        """Version of the trainer's weights; `None` before it is made."""
+        """Version of the trainer's weights; `None` before the trainer is built."""
         return None if self._trainer is None else self._trainer.version
 
     async def run(self, batches: BatchSource | None = None) -> None:
-        """Trains until `max_steps`; then `model` in the run's folder is the result. `batches`: makes the batches instead
-        of the scheduler alone."""
+        """Train until `max_steps`, and export the result to `model` in the run's folder.
+
+        `batches` mixes groups of other peers into the batches of the scheduler.
+        """
         self._batches = batches
         (self.folder.path / FIGURES).mkdir(exist_ok=True)
         async with AsyncExitStack() as stack:
@@ -170,18 +162,18 @@ class TrainingRun:
             self.checksum = (await self._in_thread(self._export_result)).checksum
 
     def summary(self) -> dict[str, Any]:
-        """What the run came to, so far."""
+        """Figures of the training so far."""
         trainer = self._trainer
         return {
             "steps": self.pipeline.done,
             "version": trainer.version if trainer else None,
             "weights": self.checksum,
             "skipped": dict(trainer.skipped) if trainer else {},
-            "left_out": dict(self.left_out),
+            "left_out": dict(self.state.left_out),
             "time": self.pipeline.split.row(),
-            "staleness": {str(age): count for age, count in sorted(self.staleness.items())},
-            "length_bias": self.bias.row(),
-            "validations": self.validations,
+            "staleness": {str(age): count for age, count in sorted(self.state.staleness.items())},
+            "length_bias": self.state.bias.row(),
+            "validations": self.state.validations,
         }
 
     def _cadence(self) -> Cadence:
@@ -199,7 +191,7 @@ class TrainingRun:
         live = self._source is None
         return Stages(
             get_batch=self._next_batch if live else self._next_recorded,
-            record=self._note if live else self._note_again,
+            record=self._record_batch if live else self._copy_record,
             train=lambda step, batch: self._train(step, _groups(batch)),
             update=self._update,
             evaluate=self._evaluate,
@@ -207,14 +199,14 @@ class TrainingRun:
         )
 
     async def _begin(self) -> set[int]:
-        """The policy has the trainer's weights before the first token is sampled; gives the validations that are done."""
+        """Give the policy the trainer's weights before the first token is sampled; returns the recorded validations."""
         policy = self._policy
         try:
             if self._resume and self._store is not None and self._source is None:
                 await recover(self.folder, self._store, self.config)
             validated = await self._prepare()
             if policy is not None:
-                await _refuse_text(policy)
+                await _check_trainable(policy)
                 await self._give_weights(policy)
                 self.local = self._rollouts(policy)
         except BaseException:
@@ -228,60 +220,48 @@ class TrainingRun:
             self.config,
             policy=policy,
             store=self._store,
-            delivered=self._delivered() if self._resume else None,
+            delivered=self.state.delivered() if self._resume else None,
             validated=self._validated,
-            forgotten=self.forgotten if self._keep is not None or self.forgotten.steps else None,
+            forgotten=self.state.forgotten if self._keep is not None or self.state.forgotten.steps else None,
             folder=self.folder,
             on_finished=self._on_finished,
             on_failed=self.folder.add_failure,
         )
-        if local.curriculum is not None and self._record.rows:
-            local.curriculum.restore(self._record.rows[-1].get("curriculum", {}))
+        if local.curriculum is not None and self.state.record.rows:
+            local.curriculum.restore(self.state.record.rows[-1].get("curriculum", {}))
         return local
 
     @property
     def _keep(self) -> int | None:
-        """Steps that are kept; `None`: all."""
+        """Steps that are kept at least; `None`: all."""
         keep = self.training.keep_steps
         return keep if isinstance(keep, int) else None
 
-    def _delivered(self) -> list[str]:
-        """The groups of the record that came from the scheduler, as far as that has to know of them."""
-        rows = self._record.rows
-        return [
-            *self.forgotten.delivered,
-            *(group for row in rows for group in row["groups"] if self._is_own(group)),
-        ]
-
-    def _is_own(self, group_id: str) -> bool:
-        return group_id.startswith(f"{self.config.name}.train-")
-
     async def logprobs(self, sequences: Sequence[tuple[TokenIds, TokenIds]]) -> list[Floats]:
-        """See `Trainer.logprobs`; waits for the step under way."""
+        """See `Trainer.logprobs`; waits for the current step."""
         return await self._in_thread(self.trainer.logprobs, sequences)
 
     async def _prepare(self) -> set[int]:
-        """Makes the trainer and brings it to the end of the record; gives the validations that are done."""
+        """Build the trainer and train it up to the end of the record; returns the recorded validations."""
         self._trainer = await self._in_thread(make_trainer, self.config)
         self._trainer.on_progress = self._on_progress
         reader = RunReader(self.folder.path)
         if self._resume:
-            if (forgotten := reader.forgotten()).steps:
-                self.forgotten = forgotten
-            self._record = TrainingRecord(training_rows(reader), self.forgotten.position)
+            self.state.read_record(reader)
         start = await self._in_thread(self._restore) if self._resume else 0
         self._metrics = Metrics(
             self.folder.path / FIGURES, self.training.writers, resume_at=start if self._resume else None
         )
-        if self.forgotten.steps:
-            self._metrics.forget(self.forgotten.steps)
+        if self.state.forgotten.steps:
+            self._metrics.forget(self.state.forgotten.steps)
         self._validated = recorded_validations(reader.metrics())
         played = {row["step"]: row for row in reader.metrics() if row["mode"] == VALIDATION}
         for done, row in played.items():
-            self._note_validation(done, row, write=done >= start)
-        self._remember_lengths(reader)
+            self._add_validation(done, row, write=done >= start)
+        if self._resume and self._source is None:
+            self.state.read_lengths(reader)
         self.pipeline.done = start
-        for batch in recorded_batches(self._source or reader, self._record.since(start)):
+        for batch in recorded_batches(self._source or reader, self.state.record.since(start)):
             await self._train(self.pipeline.done, batch.groups)
             self.pipeline.done += 1
             if self.pipeline.cadence.checkpoints(self.pipeline.done):
@@ -291,36 +271,7 @@ class TrainingRun:
         return set(played)
 
     def _restore(self) -> int:
-        """The step that the last whole checkpoint stands at; 0 without one."""
-        for place in reversed(numbered(self.folder.path / CHECKPOINTS)):
-            try:
-                extra = self.trainer.restore(place)
-            except FormatError as error:
-                self.folder.tell(f"{error}; its steps are trained again from the record")
-                aside = place.with_name(f".{place.name}.damaged")
-                shutil.rmtree(aside, ignore_errors=True)
-                place.rename(aside)
-                continue
-            break
-        else:
-            if self.forgotten.steps:
-                raise FormatError(
-                    f"{self.folder.path / CHECKPOINTS}: has none that is whole, and the first {self.forgotten.steps} steps, "
-                    "which the weights could be made from, were forgotten (training.keep_steps)"
-                )
-            return 0
-        step = self._record.check(extra["record"], str(place))
-        self.staleness.update({int(age): count for age, count in extra["staleness"].items()})
-        self.left_out.update(extra["left_out"])
-        return step
-
-    def _remember_lengths(self, reader: RunReader) -> None:
-        if self._resume and self._source is None:
-            self.bias.add(self.forgotten.bias)
-            for row in self._record.rows:
-                self.bias.add_trained(*trained_in(row))
-            for trajectory in reader.trajectories():
-                self._lengths.add_generated(trajectory)
+        return self.state.restore(self.trainer, self.folder, self.folder.path / CHECKPOINTS)
 
     async def _next_batch(self) -> Batch:
         assert self.local is not None
@@ -334,39 +285,37 @@ class TrainingRun:
     async def _next_recorded(self) -> RecordedBatch:
         return next(self._recorded)
 
-    def _note(self, step: int, batch: Batch, seconds: float) -> None:
-        own = [each for each in batch.trajectories if self._is_own(each.group_id)]
+    def _record_batch(self, step: int, batch: Batch, seconds: float) -> None:
+        own = [each for each in batch.trajectories if self.state.is_own(each.group_id)]
         tokens = sum(each.sampled_tokens for each in own)
         row = {**self._row("train", step, seconds, batch), "own": len(own), "tokens": tokens}
         if self.local is not None and self.local.curriculum is not None:
             row["curriculum"] = self.local.curriculum.state()
         self.folder.add_metrics(row)
-        self._record.append(row)
-        self.bias.add_trained(*trained_in(row))
+        self.state.record.append(row)
+        self.state.bias.add_trained(*trained_in(row))
 
-    def _note_again(self, step: int, batch: RecordedBatch, seconds: float) -> None:
+    def _copy_record(self, step: int, batch: RecordedBatch, seconds: float) -> None:
         self.folder.add_metrics(batch.row)
-        self._record.append(batch.row)
+        self.state.record.append(batch.row)
 
     async def _train(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> None:
         report = await self._in_thread(self._step, groups)
         self.report = report
-        self.staleness.update(report.staleness)
+        self.state.add_step(report)
         figures = report.figures()
         figures |= {f"time/{name}": seconds for name, seconds in self.pipeline.split.row().items()}
-        figures |= {f"length/{name}": value for name, value in self.bias.row().items() if value is not None}
-        figures |= {f"left_out/{reason}": count for reason, count in self.left_out.items()}
+        figures |= self.state.figures()
         assert self._metrics is not None
         self._metrics.write(step, figures)
 
     def _step(self, groups: Sequence[Sequence[Trajectory]]) -> StepReport:
-        self.left_out.update(left_out(groups))
-        self.left_out.update(untrained_turns(groups))
+        self.state.add_left_out(groups)
         return self.trainer.step(build_rows(groups, self._advantage, view=self.training.samples))
 
     async def _update(self) -> None:
         policy = self._policy
-        if policy is not None and policy.version != self.trainer.version:  # a step may have been skipped
+        if policy is not None and policy.version != self.trainer.version:  # equal if the step was skipped
             await self._give_weights(policy)
 
     async def _give_weights(self, policy: Policy) -> None:
@@ -394,61 +343,48 @@ class TrainingRun:
         row.setdefault("reasons", dict(batch.ledger.reasons))
         row["success"] = sum(judged) / len(judged) if judged else None
         self.folder.add_metrics(row)
-        self._note_validation(done, row)
+        self._add_validation(done, row)
 
-    def _note_validation(self, done: int, row: Mapping[str, Any], *, write: bool = True) -> None:
-        figures = {name: row[name] for name in ("reward", "success") if row.get(name) is not None}
-        self.validations.append({"step": done, **figures})
+    def _add_validation(self, done: int, row: Mapping[str, Any], *, write: bool = True) -> None:
+        figures = self.state.add_validation(done, row)
         if write and self._metrics is not None:
             self._metrics.write(done, {f"val/{name}": value for name, value in figures.items()})
 
     async def _checkpoint(self, done: int) -> None:
         place = self.folder.path / CHECKPOINTS
-        await self._in_thread(self._save, place / f"{done:06d}", asdict(self._record.position(done)))
+        await self._in_thread(self.state.save, self.trainer, self.folder, place / f"{done:06d}", done)
         keep_last(place, self.training.keep_checkpoints)
-        if self.local is not None or self._source is not None:  # else it is not known yet what is settled
-            await self._forget(done)
+        if (
+            self.local is not None or self._source is not None
+        ):  # else no scheduler knows yet which groups are settled
+            await self._prune(done)
 
-    async def _forget(self, done: int) -> None:
-        """Forgets what is older than `keep_steps`, if it is worth it."""
-        oldest = int(numbered(self.folder.path / CHECKPOINTS)[0].name)
-        cut = next_cut(self._keep, forgotten=self.forgotten.steps, done=done, oldest_checkpoint=oldest)
+    async def _prune(self, done: int) -> None:
+        """Prune the steps older than `keep_steps`, if there are enough of them."""
+        state, oldest = self.state, int(numbered(self.folder.path / CHECKPOINTS)[0].name)
+        cut = next_cut(self._keep, forgotten=state.forgotten.steps, done=done, oldest_checkpoint=oldest)
         if cut is None:
             return
         floor, settled, validated = 0, Ledger(), Ledger()
         if self.local is not None:
             validated = self.local.settle_validations(cut)
-            floor, settled = self.local.settle(lowest_index(self.config.name, self._record.since(cut)))
-        self.forgotten = forgotten = forgotten_with(
-            self.forgotten,
-            self._record,
-            cut,
-            floor=floor,
-            settled=settled,
-            validated=validated,
-            generated=self._lengths.forget(floor),
-            played=self._source is None,
+            floor, settled = self.local.settle(lowest_index(self.config.name, state.record.since(cut)))
+        forgotten = state.plan_pruning(
+            cut, floor=floor, settled=settled, validated=validated, played=self._source is None
         )
         await self._in_thread(write_forgotten, self.folder.path, forgotten)
-        # From here on it is forgotten. What follows removes it, and is done again by whoever goes on after a crash.
-        self._record.forget(cut)
-        self.validations = [each for each in self.validations if each["step"] >= cut]
+        # No reader shows these steps from here on. A process that crashes in the removal below repeats it on resume.
+        state.prune(forgotten)
         self.folder.remove(await self._in_thread(self.folder.copy_kept, forgotten))
         assert self._metrics is not None
         self._metrics.forget(cut)
         if self.local is not None:
             await self.local.forget(forgotten)
 
-    def _save(self, place: Path, stands_at: Mapping[str, Any]) -> None:
-        for name in (TRAJECTORIES, METRICS):  # the record is on the disk before a checkpoint refers to it
-            flush_to_disk(self.folder.path / name)
-        figures = {"staleness": dict(self.staleness), "left_out": dict(self.left_out)}
-        self.trainer.save(place, {"record": stands_at, **figures})
-
     def _on_finished(self, rollout_id: str, encoded: bytes) -> None:
         self._on_progress()
         self.folder.add_trajectory(rollout_id, encoded)
-        self._lengths.add_generated(Trajectory.from_bytes(encoded))
+        self.state.lengths.add(Trajectory.from_bytes(encoded))
 
     def _export_result(self) -> Any:
         place = self.folder.path / MODEL
@@ -520,8 +456,8 @@ def is_trained(reader: RunReader, config: RunConfig) -> bool:
     return done >= min(config.max_steps, available)
 
 
-async def _refuse_text(policy: Policy) -> None:
-    """An engine that cannot give ids and log-probabilities is refused before anything is played."""
+async def _check_trainable(policy: Policy) -> None:
+    """Raise an error for an engine without token ids and log-probabilities, before anything is played."""
     can = await probe_engine(policy)
     if can is not None and not can.trainable:
         raise ConfigError(f"policy: {can.engine} is not trainable: {can.missing}")

@@ -1,8 +1,8 @@
-"""The record of a training run: which batches were handed over, in which order, with all their trajectories.
+"""The record of a training run: the delivered batches in their order, with all their trajectories.
 
-Always true: a batch stands in `metrics.jsonl` before it is trained on, and its trajectories are on disk before it
-does. So the record is never behind the trainer, and whatever the trainer did can be done again from it: from the base
-model, or where its first steps are forgotten (`retention`), from any checkpoint that is kept.
+Invariant: a batch stands in `metrics.jsonl` before it is trained on, and its trajectories are on the disk before it does. The
+record is therefore never behind the trainer, and every training step can be repeated from it: from the base model, or, if
+its first steps are pruned (`retention`), from any kept checkpoint.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,26 +20,26 @@ from rollwright.run.trajectory_log import TRAJECTORIES
 from rollwright.trajectory import Trajectory
 
 FIGURES = "training"
-"""Folder of a run with the figures of every step; it is there as soon as a run trains."""
+"""Folder of a run with the figures of every step; it exists as soon as a run trains."""
 
 
 def is_training(run: Path) -> bool:
-    """Whether this run folder belongs to a training run, which must not be gone on with without a trainer."""
+    """Whether this run folder belongs to a training run, which only a training may resume."""
     return (run / FIGURES).is_dir()
 
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """One batch as it was handed over."""
+    """One delivered batch."""
 
     row: Mapping[str, Any]
     """Its line in `metrics.jsonl`."""
     groups: Sequence[Sequence[Trajectory]]
-    """In the order of the batch, members in theirs."""
+    """Groups in the order of the batch, each with its members in order."""
 
 
 def training_rows(reader: RunReader) -> list[dict[str, Any]]:
-    """The lines of the training batches, in the order they were handed over; without those that are forgotten."""
+    """Lines of the delivered training batches in order, without pruned ones."""
     rows = [row for row in reader.metrics() if row["mode"] == "train"]
     for step, row in enumerate(rows, reader.forgotten().steps):
         if row["step"] != step:
@@ -48,9 +48,9 @@ def training_rows(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def recorded_batches(reader: RunReader, rows: Iterable[Mapping[str, Any]]) -> Iterator[RecordedBatch]:
-    """The batches of these lines. The log of trajectories is read once, as far as each batch needs it.
+    """Yield the batches of these lines; the log is read once, only as far as each batch needs it.
 
-    It holds every trajectory as it was played; the run's filters, which are pure, make of it what was handed over.
+    The log holds every trajectory as it was played. The run's filters, which are pure, reproduce the delivered ones.
     """
     rows = list(rows)
     manager = reader.config.train_env_manager
@@ -79,29 +79,29 @@ def _member(trajectory: Trajectory) -> int:
 
 
 class TrainingRecord:
-    """The lines of a run's batches, without those that are forgotten, and where in the record each of them ends."""
+    """Lines of a run's batches without pruned ones, and the position behind each of them."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = (), start: Position | None = None) -> None:
-        """`start`: what is forgotten."""
+        """`start`: end of the pruned steps."""
         self._rows: list[Mapping[str, Any]] = []
         self._positions = [start or Position()]
-        """Before the first line, and after each one."""
+        """Position before the first line, and behind each line."""
         for row in rows:
             self.append(row)
 
     @property
     def rows(self) -> Sequence[Mapping[str, Any]]:
-        """Those that are not forgotten."""
+        """Lines that are not pruned."""
         return self._rows
 
     @property
     def start(self) -> Position:
-        """Up to where it is forgotten."""
+        """End of the pruned steps."""
         return self._positions[0]
 
     @property
     def steps(self) -> int:
-        """Of the whole record."""
+        """Steps of the whole record, pruned ones included."""
         return self._positions[-1].step
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -109,27 +109,26 @@ class TrainingRecord:
         self._positions.append(_after(self._positions[-1], row["groups"]))
 
     def position(self, step: int) -> Position:
-        """The place before this step, which must not be forgotten."""
+        """Position before this step, which must not be pruned."""
         if not self.start.step <= step <= self.steps:
             raise ValueError(f"step {step} is not in the record, which has {self.start.step} to {self.steps}")
         return self._positions[step - self.start.step]
 
     def since(self, step: int) -> Sequence[Mapping[str, Any]]:
-        """The lines from this step on."""
+        """Lines from this step on."""
         return self._rows[max(0, step - self.start.step) :]
 
     def before(self, step: int) -> Sequence[Mapping[str, Any]]:
-        """The lines up to this step, without it."""
+        """Lines before this step."""
         return self._rows[: max(0, step - self.start.step)]
 
     def forget(self, step: int) -> None:
-        """The lines up to this step go; all places from there on stay what they were."""
+        """Drop the lines before this step; later positions do not change."""
         gone = step - self.start.step
         del self._rows[:gone], self._positions[:gone]
 
     def check(self, kept: Mapping[str, Any], where: str) -> int:
-        """The step that a checkpoint stands at, by what was kept with it; a `FormatError` where the record is not the
-        one that it was made with."""
+        """Step of a checkpoint, by the position that it keeps; raises a `FormatError` if the record has other batches."""
         step = kept.get("step")
         if isinstance(step, int) and self.start.step <= step <= self.steps:
             if dict(kept) == asdict(self.position(step)):
@@ -147,12 +146,12 @@ def _after(position: Position, groups: Sequence[str]) -> Position:
 
 
 def _flat_digest(rows: Iterable[Mapping[str, Any]]) -> str:
-    """What checkpoints were kept with before records could be forgotten; of no use without all lines."""
+    """Digest of an older checkpoint format, from before pruning; it needs all lines."""
     return sha256("\n".join(group for row in rows for group in row["groups"]).encode()).hexdigest()
 
 
 def trained_in(row: Mapping[str, Any]) -> tuple[int, int]:
-    """Own episodes of a batch, and their sampled tokens."""
+    """Number of own episodes in a batch, and their sampled tokens."""
     return row.get("own", row["trajectories"]), row["tokens"]
 
 
@@ -167,10 +166,14 @@ def forgotten_with(
     played: bool,
     validated: Ledger | None = None,
 ) -> Forgotten:
-    """What is forgotten when the steps before `cut` are, too.
+    """Pruned steps if the steps before `cut` are pruned, too.
 
-    `floor`: own groups below it are settled, and in no line that is kept; `settled` and `generated`: what became of those
-    that were above the floor before, and their lengths; `validated`: of the validations before `cut`. `played`: whether the run plays, or trains on a recorded one.
+    Args:
+        floor: Own groups below this index are settled, and in no kept line.
+        settled: Ledger of the groups between the old floor and the new one.
+        generated: Sampled tokens of the rollouts of these groups.
+        played: Whether the run plays, instead of training on a recorded run.
+        validated: Ledger of the validations before `cut`.
     """
     gone = record.before(cut)
     ledger, validations, bias = Ledger(), Ledger(), replace(before.bias)

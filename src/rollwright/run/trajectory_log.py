@@ -1,7 +1,7 @@
-"""The log of a run's finished trajectories: records, each with its length and checksum before it.
+"""Append-only log of a run's finished trajectories: records, each preceded by its length and checksum.
 
-Always true: as in `log_records`. Only what a crash left half written at the end is ever cut off; damaged bytes are kept
-aside, beside the log. One process at a time writes.
+Invariants: those of `log_records`. Only a partial record at the end, left by a crash, is ever truncated; damaged bytes are
+moved to a file beside the log. One process at a time writes.
 """
 
 import fcntl
@@ -16,21 +16,21 @@ from rollwright.run.log_records import FRAME, HEAD, LogCondition, decoded, frame
 
 TRAJECTORIES = "trajectories.rwlog"
 DAMAGED = f"{TRAJECTORIES}.damaged"
-"""Bytes that are no records any more, in the order in which they were found."""
+"""File of the damaged bytes, in the order in which they were found."""
 
 
 class Place(NamedTuple):
-    """Where an encoded trajectory is in the log."""
+    """Position of an encoded trajectory in the log."""
 
     start: int
     size: int
 
 
 class TrajectoryLog:
-    """The log being written. It knows where each trajectory is, so it also gives them back."""
+    """Log open for writing, with an index of its trajectories for random reads."""
 
     def __init__(self, file: Path, opened: BinaryIO, places: dict[str, Place], end: int) -> None:
-        """`opened` is locked, and stands at its end."""
+        """`opened` is locked and positioned at its end."""
         self._file = file
         self._opened = opened
         self._places = places
@@ -47,11 +47,11 @@ class TrajectoryLog:
 
     @classmethod
     def reopen(cls, file: Path) -> tuple["TrajectoryLog", LogCondition]:
-        """Cuts off what a crash left half written, and takes out what is damaged; also gives what was wrong."""
+        """Truncate a partial record at the end, and move damaged bytes aside; also returns the condition of the log."""
         opened: BinaryIO = file.open("r+b")
         lock(opened, file.parent)
-        if not _is_at(opened, file):  # its writer has just put another in its place
-            raise taken(file.parent)
+        if not _is_current(opened, file):  # its writer has just replaced it (`become`)
+            raise _already_locked(file.parent)
         condition = LogCondition()
         places: dict[str, Place] = {}
         with naming(file):
@@ -59,12 +59,12 @@ class TrajectoryLog:
                 rollout_id = decoded(encoded, file).rollout_id
                 places[rollout_id] = Place(condition.end - len(encoded), len(encoded))
             if not condition.whole:
-                opened, places = _rewritten(file, opened)
+                opened, places = _rewrite(file, opened)
                 end = os.fstat(opened.fileno()).st_size
                 return cls(file, opened, places, end), condition
             if condition.end == len(HEAD):
                 opened.seek(0)
-                opened.write(HEAD)  # of one that was killed when it began
+                opened.write(HEAD)  # its writer was killed before the header was complete
             opened.truncate(condition.end)
             opened.seek(condition.end)
         return cls(file, opened, places, condition.end), condition
@@ -77,11 +77,11 @@ class TrajectoryLog:
 
     @property
     def rollouts(self) -> list[str]:
-        """All that are in it, in the order in which they were added."""
+        """Ids of the logged rollouts, in the order of their addition."""
         return list(self._places)
 
     def append(self, rollout_id: str, encoded: bytes) -> None:
-        """Adds it once, however often it is given."""
+        """Append a trajectory; a rollout that is in the log already is ignored."""
         if rollout_id in self._places:
             return
         with naming(self._file):
@@ -90,7 +90,7 @@ class TrajectoryLog:
         self._end += FRAME.size + len(encoded)
 
     def read(self, rollout_ids: Iterable[str]) -> dict[str, bytes]:
-        """Those of them that it has, and can read."""
+        """Encoded trajectories of these rollouts, as far as they are in the log and intact."""
         there = [each for each in rollout_ids if each in self._places]
         if there:
             self.flush()
@@ -104,14 +104,14 @@ class TrajectoryLog:
         return found
 
     def flush(self) -> None:
-        """What was added can be read by others, and survives the end of this process."""
+        """Pass buffered records to the operating system: other processes can read them, and they survive a kill."""
         with naming(self._file):
             self._opened.flush()
 
     def sync(self) -> Callable[[], None]:
-        """Gives a call, for any thread: when that returns, what was added until now survives a power cut."""
+        """Returns a function for any thread; when it returns, all records added until now survive a power cut."""
         self.flush()
-        handle = os.dup(self._opened.fileno())  # another log may take this one's place meanwhile
+        handle = os.dup(self._opened.fileno())  # `become` may close the file meanwhile
 
         def wait() -> None:
             try:
@@ -123,12 +123,12 @@ class TrajectoryLog:
         return wait
 
     def copy_without(self, leaves_out: Callable[[str], bool]) -> "LogCopy":
-        """A copy beside it without some of the rollouts, to take its place. Others may append meanwhile."""
+        """Copy the log without some of the rollouts, as a replacement. Other threads may append meanwhile."""
         self.flush()
         return LogCopy.make(self._file, leaves_out)
 
     def become(self, copy: "LogCopy") -> None:
-        """Puts the copy in its place, with what was written since it was made."""
+        """Replace the log by the copy, with the records that were appended since it was made."""
         self.flush()
         moved = copy.places
         opened, shift = copy.put_in_place()
@@ -145,15 +145,15 @@ class TrajectoryLog:
 
 
 class LogCopy:
-    """A copy of a log without some of its records, which is to take its place."""
+    """Copy of a log without some of its records, as its replacement."""
 
     def __init__(self, file: Path, partial: BinaryIO) -> None:
         self._file = file
         self._partial = partial
         self.places: dict[str, Place] = {}
-        """Of what was copied, in the copy."""
+        """Positions of the copied records in the copy."""
         self.end = len(HEAD)
-        """Up to where the log was copied."""
+        """Offset up to which the log was copied."""
 
     @classmethod
     def make(cls, file: Path, leaves_out: Callable[[str], bool]) -> "LogCopy":
@@ -177,7 +177,7 @@ class LogCopy:
         return copy
 
     def put_in_place(self) -> tuple[BinaryIO, int]:
-        """With what was written to the log since. Gives the new log, locked, and by how much that has moved."""
+        """Copy the rest of the log and replace it. Returns the new log, locked, and the shift of the rest in bytes."""
         with naming(_partial(self._file)):
             shift = self._partial.tell() - self.end
             with self._file.open("rb") as log:
@@ -190,10 +190,10 @@ class LogCopy:
         return self._partial, shift
 
 
-def _rewritten(file: Path, old: BinaryIO) -> tuple[BinaryIO, dict[str, Place]]:
-    """The log without what is damaged."""
+def _rewrite(file: Path, old: BinaryIO) -> tuple[BinaryIO, dict[str, Place]]:
+    """Replace the log by a copy without its damaged bytes."""
     copy = LogCopy.make(file, lambda rollout_id: False)
-    copy.end = os.fstat(old.fileno()).st_size  # all that is behind the last whole record is cut off
+    copy.end = os.fstat(old.fileno()).st_size  # nothing behind the last intact record is copied
     opened, _ = copy.put_in_place()
     old.close()
     return opened, copy.places
@@ -217,7 +217,7 @@ def flush_through(file: BinaryIO) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """A file's content, or which files a folder has."""
+    """Sync a file's content, or a folder's entries."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -226,17 +226,17 @@ def flush_to_disk(path: Path) -> None:
 
 
 def lock(log: BinaryIO, run: Path) -> None:
-    """One writer at a time; the lock goes with the process."""
+    """Take the writer's lock, which ends with the process; raises an error if another process has it."""
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise taken(run) from error
+        raise _already_locked(run) from error
 
 
-def taken(run: Path) -> RollwrightError:
+def _already_locked(run: Path) -> RollwrightError:
     return RollwrightError(f"{run}: another process is writing to this run")
 
 
-def _is_at(opened: BinaryIO, file: Path) -> bool:
-    """Whether the file that is open is still the one of that name."""
+def _is_current(opened: BinaryIO, file: Path) -> bool:
+    """Whether the open file is still the file of that name."""
     return os.path.samestat(os.fstat(opened.fileno()), file.stat())

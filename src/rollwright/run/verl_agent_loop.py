@@ -32,7 +32,7 @@ from rollwright.training.bridges.verl import VerlPolicy, agent_loop_output
 
 @lru_cache
 def _read(config: str) -> tuple[RunConfig, SettingsTable]:
-    """verl makes an agent loop for every episode; the settings are read once."""
+    """Read the settings once, because verl makes an agent loop for every episode."""
     read = load(config)
     return read, SettingsTable(read)
 
@@ -43,22 +43,22 @@ def _renderer(tokenizer: Any, name: str) -> Any:
 
 
 class RollwrightAgentLoop(AgentLoopBase):  # type: ignore[misc,unused-ignore]
-    """One episode with an environment of rollwright's and a server of verl's."""
+    """One episode with an environment of rollwright and an inference server of verl."""
 
     def __init__(self, *arguments: Any, config: str, renderer: str = "auto", **more: Any) -> None:
-        """`config`: a run's YAML file; of it, the environments, the agent and the limits count."""
+        """`config`: a run's YAML file, of which the environments, the agent and the limits are used."""
         super().__init__(*arguments, **more)
         self._run_config, self._table = _read(config)
         self._renderer = _renderer(self.tokenizer, renderer)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        """Raises what ended the episode: a failure is never a reward."""
+        """Play one episode; raises its error, because a failure is never a reward."""
         clock = asyncio.get_running_loop().time
         began = clock()
         episode = _episode(self._run_config, row)
         response_length = int(self.rollout_config.response_length)
         settings = self._table(episode)
-        # The prompt counts too, so an episode ends by itself before anything would have to be cut off.
+        # The limit includes the prompt, so that an episode ends before its response would be truncated.
         settings = replace(settings, sequence_length=min(settings.sequence_length, response_length))
         policy = VerlPolicy(self.server_manager, self._renderer, sampling_params)
         env = make_env(settings)
@@ -70,7 +70,7 @@ class RollwrightAgentLoop(AgentLoopBase):  # type: ignore[misc,unused-ignore]
         finally:
             await env.close()
         fields = agent_loop_output(
-            completion_of(trajectory, own_sampling=True),  # verl has said how to sample
+            completion_of(trajectory, own_sampling=True),  # verl chose the sampling parameters
             prompt_length=int(self.rollout_config.prompt_length),
             response_length=response_length,
             seconds=clock() - began,

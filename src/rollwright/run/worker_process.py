@@ -1,6 +1,6 @@
-"""One worker as a process of its own: opens the store by its address and plays until it is told to stop.
+"""A worker as a process of its own: opens the store by its address and plays until it is asked to stop.
 
-SIGTERM and SIGINT drain it: it claims nothing more, finishes what it can, hands the rest back, and ends with code 0.
+SIGTERM and SIGINT drain it: it claims no more rollouts, finishes those that it can, requeues the rest, and exits with 0.
 """
 
 import asyncio
@@ -33,11 +33,12 @@ async def run_worker(
     on_outage: Callable[[str], None] | None = None,
     ask_engines: bool = False,
 ) -> Activity:
-    """Plays rollouts of the store at `address`; returns what was done. `stop` drains it, like a signal.
+    """Play rollouts of the store at `address`; returns the worker's counters.
 
-    Ends with an error when the store cannot be reached for `patience` seconds; `on_outage` is told meanwhile.
-    `ask_engines`: begins only when the engines of what waits now can be used; a run that starts workers has asked them
-    itself.
+    Args:
+        stop: Drains the worker, like a signal.
+        patience: Seconds without a reachable store until an error is raised; `on_outage` gets a line meanwhile.
+        ask_engines: Whether to probe the engines of the waiting rollouts first; a run has probed them for its workers.
     """
     store = await open_store(address, must_exist=True, patience=patience, on_outage=on_outage)
     activity = Activity()
@@ -49,17 +50,17 @@ async def run_worker(
     worker = RolloutWorker(
         context, worker_id, settings, pressure=lambda: settings_source.pressure, on_claim=on_claim
     )
-    told = stop or asyncio.Event()
+    stopped = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     if stop is None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, told.set)
+            loop.add_signal_handler(number, stopped.set)
     try:
         if ask_engines:
             await settings_source.ask_engines()
         with rare_collections():
             working = asyncio.create_task(worker.run())
-            stopping = asyncio.create_task(told.wait())
+            stopping = asyncio.create_task(stopped.wait())
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 await worker.drain()
@@ -72,10 +73,10 @@ async def run_worker(
 
 
 def end_with_parent() -> None:
-    """From now on, ends this process when nobody holds the other end of standard input any more.
+    """Exit this process as soon as its parent closes the other end of standard input.
 
-    At once, without draining: the store may be gone together with the parent, and what was held goes on elsewhere
-    when its lease ends. From a thread, because an environment may block the event loop.
+    Without draining: the store may be gone together with the parent, and other workers claim the rollouts when their
+    leases end. In a thread, because an environment may block the event loop.
     """
 
     def watch() -> None:

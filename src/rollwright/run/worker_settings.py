@@ -1,9 +1,7 @@
-"""A run's settings in its store: workers play by them, and a resumed run is compared with them.
+"""A run's settings in its store: workers look them up for every rollout, and a resumed run is compared with them.
 
-Always true: under a run's name stand the settings that its rollouts are played with. Whoever resumes the run with others
-is refused where they would change what is played, before anything in the store is changed.
-
-How a worker that knows nothing but a store finds out how to play a rollout: from the run's settings in the store.
+Invariant: under a run's name stand the settings that its rollouts are played with. Resuming the run with settings that
+would change the episodes is an error, raised before anything in the store changes.
 """
 
 import logging
@@ -25,17 +23,19 @@ from rollwright.store.records import AttemptedRollout, RolloutStatus
 logger = logging.getLogger(__name__)
 
 MODEL = "policy.model"
-"""May change as long as nothing was handed out: to one that fits into memory, say."""
+"""May change as long as no batch was delivered, for example to a model that fits into memory."""
 
 DELETED_AT_ONCE = 500
-"""Rollouts that are removed from the store in one call, so that others get their turn in between."""
+"""Rollouts that one call deletes from the store, so that other callers are served in between."""
 
 
 async def leave_settings(
     store: Store, config: RunConfig, *, resumed: bool, handed_out: bool
 ) -> list[SettingChange]:
-    """Puts the settings where workers find them, under the run's name, which no other run may have. Gives what of them
-    is different from before. `handed_out`: whether the run has any result yet."""
+    """Write the settings under the run's name, which must be unique in the store; returns the changes since the run started.
+
+    `handed_out`: whether the run has delivered a batch yet.
+    """
     name, settings = config.name, {CONFIG_KEY: config.model_dump(mode="json")}
     found = await store.get_resources_by_id(name)
     if found is None:
@@ -57,7 +57,7 @@ async def leave_settings(
 
 
 async def _begin_anew(store: Store, name: str) -> None:
-    """What one model has begun is not gone on with by another."""
+    """Delete all rollouts of the run, because a model must not resume the episodes of another one."""
     own = re.compile(rf"{re.escape(name)}\.(train|val\d+)-g\d+-m\d+")
     ids = [each for each in await rollout_ids(store, f"{name}.") if own.fullmatch(each)]
     logger.warning("%s: another model plays, so %d rollouts begin anew", name, len(ids))
@@ -68,17 +68,17 @@ async def _begin_anew(store: Store, name: str) -> None:
 
 
 CONFIG_KEY = "config"
-"""Under which name a run's configuration stands in its resources."""
+"""Key of the configuration in a run's resources."""
 
 
 WAITING = [RolloutStatus.QUEUING, RolloutStatus.REQUEUING]
 
 LOOKED_AT = 100
-"""Rollouts that a worker looks at before it begins: those of one run follow each other, and few runs share a store."""
+"""Waiting rollouts whose runs are checked before a worker starts: few runs share a store."""
 
 
 class NoPolicy:
-    """Of rollouts that were enqueued without settings: a function of one's own may need no model."""
+    """Policy of rollouts that were enqueued without settings; an agent function may need no model."""
 
     renderer: Renderer | None = None
     version = 0
@@ -94,7 +94,7 @@ class NoPolicy:
 
 
 class StoreSettingsSource:
-    """Looks a run's settings up once, and keeps one policy for each run."""
+    """Settings and policy of each claimed rollout; looks up each run once, and keeps one policy per run."""
 
     def __init__(self, store: Store, function: AgentFunction | None = None) -> None:
         self._store = store
@@ -103,7 +103,7 @@ class StoreSettingsSource:
 
     @property
     def pressure(self) -> int:
-        """How often the engines have refused load so far."""
+        """Requests that the engines have refused because of overload."""
         return sum(policy.pressure for _, _, policy in self._runs.values())
 
     async def __call__(self, claimed: AttemptedRollout) -> Assignment:
@@ -116,7 +116,7 @@ class StoreSettingsSource:
         return Assignment(table(read_episode(claimed.input)), policy)
 
     async def ask_engines(self) -> None:
-        """Asks the engines of the runs whose rollouts wait now, before one of them is claimed; see `probe_engine`."""
+        """Probe the engines of the runs whose rollouts wait now, before one is claimed; see `probe_engine`."""
         waiting = await self._store.query_rollouts(status=WAITING, limit=LOOKED_AT)
         for resources_id in {each.resources_id for each in waiting} - {None}:
             config, _, policy = await self._run(resources_id)
