@@ -13,9 +13,9 @@ from rollwright.rollout.filters import (
     Catches,
     Duplicate,
     Filter,
-    FormatError,
     Overlong,
     VoidTurn,
+    WrongFormat,
     judge,
     judge_group,
 )
@@ -160,7 +160,7 @@ def test_the_rows_of_a_run_are_what_its_filters_left(baseline: bool) -> None:
     assert 0 < len(cut) < len(played)
     expected = {
         each.rollout_id: sum(
-            len(turn.sampled_ids) for turn in each.turns if not FormatError().catches_turn(turn)
+            len(turn.sampled_ids) for turn in each.turns if not WrongFormat().catches_turn(turn)
         )
         for each in played
         if each not in cut

@@ -21,7 +21,7 @@ from rollwright.hardware import usable_cores
 from rollwright.observe.advice import RunSetup
 from rollwright.observe.profile import PhaseTally, Profile
 from rollwright.observe.timeline import Played, chrome_trace
-from rollwright.observe.verdict import Figures, Verdict, judge
+from rollwright.observe.verdict import Figures, RunVerdict, judge
 from rollwright.run.folder import ADDRESS, STORE, RunReader
 from rollwright.trajectory import Phase, Timing, Trajectory
 
@@ -177,7 +177,7 @@ def _sum(found: Profile) -> Text:
     return Text(f"{found.rollouts:,} rollouts took {found.wall:,.2f} s together = {told}")
 
 
-def _told(verdict: Verdict) -> RenderableType:
+def _told(verdict: RunVerdict) -> RenderableType:
     parts: list[RenderableType] = [Text.assemble("\nverdict: ", (str(verdict), "bold"))]
     for finding in verdict.findings:
         parts.append(Padding(Text(f"{finding.cause}: {finding.because}"), (0, 0, 0, 2)))

@@ -80,7 +80,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProfileFinding:
     """One cause, with the figures that speak for it and what to change."""
 
     cause: Cause
@@ -89,8 +89,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    findings: tuple[Finding, ...]
+class RunVerdict:
+    findings: tuple[ProfileFinding, ...]
     """The weightiest first; never empty."""
 
     @property
@@ -101,11 +101,11 @@ class Verdict:
         return " and ".join(self.causes)
 
 
-def judge(figures: Figures, setup: RunSetup) -> Verdict:
+def judge(figures: Figures, setup: RunSetup) -> RunVerdict:
     """`setup`: of the run, so that nothing is recommended that it has already."""
     setup = replace(setup, at_once=figures.most_rollouts)
     if _full(figures):
-        return Verdict((_finding(Cause.ENGINE, figures, setup),))
+        return RunVerdict((_finding(Cause.ENGINE, figures, setup),))
     heaviest = max(WAITS, key=figures.share)
     mostly_engine = figures.shares.get(Phase.ENGINE, 0.0) >= figures.share(heaviest)
     named = [cause for cause in WAITS if figures.share(cause) >= A_GOOD_PART]
@@ -114,7 +114,7 @@ def judge(figures: Figures, setup: RunSetup) -> Verdict:
         named.insert(0 if mostly_engine else len(named), Cause.BATCH)
     if not named:
         named = [_of_engine(figures) if mostly_engine else heaviest]
-    return Verdict(tuple(_finding(cause, figures, setup) for cause in named))
+    return RunVerdict(tuple(_finding(cause, figures, setup) for cause in named))
 
 
 def _full(figures: Figures) -> bool:
@@ -130,8 +130,8 @@ def _of_engine(figures: Figures) -> Cause:
     return Cause.BATCH if figures.seen_quiet >= QUIET_ENOUGH else Cause.ENGINE_OR_BATCH
 
 
-def _finding(cause: Cause, figures: Figures, setup: RunSetup) -> Finding:
-    return Finding(cause, f"{_weight(cause, figures)}; {_engine(figures)}", advise(cause, setup))
+def _finding(cause: Cause, figures: Figures, setup: RunSetup) -> ProfileFinding:
+    return ProfileFinding(cause, f"{_weight(cause, figures)}; {_engine(figures)}", advise(cause, setup))
 
 
 def _weight(cause: Cause, figures: Figures) -> str:
