@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import benchmark_reports
 import box_table
 import plug_points
+import public_api
 import training_reports
 import walk_lines
 from markdown_tables import table
@@ -214,6 +215,7 @@ def architecture() -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration,
+    "api.md": public_api.page,
     "plugging_in.md": plug_points.plugging_in,
     "benchmarks.md": benchmarks,
     "architecture.md": architecture,

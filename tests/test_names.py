@@ -31,6 +31,7 @@ def targets() -> list[str]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and TARGET.fullmatch(node.value):
                 found.add(node.value)
+    found.remove("rollwright.store.sql:migrations")  # a folder, in alembic's notation
     return sorted(found)
 
 
