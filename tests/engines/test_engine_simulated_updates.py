@@ -178,7 +178,7 @@ def test_held_slots_go_to_those_that_waited_in_their_order() -> None:
         users = [asyncio.create_task(use(place)) for place in range(5)]
         await asyncio.sleep(3)
         assert (served, slots.running, slots.queued) == ([], 0, 5)
-        slots.let_go()
+        slots.resume()
         await asyncio.gather(*users)
         assert now() == 6
         assert slots.busy_seconds(now()) == pytest.approx(5)
