@@ -33,7 +33,12 @@ train_env_manager: {num_env_groups: 2, group_size: 2, tags: [FrozenLake]}
 ENGINES = {"torch", "transformers", "numpy", "ray", "aiohttp", "uvloop"}
 STORES = {"sqlalchemy", "alembic", "fastapi", "uvicorn"}
 SETTINGS = {"omegaconf", "yaml", "rollwright.config"}
-PLAYING = {"rollwright.run.run", "rollwright.rollout.scheduler", "rollwright.agents", "rollwright.workers"}
+PLAYING = {
+    "rollwright.run.run",
+    "rollwright.rollout.scheduler",
+    "rollwright.agents",
+    "rollwright.rollout.worker",
+}
 ENVIRONMENTS = {"gymnasium", "reasoning_gym", "rollwright.envs"}
 EVERYTHING = ENGINES | STORES | SETTINGS | PLAYING | ENVIRONMENTS
 

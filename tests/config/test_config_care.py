@@ -159,14 +159,14 @@ def test_a_backup_knows_what_was_installed(file: Path) -> None:
 CRASH = """
 import os, sys
 from pathlib import Path
-from rollwright.config import care
+from rollwright.config import edit
 real = os.fsync
 def crash(handle):
     real(handle)
     if sys.argv[2] in os.readlink(f"/proc/self/fd/{handle}"):
         os._exit(9)
-care.os.fsync = crash
-care.migrate(Path(sys.argv[1]))
+edit.os.fsync = crash
+edit.migrate(Path(sys.argv[1]))
 """
 
 
