@@ -39,7 +39,7 @@ async def test_closing_a_run_tells_whoever_waits_for_a_batch_that_it_was_closed(
     await run.__aexit__(None, None, None)
     async with asyncio.timeout(PATIENCE):
         for each in calls:
-            with pytest.raises(RunClosed, match="was closed during a call for a batch"):
+            with pytest.raises(RunClosed, match="was closed while a batch was waited for"):
                 await each
 
 
