@@ -14,7 +14,7 @@ from rich.table import Table
 
 from results_file import write_results
 from rollwright.cli.console import console
-from rollwright.doctor.startup import PARTS, StartedModel, forget_files, measure_start, median_start, total
+from rollwright.doctor.startup import PARTS, StartedModel, drop_page_cache, measure_start, median_start, total
 
 COLD_STARTS, WARM_STARTS = 3, 5
 """A cold start slows down whatever else runs on the machine, so there are few."""
@@ -27,7 +27,7 @@ def main() -> int:
     cold = []
     with started as model:
         for _ in range(COLD_STARTS):
-            if not forget_files():
+            if not drop_page_cache():
                 break
             cold.append(measure_start(model))
         if not cold:

@@ -29,7 +29,11 @@ def targets() -> list[str]:
     found = set()
     for file in SOURCES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and TARGET.fullmatch(node.value):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and TARGET.fullmatch(node.value)
+            ):
                 found.add(node.value)
     found.remove("rollwright.store.sql:migrations")  # a folder, in alembic's notation
     return sorted(found)

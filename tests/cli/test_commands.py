@@ -96,7 +96,7 @@ def test_show_prints_a_trajectory_with_the_reward_of_each_turn(played: Path) -> 
     ("words", "says"),
     [
         (("show", "runs/lake", "g99-m0"), "g99-m0: runs/lake has no such rollout"),
-        (("show", "runs/lake", "m0"), "rollouts of runs/lake end so"),
+        (("show", "runs/lake", "m0"), "rollouts of runs/lake end with it"),
         (("show", "runs/nothing"), "runs/nothing: is not a run folder"),
         (("run", "nothing.yaml"), "nothing.yaml: cannot be read"),
         (("run", "lake.yaml", "train_env_manager.group_sise=2"), "did you mean `group_size`?"),

@@ -201,7 +201,7 @@ def test_a_task_of_played_code_that_exits_ends_the_run_with_an_error(tmp_path: P
     process = started(tmp_path, "run", "spawns.yaml", "--no-live")
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2, errors
-    assert errors.splitlines()[-1].startswith("error: a task that code which is played has started raised")
+    assert errors.splitlines()[-1].startswith("error: a task that an episode's code has started raised")
 
 
 def test_output_that_nobody_reads_ends_a_command_without_a_word(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rollwright.cli.show import find
 from rollwright.cli.tables import ledger_table
-from rollwright.cli.trajectory_view import NOT_RECORDED, Prompts, render
+from rollwright.cli.trajectory_view import NOT_RECORDED, PromptReader, render
 from rollwright.config import build
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import play_run
@@ -55,7 +55,7 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
 
 def test_every_turn_names_its_agent_and_shows_that_agents_own_prompt(sums: RunReader) -> None:
     episode = next(each for each in sums.trajectories() if len(each.turns) > 2)
-    text = shown(render(find(sums, episode.rollout_id), Prompts(sums.config)))
+    text = shown(render(find(sums, episode.rollout_id), PromptReader(sums.config)))
     for turn in episode.turns:
         assert f"turn {turn.id + 1} · {turn.agent}" in text
         assert f"prompt of turn {turn.id + 1} · {turn.agent}" in text
@@ -71,12 +71,12 @@ def test_without_prompts_agents_are_named_all_the_same(sums: RunReader) -> None:
 
 def test_a_prompt_that_was_never_ids_says_so(sums: RunReader) -> None:
     turn = next(iter(sums.trajectories())).turns[0]
-    assert NOT_RECORDED in Prompts(sums.config).text(type(turn)(0, None, None, prompt_ids=token_ids()))
+    assert NOT_RECORDED in PromptReader(sums.config).text(type(turn)(0, None, None, prompt_ids=token_ids()))
 
 
 def test_one_agent_in_one_conversation_is_shown_with_its_opening_messages() -> None:
     alone = Trajectory("r", "a", "g", "tag", 0, opening=(Message("system", "be good"),))
-    assert "be good" in shown(render(alone, Prompts(build({}))))
+    assert "be good" in shown(render(alone, PromptReader(build({}))))
 
 
 def test_calls_thrown_away_and_context_cut_are_in_metrics_summary_and_show(sums: RunReader) -> None:

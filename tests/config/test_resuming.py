@@ -89,7 +89,7 @@ def changed(*overrides: str) -> tuple[RunConfig, RunConfig]:
 def test_what_changes_what_is_played_is_refused_by_name(override: str) -> None:
     before, now = changed(override)
     key = override.partition("=")[0].removesuffix(".kind")
-    with pytest.raises(ConfigError, match=rf"would change what it plays: .*{key}"):
+    with pytest.raises(ConfigError, match=rf"would change its episodes: .*{key}"):
         check_resumable(before, now)
 
 

@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from rollwright.config import build
-from rollwright.doctor.findings import Health
-from rollwright.doctor.machine import check_clock, check_machine
-from rollwright.doctor.node import check_engine, check_identity, check_lives, check_ports
+from rollwright.doctor.checks import (
+    Health,
+    check_clock,
+    check_engine,
+    check_identity,
+    check_machine,
+    check_node,
+    check_ports,
+)
 from rollwright.doctor.startup import PARTS, check_startup, compare, median_start
 from rollwright.errors import FormatError
 from rollwright.swarm.heartbeat import NodePhase, Pulse
@@ -89,8 +95,8 @@ def test_an_address_in_use_and_an_engine_that_is_away_must_be_fixed(tmp_path: Pa
 
 
 def test_a_node_without_a_supervisor_is_known_by_its_heartbeat(tmp_path: Path) -> None:
-    (nothing,) = check_lives(tmp_path)
-    assert "nothing was run here yet" in nothing.what
+    (nothing,) = check_node(tmp_path)
+    assert "no node was started here yet" in nothing.what
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -98,11 +104,11 @@ def test_a_node_without_a_supervisor_is_known_by_its_heartbeat(tmp_path: Path) -
         config = build({"swarm": {"communication": {"listen": listen}}})
         pulse = Pulse(tmp_path)
         pulse.enter(NodePhase.TRAIN, 7, 7)
-        (running,), (port,) = check_lives(tmp_path), check_ports(config, tmp_path)
+        (running,), (port,) = check_node(tmp_path), check_ports(config, tmp_path)
         assert "it runs, with 7 rounds done" in running.what
         assert (port.health, "by this node" in port.what) == (Health.WELL, True)
         pulse.enter(NodePhase.STOPPED, 7, 7)
-        (stopped,), (port,) = check_lives(tmp_path), check_ports(config, tmp_path)
+        (stopped,), (port,) = check_node(tmp_path), check_ports(config, tmp_path)
         assert "does not run now" in stopped.what
         assert port.health is Health.FIX
 
@@ -163,7 +169,7 @@ def test_a_start_is_measured_by_part_and_compared_with_an_earlier_one(
     (other,) = compare(before, "smollm2", before["warm"], file)
     assert "was measured with tiny" in other.what
     file.write_text("{}")
-    with pytest.raises(FormatError, match="is no record of a start"):
+    with pytest.raises(FormatError, match="is no measured start"):
         list(check_startup(file))
 
 

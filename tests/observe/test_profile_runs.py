@@ -21,7 +21,7 @@ from rollwright.envs.games.frozen_lake import FrozenLake
 from rollwright.observe.advice import RunSetup
 from rollwright.observe.attribution import exclusive
 from rollwright.observe.profile import Profile
-from rollwright.observe.verdict import Cause, Figures, RunVerdict, judge
+from rollwright.observe.verdict import BottleneckVerdict, Cause, Figures, judge
 from rollwright.run.folder import RunReader
 from rollwright.run.run import Run
 from rollwright.simulation.engine import SimulatedEngine
@@ -94,7 +94,7 @@ def played(settings: RunConfig, policy: SimulatedEngine, **more: Any) -> list[Tr
     return run_virtual(play())
 
 
-def verdict(trajectories: list[Trajectory], slots: int | None) -> RunVerdict:
+def verdict(trajectories: list[Trajectory], slots: int | None) -> BottleneckVerdict:
     return judge(Figures.of(Profile.of(trajectories), slots), RunSetup.of(RunConfig()))
 
 

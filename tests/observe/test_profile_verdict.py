@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.observe.advice import Cause, RunSetup
-from rollwright.observe.load import BusySpan, Call, measure, stretch
+from rollwright.observe.load import BusySpan, EngineCall, measure, stretch
 from rollwright.observe.verdict import Figures, judge
 from rollwright.trajectory import Phase
 
@@ -125,7 +125,7 @@ spans = st.lists(
 def test_occupancy_and_line_account_for_every_second_of_every_call(
     calls: list[tuple[float, float]], slots: int
 ) -> None:
-    load = measure([BusySpan(0.0, 60.0)], [Call(*each, tokens=1) for each in calls])
+    load = measure([BusySpan(0.0, 60.0)], [EngineCall(*each, tokens=1) for each in calls])
     waited = sum(stop - start for start, stop in calls)
     assert load.calls * load.seconds == pytest.approx(waited)
     served = load.occupancy(slots) * slots * load.seconds
@@ -144,7 +144,7 @@ def test_time_with_no_rollout_under_way_is_idle_and_counts_for_nothing(
 
 
 def test_tokens_that_take_longer_under_load_show_as_a_stretch() -> None:
-    even = [Call(0, 2, 20) for _ in range(10)]
+    even = [EngineCall(0, 2, 20) for _ in range(10)]
     assert stretch(even) == pytest.approx(1)
-    assert stretch([Call(0, 2, 20), *[Call(0, 6, 20) for _ in range(9)]]) == pytest.approx(2.8)
-    assert stretch([Call(0, 2, 0)]) is None
+    assert stretch([EngineCall(0, 2, 20), *[EngineCall(0, 6, 20) for _ in range(9)]]) == pytest.approx(2.8)
+    assert stretch([EngineCall(0, 2, 0)]) is None

@@ -169,7 +169,7 @@ def test_what_nobody_has_any_more_is_named_and_the_run_is_finished(
     said = rollwright("resume", str(run), "--no-live")
     assert said.code == 2
     assert f"finished trajectories that were lost: {gone}" in said.err
-    assert f"any more: {gone} (" in said.all
+    assert f"has them: {gone} (" in said.all
     rows = [row for row in RunReader(run).metrics() if row["mode"] == "train"]
     assert [row["step"] for row in rows] == list(range(STEPS))
     summary = RunReader(run).summary()
@@ -261,7 +261,7 @@ def test_a_lost_configuration_is_taken_from_the_store(runs: dict[str, Path], tmp
     assert "config.yaml: is missing" in shown.err
     said = rollwright("resume", str(run), "--no-live")
     assert said.code == 0, said
-    assert "config.yaml: is missing; taken from the run's store" in said.all
+    assert "config.yaml: is missing; restored from the run's store" in said.all
     assert RunReader(run).config == settings
     check_whole(run)
 

@@ -149,7 +149,7 @@ def test_a_record_without_its_trajectories_is_refused(
     [
         ([], "CONFIG: is needed"),
         (["--from-run", "nowhere"], "nowhere: is not a run folder"),
-        (["other.yaml", "--resume", "nowhere"], "goes on with its own settings"),
+        (["other.yaml", "--resume", "nowhere"], "is resumed with its own settings"),
         (["--resume", "nowhere"], "nowhere: is not a run folder"),
     ],
 )

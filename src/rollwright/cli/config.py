@@ -1,4 +1,4 @@
-"""`rollwright config`: what a configuration comes to, where each value is from, and changing its file with care."""
+"""`rollwright config`: shows effective settings and their origins, and migrates or restores configuration files."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from rollwright.config.loading import load
 from rollwright.config.provenance import DEFAULT, defaults, flat, origins
 
 app = typer.Typer(
-    help="Look at configurations, and change their files with care.",
+    help="Show configurations, and migrate or restore their files.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -24,7 +24,7 @@ app = typer.Typer(
 def show(
     file: ConfigArgument,
     overrides: Overrides = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show the origin of each value.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show every setting as it is used: defaults, then FILE, then environment variables, then the command line."""
@@ -40,7 +40,7 @@ def show(
         table.add_column("from", overflow="fold")
     for each in values:
         style = "dim" if each.origin == DEFAULT else ""
-        cells = [Text(each.key), Text(_said(each.value)), *([Text(each.origin)] if origin else [])]
+        cells = [Text(each.key), Text(_format(each.value)), *([Text(each.origin)] if origin else [])]
         table.add_row(*cells, style=style)
     console().print(table)
 
@@ -70,7 +70,7 @@ def diff(
     table.add_column(DEFAULT if other is None else other.name, overflow="fold")
     table.add_column(file.name, overflow="fold")
     for key in keys:
-        table.add_row(key, *(Text(_said(each[key]) if key in each else "–") for each in (there, here)))
+        table.add_row(key, *(Text(_format(each[key]) if key in each else "–") for each in (there, here)))
     console().print(table)
 
 
@@ -79,7 +79,7 @@ def migrate_file(
     file: ConfigArgument,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the file as it would be.")] = False,
 ) -> None:
-    """Bring FILE to this release's terms. Its bytes are kept in a backup beside it."""
+    """Rewrite FILE for this release's settings. Its bytes are kept in a backup beside it."""
     done = migrate(file, dry_run=dry_run)
     say = plain_lines(console())
     if dry_run:
@@ -91,7 +91,7 @@ def migrate_file(
     for change in done.changes:
         say(f"changed: {change}")
     if done.comments_lost:
-        say("its comments could not be kept; they are in the backup")
+        say("its comments are lost; they are in the backup")
     say(f"{file}: from version {done.before} to {done.after}; backup: {done.backup}")
 
 
@@ -99,18 +99,18 @@ def migrate_file(
 def roll_back(
     file: ConfigArgument,
     to: Annotated[
-        Path | None, typer.Option(help="The backup to go back to. Default: the newest.", show_default=False)
+        Path | None, typer.Option(help="The backup to restore. Default: the newest.", show_default=False)
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the backups and change nothing.")] = False,
 ) -> None:
-    """Give FILE the very bytes of a backup. What it was is backed up first, so this can be taken back, too."""
+    """Restore the exact bytes of a backup. The present file is backed up first, so this can be undone, too."""
     say = plain_lines(console())
     if listed:
         for each in backups(file):
             say(str(each))
         return
     done = rollback(file, to)
-    say(f"{file}: is as in {done.restored}; what it was: {done.backup}")
+    say(f"{file}: restored from {done.restored}; backup of the previous file: {done.backup}")
     if done.dependencies:
         say(
             f"{len(done.dependencies)} packages were installed in other versions then; to go back to them, too: "
@@ -118,5 +118,5 @@ def roll_back(
         )
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

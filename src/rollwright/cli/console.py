@@ -1,7 +1,4 @@
-"""The terminal, or what stands in for it; and what arguments of several commands share.
-
-Light: every command imports it.
-"""
+"""The terminal, and arguments that several commands share. Light, because every command imports it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +10,10 @@ from rich.console import Console
 from rollwright.addresses import has_password, redacted
 
 PIPED_WIDTH = 110
-"""Columns where there is no terminal to ask: tables of results fit, and logs stay readable."""
+"""Columns without a terminal: result tables fit, and logs stay readable."""
 
 RUNS = Path("runs")
-"""The folder that holds run folders, unless a command is told otherwise."""
+"""Default folder of the run folders."""
 
 
 def console() -> Console:
@@ -25,17 +22,17 @@ def console() -> Console:
 
 
 def plain_lines(screen: Console) -> Callable[[str], None]:
-    """Prints a line as it stands: no colours for what looks like a number, no line breaks."""
+    """Function that prints a line unchanged: without highlighting, markup or line breaks."""
     return lambda line: screen.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def say_aside(line: str) -> None:
-    """Prints a line on standard error, beside what the command answers."""
+    """Print a line on standard error, apart from the command's output."""
     typer.echo(line, err=True)
 
 
 def warn_of_password(context: typer.Context, option: typer.CallbackParam, address: str | None) -> str | None:
-    """Warns of an address that was given with a password where every user of the machine can read it."""
+    """Warn about a password in an argument, which every user of the machine can read."""
     source = context.get_parameter_source(option.name or "")
     given = source is not None and source.name == "COMMANDLINE"
     if address is not None and given and not context.resilient_parsing and has_password(address):
@@ -48,14 +45,14 @@ def warn_of_password(context: typer.Context, option: typer.CallbackParam, addres
 
 
 def clock_time(seconds: float) -> str:
-    """Hours, minutes and seconds; the hours only where there are some."""
+    """Format seconds as M:SS or H:MM:SS."""
     whole = round(seconds)
     minutes, hours = whole // 60 % 60, whole // 3600
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Run folders that begin so: those of `runs/`, or of another folder that is typed already."""
+    """Complete a run folder: of `runs/`, or of the folder that is typed already."""
     typed = Path(incomplete)
     inside = typed if incomplete.endswith("/") else typed.parent
     folders = {*inside.glob("*/"), *RUNS.glob("*/")}
@@ -64,7 +61,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_config(incomplete: str) -> list[str]:
-    """YAML files that begin so, and folders on the way to one."""
+    """Complete a YAML file or a folder."""
     typed = Path(incomplete)
     inside = typed if incomplete.endswith("/") else typed.parent
     files = [str(each) for each in inside.glob("*.y*ml")]

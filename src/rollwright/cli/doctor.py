@@ -1,4 +1,4 @@
-"""`rollwright doctor`: what is wrong with this machine, a configuration or a node, and what to do about it."""
+"""`rollwright doctor`: diagnoses a machine, a configuration and a node, with remedies."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,9 +13,18 @@ from rich.text import Text
 from rollwright.cli.console import RUNS, Overrides, complete_config, console
 from rollwright.cli.swarm import node_settings
 from rollwright.config import RunConfig
-from rollwright.doctor.findings import Finding, Health, must_fix, well
-from rollwright.doctor.machine import check_clock, check_machine
-from rollwright.doctor.node import check_engine, check_identity, check_lives, check_ports
+from rollwright.doctor.checks import (
+    Finding,
+    Health,
+    check_clock,
+    check_engine,
+    check_identity,
+    check_machine,
+    check_node,
+    check_ports,
+    must_fix,
+    well,
+)
 from rollwright.doctor.startup import check_startup
 from rollwright.errors import RollwrightError
 
@@ -76,7 +85,7 @@ def _findings(
         yield from check_engine(settings)
         yield from check_ports(settings, place)
     yield from check_identity(place)
-    yield from check_lives(place)
+    yield from check_node(place)
     if startup is not None:
         yield from check_startup(startup)
 

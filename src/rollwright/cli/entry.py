@@ -1,4 +1,4 @@
-"""Where the `rollwright` command begins: signals are answered before anything slow is imported."""
+"""Entry point of the `rollwright` command: installs the signal handlers before slow imports."""
 
 from rollwright.signals import INTERRUPTS
 

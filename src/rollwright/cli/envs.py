@@ -1,4 +1,4 @@
-"""`rollwright envs` and `rollwright play`: the environments by tag, and a person in the model's place."""
+"""`rollwright envs` and `rollwright play`: list the environments, and play one by hand."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def complete_tag(incomplete: str) -> list[str]:
-    """Tags that begin so; of a family, such as `gymnasium`, the beginning."""
+    """Complete a tag, or the prefix of a family such as `gymnasium`."""
     known = [*registry.tags(), *(f"{prefix}:" for prefix in registry.PREFIXES)]
     return [each for each in known if each.startswith(incomplete)]
 
@@ -57,10 +57,12 @@ async def _play(env: "Env", console: Console, seed: int) -> None:
     console.print(Panel.fit(_plain(first.observation), title=f"level {seed}"))
     score = 0.0
     try:
-        while (typed := _ask(console, env)) is not None:
+        while (typed := _read_action(console, env)) is not None:
             if typed == "?":
                 hint = env.best_action() if isinstance(env, Playable) else None
-                console.print(f"the oracle would play: {hint or 'nothing, it sees no way'}", highlight=False)
+                console.print(
+                    f"the oracle would play: {hint or 'nothing, it knows no solution'}", highlight=False
+                )
                 continue
             step = await env.step(_answer(env, typed))
             penalty = step.info.get("penalty", 0.0)
@@ -77,7 +79,7 @@ async def _play(env: "Env", console: Console, seed: int) -> None:
         await env.close()
 
 
-def _ask(console: Console, env: "Env") -> str | None:
+def _read_action(console: Console, env: "Env") -> str | None:
     from rollwright.engines.base import Playable
 
     names = list(env.actions()) if isinstance(env, Playable) else []
@@ -89,7 +91,7 @@ def _ask(console: Console, env: "Env") -> str | None:
 
 
 def _answer(env: "Env", typed: str) -> str:
-    """What was typed, as the environment wants it: a number stands for the action of that place."""
+    """The typed action in the environment's format; a number selects the action at that position."""
     from rollwright.engines.base import Playable
 
     if not isinstance(env, Playable):

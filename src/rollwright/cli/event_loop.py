@@ -1,7 +1,7 @@
-"""Runs a coroutine on the fastest event loop there is; the first Ctrl-C or SIGTERM cancels it instead of tearing it down.
+"""Runs a coroutine on the fastest available event loop; the first Ctrl-C or SIGTERM cancels it.
 
-Always true: `SignalReceived` comes out of it if a signal has ended the coroutine. A cancellation that no signal asked for is
-an error: code that is played has cancelled the command's own task.
+Invariants: `run_async` raises `SignalReceived` if a signal has ended the coroutine. A cancellation without a signal is an
+error, because code of an episode has cancelled the command's own task then.
 """
 
 import asyncio
@@ -16,26 +16,26 @@ Result = TypeVar("Result")
 
 
 def run_async(call: Coroutine[Any, Any, Result], *, at_once: bool = False) -> Result:
-    """`at_once`: a signal ends the process right away, because there is nothing to end cleanly."""
+    """`at_once`: a signal ends the process immediately, because nothing needs to be closed."""
     own: list[BaseException] = []
     with INTERRUPTS.temporarily_installed():
         try:
-            with asyncio.Runner(loop_factory=_fastest()) as runner:
-                return runner.run(_noting_exits(call if at_once else _cancelled_by_signals(call), own))
+            with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
+                return runner.run(_record_exits(call if at_once else _cancel_on_signal(call), own))
         except asyncio.CancelledError:
             if INTERRUPTS.received is None:
                 raise _interference() from None
             raise SignalReceived from None
         except (SystemExit, KeyboardInterrupt) as error:
-            if error in own:  # the command's: whoever read its output is gone, say
+            if error in own:  # raised by the command itself, for example because its output pipe was closed
                 raise
-            # Of a task that code which is played has made itself; elsewhere it ends only its attempt.
+            # Raised in a task that an episode's code has created; inside an episode it would end only the attempt.
             raise RollwrightError(
-                f"a task that code which is played has started raised {type(error).__name__}"
+                f"a task that an episode's code has started raised {type(error).__name__}"
             ) from error
 
 
-async def _noting_exits(call: Coroutine[Any, Any, Result], exits: list[BaseException]) -> Result:
+async def _record_exits(call: Coroutine[Any, Any, Result], exits: list[BaseException]) -> Result:
     try:
         return await call
     except (SystemExit, KeyboardInterrupt) as error:
@@ -49,7 +49,7 @@ def _interference() -> RollwrightError:
     return RollwrightError(f"the command was ended by {FOREIGN_CANCELLATION}")
 
 
-def _fastest() -> Callable[[], asyncio.AbstractEventLoop]:
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         import uvloop
     except ImportError:  # not on every platform
@@ -57,7 +57,7 @@ def _fastest() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-async def _cancelled_by_signals(call: Coroutine[Any, Any, Result]) -> Result:
+async def _cancel_on_signal(call: Coroutine[Any, Any, Result]) -> Result:
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     cancel = task.cancel

@@ -1,6 +1,6 @@
-"""A start, timed: `python -m rollwright.cli.first_token BEGAN MODEL` prints the seconds of each part in order.
+"""Measures its own start: `python -m rollwright.cli.first_token BEGAN MODEL` prints the seconds of each part in order.
 
-`BEGAN` is the monotonic clock when the process was started, so that the interpreter's own start counts.
+`BEGAN` is the monotonic clock at the process's creation, so that the start of the interpreter counts.
 """
 
 import sys
@@ -10,7 +10,7 @@ from itertools import pairwise
 
 def main() -> None:
     at = [float(sys.argv[1]), time.monotonic()]
-    import rollwright.cli.run_execution  # noqa: F401 — what `rollwright run` imports
+    import rollwright.cli.run_execution  # noqa: F401 — the imports of `rollwright run`
 
     at.append(time.monotonic())
     from rollwright.hardware import claim_threads

@@ -1,4 +1,4 @@
-"""`rollwright gateway`: agents of any kind are recorded in a store by the model API that they call."""
+"""`rollwright gateway`: serves a model API to agents of any kind, and records their rollouts in a store."""
 
 import asyncio
 import os
@@ -38,11 +38,11 @@ def gateway(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8800,
     public_url: Annotated[
-        str | None, typer.Option(help="How agents reach it, where that is not host and port.")
+        str | None, typer.Option(help="Address by which agents reach it, if not host and port.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 4096,
     idle_seconds: Annotated[
-        float, typer.Option(min=1, help="A rollout without a call for so long is given up.")
+        float, typer.Option(min=1, help="Seconds without a call after which a rollout is abandoned.")
     ] = 900.0,
     agent_ends: Annotated[
         bool, typer.Option(help="Let a rollout's own key end it and name its reward.")
@@ -117,10 +117,10 @@ async def _serve(
         service.listen()
         shown = "from the environment" if key else admin_key
         screen.print(f"gateway at {server.url}, administrator's key {shown}", highlight=False, soft_wrap=True)
-        with short_collections(whole=True):  # conversations are trees whose nodes know each other
+        with short_collections(whole=True):  # conversations are trees with references in both directions
             await service.run()
     except asyncio.CancelledError:
-        screen.print("handing back what is open", highlight=False)
+        screen.print("requeuing open rollouts", highlight=False)
     finally:
         await service.close()
         await policy.close()

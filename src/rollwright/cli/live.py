@@ -1,8 +1,8 @@
-"""What is shown while a run or a training works: a live view in a terminal, a plain line now and then without one.
+"""Progress of a run or a training: a live table in a terminal, a plain line now and then elsewhere.
 
-Always true: nothing is drawn on anything but a terminal, and of what was drawn nothing stays on the screen; lines are
-printed only where nothing is drawn. The time that is left is estimated from the pace since this process began: what an
-earlier process did, before a resume, took other time.
+Invariants: only terminals are drawn on, and the drawing is removed at the end; lines are printed only where nothing is
+drawn. The remaining time is estimated from the pace of this process alone, because an earlier one, before a resume, had its
+own pace.
 """
 
 import asyncio
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from rollwright.run.training import TrainingRun
 
 RUN_REFRESH, TRAINING_REFRESH = 0.25, 0.5
-"""Seconds between two drawings: a training step takes longer than a batch of games."""
+"""Seconds between two refreshes: a training step takes longer than a batch of games."""
 
 FIRST_LINE = 2.0
-"""Seconds until the first line: a user sees soon that something happens."""
+"""Seconds until the first line, so that a user soon sees progress."""
 
 LINES = ((60.0, 5.0), (600.0, 10.0), (float("inf"), 30.0))
-"""Seconds between two lines, up to so many seconds after the start: a run of a day does not fill its log."""
+"""Pairs of age limit and pause: the older the run, in seconds, the longer the pause between lines."""
 
 BAR_WIDTH = 30
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How far a piece of work is at one moment, and when it will be done."""
+    """Progress of a piece of work, and its estimated end."""
 
     done: float
     total: float
     elapsed: float
     """Seconds since this process began."""
     began_at: float = 0.0
-    """What an earlier process had done."""
+    """Part that an earlier process has done."""
 
     @property
     def share(self) -> float:
@@ -57,7 +57,7 @@ class Pace:
 
     @property
     def left(self) -> float | None:
-        """Seconds until it is done, as far as the pace so far tells; `None`: it does not yet."""
+        """Estimated seconds until the end; `None` without any progress yet."""
         gained = self.done - self.began_at
         if self.done >= self.total:
             return 0.0
@@ -68,23 +68,24 @@ class Pace:
         return f"{self.share:.0%} · {clock_time(self.elapsed)} elapsed · {left}"
 
     def bar(self) -> Table:
-        """A bar with the figures beside it."""
+        """Progress bar with its figures."""
         row = Table.grid(padding=(0, 1))
         row.add_row(ProgressBar(total=1.0, completed=self.share, width=BAR_WIDTH), str(self))
         return row
 
 
 def next_line(elapsed: float) -> float:
-    """Seconds to wait for the next line, so many seconds after the start."""
+    """Seconds until the next line."""
     if elapsed < FIRST_LINE:
         return FIRST_LINE - elapsed
     return next(every for until, every in LINES if elapsed < until)
 
 
 class LiveDisplay:
-    """`async with LiveDisplay(screen, draw, every=0.5):` draws what `draw` returns, again after so many seconds.
+    """`async with LiveDisplay(screen, draw, every=0.5):` draws the result of `draw` again after every pause.
 
-    `line`: the text that is printed from time to time where nothing is drawn; `None`: no lines."""
+    `line` gives the text that is printed now and then if nothing is drawn; `None` prints none.
+    """
 
     def __init__(
         self,
@@ -136,13 +137,13 @@ class LiveDisplay:
 
 
 class StepsDone(Protocol):
-    """Counts the training batches of a run that are there."""
+    """Counts the finished training batches of a run."""
 
     steps: int
 
 
 def episodes_wanted(config: RunConfig) -> int:
-    """Episodes that a whole run hands out: its batches, and every validation's levels."""
+    """Episodes that a whole run delivers: its batches, and the levels of every validation."""
     steps = config.max_steps if config.train_env_manager is not None else 0
     training = steps * config.batch_size
     if config.val_env_manager is None:
@@ -152,20 +153,20 @@ def episodes_wanted(config: RunConfig) -> int:
 
 
 class RunView:
-    """Progress, speed and failures of a run, as a table for a terminal and as a line without one."""
+    """Progress, speed and failures of a run, as a table and as a line."""
 
     def __init__(self, run: Run, progress: "StepsDone") -> None:
-        """`progress`: counts the batches that are there."""
+        """`progress` counts the finished batches."""
         self._run = run
         self._progress = progress
         self._began = asyncio.get_running_loop().time()
         self._began_at = self._episodes_done()
         self._last = (self._began, 0, 0)
-        """Time, turns and tokens at the last drawing."""
+        """Time, turns and tokens at the last measurement."""
         self._rates = (0.0, 0.0)
 
     def _measure(self) -> None:
-        """Rates over the last second or so, smoothed over one redraw of the figures."""
+        """Update the rates, once a second at most."""
         activity = self._run.activity.total()
         now = asyncio.get_running_loop().time()
         before, turns, tokens = self._last
@@ -175,7 +176,7 @@ class RunView:
             self._last = (now, activity.turns, activity.tokens)
 
     def _episodes_done(self) -> int:
-        """Of those that the run will hand out: handed out, or finished and waiting for it."""
+        """Episodes of the run that are delivered, or finished and waiting for delivery."""
         places = self._run.ledger.counts
         return min(places[Fate.DELIVERED] + places[Fate.WAITING], episodes_wanted(self._run.config))
 
@@ -184,7 +185,7 @@ class RunView:
         return Pace(self._episodes_done(), episodes_wanted(self._run.config), elapsed, self._began_at)
 
     def line(self) -> str:
-        """One line for where there is no terminal."""
+        """Progress as one line."""
         self._measure()
         run, activity = self._run, self._run.activity.total()
         failed = run.ledger.counts[Fate.FAILED]
@@ -238,18 +239,18 @@ class RunView:
 
 
 class TrainingView:
-    """Progress and last figures of a training, as a table for a terminal and as a line without one."""
+    """Progress and last figures of a training, as a table and as a line."""
 
     def __init__(self, run: "TrainingRun") -> None:
         self._run = run
         self._began = time.monotonic()
         self._began_at: int | None = None
-        """Steps that were done when training began; `None`: it has not."""
+        """Steps that were done before this process started to train; `None` until it has."""
 
     def pace(self) -> Pace:
         pipeline = self._run.pipeline
         if self._began_at is None and pipeline.stage != "not started":
-            self._began_at = pipeline.done  # a resumed run knows now how far it had come
+            self._began_at = pipeline.done  # by now a resumed run has read its earlier steps
         began = pipeline.done if self._began_at is None else self._began_at
         return Pace(pipeline.done, pipeline.cadence.steps, time.monotonic() - self._began, began)
 
@@ -257,7 +258,7 @@ class TrainingView:
         return training_live_table(self._run, self.pace())
 
     def line(self) -> str:
-        """One line for where there is no terminal."""
+        """Progress as one line."""
         run, pipeline, report = self._run, self._run.pipeline, self._run.report
         pace = self.pace()
         parts = [f"step {pipeline.done:,} of {pipeline.cadence.steps:,}, now: {pipeline.stage}", str(pace)]

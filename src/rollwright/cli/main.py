@@ -1,10 +1,10 @@
-"""The `rollwright` command: its subcommands, its exit codes, and the one line that an error becomes.
+"""The `rollwright` command: its subcommands, its exit codes, and errors as one line.
 
-A user's mistake ends with one line on standard error and exit code 2; an engine that cannot be used with 1; an interrupt
-with 130, SIGTERM with 143; want of memory with 137. A traceback means a defect of rollwright.
+A user's mistake ends with one line on standard error and exit code 2; an unusable engine with 1; Ctrl-C with 130, SIGTERM
+with 143; lack of memory with 137. A traceback means a defect of rollwright.
 
-Always true: a subcommand's module is imported when that subcommand is called, and not before; `--help`, `--version` and
-shell completion need only the table below.
+Invariant: a subcommand's module is imported only when that subcommand is called; `--help`, `--version` and shell completion
+need only the table below.
 """
 
 import sys
@@ -19,7 +19,7 @@ from rollwright.errors import RollwrightError
 from rollwright.signals import INTERRUPTS, SignalReceived
 
 OUT_OF_MEMORY = 137
-"""As for a process that the kernel kills for it, so that a supervisor need not tell them apart."""
+"""Exit code of a process that the kernel kills for lack of memory, so that a supervisor treats both alike."""
 
 LESS_MEMORY = "make training.tokens_per_micro_batch or policy.max_batch smaller, or choose a smaller model"
 
@@ -28,16 +28,16 @@ class Command(NamedTuple):
     """A subcommand before it is imported."""
 
     module: str
-    """In `rollwright.cli`."""
+    """Module in `rollwright.cli`."""
     name: str
-    """In the module: a function, or a Typer app with subcommands of its own."""
+    """Name in the module: a function, or a Typer app with subcommands."""
     help: str
-    """The beginning of its own page; a test holds the two together."""
+    """First sentence of its help page; a test compares them."""
 
 
 COMMANDS = {
     "run": Command("run", "run", "Play the episodes that CONFIG asks for."),
-    "resume": Command("run", "resume", "Go on with RUN where it stopped."),
+    "resume": Command("run", "resume", "Resume RUN where it stopped."),
     "train": Command("train", "train", "Train as CONFIG says."),
     "worker": Command("queue", "worker", "Join a store from anywhere and play its rollouts."),
     "serve": Command("queue", "serve", "Offer a store over HTTP."),
@@ -55,29 +55,29 @@ COMMANDS = {
         "profile", "profile", "Show what RUN's rollouts waited for, and what would make it faster."
     ),
     "plot": Command(
-        "report", "plot", "Draw RUN: reward, episode lengths, what filters caught, the shapes of trees."
+        "report", "plot", "Plot RUN: reward, episode lengths, catches of filters, shapes of trees."
     ),
     "report": Command("report", "report", "Show what RUN's model learned."),
     "rescore": Command(
         "rescore", "rescore", "Compute RUN's rewards again from its stored trajectories, without an engine."
     ),
     "export": Command("report", "export", "Write RUN's trajectories to a file."),
-    "config": Command("config", "app", "Look at configurations, and change their files with care."),
+    "config": Command("config", "app", "Show configurations, and migrate or restore their files."),
     "doctor": Command("doctor", "doctor", "Check machine, config, engine and node, and say what to fix."),
     "swarm": Command("swarm", "app", "Train together with other machines by sharing rollouts."),
 }
-"""In the order of the help page."""
+"""Subcommands in the order of the help page."""
 
 
 class _Deferred(TyperCommand):
-    """A subcommand that is listed, and imported when it is called."""
+    """Placeholder of a subcommand that is imported when it is called."""
 
     def __init__(self, name: str, command: Command) -> None:
         super().__init__(name, help=command.help)
         self._command = command
 
     def load(self) -> Any:
-        """The subcommand itself, which the command line parser goes on with."""
+        """Import the subcommand, for the command line parser to run."""
         found = getattr(import_module(f"rollwright.cli.{self._command.module}"), self._command.name)
         if not isinstance(found, typer.Typer):
             function, found = found, typer.Typer(add_completion=False)
@@ -88,7 +88,7 @@ class _Deferred(TyperCommand):
 
 
 class _DeferredGroup(TyperGroup):
-    """All subcommands by name; the one that is called replaces its stand-in."""
+    """All subcommands by name; the called one is loaded in place of its placeholder."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -118,9 +118,9 @@ def options(
 
 
 def main() -> None:
-    """`rollwright.cli.entry` comes before it, so that signals are answered while all this is imported."""
+    """Run the command; `rollwright.cli.entry` has installed the signal handlers before this import."""
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a user's own environments, filters and agents lie in the current folder
+        sys.path.insert(0, "")  # a user's own environments, filters and agents are in the current folder
     with INTERRUPTS.temporarily_installed():
         _run_command()
 
@@ -129,22 +129,22 @@ def _run_command() -> None:
     try:
         app()
     except RollwrightError as error:
-        _complain(str(error), error.exit_code)
-    except OSError as error:  # a folder that is a file, a full disk, a file that may not be written
-        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        _exit_with_line(str(error), error.exit_code)
+    except OSError as error:  # a full disk, a file without permission, a file in place of a folder
+        _exit_with_line(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (MemoryError, RuntimeError) as error:
         from rollwright.hardware import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
-        _complain(
-            f"out of memory: {str(error) or 'nothing more could be taken'}; {LESS_MEMORY}", OUT_OF_MEMORY
+        _exit_with_line(
+            f"out of memory: {str(error) or 'an allocation failed'}; {LESS_MEMORY}", OUT_OF_MEMORY
         )
     except (KeyboardInterrupt, SignalReceived):
-        _complain("interrupted", INTERRUPTS.exit_code, title="")
+        _exit_with_line("interrupted", INTERRUPTS.exit_code, title="")
 
 
-def _complain(message: str, code: int = RollwrightError.exit_code, title: str = "error: ") -> NoReturn:
+def _exit_with_line(message: str, code: int = RollwrightError.exit_code, title: str = "error: ") -> NoReturn:
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`rollwright model`: models for this machine."""
+"""`rollwright model`: fetches and lists models for this machine."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ app = typer.Typer(
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Names of the catalogue that begin so."""
+    """Complete a name of the catalogue."""
     return [name for name in CATALOGUE if name.startswith(incomplete)]
 
 

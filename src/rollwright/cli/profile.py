@@ -1,4 +1,4 @@
-"""`rollwright profile`: where a run's time went, a timeline to look at, and what would make it faster."""
+"""`rollwright profile`: attributes a run's time to phases, writes a timeline, and advises how to make the run faster."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -21,17 +21,17 @@ from rollwright.hardware import usable_cores
 from rollwright.observe.advice import RunSetup
 from rollwright.observe.profile import PhaseTally, Profile
 from rollwright.observe.timeline import Played, chrome_trace
-from rollwright.observe.verdict import Figures, RunVerdict, judge
+from rollwright.observe.verdict import BottleneckVerdict, Figures, judge
 from rollwright.run.folder import ADDRESS, STORE, RunReader
 from rollwright.trajectory import Phase, Timing, Trajectory
 
 TIMELINE = "timeline.json"
 
 DRAWN = 2000
-"""Rollouts in a timeline, unless told otherwise: at some 150 bytes a wait, a file that viewers still open at once."""
+"""Default number of rollouts in a timeline: at about 150 bytes per wait, viewers open the file without delay."""
 
 RECENT = 1000
-"""Rollouts that a running run's profile is made of: enough for a 95th percentile, and made in a tenth of a second."""
+"""Rollouts in the profile of a running run: enough for a 95th percentile, and computed in a tenth of a second."""
 
 
 def profile(
@@ -70,23 +70,23 @@ def profile(
     )
     if (summary := reader.summary()) is not None:
         spent = summary.get("activity", {}).get("commit_seconds", 0.0)
-        screen.print(f"beside that, {spent:,.2f} s went into telling the store how attempts ended")
+        screen.print(f"beside that, {spent:,.2f} s went into reporting the ends of attempts to the store")
     screen.print(f"timeline of {len(drawn):,} rollouts: {target}", soft_wrap=True, highlight=False)
     say_condition(reader, screen)
 
 
 class RecentProfile:
-    """What the last rollouts of a run under way waited for."""
+    """Profile of the last rollouts of a running run, printed every `profile_steps` batches."""
 
     def __init__(self, screen: Console, config: RunConfig, store: str | None = None) -> None:
-        """`store`: the address of the run's."""
+        """`store`: address of the run's store."""
         self._screen = screen
         self._config = config
         self._store = store
         self._timings: deque[tuple[str, Timing | None]] = deque(maxlen=RECENT)
 
     def add(self, steps: int, trajectories: Iterable[Trajectory]) -> None:
-        """A batch, the `steps`-th; prints the profile when one is due."""
+        """Add the batch number `steps`; prints the profile when it is due."""
         self._timings.extend((each.tag, each.timing) for each in trajectories)
         if steps % self._config.profile_steps == 0 and steps < self._config.max_steps:
             self.print()
@@ -106,13 +106,13 @@ class RecentProfile:
 
 
 def slots_of(config: RunConfig, found: Profile) -> int | None:
-    """Calls that the policy serves at once, as far as the settings say: an engine in each process that played."""
+    """Concurrent calls of the engines inside the worker processes; `None` if the settings do not say."""
     own = getattr(config.policy, "slots", None) or getattr(config.policy, "max_batch", None)
     return None if own is None else own * len(found.processes)
 
 
 def _store_of(run: Path) -> str:
-    """Where a run's rollouts are: what it was told, or its own file."""
+    """Address of a run's store."""
     told = run / ADDRESS
     return told.read_text(encoding="utf-8").strip() if told.is_file() else str(run / STORE)
 
@@ -171,13 +171,13 @@ def _things(found: Profile) -> Table:
 
 
 def _sum(found: Profile) -> Text:
-    """The account: what the phases sum to."""
+    """Line with the phases and their sum."""
     parts = [(phase, found.seconds(phase)) for phase in Phase if found.seconds(phase) > 0]
     told = " + ".join(f"{phase} {seconds:,.2f} ({found.share(phase):.0%})" for phase, seconds in parts)
     return Text(f"{found.rollouts:,} rollouts took {found.wall:,.2f} s together = {told}")
 
 
-def _told(verdict: RunVerdict) -> RenderableType:
+def _told(verdict: BottleneckVerdict) -> RenderableType:
     parts: list[RenderableType] = [Text.assemble("\nverdict: ", (str(verdict), "bold"))]
     for finding in verdict.findings:
         parts.append(Padding(Text(f"{finding.cause}: {finding.because}"), (0, 0, 0, 2)))

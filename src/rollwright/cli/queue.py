@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from rollwright.rollout import Activity
 
 OPEN = [RolloutStatus.QUEUING, RolloutStatus.PREPARING, RolloutStatus.RUNNING, RolloutStatus.REQUEUING]
-"""What `ps` lists one by one."""
+"""Statuses that `ps` lists one by one."""
 
 StoreOption = Annotated[
     str,
@@ -82,18 +82,18 @@ def worker(
     ] = True,
     agent: Annotated[
         str | None,
-        typer.Option(help="A function of one's own that plays, as module:function.", show_default=False),
+        typer.Option(help="Agent function that plays, as module:function.", show_default=False),
     ] = None,
     store_patience: Annotated[
         float,
-        typer.Option(min=0, help="Seconds to go on trying a store that cannot be reached; then it ends."),
+        typer.Option(min=0, help="Seconds to retry an unreachable store before the worker ends."),
     ] = USUAL_PATIENCE,
-    quiet: Annotated[bool, typer.Option(help="Do not say which rollouts are taken.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Do not print the claimed rollouts.")] = False,
     tied: Annotated[
         bool, typer.Option("--tied", help="End when standard input ends, as it does with a parent process.")
     ] = False,
 ) -> None:
-    """Join a store from anywhere and play its rollouts. SIGTERM drains: what cannot be finished is handed back."""
+    """Join a store from anywhere and play its rollouts. SIGTERM drains: unfinished rollouts are requeued."""
     from rollwright.agents import EpisodeFailure
     from rollwright.rollout.worker import WorkerSettings
     from rollwright.run.build_agents import load_function
@@ -119,7 +119,7 @@ def worker(
     )
     function = load_function(agent) if agent else None
     if tied:
-        os.environ.pop(ADDRESS_VARIABLE, None)  # what is started from here has no use for it
+        os.environ.pop(ADDRESS_VARIABLE, None)  # child processes must not inherit the address
         end_with_parent()
 
     async def work() -> "Activity":
@@ -151,7 +151,7 @@ def serve(
         Path | None, typer.Option("--socket", help="Unix socket instead of a port.")
     ] = None,
 ) -> None:
-    """Offer a store over HTTP. A token in ROLLWRIGHT_STORE_TOKEN is asked of everyone; off loopback it is needed."""
+    """Offer a store over HTTP. A token in ROLLWRIGHT_STORE_TOKEN is required of every client; off loopback it must be set."""
     run_async(_serve(store, host, port, socket_path, console()))
 
 
@@ -165,7 +165,7 @@ async def _serve(address: str, host: str, port: int, path: Path | None, screen: 
         token = os.environ.get(TOKEN_VARIABLE)
         server = StoreServer(store, host=host, port=port, path=path, token=token, handle_signals=True)
         screen.print(f"serving {redacted(address)} at {server.url}", highlight=False, soft_wrap=True)
-        with short_collections(whole=False):  # a store makes no cycles
+        with short_collections(whole=False):  # a store creates no reference cycles
             await server.run()
     finally:
         await store.close()
@@ -183,7 +183,7 @@ def enqueue(
     max_attempts: Annotated[int, typer.Option(min=1)] = 3,
     priority: Annotated[int, typer.Option(help="Higher is taken first.")] = 0,
 ) -> None:
-    """Put rollouts in a store, for workers to play: tasks for a function of one's own, or episodes."""
+    """Put rollouts in a store, for workers to play: tasks for an agent function, or episodes."""
     from rollwright.config import load
 
     source = "standard input" if str(tasks) == "-" else str(tasks)
@@ -258,7 +258,7 @@ async def _ps(address: str, limit: int, screen: Console) -> None:
 
 
 def _counts(statistics: Mapping[str, int]) -> str:
-    """By status; a rollout that is being played is running, whether it has recorded a turn or not."""
+    """Counts by status; a claimed rollout counts as running, whether it has recorded a turn or not."""
     preparing, running = (statistics[each] for each in (RolloutStatus.PREPARING, RolloutStatus.RUNNING))
     said = []
     for status in RolloutStatus:
@@ -280,7 +280,7 @@ async def _workers(store: Store) -> Table:
         playing, turns, tokens = (str(stats.get(key, "–")) for key in ("inflight", "turns", "tokens"))
         state = worker_state(worker, now)
         if state != WorkerStatus.BUSY:
-            playing = "–"  # what it told last, it may have told before it died
+            playing = "–"  # its last heartbeat may be older than its death
         seen = "never" if (age := _age(worker, now)) is None else f"{clock_time(age)} ago"
         style = "red" if state == LOST else "dim" if state == ENDED else ""
         waits = Text(_waits_for(worker, state, age))
@@ -289,13 +289,13 @@ async def _workers(store: Store) -> Table:
 
 
 LOST, ENDED = "lost", "ended"
-"""States that a store does not know of: it has no word of a worker that does not speak any more."""
+"""States that the store does not have, because a dead worker sends no heartbeat."""
 
 MISSED_HEARTBEATS = 3
-"""In a row, before a worker counts as lost."""
+"""Missed heartbeats in a row before a worker counts as lost."""
 
 USUAL_INTERVAL = 5.0
-"""Seconds between the heartbeats of a worker that does not say."""
+"""Seconds between heartbeats, if a worker does not report its interval."""
 
 
 def _age(worker: WorkerRecord, now: float) -> float | None:
@@ -303,7 +303,7 @@ def _age(worker: WorkerRecord, now: float) -> float | None:
 
 
 def worker_state(worker: WorkerRecord, now: float) -> str:
-    """As the store says, but for one that has ended, or has not been heard of for several heartbeats."""
+    """Status in the store, or ended, or lost after several missed heartbeats."""
     if worker.heartbeat_stats.get("ended") and worker.status is not WorkerStatus.BUSY:
         return ENDED
     interval = float(worker.heartbeat_stats.get("heartbeat_interval", USUAL_INTERVAL))
@@ -317,11 +317,11 @@ def _waits_for(worker: WorkerRecord, state: str, age: float | None) -> str:
     stats = worker.heartbeat_stats
     if state == LOST:
         holds = (
-            "what it held goes to another when its lease ends"
+            "another worker gets its rollouts when their leases end"
             if worker.current_rollout_id
             else "dead or cut off"
         )
-        return f"no heartbeat for {clock_time(age)}: {holds}" if age is not None else "never heard of"
+        return f"no heartbeat for {clock_time(age)}: {holds}" if age is not None else "no heartbeat yet"
     if state == ENDED:
         return "–"
     phases = [f"{stats[phase]} {phase}" for phase in Phase if stats.get(phase)]
@@ -344,7 +344,7 @@ async def _rollouts(store: Store, limit: int) -> Table:
 
 
 def _state(status: RolloutStatus) -> str:
-    """A rollout that is claimed is being played; an agent may work long before its first turn."""
+    """Shown status: a claimed rollout is running, because an agent may work long before its first turn."""
     return f"{RolloutStatus.RUNNING}, no turn yet" if status is RolloutStatus.PREPARING else str(status)
 
 
@@ -356,7 +356,7 @@ def _tries(attempt: Attempt | None) -> str:
 
 
 async def _failures(store: Store, limit: int) -> Table | None:
-    """Why rollouts failed for good, by cause: of the last ones, if they are many."""
+    """Causes of permanent failures; only of the last ones if there are many."""
     page = await store.query_rollouts(
         status=RolloutStatus.FAILED, sort_by="end_time", sort_order="desc", limit=max(limit, FAILURES_READ)
     )
@@ -376,7 +376,7 @@ async def _failures(store: Store, limit: int) -> Table | None:
 
 
 FAILURES_READ = 100
-"""Failed rollouts whose reasons are read: enough to see what goes wrong, few enough to be quick."""
+"""Failed rollouts whose reasons are read: enough to show the causes, few enough to be quick."""
 
 
 def cancel(

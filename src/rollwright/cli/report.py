@@ -1,4 +1,4 @@
-"""`rollwright plot`, `report` and `export`: a run as pictures, as a page on what was learned, and as a table."""
+"""`rollwright plot`, `report` and `export`: a run as plots, as a page about what its model learned, and as a table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,7 @@ PICTURES = ("png", "svg")
 TABLES = ("parquet",)
 
 LEVELS = 512
-"""For sampled play: a standard error of at most 2.2 points."""
+"""Levels of sampled play: a standard error of at most 2.2 points."""
 
 
 def plot(
@@ -33,7 +33,7 @@ def plot(
         typer.Option(help="Folder. Default: `plots` in the run folder.", show_default=False),
     ] = None,
 ) -> None:
-    """Draw RUN: reward, episode lengths, what filters caught, the shapes of trees, tokens per leaf."""
+    """Plot RUN: reward, episode lengths, catches of filters, shapes of trees, tokens per leaf."""
     if to not in PICTURES:
         raise RollwrightError(f"--to {to}: unknown format; known: {', '.join(PICTURES)}")
     from rollwright.observe.plots import draw, picture_of
@@ -41,7 +41,7 @@ def plot(
     reader = RunReader(run)
     files = draw(picture_of(reader), output or run / "plots", to)
     if not files:
-        raise RollwrightError(f"{run}: has no batch yet, so there is nothing to draw")
+        raise RollwrightError(f"{run}: has no batch yet, so there is nothing to plot")
     for file in files:
         console().print(f"written: {file}", soft_wrap=True, highlight=False)
     say_condition(reader, console())
@@ -81,7 +81,7 @@ def report(
 
 
 def make_report(run: Path, levels: int, screen: Console) -> None:
-    """What `rollwright report` does."""
+    """Play the models for comparison, print their results, and write the curve and the page."""
     from rollwright.cli.event_loop import run_async
     from rollwright.observe.training_report import report_of, write_report
     from rollwright.run.training_record import is_training
@@ -89,7 +89,7 @@ def make_report(run: Path, levels: int, screen: Console) -> None:
     reader = RunReader(run)
     if not is_training(run):
         raise RollwrightError(f"{run}: is not a training run; `rollwright show {run}` has its results")
-    report_of(reader)  # says what is missing before anything is played
+    report_of(reader)  # raises an error for missing parts before anything is played
     standings = run_async(_standings(reader, levels))
     screen.print(_table(standings, simulated=reader.simulated))
     for file in write_report(report_of(reader, standings), run):
@@ -120,8 +120,7 @@ async def _standings(reader: RunReader, levels: int) -> "list[Standing]":
 
 
 async def _sampled(config: "RunConfig", levels: int, model: Path | None) -> float | None:
-    """Share of levels like validation's that a model solves when it samples as in training; `None` for the model: the
-    base model."""
+    """Share of solved levels, of validation's kind, with the sampling of training; `model=None`: the base model."""
     from rollwright.rollout.settings import TrainEnvManagerConfig
     from rollwright.run.run import Run
 

@@ -1,6 +1,6 @@
-"""`rollwright run` and `rollwright resume`: play what a configuration asks for, and leave the results in one folder.
+"""`rollwright run` and `rollwright resume`: play a configuration's episodes into a run folder.
 
-The settings are checked first and alone: what playing needs is imported (`run_execution`) once they are accepted.
+The settings are checked first: the modules that playing needs are imported (`run_execution`) once they are accepted.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ RayOption = Annotated[
         show_default=False,
     ),
 ]
-LiveOption = Annotated[bool, typer.Option(help="Show what happens while it happens.")]
+LiveOption = Annotated[bool, typer.Option(help="Show the progress.")]
 
 
 def run(
@@ -48,7 +48,7 @@ def run(
     ray: RayOption = None,
     live: LiveOption = True,
 ) -> None:
-    """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly; `rollwright resume` goes on from there."""
+    """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly; `rollwright resume` continues from there."""
     from rollwright.config import load
 
     settings = load(config, overrides or [])
@@ -84,7 +84,7 @@ def resume(
     ray: RayOption = None,
     live: LiveOption = True,
 ) -> None:
-    """Go on with RUN where it stopped: nothing that was finished is played again, no recorded token is paid twice."""
+    """Resume RUN where it stopped: no finished episode is played again, no recorded token is sampled twice."""
     from rollwright.cli.condition import restore_lost_settings
     from rollwright.run.folder import RunReader
     from rollwright.run.training_record import is_training
@@ -116,11 +116,11 @@ def resume(
 
 
 def say_default_policy(settings: "RunConfig") -> None:
-    """One line where nobody was chosen to play: figures of the simulated engine must not pass for a model's."""
+    """Print a line if no policy is configured: figures of the simulated engine must not pass for a model's."""
     if "policy" not in settings.model_fields_set:
         from rollwright.engines.settings import POLICY_KINDS
 
         plain_lines(console())(
-            "policy: is not set, so the simulated engine plays and every result is SIMULATED; choose who plays with "
+            "policy: is not set, so the simulated engine plays and every result is SIMULATED; choose a policy with "
             f"policy.kind: {', '.join(POLICY_KINDS)}"
         )

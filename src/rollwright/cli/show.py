@@ -1,7 +1,7 @@
-"""`rollwright show`: a run at a glance, one group, or one trajectory turn by turn; of a run folder, or of a store's file.
+"""`rollwright show`: an overview of a run, one group, or one trajectory turn by turn, from a run folder or a store's file.
 
-A glance loads what it reads and no more: filters, advantages and tokenizers come with `show_rollout` and
-`trajectory_view`, once a group or a trajectory is asked for.
+The overview loads only what it reads: filters, advantages and tokenizers come with `show_rollout` and `trajectory_view`,
+once a group or a trajectory is asked for.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rollwright.store.records import Rollout
 
 LISTED = 20
-"""Trajectories listed when none is asked for: of a run the first, of a store the newest."""
+"""Trajectories in an overview: of a run the first, of a store the newest."""
 
 
 def show(
@@ -69,14 +69,14 @@ def show(
 
 
 def find(reader: RunReader, wanted: str) -> Trajectory:
-    """The trajectory with this rollout id, or the only one whose id ends so."""
-    matches = [each for each in reader.trajectories() if _is(each.rollout_id, wanted)]
+    """The trajectory with this rollout id, or the only one whose id ends with it."""
+    matches = [each for each in reader.trajectories() if _matches(each.rollout_id, wanted)]
     exact = [each for each in matches if each.rollout_id == wanted]
     if len(exact or matches) == 1:
         return (exact or matches)[0]
     if matches:
         some = ", ".join(each.rollout_id for each in matches[:5])
-        raise RollwrightError(f"{wanted}: {len(matches)} rollouts of {reader.path} end so: {some} …")
+        raise RollwrightError(f"{wanted}: {len(matches)} rollouts of {reader.path} end with it: {some} …")
     failed = [row for row in reader.failures() if row["rollout_id"].endswith(wanted)]
     if failed:
         raise RollwrightError(
@@ -90,26 +90,28 @@ def find(reader: RunReader, wanted: str) -> Trajectory:
 
 
 def find_group(reader: RunReader, wanted: str) -> list[Trajectory]:
-    """The trajectories of the group with this id, or of the only one whose id ends so; empty: it is no group's."""
+    """Trajectories of the group with this id, or of the only one whose id ends with it; empty if there is none."""
     matches: dict[str, list[Trajectory]] = {}
     for each in reader.trajectories():
-        if _is(each.group_id, wanted):
+        if _matches(each.group_id, wanted):
             matches.setdefault(each.group_id, []).append(each)
     found = {wanted: matches[wanted]} if wanted in matches else matches
     if len(found) > 1:
-        raise RollwrightError(f"{wanted}: {len(found)} groups of {reader.path} end so: {', '.join(found)}")
+        raise RollwrightError(
+            f"{wanted}: {len(found)} groups of {reader.path} end with it: {', '.join(found)}"
+        )
     return next(iter(found.values()), [])
 
 
-def _is(found: str, wanted: str) -> bool:
+def _matches(found: str, wanted: str) -> bool:
     return found == wanted or found.endswith(("." + wanted, "-" + wanted))
 
 
 def _show_overview(reader: RunReader, console: Console) -> None:
     summary = reader.summary()
     if summary is None:
-        console.print(f"{reader.path}: the run has not ended, or was killed; what is written so far:")
-    else:  # a training that plays nothing here has no results, a run without training no training
+        console.print(f"{reader.path}: the run has not ended, or was killed; its results so far:")
+    else:  # a training on recorded batches has no results of its own
         if "training" in summary:
             console.print(training_table(summary))
         if "results" in summary:
@@ -157,25 +159,25 @@ def _show_stored(file: Path, rollout: str | None, screen: Console, *, prompts: b
     if rollout is None:
         screen.print(_list(stored.trajectories, title=title_of("trajectories", simulated=simulated)))
         return
-    from rollwright.cli.trajectory_view import Prompts, render
+    from rollwright.cli.trajectory_view import PromptReader, render
 
     if prompts and stored.config is None:
         screen.print("prompts: the store has no settings of this rollout, so they cannot be read")
-    asked = Prompts(stored.config) if prompts and stored.config is not None else None
+    asked = PromptReader(stored.config) if prompts and stored.config is not None else None
     screen.print(render(stored.trajectories[0], asked, simulated=simulated))
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Trajectories of a store's file, such as a gateway's, which has no run folder."""
+    """Trajectories of a store's file without a run folder, such as a gateway's."""
 
     trajectories: list[Trajectory]
     config: "RunConfig | None"
-    """The settings that the first of them was played with, where the store has them."""
+    """Settings of the first trajectory's run; `None` if the store has none."""
 
 
 def _read_file(file: Path, rollout: str | None, screen: Console) -> _Stored:
-    """The rollout with this id, or the only one whose id contains it; without one, the newest that have ended well."""
+    """Read the rollout with this id, or the only one whose id contains it; without an id, the newest successful ones."""
 
     from rollwright.cli.event_loop import run_async
     from rollwright.store.opening import open_store
@@ -195,7 +197,7 @@ async def _read_rollouts(store: "Store", file: Path, rollout: str | None, screen
     chosen = [each for each in page.items if each.rollout_id == rollout] or list(page.items)
     if rollout is not None and len(chosen) != 1:
         some = ", ".join(each.rollout_id for each in chosen[:5]) or f"`rollwright show {file}` lists some"
-        raise RollwrightError(f"{rollout}: {page.total} rollouts of {file} are called so: {some}")
+        raise RollwrightError(f"{rollout}: {page.total} rollouts of {file} match: {some}")
     encoded = await store.get_trajectories([each.rollout_id for each in chosen])
     if rollout is not None and not encoded:
         last = await store.query_attempts(chosen[0].rollout_id, sort_order="desc", limit=1)

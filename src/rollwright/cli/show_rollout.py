@@ -1,6 +1,6 @@
-"""One group or one trajectory of a run, as `rollwright show` shows it: with what filters and advantages make of it.
+"""Shows one group or one trajectory of a run, with the results of its filters and its advantages.
 
-The log of a run holds play as it was; what filters made of it is worked out again here, with the run's own filters.
+A run's log holds trajectories as they were played; the run's own filters are applied again here.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rollwright.cli.trajectory_view import Prompts, leaf_count, render, tree_view
+from rollwright.cli.trajectory_view import PromptReader, leaf_count, render, tree_view
 from rollwright.errors import ConfigError
 from rollwright.rollout.filters import (
     Catches,
@@ -27,7 +27,7 @@ from rollwright.trajectory import Trajectory
 
 
 def show_group(reader: RunReader, group: Sequence[Trajectory], screen: Console) -> None:
-    """Says what the run's filters caught in a group."""
+    """Print the catches of the run's filters in a group."""
     screen.print(_caught(_filters(reader, group[0], screen), group))
 
 
@@ -40,7 +40,7 @@ def show_trajectory(
     alone = judge(filters, trajectory, catches).trajectory
     left = next((each for each in group.members if each.rollout_id == trajectory.rollout_id), alone)
     is_tree = leaf_count(trajectory) > 1
-    asked = Prompts(reader.config) if prompts else None
+    asked = PromptReader(reader.config) if prompts else None
     screen.print(render(left, asked, turns=turns or not is_tree, simulated=reader.simulated))
     if is_tree:
         name, advantages = _advantages(reader, left, group.members)
@@ -58,29 +58,29 @@ def show_trajectory(
 
 
 def _filters(reader: RunReader, trajectory: Trajectory, screen: Console) -> tuple[Filter, ...]:
-    """Those that the trajectory went through: only training has any."""
+    """Filters that apply to the trajectory: only training has any."""
     config = reader.config
     if config.train_env_manager is None or not trajectory.group_id.startswith(f"{config.name}.train-"):
         return ()
     try:
         return build_filters(config.train_env_manager)
-    except ConfigError as error:  # one's own filter, which is not to be found from here
+    except ConfigError as error:  # a user's own filter that cannot be imported here
         screen.print(f"[yellow]shown without filters:[/] {error}", highlight=False)
         return ()
 
 
 class _InGroup(NamedTuple):
-    """What the filters left of a group."""
+    """A group after its filters."""
 
     judged: list[Trajectory]
-    """Its members without those that were replaced, as the filters of turns and trajectories left them."""
+    """Members that were not replaced, after the filters of turns and trajectories."""
     members: list[Trajectory]
-    """The same, as all filters left them."""
+    """The same members after all filters."""
     catches: Catches
     replaced: dict[str, str]
-    """By rollout: the filter."""
+    """Names of the filters that replaced a rollout, by rollout."""
     dropped: str | None
-    """The filter that leaves the whole group out."""
+    """Name of the filter that drops the whole group."""
 
 
 def _judged(filters: Sequence[Filter], group: Sequence[Trajectory]) -> _InGroup:
@@ -114,7 +114,7 @@ def _left_out(dropped: str) -> str:
 
 
 def _caught_beside(filters: Sequence[Filter], members: Sequence[Trajectory], rollout_id: str) -> list[str]:
-    """The filters that caught this member among the others, or all of them together."""
+    """Names of the filters that caught this member by comparison with the group, or the whole group."""
     places = [place for place, each in enumerate(members) if each.rollout_id == rollout_id]
     return [
         each.name
@@ -127,7 +127,7 @@ def _caught_beside(filters: Sequence[Filter], members: Sequence[Trajectory], rol
 def _advantages(
     reader: RunReader, trajectory: Trajectory, members: Sequence[Trajectory]
 ) -> tuple[str, list[float]]:
-    """As the run's training works them out, or by `tree` where it does not train; and the name of that."""
+    """Name of the advantage estimator and its values: the training's, or `tree` for a run without training."""
     others = [each for each in members if each.rollout_id != trajectory.rollout_id]
     training = reader.config.training
     name, advantage = (

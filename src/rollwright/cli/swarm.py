@@ -1,6 +1,6 @@
 """`rollwright swarm`: machines that do not trust each other train together by sharing rollouts.
 
-`join` runs one node, `run` keeps it at work, `status` shows how it does, `identity` who it is to its peers.
+`join` runs one node, `run` supervises it, `status` shows its state, `identity` its name among its peers.
 """
 
 import sys
@@ -36,18 +36,18 @@ app = typer.Typer(
 )
 
 SHIPPED = "shipped/swarm.yaml"
-"""In the package `rollwright.config`: what a node plays that is told nothing."""
+"""Default configuration of a node, in the package `rollwright.config`."""
 
 NOT_AT_WORK = 3
-"""Exit code of `status` for a node that nobody keeps at work; 1 and 2 mean that something is wrong."""
+"""Exit code of `status` for a node without a supervisor; 1 and 2 mean errors."""
 
 LAST_ROUNDS, LAST_DEATHS = 5, 3
 
 FOLLOWS = ("seed", "rollout_batch_size")
-"""Settings of a node's run that follow from its key and its swarm, so they are no choice when it goes on."""
+"""Settings of a node's run that derive from its key and its swarm, and are not read back when it resumes."""
 
 Home = Annotated[
-    Path | None, typer.Option(help="The node's folder. Default: runs/NAME. One that exists is gone on with.")
+    Path | None, typer.Option(help="The node's folder. Default: runs/NAME. An existing one is resumed.")
 ]
 
 
@@ -78,7 +78,7 @@ def join(
     ] = None,
 ) -> None:
     """Join a swarm: rounds of generate, share, sample, train, evaluate. Ctrl-C ends cleanly, a crash costs nothing but
-    time: the same command goes on."""
+    time: the same command resumes."""
     settings, place = node_settings(config, list(overrides or []), home)
     from rollwright.run.checks import probe_engines
     from rollwright.run.model_choice import load_settled
@@ -101,7 +101,7 @@ def join(
         run_async(node.run())
     except SignalReceived:
         screen.print(
-            f"stopped after {node.training.pipeline.done:,} rounds; the same command goes on", highlight=False
+            f"stopped after {node.training.pipeline.done:,} rounds; the same command resumes", highlight=False
         )
         raise typer.Exit(INTERRUPTS.exit_code) from None
     screen.print(f"done; the model is in {place / 'model'}", highlight=False, soft_wrap=True)
@@ -111,7 +111,7 @@ def join(
 def identity(
     home: Annotated[Path, typer.Argument(help="The node's folder; a new identity is made if it has none.")],
 ) -> None:
-    """Show who the node in HOME is to its peers."""
+    """Show the name of the node in HOME among its peers."""
     peer = load_identity(home / IDENTITY_FILE).peer
     console().print(f"{short_name(peer)}  {peer}", highlight=False, soft_wrap=True)
 
@@ -119,7 +119,7 @@ def identity(
 def node_settings(config: Path | None, changes: list[str], home: Path | None) -> tuple[RunConfig, Path]:
     """The settings of a node, and its home."""
     if config is not None and "=" in str(config) and not config.is_file():
-        changes.insert(0, str(config))  # without a file, the first setting stands in its place
+        changes.insert(0, str(config))  # without a file, the first setting is in its place
         config = None
     if config is not None:
         settings = load(config, changes)
@@ -134,7 +134,7 @@ def node_settings(config: Path | None, changes: list[str], home: Path | None) ->
 
 
 def _fetch_model(settings: RunConfig, screen: Console) -> None:
-    """A model of the catalogue that is not here yet."""
+    """Fetch a model of the catalogue that is not on this machine."""
     from rollwright.models.catalogue import CATALOGUE, is_fetched
     from rollwright.models.fetching import fetch
 
@@ -145,7 +145,7 @@ def _fetch_model(settings: RunConfig, screen: Console) -> None:
 
 
 def _show_round(status: NodeStatus, screen: Console) -> None:
-    """One line for each round."""
+    """Print one line for the last round."""
     if not status.rounds:
         return
     last = status.rounds[-1]
@@ -163,21 +163,21 @@ def _show_round(status: NodeStatus, screen: Console) -> None:
 def run(
     config: Annotated[
         Path | None,
-        typer.Argument(help="As of `rollwright swarm join`, which this keeps at work.", show_default=False),
+        typer.Argument(help="As of `rollwright swarm join`, which this supervises.", show_default=False),
     ] = None,
     overrides: Overrides = None,
     home: Home = None,
     hang_seconds: Annotated[
-        float, typer.Option(min=1, help="Without progress for so long, the node is started again.")
+        float, typer.Option(min=1, help="Seconds without progress after which the node is restarted.")
     ] = WatchRules.hang_seconds,
     max_fruitless: Annotated[
         int, typer.Option(min=1, help="Deaths in a row without a finished round after which this gives up.")
     ] = RestartRules.max_fruitless,
-    quiet: Annotated[bool, typer.Option(help="Say nothing here; the logs tell it all.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Print nothing; see the logs.")] = False,
 ) -> None:
-    """Join a swarm and stay: a node that dies or hangs is started again and goes on. One command, no questions asked."""
+    """Join a swarm and stay: a node that dies or hangs is restarted and resumes."""
     changes = list(overrides or [])
-    settings, place = node_settings(config, list(changes), home)  # what is wrong shows before anything starts
+    settings, place = node_settings(config, list(changes), home)  # raises errors before anything starts
     refuse_open_folder(place)
     words = [sys.executable, "-m", "rollwright", "swarm", "join"]
     words += [str(config)] if config is not None else []
@@ -198,7 +198,7 @@ def run(
 
 
 def _smaller_models(settings: RunConfig, home: Path) -> list[str]:
-    """Of the pool; none where rounds are done, because what was learnt belongs to its model."""
+    """Smaller models of the pool; none once a round is done, because the learned weights belong to their model."""
     from rollwright.run.model_choice import smaller_models
 
     beat = read_heartbeat(home)
@@ -217,9 +217,9 @@ def status(
     home: Annotated[Path, typer.Argument(help="The node's folder.")] = RUNS / Path(SHIPPED).stem,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Show how the node in HOME does: peers, rounds, rewards, what was accepted and refused and why, restarts.
+    """Show the state of the node in HOME: peers, rounds, rewards, accepted and refused groups with reasons, restarts.
 
-    Exit code 0: it is kept at work; 3: it is not.
+    Exit code 0: it is supervised; 3: it is not.
     """
     kept = is_supervised(home)
     record, beat, node = read_record(home), read_heartbeat(home), read_status(home)
@@ -266,14 +266,14 @@ def _show_status(
     if (home / CONFIG).is_file() and (shown := RunReader(home).shown_steps()) is not None:
         table.add_row("kept", shown)
     if record is None and beat is None and node is None:
-        table.add_row("", Text("nothing was run here yet; start with `rollwright swarm run`"))
+        table.add_row("", Text("no node was started here yet; start with `rollwright swarm run`"))
     screen.print(table)
 
 
 def _state(kept: bool, record: SupervisorRecord | None) -> Text:
     if kept and record is not None:
         return Text(f"{record.state}: {record.reason} (supervisor {record.pid}, node {record.node_pid})")
-    return Text("nobody keeps it at work" + (f"; the last time: {record.reason}" if record else ""))
+    return Text("it is not supervised" + (f"; the last time: {record.reason}" if record else ""))
 
 
 def _add_node(table: Table, node: NodeStatus) -> None:

@@ -1,4 +1,4 @@
-"""Tables for people: what a run or a training came to. Light: reads plain summaries, needs no part of a run."""
+"""Result tables of runs and trainings. Light: reads plain summaries, and imports no part of a run."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def title_of(title: str, *, simulated: bool) -> Text:
-    """The title, with a mark where the simulated engine has played."""
+    """The title, marked if the simulated engine has played."""
     return Text.assemble((title, "italic"), (f" · {SIMULATED}", "bold yellow") if simulated else "")
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:
-    """Results by mode and tag, with chance and perfect play beside them."""
+    """Results by mode and tag, beside random and perfect play."""
     title = title_of(f"results of {summary['name']}", simulated=summary.get("simulated", False))
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("mode", "environment"):
@@ -44,7 +44,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
 
 
 def capability_line(can: "Capabilities") -> str:
-    """What the engine can do, and whether its trajectories may be trained on."""
+    """Capabilities of the engine, and whether its trajectories can be trained on."""
     model = f", model {can.model}" if can.model else ""
     if not can.trainable:
         return f"[yellow]engine:[/] {can.engine}{model}: not trainable, {can.missing}"
@@ -53,7 +53,7 @@ def capability_line(can: "Capabilities") -> str:
 
 
 def ledger_table(summary: Mapping[str, Any]) -> Table:
-    """Where every opened rollout went, and what it took."""
+    """Fate of every opened rollout, and the cost of the run."""
     title = title_of("where every rollout went", simulated=summary.get("simulated", False))
     table = Table(show_header=False, title=title, title_justify="left")
     table.add_column()
@@ -64,7 +64,7 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
     for row in summary.get("failures", ()):
         table.add_row(_cause("failed", row), f"{row['count']:,}", style="red")
     for reason, count in sorted(summary["reasons"].items()):
-        if not (summary.get("failures") and reason.startswith("failed: ")):  # told above, with its cause
+        if not (summary.get("failures") and reason.startswith("failed: ")):  # listed above, with its cause
             table.add_row(f"  {reason}", f"{count:,}", style="dim")
     for name, catch in sorted(summary.get("filters", {}).items()):
         table.add_row(f"  filter {name}, for example {catch['example']}", f"{catch['count']:,}", style="dim")
@@ -72,7 +72,7 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
     causes = activity.get("failed_attempt_causes")
     for row in causes or ():
         table.add_row(_cause("failed attempt", row), f"{row['count']:,}", style="yellow")
-    if causes is None:  # written by an earlier release
+    if causes is None:  # written by an older release
         for cause, count in sorted(activity["failed_attempts"].items()):
             table.add_row(f"  failed attempt, {cause}", f"{count:,}", style="yellow")
     table.add_section()
@@ -93,7 +93,7 @@ def ledger_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _cause(what: str, row: Mapping[str, Any]) -> Text:
-    """As it stands: a message may hold what looks like markup."""
+    """Plain text, because a message may contain markup characters."""
     example = f" (for example {row['example']})" if row["example"] else ""
     return Text(f"  {what}: {row['cause']}{example}", overflow="fold")
 
@@ -104,9 +104,9 @@ TREE_FIGURES = {
     "merged": "  answers the same as another",
     "refused": "  answers not in the budget",
     "replayed_steps": "  steps replayed for copies of environments",
-    "replay_mismatches": "  copies that came another way and were not used",
+    "replay_mismatches": "  copies that diverged and were not used",
 }
-"""In this order; what a run has none of is left out."""
+"""Rows in order; figures that are zero are left out."""
 
 
 def _add_trees(table: Table, trees: Mapping[str, int]) -> None:
@@ -118,7 +118,7 @@ def _add_trees(table: Table, trees: Mapping[str, int]) -> None:
 
 
 def _add_counters(table: Table, results: Sequence[Mapping[str, Any]]) -> None:
-    """What episodes have counted themselves, such as a team's calls that were thrown away; summed by environment."""
+    """Sums of the episodes' own metrics by environment, such as a team's discarded calls."""
     from rollwright.run.statistics import TREE_PREFIX
 
     rows = [
@@ -138,7 +138,7 @@ def percent(share: float | None) -> str:
 
 
 def training_table(summary: Mapping[str, Any]) -> Table:
-    """What the training came to."""
+    """Figures of a training."""
     from rollwright.training.rows import TURNS
 
     training = summary["training"]
@@ -168,7 +168,7 @@ def training_table(summary: Mapping[str, Any]) -> Table:
 def validation_table(
     validations: Sequence[Mapping[str, Any]], beside: Mapping[str, "Baseline"], *, simulated: bool
 ) -> Table:
-    """Greedy play on the same levels after so many steps, with chance and perfect play below."""
+    """Greedy play on the same levels by step, with random and perfect play below."""
     title = title_of("validation", simulated=simulated)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("after step", "solved", "reward"):
@@ -191,5 +191,5 @@ def staleness_line(tokens: Mapping[Any, int]) -> str:
 
 
 def split_line(seconds: Mapping[str, float]) -> str:
-    """Seconds of each part of a training."""
+    """Seconds of each stage of a training."""
     return " · ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items() if spent)

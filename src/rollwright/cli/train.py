@@ -1,6 +1,6 @@
-"""`rollwright train`: trains a model on the episodes that it plays, and leaves everything in one run folder.
+"""`rollwright train`: trains a model on the episodes that it plays, in a run folder.
 
-The settings are checked first and alone: what training needs is imported (`train_execution`) once they are accepted.
+The settings are checked first: the modules that training needs are imported (`train_execution`) once they are accepted.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ def train(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Go on with this run folder.", show_default=False, autocompletion=complete_run),
+        typer.Option(help="Resume this run folder.", show_default=False, autocompletion=complete_run),
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = RUNS,
     store: Annotated[
@@ -46,14 +46,16 @@ def train(
     ] = False,
     live: LiveOption = True,
 ) -> None:
-    """Train as CONFIG says. Ctrl-C ends cleanly, and a crash costs nothing but time: `--resume RUN` goes on."""
+    """Train as CONFIG says. Ctrl-C ends cleanly, and a crash costs nothing but time: `--resume RUN` continues."""
     changes = list(overrides or [])
     if config is not None and "=" in str(config) and not config.is_file():
-        changes.insert(0, str(config))  # without a file, the first setting stands in its place
+        changes.insert(0, str(config))  # without a file, the first setting is in its place
         config = None
     if resume is not None:
         if config is not None or from_run is not None:
-            raise ConfigError("--resume: a run goes on with its own settings; give nothing else to train on")
+            raise ConfigError(
+                "--resume: a run is resumed with its own settings; give no CONFIG and no --from-run"
+            )
         from rollwright.cli.train_execution import resume_training
 
         resume_training(resume, changes, store=store, live=live)
@@ -76,7 +78,7 @@ def _settings(config: Path | None, changes: list[str], from_run: Path | None) ->
         return load(config, changes)
     from rollwright.run.folder import CONFIG, RunReader, read_settings
 
-    RunReader(from_run)  # says in one line when this is no run folder
+    RunReader(from_run)  # raises an error if this is no run folder
     file = from_run / CONFIG
     content = read_settings(from_run)
     return build({**content, "training": content.get("training") or {}}, changes, source=str(file))

@@ -1,7 +1,7 @@
-"""One trajectory drawn for people: its turns with their rewards, the prompts behind them, and a tree as a tree.
+"""Renders one trajectory: its turns with their rewards, the prompts behind them, and a tree as a tree.
 
-A prompt is recorded as token ids, so its text is the text of those ids, marks of the chat format included. An engine that
-speaks only text is given no ids; of it only the environment's opening messages are recorded.
+A prompt is recorded as token ids, so its text is decoded from them, control tokens of the chat format included. An engine
+with a text interface takes no ids; then only the environment's opening messages are recorded.
 """
 
 from collections import Counter
@@ -26,10 +26,10 @@ from rollwright.training.advantages.tree import turn_values
 from rollwright.trajectory import TokenIds, Trajectory, Turn, children, leaves, path, turn_weights
 
 DEFAULT_AGENT = "agent"
-"""Of a turn whose agent has no name of its own."""
+"""Agent name of a turn without a named agent."""
 
 MOST_ACTIONS = 4
-"""Actions written out where turns follow each other without a branch; of more, the number is given."""
+"""Actions that are written out for a stretch without a branch; of longer ones, the middle is counted."""
 
 MOST_RETURNED = 2000
 """Characters of a returned value that are shown."""
@@ -42,10 +42,13 @@ Decode = Callable[[TokenIds], str]
 
 
 def render(
-    trajectory: Trajectory, prompts: "Prompts | None" = None, *, turns: bool = True, simulated: bool = False
+    trajectory: Trajectory,
+    prompts: "PromptReader | None" = None,
+    *,
+    turns: bool = True,
+    simulated: bool = False,
 ) -> RenderableType:
-    """`prompts`: to show what was asked. The opening messages are shown where one agent was asked in one conversation;
-    elsewhere every turn that starts a conversation is shown with its own prompt."""
+    """`prompts` shows the prompts, too: the opening messages of a single conversation, else each turn's own prompt."""
     parts: list[RenderableType] = [_headline(trajectory, simulated)]
     alone = sum(turn.extends is None for turn in trajectory.turns) <= 1 and not _is_team(trajectory)
     if prompts is not None and (alone or not any(turn.prompt_ids for turn in trajectory.turns)):
@@ -83,12 +86,12 @@ def _is_team(trajectory: Trajectory) -> bool:
 
 
 def _by(turn: Turn) -> str:
-    """Which agent's it is, unless there is only the one without a name."""
+    """Label with the agent's name, if it has one."""
     return "" if turn.agent == DEFAULT_AGENT else f" · {turn.agent}"
 
 
 def _counted(trajectory: Trajectory) -> Text | None:
-    """The episode's own counters; those of a tree are told with the tree."""
+    """The episode's own metrics, without those of a tree, which the tree shows."""
     counters = {name: value for name, value in trajectory.metrics.items() if not name.startswith(TREE_PREFIX)}
     if not counters:
         return None
@@ -150,16 +153,16 @@ def _turn(turn: Turn) -> RenderableType:
     return Panel(Group(*parts), title=title, title_align="left", expand=False)
 
 
-class Prompts:
-    """Reads prompts of one run's turns; a tokenizer is loaded when the first one needs it."""
+class PromptReader:
+    """Decodes the prompts of a run's turns; loads a tokenizer on first use."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._decoders: dict[str, Decode | str] = {}
-        """By policy; a text says why there is none."""
+        """Decoders by policy; a string is the reason why there is none."""
 
     def text(self, turn: Turn) -> str:
-        """What was added for this turn to what it continues; for one that continues nothing, its whole prompt."""
+        """Prompt of a turn: the part added to the turn that it extends, or the whole prompt."""
         if not turn.prompt_ids:
             return NOT_RECORDED
         policy = self._policy_of(turn.agent)
@@ -170,7 +173,7 @@ class Prompts:
         return decode if isinstance(decode, str) else decode(turn.prompt_ids).strip()
 
     def _policy_of(self, agent_id: str) -> PolicyConfig:
-        """Of an agent by its id, `team/agent`."""
+        """Policy of an agent, by its id `team/agent`."""
         team, _, agent = agent_id.rpartition("/")
         for each in self._config.orchestras.values():
             if team == (each.name or each.kind) and agent in each.agents:
@@ -186,7 +189,7 @@ def _decoder(policy: PolicyConfig) -> Decode | str:
         case EnginePolicyConfig():
             name = policy.renderer.tokenizer
         case _:  # players and the simulated engine
-            return _of_bytes
+            return _decode_bytes
     try:
         from rollwright.engines.rendering.tokenizer import decode, load_tokenizer
         from rollwright.models.loading import resolve
@@ -197,8 +200,8 @@ def _decoder(policy: PolicyConfig) -> Decode | str:
     return lambda ids: decode(tokenizer, list(ids))
 
 
-def _of_bytes(ids: TokenIds) -> str:
-    """Of the byte-level renderer, whose marks are shown by their names."""
+def _decode_bytes(ids: TokenIds) -> str:
+    """Decode ids of the byte-level renderer; control tokens are shown by name."""
     parts: list[bytes] = []
     for each in ids:
         parts.append(_MARKS[each].encode() if each in _MARKS else bytes([each]))
@@ -210,7 +213,7 @@ def leaf_count(trajectory: Trajectory) -> int:
 
 
 def tokens_saved(trajectory: Trajectory) -> int:
-    """Sampled tokens that separate episodes would have cost on top: those that paths share, for each further path."""
+    """Additional tokens that separate episodes would have sampled: shared tokens, once for each further path."""
     turns = trajectory.turns
     along = sum(turn.completion_tokens for leaf in leaves(turns) for turn in path(turns, leaf))
     return along - trajectory.sampled_tokens
@@ -243,19 +246,19 @@ def tree_view(trajectory: Trajectory, advantages: Sequence[float]) -> Tree:
 
 
 def _copied(trajectory: Trajectory) -> str:
-    """How its environments were copied, and what that cost."""
+    """Mode and cost of copying its environments."""
     metrics = trajectory.metrics
     modes = [name.removeprefix(COPIED_BY) for name in metrics if name.startswith(COPIED_BY)]
     told = f"; environments copied by {modes[0]}" if modes else ""
     if steps := metrics.get("tree_replayed_steps"):
         told += f", {steps:,.0f} steps replayed"
     if other := metrics.get("tree_replay_mismatches"):
-        told += f", {other:,.0f} came another way and were not used"
+        told += f", {other:,.0f} diverged and were not used"
     return told
 
 
 def _left_out(trajectory: Trajectory) -> str:
-    """Answers that were asked for and are no turn of their own."""
+    """Sampled answers that did not become turns."""
     told = ""
     if merged := trajectory.metrics.get("tree_merged"):
         told += f"; {merged:,.0f} answers the same as another"

@@ -1,4 +1,4 @@
-"""Settings as pydantic models; YAML and dotted overrides."""
+"""Configuration of a run: pydantic models, YAML files and dotted overrides."""
 
 from rollwright.config.loading import build, dump, load
 from rollwright.config.run import AgentConfig, RunConfig

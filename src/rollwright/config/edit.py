@@ -1,8 +1,8 @@
-"""Changing a configuration file with care: nothing is lost, and every change can be taken back.
+"""Migrates and restores configuration files; every change can be undone.
 
-True of it: before a file changes, its bytes are in a backup beside it, named by the time (`NAME.20250131T120000Z.bak`),
-with the installed versions of all packages (`….lock`); a file is replaced in one step, so a crash leaves the old one or
-the new one; a rollback gives back the very same bytes, and is itself a change with a backup.
+Invariants: before a file changes, its bytes are in a backup beside it, named by the time (`NAME.20250131T120000Z.bak`), with
+the installed versions of all packages (`….lock`). A file is replaced atomically, so that a crash leaves the old or the new
+one. A rollback restores the exact bytes, and is itself a change with a backup.
 """
 
 import os
@@ -24,38 +24,38 @@ _BACKUP = re.compile(r"\.(\d{8}T\d{6}Z)(?:-(\d+))?\.bak$")
 
 @dataclass(frozen=True)
 class Migrated:
-    """What a migration did."""
+    """Result of a migration."""
 
     before: int
     after: int
     changes: tuple[str, ...]
     backup: Path | None
-    """`None`: nothing had to change."""
+    """`None` if nothing had to change."""
     text: str
-    """Of the file now, or as it would be."""
+    """New text of the file."""
     comments_lost: bool = False
 
 
 @dataclass(frozen=True)
 class RolledBack:
-    """What a rollback did."""
+    """Result of a rollback."""
 
     restored: Path
-    """The backup whose bytes the file has now."""
+    """Backup whose bytes the file has now."""
     backup: Path
-    """Of what the file was before."""
+    """Backup of the previous file."""
     dependencies: tuple[str, ...]
-    """Packages that were installed in other versions then, as `pip install` takes them."""
+    """Packages with other versions at the time of the backup, in the syntax of `pip install`."""
 
 
 def backups(file: Path) -> list[Path]:
-    """The oldest first."""
+    """Backups of the file, the oldest first."""
     found = [each for each in file.parent.glob(f"{_escaped(file.name)}.*.bak") if _BACKUP.search(each.name)]
     return sorted(found, key=_order)
 
 
 def back_up(file: Path) -> Path:
-    """A copy of the file's bytes and of what is installed, both on disk when this returns."""
+    """Copy the file's bytes and the list of installed packages, and sync both to the disk."""
     stamp = datetime.now(UTC).strftime(_STAMP)
     place, number = file.with_name(f"{file.name}.{stamp}.bak"), 2
     while place.exists():  # several changes in a second
@@ -71,7 +71,7 @@ def lock_of(backup: Path) -> Path:
 
 
 def write(file: Path, content: bytes) -> None:
-    """In one step: whoever reads finds the old bytes or the new ones, whenever the machine stops."""
+    """Replace a file atomically: after a crash it has the old or the new bytes."""
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as to:
@@ -86,7 +86,7 @@ def write(file: Path, content: bytes) -> None:
 
 
 def migrate(file: Path, *, dry_run: bool = False) -> Migrated:
-    """Writes the file in the current version's terms; comments stay where that is possible."""
+    """Rewrite the file in the current schema version; comments stay if possible."""
     content = read_content(file)
     before = version_of(content, str(file))
     text = file.read_text(encoding="utf-8")
@@ -94,10 +94,8 @@ def migrate(file: Path, *, dry_run: bool = False) -> Migrated:
         return Migrated(before, before, (), None, text)
     steps = [each for each in MIGRATIONS if each.to > before]
     wanted = {KEY: CURRENT, **migrated(content, str(file))}
-    build(
-        wanted, source=str(file)
-    )  # what is wrong with it for another reason is told before anything changes
-    new, lost = _edited(text, wanted), False
+    build(wanted, source=str(file))  # raises other errors of the file before anything changes
+    new, lost = _edit_in_place(text, wanted), False
     if new is None:
         new, lost = yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True), "#" in text
     changes = tuple(each.what for each in steps if each.content(dict(content)) != content)
@@ -108,8 +106,8 @@ def migrate(file: Path, *, dry_run: bool = False) -> Migrated:
     return Migrated(before, CURRENT, changes, backup, new, lost)
 
 
-def _edited(text: str, wanted: dict[str, object]) -> str | None:
-    """The text with the changes made in place, if that comes to what is wanted."""
+def _edit_in_place(text: str, wanted: dict[str, object]) -> str | None:
+    """The text with the changes made in place; `None` if the result would not be `wanted`."""
     for step in MIGRATIONS:
         text = step.text(text)
     text = re.sub(rf"^{KEY}:.*\n", "", text, flags=re.MULTILINE)
@@ -123,12 +121,12 @@ def _edited(text: str, wanted: dict[str, object]) -> str | None:
 
 
 def rollback(file: Path, to: Path | None = None) -> RolledBack:
-    """Gives the file the bytes of a backup; without `to`, of the newest one."""
+    """Restore the bytes of a backup; by default of the newest one."""
     found = backups(file)
     if to is not None and to not in found:
         raise ConfigError(f"{to}: is no backup of {file}; there are: {_names(found)}")
     if not found:
-        raise ConfigError(f"{file}: has no backup, so nothing has been changed here")
+        raise ConfigError(f"{file}: has no backup, so it was never changed by `rollwright config`")
     chosen = to or found[-1]
     content = chosen.read_bytes()
     backup = back_up(file)
@@ -137,13 +135,13 @@ def rollback(file: Path, to: Path | None = None) -> RolledBack:
 
 
 def installed() -> list[str]:
-    """All packages as `name==version`, in order."""
+    """Installed packages as `name==version`, sorted."""
     found = {each.metadata["Name"].lower(): each.version for each in distributions() if each.metadata["Name"]}
     return [f"{name}=={version}" for name, version in sorted(found.items())]
 
 
 def other_versions(lock: Path) -> tuple[str, ...]:
-    """What a lock file names that is not installed in this version now."""
+    """Entries of a lock file that are not installed in this version now."""
     try:
         then = lock.read_text(encoding="utf-8").split()
     except OSError:

@@ -1,7 +1,7 @@
 """Settings from environment variables: above the file, below the command line.
 
-`ROLLWRIGHT__POLICY__SKILL=0.9` is `policy.skill=0.9`: two underscores for each dot. Parts in capitals are read in small
-letters, others as they stand, so that a tag can be named. Variables that other tools know, too, have their usual names.
+`ROLLWRIGHT__POLICY__SKILL=0.9` is `policy.skill=0.9`: two underscores stand for a dot. Parts in capitals are lowercased,
+others are taken unchanged, so that a tag can be named. Variables of other tools, such as the Hugging Face hub's, work, too.
 """
 
 import os
@@ -16,9 +16,11 @@ _FALSE = ("", "0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class EnvironmentSetting:
+    """One setting from an environment variable."""
+
     variable: str
     key: str
-    """With dots."""
+    """Dotted path."""
     value: str
 
     @property
@@ -29,7 +31,7 @@ class EnvironmentSetting:
 def environment_settings(
     content: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> list[EnvironmentSetting]:
-    """What the variables say about a file with this content; one's own names last, because they are meant for this."""
+    """Settings from the variables for a file with this content; `ROLLWRIGHT__` variables come last, and win."""
     environment = os.environ if environment is None else environment
     return [*_usual(content, environment), *_own(environment)]
 

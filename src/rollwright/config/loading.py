@@ -1,7 +1,6 @@
-"""From YAML and dotted overrides to a `RunConfig`.
+"""Loads a `RunConfig` from YAML and dotted overrides.
 
-A user's mistake becomes one line: the file, the key, what was wrong, what would be accepted; a misspelt key
-names the nearest one.
+A user's mistake becomes one line: file, key, error, accepted values. For a misspelt key, the line suggests the nearest one.
 """
 
 import re
@@ -24,7 +23,7 @@ from rollwright.errors import ConfigError
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Reads a YAML file; later values win: defaults, file, environment variables, then each `key.path=value` in order."""
+    """Load a YAML file; later values win: defaults, file, environment variables, then each `key.path=value` in order."""
     file = Path(path)
     content = read_content(file)
     content.setdefault("name", _name_from(file))
@@ -33,7 +32,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         return _placed(build(content, [*above, *overrides], source=str(file)), file)
     except ConfigError as error:
-        raise _blamed(error, file, variables, lambda left: build(content, [*left, *overrides])) from error
+        raise _attribute(error, file, variables, lambda left: build(content, [*left, *overrides])) from error
 
 
 def _placed(config: RunConfig, file: Path) -> RunConfig:
@@ -43,15 +42,15 @@ def _placed(config: RunConfig, file: Path) -> RunConfig:
     return config.model_copy(update={"folder": str(file.resolve().parent)})
 
 
-def _blamed(
+def _attribute(
     error: ConfigError,
     file: Path,
     variables: Sequence[EnvironmentSetting],
     build_with: Callable[[Sequence[str]], object],
 ) -> ConfigError:
-    """The error, blamed on the environment variables without which there would be none, and not on the file."""
+    """The error, attributed to environment variables instead of the file if it vanishes without them."""
 
-    def is_well_without(left_out: Sequence[EnvironmentSetting]) -> bool:
+    def is_valid_without(left_out: Sequence[EnvironmentSetting]) -> bool:
         try:
             build_with([each.override for each in variables if each not in left_out])
         except ConfigError:
@@ -59,14 +58,14 @@ def _blamed(
         return True
 
     for suspects in (*([each] for each in variables), variables):
-        if suspects and is_well_without(suspects):
+        if suspects and is_valid_without(suspects):
             named = " and ".join(f"{each.variable}={each.value}" for each in suspects)
             return ConfigError(f"environment variable {named}: {str(error).replace(f'{file}: ', '')}")
     return error
 
 
 def read_content(file: Path) -> dict[str, Any]:
-    """What stands in a YAML file, unchecked."""
+    """Content of a YAML file, unchecked."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -85,7 +84,7 @@ def read_content(file: Path) -> dict[str, Any]:
 
 
 def build(content: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "config") -> RunConfig:
-    """Checks plain data, with overrides, against the models."""
+    """Build the configuration from plain data and overrides."""
     for override in overrides:
         key, found, _ = override.partition("=")
         if not found or not key:
@@ -95,7 +94,7 @@ def build(content: Mapping[str, Any], overrides: Sequence[str] = (), source: str
         above = OmegaConf.from_dotlist(list(overrides))
         merged = OmegaConf.merge(_without_other_kinds(below, above), above)
         plain = OmegaConf.to_container(merged, resolve=True)
-    except GrammarParseError as error:  # its words quote the value, which may be a secret
+    except GrammarParseError as error:  # its message quotes the value, which may be a secret
         where = f"`{error.full_key}`" if error.full_key else "a value"
         raise ConfigError(
             f"{source}: {where} holds a ${{…}} that cannot be read; accepted: ${{key.path}}, or \\${{ for the characters"
@@ -109,7 +108,7 @@ def build(content: Mapping[str, Any], overrides: Sequence[str] = (), source: str
 
 
 def _without_other_kinds(below: DictConfig, above: DictConfig) -> DictConfig:
-    """What is overridden with another `kind` starts anew: the settings of the old kind do not fit it."""
+    """Drop the settings of sections whose `kind` is overridden, because they belong to the old kind."""
     for key, block in above.items():
         if isinstance(block, DictConfig) and isinstance(below.get(key), DictConfig):
             if "kind" in block and block.kind != below[key].get("kind"):
@@ -120,15 +119,14 @@ def _without_other_kinds(below: DictConfig, above: DictConfig) -> DictConfig:
 
 
 def dump(config: RunConfig) -> str:
-    """The configuration as used, as YAML that loads again."""
+    """The configuration as YAML, with every default."""
     content = {KEY: CURRENT, **config.model_dump(mode="json")}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _name_from(file: Path) -> str:
-    stem = (
-        re.split(r"\.ya?ml\b", file.name)[0] if file.suffix == ".bak" else file.stem
-    )  # a backup is of the same run
+    # A backup `run.yaml.TIME.bak` has the name of its run.
+    stem = re.split(r"\.ya?ml\b", file.name)[0] if file.suffix == ".bak" else file.stem
     kept = "".join(each if each.isalnum() or each in "._-" else "-" for each in stem)
     return kept.lstrip("._-") or "run"
 
@@ -144,7 +142,7 @@ def _explain(error: ErrorDetails) -> str:
         return f"{key}: is needed and has no default"
     if error["type"] == "value_error":
         message = str(error["ctx"]["error"])
-        # A check of a whole section begins with the key that it is about; one of a single value does not.
+        # The message of a section's validator starts with its key; the message of a single value does not.
         below = re.match(r"[\w.]+: ", message) is not None
         return f"{key}{'.' if below else ': '}{message}" if key else message
     if error["type"].startswith("union_tag"):
@@ -153,8 +151,7 @@ def _explain(error: ErrorDetails) -> str:
 
 
 def _place_of(loc: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A place as it stands in the file, without the kinds that unions were decided by, and the keys that are known
-    beside its last one."""
+    """Path of an error in the file, without the kinds by which pydantic tags unions, and the known keys beside its last."""
     place: list[str] = []
     known: list[str] = []
     here: list[Any] = [RunConfig]
@@ -174,7 +171,7 @@ def _place_of(loc: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _choices(annotation: Any) -> list[Any]:
-    """What a union is of; anything else is one choice."""
+    """Members of a union; any other annotation is one choice."""
     if get_origin(annotation) is Annotated:
         return _choices(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

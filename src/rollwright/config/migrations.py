@@ -1,7 +1,7 @@
-"""The version that a configuration file is written in, and the way from older ones to this.
+"""Schema version of configuration files, and the migrations from older versions.
 
-True of it: a migration changes names and shapes, never what a file means; a file without `schema_version` is of the
-first version or needs no change; one of a newer release is refused, not guessed at.
+Invariants: a migration changes names and shapes, never the meaning of a file. A file without `schema_version` is of the first
+version or needs no change. A file of a newer release is an error.
 """
 
 import re
@@ -13,22 +13,22 @@ from rollwright.errors import ConfigError
 
 KEY = "schema_version"
 FIRST = 1
-"""Of files that do not say."""
+"""Version of files without `schema_version`."""
 
 
 @dataclass(frozen=True)
 class Migration:
-    """From one version to the next."""
+    """Migration from one version to the next."""
 
     to: int
     what: str
-    """For people."""
+    """Description for users."""
     content: Callable[[dict[str, Any]], dict[str, Any]]
     text: Callable[[str], str]
-    """The same change in a file as people write it, with its comments; may leave what it does not recognise."""
+    """The same change in the text of a file, with its comments; may leave unknown spellings unchanged."""
 
 
-def _betas_apart(content: dict[str, Any]) -> dict[str, Any]:
+def _split_betas(content: dict[str, Any]) -> dict[str, Any]:
     training = content.get("training")
     if not isinstance(training, Mapping) or "betas" not in training:
         return content
@@ -44,12 +44,12 @@ def _betas_apart(content: dict[str, Any]) -> dict[str, Any]:
 _BETAS = re.compile(r"^(\s+)betas:\s*\[\s*([^,\]]+?)\s*,\s*([^,\]]+?)\s*\](.*)$", re.MULTILINE)
 
 
-def _betas_apart_in_text(text: str) -> str:
+def _split_betas_in_text(text: str) -> str:
     return _BETAS.sub(r"\1beta1: \2\4\n\1beta2: \3", text)
 
 
 MIGRATIONS = (
-    Migration(2, "training.betas is training.beta1 and training.beta2", _betas_apart, _betas_apart_in_text),
+    Migration(2, "training.betas is training.beta1 and training.beta2", _split_betas, _split_betas_in_text),
 )
 
 CURRENT = MIGRATIONS[-1].to
@@ -70,7 +70,7 @@ def version_of(content: Mapping[str, Any], source: str) -> int:
 
 
 def migrated(content: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The content in the current version's terms, without the version."""
+    """Content in the current version, without `schema_version`."""
     version = version_of(content, source)
     found = {key: value for key, value in content.items() if key != KEY}
     for step in MIGRATIONS:

@@ -1,4 +1,4 @@
-"""Where each value of a configuration comes from: default, file and line, environment variable, or command line."""
+"""Origin of each value of a configuration: default, file and line, environment variable, or command line."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Value:
-    """One setting as it is used."""
+    """Effective value of one setting, and its origin."""
 
     key: str
-    """With dots."""
+    """Dotted path."""
     value: Any
     origin: str
 
 
 def origins(file: Path, overrides: Sequence[str] = ()) -> list[Value]:
-    """Every setting of a file, in the order of the models."""
+    """All settings of a file with their origins, in the order of the models."""
     config = load(file, overrides)
     content = read_content(file)
     lines = _lines(file.read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def defaults() -> dict[str, Any]:
 
 
 def flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves by their path; an empty section is a leaf."""
+    """Yield leaves with their dotted paths; an empty section is a leaf."""
     for key, value in content.items():
         place = f"{path}.{key}" if path else str(key)
         if isinstance(value, Mapping) and value:
@@ -52,7 +52,7 @@ def flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
 
 
 def _origin(key: str, told: Mapping[str, str]) -> str:
-    """Of the setting itself, or of the section that was given as a whole."""
+    """Origin of the setting itself, or of a section that was given as a whole."""
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         if (found := told.get(".".join(parts[:length]))) is not None:
@@ -67,12 +67,12 @@ def _is_section(key: str, told: Mapping[str, str]) -> bool:
 
 
 def _renamed(content: Mapping[str, Any], file: Path) -> list[str]:
-    """Keys that a file of an older version has under another name."""
+    """Keys of the content after its migrations."""
     return [key for key, _ in flat(migrated(content, str(file)))]
 
 
 def _lines(text: str) -> dict[str, int]:
-    """The line of each key, from 1."""
+    """Line number of each key, from 1."""
     found: dict[str, int] = {}
 
     def visit(node: yaml.Node, path: str) -> None:

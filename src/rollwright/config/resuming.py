@@ -1,8 +1,7 @@
-"""Which settings may change when a run is resumed. Pure.
+"""Rules for settings that may change when a run is resumed. Pure.
 
-Always true: what decides which episodes there are and how they are played stays as it was, because a resumed run goes on
-with episodes, groups and batches that exist already; with other settings it would mix two runs. A key that no rule names
-may not change.
+Invariant: settings that decide which episodes there are, and how they are played, do not change. A resumed run continues
+existing episodes, groups and batches, and would otherwise mix two runs. A key without a rule may not change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +35,7 @@ _POLICY = {
     "prefix_cache_mb": True,
     "cache_mb": True,
 }
-"""Where the engine is and how hard it is driven may change; which model answers, and how, may not."""
+"""Address and load of the engine may change; the model and its sampling may not."""
 
 _TRAINING = {
     "": False,
@@ -56,7 +55,7 @@ _TRAINING = {
     "keep_steps": True,
     "writers": True,
 }
-"""The size of steps, memory and safety limits may change, from the last checkpoint on; what is learned from may not."""
+"""Step sizes, memory and safety limits may change, from the last checkpoint on; the training objective may not."""
 
 
 def _below(section: str, rules: Mapping[str, bool]) -> dict[str, bool]:
@@ -98,15 +97,15 @@ MAY_CHANGE: Mapping[str, bool] = MappingProxyType(
         "custom_envs.*.tasks": True,
     }
 )
-"""By key, or by the section that it stands in; the longest that fits counts. `*` stands for any name."""
+"""Rules by key or section; the longest match applies. `*` matches any name."""
 
 _GROUPS = ("train_env_manager.num_env_groups", "train_env_manager.num_groups_partition")
-"""How many groups run at once may change as long as the tags still come in the same order."""
+"""The number of concurrent groups may change if the order of the tags stays the same."""
 
 
 @dataclass(frozen=True)
 class SettingChange:
-    """One key that has another value than before."""
+    """A key whose value differs from before."""
 
     key: str
     before: Any
@@ -118,7 +117,7 @@ class SettingChange:
 
 
 def may_change(key: str) -> bool | None:
-    """What the rules say of a key; `None`: nothing."""
+    """Rule for a key; `None` without one."""
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         for name in _patterns(parts[:length]):
@@ -129,12 +128,12 @@ def may_change(key: str) -> bool | None:
 
 def _patterns(parts: list[str]) -> Iterator[str]:
     yield ".".join(parts)
-    if len(parts) > 1:  # only the second part of a key is ever a name that the user chose
+    if len(parts) > 1:  # only the second part of a key can be a name that the user chose
         yield ".".join([parts[0], "*", *parts[2:]])
 
 
 def setting_changes(before: RunConfig, now: RunConfig) -> list[SettingChange]:
-    """All keys that differ, in the order of the settings."""
+    """All changed keys, in the order of the settings."""
     old, new = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
     same_order = _same_order(before.train_env_manager, now.train_env_manager)
     return [
@@ -147,19 +146,19 @@ def setting_changes(before: RunConfig, now: RunConfig) -> list[SettingChange]:
 
 
 def check_resumable(before: RunConfig, now: RunConfig) -> list[SettingChange]:
-    """What changes, all of it allowed; a `ConfigError` names what may not."""
+    """Changes between two configurations; raises a `ConfigError` that names forbidden ones."""
     changes = setting_changes(before, now)
     refused = [str(each) for each in changes if not each.may_change]
     if refused:
         raise ConfigError(
-            f"a run is resumed with the settings that it was begun with; these would change what it plays: "
+            f"a run is resumed with the settings that it was started with; these would change its episodes: "
             f"{'; '.join(refused)}. Set them back, or start another run"
         )
     return changes
 
 
 def _same_order(before: EnvManagerConfig | None, now: EnvManagerConfig | None) -> bool:
-    """Whether every group of the stream still has the tag that it had."""
+    """Whether every group of the stream keeps its tag."""
     if before is None or now is None:
         return False
     old, new = before.slot_tags(), now.slot_tags()
@@ -168,7 +167,7 @@ def _same_order(before: EnvManagerConfig | None, now: EnvManagerConfig | None) -
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """One entry for each value; a section that is not set is one, too."""
+    """Values by dotted path; an unset section is a value, too."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict) and value:

@@ -22,45 +22,45 @@ from rollwright.training.settings import TrainingConfig
 
 
 class AgentConfig(Settings):
-    """How the agent writes prompts."""
+    """How the agent builds prompts."""
 
     history: History = History()
     performance: Performance = Performance()
 
 
 class RunConfig(StreamSettings):
-    """One run: which policy plays which environments, and how much."""
+    """One run: its policy, its environments, and the number of batches."""
 
     folder: str | None = None
     """Where the task files, and the modules of agents and rewards, of `custom_envs` are looked up. Unset: in the folder of
     the configuration file."""
     eval_steps: PositiveInt | None = None
-    """Batches between validations. Unset: one validation at the end, where there is a `val_env_manager`."""
+    """Batches between validations. Unset: one validation at the end, if there is a `val_env_manager`."""
     profile_steps: PositiveInt = 100
-    """Batches between prints of what the last rollouts waited for; one comes at the end in any case."""
+    """Batches between profiles of the last rollouts; one is printed at the end in any case."""
     keep_steps: PositiveInt | None = None
     """Batches whose trajectories, rollouts, failures and figures are kept; there are up to twice as many before the
-    older half is removed. What is removed stays counted. Unset: nothing is removed. A run that trains has
+    older half is removed. Removed rollouts stay counted. Unset: nothing is removed. A run that trains has
     `training.keep_steps` instead."""
     sequence_length: PositiveInt = 8192
     """Longest token sequence, prompt and completion together."""
     max_inflight: PositiveInt | None = None
-    """Most episodes at the same time. Unset: found while running, from the engine's throughput."""
+    """Most concurrent episodes. Unset: tuned while running, by the engine's throughput."""
     policy: PolicyConfig = SimulatedPolicyConfig()
-    """Who plays."""
+    """The policy that plays."""
     default_large_model_pool: ModelPool = Field(default_factory=large_model_pool)
-    """What `policy.model: auto` picks from where one of them fits into the free memory."""
+    """Models for `policy.model: auto` if one of them fits into the free memory."""
     default_small_model_pool: ModelPool = Field(default_factory=small_model_pool)
-    """What it picks from elsewhere. Folders and fetched models can stand in both."""
+    """Models for `policy.model: auto` otherwise. Both pools take folders and fetched models."""
     downloads: DownloadConfig = DownloadConfig()
     policies: dict[str, PolicyConfig] = Field(default_factory=dict)
-    """Further policies by name, for agents of teams that do not play with the run's own."""
+    """Further policies by name, for agents of teams that do not use the run's own."""
     sampling: SamplingConfig = SamplingConfig()
     agent: AgentConfig = AgentConfig()
     strategy: StrategyConfig = ChainStrategyConfig()
     """How training episodes are played."""
     orchestras: dict[str, OrchestraConfig] = Field(default_factory=dict)
-    """Teams of agents, by the tag of the environment that each plays. Other tags are played by one agent."""
+    """Teams of agents, by the tag of the environment that each plays. A single agent plays other tags."""
     gateway: CaptureRules = CaptureRules()
     training: TrainingConfig | None = None
     swarm: SwarmConfig | None = None
@@ -101,7 +101,7 @@ class RunConfig(StreamSettings):
 
     @property
     def tags(self) -> list[str]:
-        """All tags that are played, each once."""
+        """Distinct tags of the run."""
         managers = [each for each in (self.train_env_manager, self.val_env_manager) if each is not None]
         return list(dict.fromkeys(tag for manager in managers for tag in manager.tags))
 
@@ -115,7 +115,7 @@ class RunConfig(StreamSettings):
             for agent in self.orchestras[tag].agents.values()
         ]
         named = [self.policies[each.policy] for each in agents if each.policy in self.policies]
-        # the run's own policy plays every agent that names none, and most tags have one agent
+        # The run's own policy plays every agent without a policy of its own, and every tag without a team.
         rest = (
             []
             if agents and len(named) == len(agents) and set(self.tags) <= set(self.orchestras)

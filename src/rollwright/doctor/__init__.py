@@ -1,1 +1,1 @@
-"""What is wrong with this machine, this configuration or this node, and what to do about it."""
+"""Diagnosis of a machine, a configuration and a swarm node, with remedies."""

@@ -1,7 +1,7 @@
-"""How long a start takes, from nothing to the first token, part by part; and a file to compare with later.
+"""Measures a start, from a new process to the first token, part by part, and compares it with an earlier measurement.
 
-Each start is a process of its own. Cold means that the kernel has dropped what it keeps of files, which only root may
-ask for; warm means that the same start was made just before.
+Each start is a new process. A cold start follows after dropping the kernel's page cache, which only root may do; a warm
+start follows after the same start.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rollwright.doctor.findings import Finding, note, well
+from rollwright.doctor.checks import Finding, note, well
 from rollwright.errors import FormatError, RollwrightError
 from rollwright.models.catalogue import is_fetched, model_folder
 
@@ -24,18 +24,18 @@ PARTS = ("interpreter", "command", "torch", "policy", "tokenizer", "model", "fir
 the weights; one token of a short prompt."""
 
 MODEL = "smollm2"
-"""What is loaded where it was fetched; else a tiny model with random weights, which only the same is compared with."""
+"""Model of the measurement, if it is fetched; else a tiny model with random weights, compared only with itself."""
 
 TINY = "tiny"
 
 MUCH_SLOWER = 2.0
-"""Times as long as before: a busy machine stays below, a new dependency that is imported at every start does not."""
+"""Factor from which a part is reported as slower: above a busy machine's noise, below the cost of a new heavy import."""
 
 LEAST_SECONDS = 0.2
-"""Parts that take less are not compared: they are noise."""
+"""Seconds below which a part is not compared, because it is noise."""
 
 START_SECONDS = 600.0
-"""A start that takes longer is not waited for."""
+"""Time limit of one start, in seconds."""
 
 _DROP = Path("/proc/sys/vm/drop_caches")
 
@@ -44,7 +44,7 @@ Start = dict[str, float]
 
 
 def measure_start(model: Path) -> Start:
-    """One start of a process, to its first token."""
+    """Start one process and measure it up to its first token."""
     done = subprocess.run(
         [sys.executable, "-m", "rollwright.cli.first_token", str(time.monotonic()), str(model)],
         capture_output=True,
@@ -54,12 +54,12 @@ def measure_start(model: Path) -> Start:
     words = done.stdout.split()
     if done.returncode or len(words) != len(PARTS):
         said = done.stderr.strip().splitlines() or ["nothing"]
-        raise RollwrightError(f"a start for measuring failed; it said: {said[-1]}")
+        raise RollwrightError(f"a start for measuring failed; its last line: {said[-1]}")
     return dict(zip(PARTS, map(float, words), strict=True))
 
 
-def forget_files() -> bool:
-    """Makes the next start a cold one; false where this process may not."""
+def drop_page_cache() -> bool:
+    """Drop the page cache, so that the next start is cold; returns false without the permission."""
     os.sync()
     try:
         _DROP.write_text("3")
@@ -77,7 +77,7 @@ def total(start: Mapping[str, float]) -> float:
 
 
 class StartedModel:
-    """The model that starts are measured with: the fetched one, or a tiny one that is made for the occasion."""
+    """Model for measured starts: the fetched one, or a temporary tiny one."""
 
     def __init__(self) -> None:
         self._made: TemporaryDirectory[str] | None = None
@@ -100,11 +100,11 @@ class StartedModel:
 
 
 def check_startup(baseline: Path) -> Iterator[Finding]:
-    """A warm start now, beside the one in the file; where there is no file, it is made."""
+    """Measure a warm start and compare it with the file; without a file, write it."""
     before = _read(baseline) if baseline.exists() else None
     measured_with = StartedModel()
     with measured_with as model:
-        measure_start(model)  # so that the next one is warm
+        measure_start(model)  # warms the page cache for the next start
         now = measure_start(model)
     if before is None:
         baseline.write_text(
@@ -146,4 +146,4 @@ def _read(file: Path) -> Mapping[str, Any]:
             return dict(content)
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise FormatError(f"{file}: is no record of a start; give a file that is not there yet to have it made")
+    raise FormatError(f"{file}: is no measured start; give a file that does not exist to write one")

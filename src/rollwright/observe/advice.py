@@ -1,7 +1,7 @@
-"""What to change about what holds a run up, given how the run is set up. Pure.
+"""Advice for a run's bottleneck, given the run's setup. Pure.
 
-True of it: nothing is recommended that is set already. Where a setting limits the run, its present value stands beside
-it; where several limit it alike, all are named, because raising one alone would change nothing.
+Invariants: no setting is recommended that is in effect already. A limiting setting is named with its present value; if
+several limit the run equally, all are named, because raising one alone would change nothing.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from rollwright.engines.settings import EnginePolicyConfig
 
 
 class Cause(StrEnum):
-    """What holds a run up. The value is what people are told."""
+    """Bottleneck of a run. The value is its name for users."""
 
     ENGINE = "engine-bound"
     """The engine's slots are full."""
     BATCH = "batch too small"
-    """Never as many rollouts at once as the engine could serve."""
+    """Never as many concurrent rollouts as the engine could serve."""
     STRAGGLERS = "waiting for the last rollouts of a batch"
-    """Enough rollouts at first, too few until the last ones of a batch have ended."""
+    """Enough rollouts at first, too few until the last ones of a batch end."""
     ENGINE_OR_BATCH = "engine-bound or batch too small"
-    """The rollouts wait for the engine, and nothing shows whether it could serve more."""
+    """The rollouts wait for the engine, and it is unknown whether it could serve more."""
     ENVIRONMENT = "environment-bound"
     TOOL = "tool-bound"
-    """Tools, and places in their pools."""
+    """Tools, and free places in their pools."""
     TRANSPORT = "transport-bound"
-    """The way to the engine and back."""
+    """Network between the workers and the engine."""
     STORE = "store-bound"
-    """The journal of turns and the settings: a disk, a database, or the way to them."""
+    """Journal of turns and settings: a disk, a database, or the network to it."""
     AGENT = "agent-bound"
-    """The agents' own code, or the process that runs it: one core for all of its episodes."""
+    """The agents' own code, or the process that runs it on one core for all of its episodes."""
 
 
 class StoreKind(StrEnum):
@@ -40,7 +40,7 @@ class StoreKind(StrEnum):
     """SQLite on a disk of this machine."""
     POSTGRES = "postgres"
     HTTP = "http"
-    """Another process's, by its server."""
+    """Store of another process, behind a server."""
 
     @classmethod
     def of(cls, address: str | None) -> "StoreKind":
@@ -52,44 +52,44 @@ class StoreKind(StrEnum):
 
 
 MANY_WRITERS = 3
-"""Worker processes from which a database that lets several write at once is worth its trouble."""
+"""Worker processes from which a database with concurrent writers pays off."""
 
 
 MOST_OF = 0.9
-"""Share of a limit that must have been reached for it to be what limits: a few rollouts more or less are chance."""
+"""Share of a limit from which the limit counts as reached: a few rollouts more or less are chance."""
 
 
 @dataclass(frozen=True)
 class RunSetup:
-    """How a run is set up, as far as advice depends on it."""
+    """Settings of a run that advice depends on."""
 
     environments: int
-    """That can be played at once: groups times their size."""
+    """Concurrent environments: groups times their size."""
     batch_size: int
     max_inflight: int | None = None
     ahead: float = 0.0
     """`async_generation_ratio`."""
     redundancy: int = 0
     trains: bool = True
-    """Whether there are training batches, which rollouts could run ahead of."""
+    """Whether there are training batches that rollouts could run ahead of."""
     processes: int = 1
-    """That played."""
+    """Processes that played."""
     cores: int = 1
     policy: str = "openai"
-    """Its kind."""
+    """Kind of the policy."""
     slots: int | None = None
-    """Of an engine in the worker's process, as it is set."""
+    """Configured slots of an engine inside the worker's process."""
     dtype: str | None = None
     replicas: int = 1
     store: StoreKind = StoreKind.FILE
     at_once: int | None = None
-    """Rollouts that were played at once, at most; `None`: not known."""
+    """Most concurrent rollouts; `None` if unknown."""
 
     @classmethod
     def of(
         cls, config: RunConfig, *, processes: int = 1, cores: int = 1, store: str | None = None
     ) -> "RunSetup":
-        """`processes`: that played. `cores`: that may be used. `store`: its address."""
+        """`processes` have played, `cores` are usable, `store` is an address."""
         manager = config.train_env_manager or config.val_env_manager
         policy: Any = config.policy
         return cls(
@@ -110,10 +110,10 @@ class RunSetup:
 
 
 def advise(cause: Cause, setup: RunSetup) -> str:
-    """What to change, in one line."""
+    """One line of advice."""
     match cause:
         case Cause.ENGINE:
-            return f"{_faster_engine(setup)}; more rollouts at once would only lengthen its line"
+            return f"{_faster_engine(setup)}; more rollouts at once would only lengthen its queue"
         case Cause.BATCH:
             return f"play more rollouts at once: {more_rollouts(setup)}"
         case Cause.STRAGGLERS:
@@ -140,7 +140,7 @@ def advise(cause: Cause, setup: RunSetup) -> str:
 
 
 def more_rollouts(setup: RunSetup) -> str:
-    """What to raise so that more rollouts are played at once: whatever limits them now."""
+    """Settings to raise for more concurrent rollouts: those that limit them now."""
     limits: dict[str, float] = {
         f"`num_env_groups` or `group_size` (now {setup.environments:,} environments)": setup.environments
     }
@@ -158,7 +158,7 @@ def more_rollouts(setup: RunSetup) -> str:
     tightest = min(limits.values())
     if setup.max_inflight is None and setup.at_once is not None and setup.at_once < MOST_OF * tightest:
         return (
-            f"set `max_inflight` (up to {tightest:,.0f}) or play longer: unset, it is found while a run plays, and came to "
+            f"set `max_inflight` (up to {tightest:,.0f}) or play longer: unset, it is tuned while a run plays, and reached "
             f"{setup.at_once:,} here"
         )
     return "raise " + ", and ".join(name for name, limit in limits.items() if limit <= tightest)

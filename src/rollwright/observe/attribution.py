@@ -1,10 +1,10 @@
-"""Whose a moment is: an attempt's wall time as intervals of which no two overlap.
+"""Attributes each instant of an attempt to exactly one phase.
 
-The rule: a moment belongs to the first phase, in the order of `Phase`, that the attempt waits for then; among waits of one
-phase, to the one that began first; and to the agent's own code when it waits for nothing. So a tool's time is what the
-tool took while no generation of the same episode was under way: the time in which the engine had nothing of it to do.
+The rule: an instant belongs to the first phase, in the order of `Phase`, that the attempt waits for then; among waits of one
+phase, to the earliest; and to the agent's own code if it waits for nothing. A tool's time is therefore the time in which no
+generation of the same episode was running, so that the engine had no work from it.
 
-Always true: the intervals stand in order, touch each other, and cover the wall time from 0 to its end.
+Invariant: the intervals are ordered, adjacent, and cover the wall time from 0 to its end.
 """
 
 from heapq import heappop, heappush
@@ -17,12 +17,12 @@ _PRECEDENCE = {phase: place for place, phase in enumerate(Phase)}
 
 
 class Interval(NamedTuple):
-    """One stretch of an attempt, in seconds after its start."""
+    """Part of an attempt, in seconds after its start."""
 
     start: float
     stop: float
     wait: Wait | None
-    """Whose it is; `None`: the agent's own code's."""
+    """Wait that the interval is attributed to; `None` for the agent's own code."""
 
     @property
     def phase(self) -> Phase:
@@ -30,14 +30,15 @@ class Interval(NamedTuple):
 
 
 def exclusive(timing: Timing) -> list[Interval]:
+    """Intervals of an attempt's wall time, each attributed to one wait or to the agent."""
     waits = timing.waits
     if all(waits[place].stop <= waits[place + 1].start for place in range(len(waits) - 1)):
         return _one_by_one(timing)
-    return _swept(timing)
+    return _sweep(timing)
 
 
 def _one_by_one(timing: Timing) -> list[Interval]:
-    """Of waits that do not overlap: nearly all."""
+    """Fast path for waits that do not overlap, which are most."""
     found: list[Interval] = []
     now = 0.0
     for wait in timing.waits:
@@ -52,8 +53,8 @@ def _one_by_one(timing: Timing) -> list[Interval]:
     return found
 
 
-def _swept(timing: Timing) -> list[Interval]:
-    """Goes from each beginning or end of a wait to the next, with those under way in a heap."""
+def _sweep(timing: Timing) -> list[Interval]:
+    """Sweep over the starts and ends of all waits, with the current waits in a heap."""
     waits = sorted(timing.waits, key=lambda wait: wait.start)
     moments = sorted({0.0, timing.wall, *_moments(timing)})
     under_way: list[tuple[int, float, int]] = []

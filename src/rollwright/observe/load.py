@@ -1,7 +1,7 @@
-"""How much was under way at once: rollouts, and calls at the engine. Pure.
+"""Concurrency of a run: rollouts, and calls at the engine. Pure.
 
-Counted over the time in which any rollout was under way. A pause of all of them, as while a trainer works or between a
-crash and its `resume`, is nobody's wait and counts as idle.
+Averages cover the time with at least one running rollout. A pause of all rollouts, while a trainer works or between a crash
+and its resume, counts as idle.
 """
 
 from collections import Counter
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 
 class BusySpan(NamedTuple):
-    """Something that was under way, in seconds since 1970."""
+    """Start and end of a rollout, in seconds since 1970."""
 
     start: float
     stop: float
 
 
-class Call(NamedTuple):
-    """One generation."""
+class EngineCall(NamedTuple):
+    """Start, end and sampled tokens of one generation."""
 
     start: float
     stop: float
@@ -26,26 +26,28 @@ class Call(NamedTuple):
 
 
 QUICKEST = 0.1
-"""The share of all tokens, made the quickest, that shows what a token takes without others in the way."""
+"""Fastest share of all tokens, which shows the time per token of an unloaded engine."""
 
 
 @dataclass(frozen=True)
 class Load:
+    """Concurrency figures of a run."""
+
     seconds: float = 0.0
-    """In which any rollout was under way."""
+    """Seconds with at least one running rollout."""
     idle: float = 0.0
-    """Between the first rollout's start and the last one's end, without any."""
+    """Seconds without a rollout, between the first start and the last end."""
     rollouts: float = 0.0
-    """Under way, in the mean."""
+    """Mean number of running rollouts."""
     most_rollouts: int = 0
     levels: tuple[tuple[int, float], ...] = ()
-    """Calls at the engine at once, and for how many seconds."""
+    """Numbers of concurrent calls at the engine, each with its seconds."""
     stretch: float | None = None
-    """How many times as long a token took as one of the quickest tenth; `None` without tokens."""
+    """Mean time per token over that of the fastest tenth; `None` without tokens."""
 
     @property
     def calls(self) -> float:
-        """At the engine, in the mean."""
+        """Mean number of concurrent calls at the engine."""
         return self._call_seconds / self.seconds if self.seconds else 0.0
 
     @property
@@ -53,18 +55,18 @@ class Load:
         return max((level for level, _ in self.levels), default=0)
 
     def occupancy(self, slots: int) -> float:
-        """The share of an engine's slots that were busy."""
+        """Share of an engine's slots that were busy."""
         busy = sum(min(level, slots) * seconds for level, seconds in self.levels)
         return busy / (slots * self.seconds) if self.seconds else 0.0
 
     def in_line(self, slots: int) -> float:
-        """The share of all waiting for the engine that was spent in its line."""
+        """Share of the waiting for the engine that was spent in its queue."""
         queued = sum((level - slots) * seconds for level, seconds in self.levels if level > slots)
         return queued / self._call_seconds if queued else 0.0
 
     @property
     def seen_quiet(self) -> float:
-        """The share of the time with calls in which they were at most half as many as at most."""
+        """Share of the time with calls in which their number was at most half of its maximum."""
         busy = sum(seconds for level, seconds in self.levels if level)
         quiet = sum(seconds for level, seconds in self.levels if 0 < level <= self.most_calls / 2)
         return quiet / busy if busy else 0.0
@@ -74,7 +76,8 @@ class Load:
         return sum(level * seconds for level, seconds in self.levels)
 
 
-def measure(rollouts: Sequence[BusySpan], calls: Sequence[Call]) -> Load:
+def measure(rollouts: Sequence[BusySpan], calls: Sequence[EngineCall]) -> Load:
+    """Sweep over all starts and ends."""
     if not rollouts:
         return Load()
     steps = sorted(
@@ -107,8 +110,8 @@ def measure(rollouts: Sequence[BusySpan], calls: Sequence[Call]) -> Load:
     )
 
 
-def stretch(calls: Iterable[Call]) -> float | None:
-    """Weighs calls by their tokens, so that short ones, which are mostly fixed cost, do not decide."""
+def stretch(calls: Iterable[EngineCall]) -> float | None:
+    """Mean time per token over that of the fastest tenth; calls are weighted by tokens, because short ones are mostly overhead."""
     paces = sorted(((each.stop - each.start) / each.tokens, each.tokens) for each in calls if each.tokens)
     tokens = sum(weight for _, weight in paces)
     seen = 0

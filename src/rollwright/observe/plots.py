@@ -1,7 +1,7 @@
-"""A run's figures as pictures: reward, lengths, tokens per leaf, what filters caught, the shapes of trees.
+"""Plots of a run: reward, lengths, tokens per leaf, catches of filters, shapes of trees.
 
-What is drawn is worked out first, from the run's folder alone and without matplotlib; drawing is at the end. A picture
-for which the run has no data is not drawn.
+The data is computed first, from the run's folder alone and without matplotlib; drawing comes last. A plot without data is
+not drawn.
 """
 
 from collections import Counter
@@ -22,25 +22,25 @@ Points = list[tuple[float, float]]
 
 @dataclass
 class RunPicture:
-    """Everything that is drawn of a run."""
+    """Data of all plots of a run."""
 
     name: str
     rewards: dict[str, Points] = field(default_factory=dict)
-    """Mean reward by batch; by what was played."""
+    """Mean reward by batch, for each tag and mode."""
     turns: Counter[int] = field(default_factory=Counter)
     """Training paths by their number of turns."""
     tokens: list[int] = field(default_factory=list)
     """Sampled tokens along each training path."""
     sampled_per_leaf: Points = field(default_factory=list)
-    """By batch; what was paid for each path."""
+    """Sampled tokens per path, by batch."""
     along_path: Points = field(default_factory=list)
-    """By batch; what a path would have cost alone."""
+    """Tokens along a path, which it would have cost alone, by batch."""
     caught: dict[str, int] = field(default_factory=dict)
-    """By filter."""
+    """Catches by filter."""
     leaves: Counter[int] = field(default_factory=Counter)
-    """Training rollouts by their number of leaves; empty when all have one."""
+    """Training rollouts by their number of leaves; empty if all have one."""
     widths: list[float] = field(default_factory=list)
-    """At each depth, the mean number of branches of a training rollout there."""
+    """Mean number of branches of a training rollout, by depth."""
 
 
 def picture_of(reader: RunReader) -> RunPicture:
@@ -89,7 +89,7 @@ def _add_paths(picture: RunPicture, steps: Mapping[str, int], played: Sequence[T
 
 
 def draw(picture: RunPicture, folder: Path, kind: str) -> list[Path]:
-    """Writes every picture that there is data for, as `png` or `svg`; gives their files."""
+    """Write every plot with data, as `png` or `svg`; returns the files."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -112,7 +112,7 @@ Panel = Callable[["Axes"], None]
 
 
 def _pictures(picture: RunPicture) -> dict[str, list[Panel]]:
-    """By file name, what stands side by side in it."""
+    """Panels of each file, side by side, by file name."""
     found: dict[str, list[Panel]] = {}
     if picture.rewards:
         found["reward"] = [lambda axis: _lines(axis, "reward", "batch", "mean reward", picture.rewards)]
@@ -173,11 +173,11 @@ def _named_bars(axis: "Axes", title: str, widths: Mapping[str, int]) -> None:
 
 
 NARROWEST = 1.5
-"""Width of an axis of whole numbers, at least: a single one stands in its middle."""
+"""Smallest width of an integer axis, so that a single value is in its middle."""
 
 
 def whole_numbers(axis: "Axes") -> None:
-    """No ticks between them, also where there is only one."""
+    """Place ticks at integers only, also for a single value."""
     from matplotlib.ticker import MaxNLocator
 
     left, right = axis.get_xlim()
@@ -188,7 +188,7 @@ def whole_numbers(axis: "Axes") -> None:
 
 
 def from_zero(axis: "Axes", values: Sequence[float]) -> None:
-    """An axis that shows how high a single value is: from zero to a little beyond it."""
+    """Let the axis start at zero, to show the height of a single value."""
     low, high = min(0.0, *values), max(0.0, *values)
     room = 0.1 * (high - low) or 1.0
     axis.set_ylim(low - (room if low < 0 else 0.0), high + (room if high > 0 or low == 0 else 0.0))

@@ -1,8 +1,8 @@
-"""A run's profile: who waited how long for what, out of the timings in its trajectories.
+"""Profile of a run, from the timings in its trajectories: who waited how long for what.
 
-Always true: the phases' exclusive seconds sum to the wall time of all rollouts; see `exclusive` for whose a moment is
-when an episode waits for several things at once. Counts, means and percentiles are of the waits themselves, which may
-overlap. What has no timing is counted and left out. Attempts that failed have left no trajectory, and so no timing.
+Invariants: the exclusive seconds of all phases sum to the wall time of all rollouts; `attribution` decides between waits at
+the same time. Counts, means and percentiles are of the waits themselves, which may overlap. Trajectories without a timing
+are counted and left out. Failed attempts leave no trajectory, and so no timing.
 """
 
 from array import array
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollwright.observe.attribution import exclusive
-from rollwright.observe.load import BusySpan, Call, Load, measure
+from rollwright.observe.load import BusySpan, EngineCall, Load, measure
 from rollwright.trajectory import Phase, Timing, Trajectory
 
 NOBODY = "–"
-"""Stands for waits of the episode as a whole."""
+"""Agent name for waits of the episode as a whole."""
 
 
 @dataclass
@@ -23,9 +23,9 @@ class PhaseTally:
     """Waits of one kind."""
 
     lengths: "array[float]" = field(default_factory=lambda: array("d"))
-    """Seconds of each."""
+    """Seconds of each wait."""
     alone: float = 0.0
-    """Seconds that were theirs alone."""
+    """Exclusive seconds."""
     tokens: int = 0
 
     @property
@@ -37,7 +37,7 @@ class PhaseTally:
         return sum(self.lengths) / len(self.lengths) if self.lengths else 0.0
 
     def percentile(self, share: float) -> float:
-        """In seconds: the shortest length that at least this share of the waits do not exceed."""
+        """Shortest length, in seconds, that at least this share of the waits does not exceed."""
         if not self.lengths:
             return 0.0
         ranked = sorted(self.lengths)
@@ -46,12 +46,12 @@ class PhaseTally:
 
 @dataclass(frozen=True)
 class AgentRow:
-    """What one agent waited for; the generations are its calls."""
+    """Generations and exclusive waiting times of one agent."""
 
     agent: str
     calls: PhaseTally
     waited: Mapping[Phase, float]
-    """Exclusive seconds."""
+    """Exclusive seconds by phase."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ThingRow:
 
 
 class Profile:
-    """Adds up timings."""
+    """Sums of the timings of many rollouts."""
 
     def __init__(self) -> None:
         self.rollouts = 0
@@ -73,12 +73,12 @@ class Profile:
         self.processes: set[int] = set()
         """Ids of the processes that played."""
         self.wall = 0.0
-        """Seconds, summed over the rollouts."""
+        """Wall time in seconds, summed over the rollouts."""
         self._phases: dict[Phase, float] = dict.fromkeys(Phase, 0.0)
         self._tallies: dict[tuple[Phase, str, str], PhaseTally] = defaultdict(PhaseTally)
-        """By phase, agent and name; names of environment methods have the tag in front."""
+        """Waits by phase, agent and name; a name of an environment's method is prefixed with the tag."""
         self._spans: list[BusySpan] = []
-        self._calls: list[Call] = []
+        self._calls: list[EngineCall] = []
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> "Profile":
@@ -102,7 +102,7 @@ class Profile:
             tally.lengths.append(wait.seconds)
             tally.tokens += wait.tokens
             if wait.phase is Phase.ENGINE:
-                self._calls.append(Call(began + wait.start, began + wait.stop, wait.tokens))
+                self._calls.append(EngineCall(began + wait.start, began + wait.stop, wait.tokens))
         for start, stop, owner in exclusive(timing):
             if owner is None:
                 self._phases[Phase.AGENT] += stop - start
@@ -112,18 +112,18 @@ class Profile:
             self._tallies[owner.phase, owner.agent, name].alone += stop - start
 
     def seconds(self, phase: Phase) -> float:
-        """That were this phase's alone, summed over the rollouts."""
+        """Exclusive seconds of this phase, summed over the rollouts."""
         return self._phases[phase]
 
     def share(self, phase: Phase) -> float:
-        """Of all rollouts' wall time."""
+        """Share of this phase in the wall time of all rollouts."""
         return self._phases[phase] / self.wall if self.wall else 0.0
 
     def load(self) -> Load:
         return measure(self._spans, self._calls)
 
     def agents(self) -> list[AgentRow]:
-        """One row for each agent, the one that waited longest first; last what was nobody's in particular."""
+        """One row per agent by falling waiting time; waits of whole episodes come last."""
         rows = [
             AgentRow(agent or NOBODY, self._sum(Phase.ENGINE, agent), self._waited(agent))
             for agent in {agent for _, agent, _ in self._tallies}
@@ -131,7 +131,7 @@ class Profile:
         return sorted(rows, key=lambda row: (row.agent == NOBODY, -sum(row.waited.values()), row.agent))
 
     def things(self) -> list[ThingRow]:
-        """One row for each thing that is not a generation, over all agents, in the order of the phases."""
+        """One row per tool, environment method and store call over all agents, in the order of the phases."""
         kinds = {(phase, name) for phase, _, name in self._tallies if phase is not Phase.ENGINE}
         order: Sequence[Phase] = list(Phase)
         rows = [ThingRow(phase, name, self._sum(phase, None, name)) for phase, name in kinds]
@@ -141,7 +141,7 @@ class Profile:
         return {phase: self._sum(phase, agent).alone for phase in Phase if phase is not Phase.AGENT}
 
     def _sum(self, phase: Phase, agent: str | None, name: str | None = None) -> PhaseTally:
-        """Over all agents or names where none is given."""
+        """Sum over all agents or names if none is given."""
         total = PhaseTally()
         for (its_phase, its_agent, its_name), tally in self._tallies.items():
             if its_phase is phase and agent in (None, its_agent) and name in (None, its_name):

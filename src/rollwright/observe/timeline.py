@@ -1,7 +1,7 @@
-"""A run's timeline, as Chrome-trace JSON: for Perfetto, `chrome://tracing` or any viewer of that format.
+"""Timeline of a run as Chrome-trace JSON, for Perfetto, `chrome://tracing` and other viewers.
 
-A worker is a process there, and a rollout takes one lane of it, with its waits inside. Waits of one rollout that overlap
-take further lanes beside it. Always true: on one lane events nest or stand apart, as the format demands.
+A worker is a process in the trace. A rollout takes one lane of it, with its waits inside; overlapping waits of one rollout
+take further lanes. Invariant: on one lane, events are nested or disjoint, as the format demands.
 """
 
 import json
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from rollwright.trajectory import Timing, Trajectory, Wait
 
 MICROSECONDS = 1_000_000
-"""In a second: the format's unit."""
+"""Microseconds per second; the format's unit."""
 
 
 class Played(NamedTuple):
-    """What the timeline shows of a trajectory; far smaller than the trajectory."""
+    """The part of a trajectory that the timeline shows, which is far smaller."""
 
     rollout_id: str
     tag: str
@@ -26,7 +26,7 @@ class Played(NamedTuple):
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> "Played | None":
-        """`None` for one without a timing."""
+        """`None` for a trajectory without a timing."""
         timing = trajectory.timing
         if timing is None:
             return None
@@ -34,7 +34,7 @@ class Played(NamedTuple):
 
 
 def chrome_trace(played: Iterable[Played]) -> Iterator[str]:
-    """The file, in pieces; times begin with the first rollout."""
+    """Yield the file in pieces; times start with the first rollout."""
     rollouts = sorted(played, key=lambda each: (each.timing.started, each.rollout_id))
     events = _events(rollouts)
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
@@ -72,7 +72,7 @@ def _events(rollouts: Sequence[Played]) -> Iterator[dict[str, Any]]:
 
 
 def stacked(waits: Sequence[Wait]) -> list[list[Wait]]:
-    """Rows in which no two waits overlap; as few as can be."""
+    """Divide the waits into as few rows as possible without overlaps."""
     rows: list[list[Wait]] = []
     for wait in sorted(waits, key=attrgetter("start")):
         free = next((row for row in rows if row[-1].stop <= wait.start), None)
@@ -84,7 +84,7 @@ def stacked(waits: Sequence[Wait]) -> list[list[Wait]]:
 
 
 class _Lanes:
-    """The lanes of one worker, and until when each is taken."""
+    """Lanes of one worker, with the end of each lane's last event."""
 
     def __init__(self) -> None:
         self._until: list[float] = []
@@ -105,7 +105,7 @@ def _worker(played: Played) -> tuple[str, int]:
 def _event(
     pid: int, lane: int, name: str, kind: str, start: float, seconds: float, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """A complete event; viewers count lanes from 1, because lane 0 is the process itself."""
+    """A complete event; lanes count from 1, because lane 0 is the process itself."""
     return {
         "ph": "X",
         "pid": pid,

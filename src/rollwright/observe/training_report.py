@@ -1,8 +1,8 @@
-"""What a model learned, in one picture and one page: its curve, where it stands, episodes before and after.
+"""Report of a training as one plot and one page: learning curve, comparison with other players, episodes before and after.
 
-Everything comes from the run's folder, so a report can be made at any time, of a run that is still going on too. The
-episodes are validation's, whose levels are the same every time: the first validation is before, the last one after. Of a
-run that has forgotten its first steps, the first is the oldest that is kept, and the page says so.
+All data comes from the run's folder, so a report can be made at any time, also while the run works. The episodes are those
+of validation, whose levels are always the same: the first validation is before, the last one after. If the first steps are
+pruned, the oldest kept validation is before, and the page says so.
 """
 
 import base64
@@ -19,17 +19,17 @@ from rollwright.run.folder import RunReader
 from rollwright.trajectory import Trajectory, Turn
 
 CURVE, PAGE = "curve.png", "report.html"
-"""Files that a report leaves in the run's folder."""
+"""Files of a report in the run's folder."""
 
 SHOWN = {(False, True): 4, (True, True): 1, (False, False): 1, (True, False): 1}
-"""Pairs of episodes on the page, by what became of them: mostly what was learned, and one of each other kind, so that
-what was lost or is still missing shows too."""
+"""Pairs of episodes on the page by success before and after: mostly learned levels, and one of each other kind, so that
+forgotten and unsolved levels show, too."""
 
 MAX_BOARDS = 10
-"""Of one episode; a player that walks in circles needs no more to show it."""
+"""Most boards of one episode: a player that walks in circles shows it with these."""
 
 SMOOTHED = 10
-"""Batches in the running mean of the sampled curve: one batch alone is noise of a few points."""
+"""Batches in the running mean of the sampled curve: a single batch varies by a few points."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Standing:
 
     name: str
     sampled: float | None
-    """`None`: was not played so."""
+    """`None` if it was not played with sampling."""
     greedy: float | None
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same level before and after."""
+    """Episodes on the same level before and after training."""
 
     before: Trajectory
     after: Trajectory
@@ -52,6 +52,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class TrainingReport:
+    """Data of the page."""
+
     name: str
     sampled: Points
     """Solved share of each batch that was trained on, by step."""
@@ -60,13 +62,13 @@ class TrainingReport:
     standings: Sequence[Standing]
     pairs: Sequence[Pair]
     figures: Mapping[str, str]
-    """What else is worth knowing, by name."""
+    """Further figures, by name."""
     shown: str | None = None
-    """Which steps it is about; `None`: all."""
+    """Line with the kept steps; `None` if all are kept."""
 
 
 def report_of(reader: RunReader, standings: Sequence[Standing] = ()) -> TrainingReport:
-    """What a training run's folder tells; `standings` are players to compare with."""
+    """Report of a training run's folder; `standings` are players for comparison."""
     rows = reader.metrics()
     validations = [row for row in rows if row["mode"] == "val"]
     if not validations:
@@ -89,7 +91,7 @@ def report_of(reader: RunReader, standings: Sequence[Standing] = ()) -> Training
 
 
 def write_report(report: TrainingReport, folder: Path) -> tuple[Path, Path]:
-    """Writes the curve and the page, which holds the curve too; gives their files."""
+    """Write the curve and the page, which contains the curve, too; returns the files."""
     curve = _curve(report)
     picture, page = folder / CURVE, folder / PAGE
     picture.write_bytes(curve)
@@ -167,7 +169,7 @@ def _curve(report: TrainingReport) -> bytes:
     )
     for standing in report.standings:
         if standing.sampled is not None and standing.greedy is not None:
-            continue  # a model: the curves show it
+            continue  # a model, which the curves show
         share = standing.sampled if standing.greedy is None else standing.greedy
         if share is not None:
             axis.axhline(100 * share, color="gray", linestyle=":", linewidth=1)
@@ -185,7 +187,7 @@ def _curve(report: TrainingReport) -> bytes:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """The mean of each value and those before it."""
+    """Running mean over `SMOOTHED` values."""
     windows = (values[max(0, end - SMOOTHED) : end] for end in range(1, len(values) + 1))
     return [sum(window) / len(window) for window in windows]
 

@@ -1,8 +1,8 @@
-"""The verdict: what keeps a run from being faster, out of its own figures, and what to change.
+"""The verdict of a profile: the bottleneck of a run, by its own figures, and how to remove it. Pure.
 
-A pure decision. First question: was the engine full? Then nothing but the engine helps, whatever else the rollouts wait
-for, because others fill its slots meanwhile. If it was not, whatever took a good part of the rollouts' time is named,
-and too few rollouts at once are named beside it. Several causes together are a combination, the weightiest first.
+If the engine was full, only the engine matters, because other rollouts fill its slots while some wait for something else.
+Otherwise every phase with a large share of the rollouts' time is a bottleneck, and too few concurrent rollouts are another.
+Several bottlenecks are ordered by weight.
 """
 
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from rollwright.observe.profile import Profile
 from rollwright.trajectory import Phase
 
 FULL = 0.9
-"""Occupancy from which an engine counts as full: the rest is lost at the beginning and the end of any run."""
+"""Occupancy from which an engine counts as full: the start and the end of any run lose the rest."""
 
 STRETCHED = 1.5
-"""Where nobody knows the slots: an engine whose tokens take that much longer than its quickest has a line or shares
-its speed. Below, the spread of prompt lengths alone can be the reason."""
+"""Stretch from which an engine with unknown slots counts as full: its calls queue or share its speed. A smaller stretch can
+come from the spread of prompt lengths alone."""
 
 A_GOOD_PART = 0.25
-"""Of the rollouts' time: what takes less can gain at most a third in speed by vanishing, and is not named."""
+"""Share of the rollouts' time from which a phase is named: removing a smaller one gains at most a third in speed."""
 
 QUIET_ENOUGH = 0.05
-"""Of the time with calls: less has not shown how quick the engine is when it is not busy."""
+"""Share of quiet time from which `stretch` shows the speed of an unloaded engine."""
 
 
 WAITS: Mapping[Cause, tuple[Phase, ...]] = {
@@ -33,31 +33,31 @@ WAITS: Mapping[Cause, tuple[Phase, ...]] = {
     Cause.STORE: (Phase.STORE,),
     Cause.AGENT: (Phase.AGENT,),
 }
-"""The phases whose time speaks for a cause."""
+"""Phases whose time indicates a cause."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a verdict rests on."""
+    """Figures that a verdict is based on."""
 
     shares: Mapping[Phase, float]
-    """Of the rollouts' wall time."""
+    """Shares of the rollouts' wall time, by phase."""
     rollouts: float
-    """At once, in the mean."""
+    """Mean number of concurrent rollouts."""
     most_rollouts: int
     calls: float
-    """At the engine at once, in the mean; a tree or a team may have several for one rollout."""
+    """Mean number of concurrent calls at the engine; a tree or a team may have several for one rollout."""
     most_calls: int
     slots: int | None
-    """Calls that the engine serves at once, all replicas together; `None`: nobody knows."""
+    """Concurrent calls that the engine serves, all replicas together; `None` if unknown."""
     occupancy: float | None
     """Share of the slots that were busy; `None` without `slots`."""
     in_line: float | None
-    """Share of the waiting for the engine that was spent in its line; `None` without `slots`."""
+    """Share of the waiting for the engine that was spent in its queue; `None` without `slots`."""
     stretch: float | None
-    """How many times as long a token took as one of the quickest tenth."""
+    """Mean time per token over that of the fastest tenth."""
     seen_quiet: float
-    """Share of the time with calls in which there were few: what makes `stretch` mean something."""
+    """Share of the time with few calls, without which `stretch` says nothing."""
 
     @classmethod
     def of(cls, profile: Profile, slots: int | None) -> "Figures":
@@ -80,8 +80,8 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class ProfileFinding:
-    """One cause, with the figures that speak for it and what to change."""
+class Bottleneck:
+    """One cause, with its evidence and the advice against it."""
 
     cause: Cause
     because: str
@@ -89,9 +89,11 @@ class ProfileFinding:
 
 
 @dataclass(frozen=True)
-class RunVerdict:
-    findings: tuple[ProfileFinding, ...]
-    """The weightiest first; never empty."""
+class BottleneckVerdict:
+    """All bottlenecks of a run."""
+
+    findings: tuple[Bottleneck, ...]
+    """By falling weight; never empty."""
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -101,11 +103,11 @@ class RunVerdict:
         return " and ".join(self.causes)
 
 
-def judge(figures: Figures, setup: RunSetup) -> RunVerdict:
-    """`setup`: of the run, so that nothing is recommended that it has already."""
+def judge(figures: Figures, setup: RunSetup) -> BottleneckVerdict:
+    """Find the bottlenecks; `setup` keeps the advice from repeating present settings."""
     setup = replace(setup, at_once=figures.most_rollouts)
     if _full(figures):
-        return RunVerdict((_finding(Cause.ENGINE, figures, setup),))
+        return BottleneckVerdict((_finding(Cause.ENGINE, figures, setup),))
     heaviest = max(WAITS, key=figures.share)
     mostly_engine = figures.shares.get(Phase.ENGINE, 0.0) >= figures.share(heaviest)
     named = [cause for cause in WAITS if figures.share(cause) >= A_GOOD_PART]
@@ -114,7 +116,7 @@ def judge(figures: Figures, setup: RunSetup) -> RunVerdict:
         named.insert(0 if mostly_engine else len(named), Cause.BATCH)
     if not named:
         named = [_of_engine(figures) if mostly_engine else heaviest]
-    return RunVerdict(tuple(_finding(cause, figures, setup) for cause in named))
+    return BottleneckVerdict(tuple(_finding(cause, figures, setup) for cause in named))
 
 
 def _full(figures: Figures) -> bool:
@@ -124,14 +126,14 @@ def _full(figures: Figures) -> bool:
 
 
 def _of_engine(figures: Figures) -> Cause:
-    """What it means that rollouts wait for an engine that is not known to be full."""
+    """Cause if the rollouts wait for an engine that is not known to be full."""
     if figures.slots is not None:
         return Cause.STRAGGLERS if figures.rollouts < figures.slots else Cause.ENGINE
     return Cause.BATCH if figures.seen_quiet >= QUIET_ENOUGH else Cause.ENGINE_OR_BATCH
 
 
-def _finding(cause: Cause, figures: Figures, setup: RunSetup) -> ProfileFinding:
-    return ProfileFinding(cause, f"{_weight(cause, figures)}; {_engine(figures)}", advise(cause, setup))
+def _finding(cause: Cause, figures: Figures, setup: RunSetup) -> Bottleneck:
+    return Bottleneck(cause, f"{_weight(cause, figures)}; {_engine(figures)}", advise(cause, setup))
 
 
 def _weight(cause: Cause, figures: Figures) -> str:
@@ -148,11 +150,11 @@ def _weight(cause: Cause, figures: Figures) -> str:
 
 
 def _engine(figures: Figures) -> str:
-    """How busy the engine was."""
+    """Load of the engine, for users."""
     if figures.occupancy is not None:
         return (
             f"{figures.occupancy:.0%} of {figures.slots} slots busy, "
-            f"{figures.in_line or 0.0:.0%} of the waiting for the engine in its line"
+            f"{figures.in_line or 0.0:.0%} of the waiting for the engine in its queue"
         )
     said = f"{figures.calls:.1f} calls at the engine at once, in the mean"
     if figures.stretch is None:

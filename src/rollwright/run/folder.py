@@ -20,7 +20,7 @@ from rollwright.addresses import without_password
 from rollwright.errors import FormatError, RollwrightError, naming
 from rollwright.run.log_records import LogCondition, decoded, records
 from rollwright.run.retention import Forgotten, read_forgotten, replace_durably
-from rollwright.run.sealed_rows import Rows, read_rows, read_sealed, seal
+from rollwright.run.sealed_rows import SealedRows, read_rows, read_sealed, seal
 from rollwright.run.trajectory_log import TRAJECTORIES, LogCopy, TrajectoryLog
 from rollwright.trajectory import Trajectory
 
@@ -219,7 +219,7 @@ class KeptLog:
         return self.forgotten.has_group(group_id) or (foreign and group_id not in self._recorded)
 
 
-def _repair_rows(found: Rows) -> list[str]:
+def _repair_rows(found: SealedRows) -> list[str]:
     """Rewrite a file of rows without its damaged and partial lines; returns one line for each kind of damage."""
     if found.damaged:
         aside = found.file.with_name(f"{found.file.name}.damaged")

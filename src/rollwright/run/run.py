@@ -410,7 +410,7 @@ class Run:
             if task.done() and not task.cancelled():
                 return task.result()
             if self._closed:
-                raise RunClosed("the run was closed during a call for a batch")
+                raise RunClosed("the run was closed while a batch was waited for")
             if task.cancelled() or self._work.cancelled():
                 raise RollwrightError(f"the run was ended by {FOREIGN_CANCELLATION}")
             raise first_cause(self._work.exception() or RollwrightError("the workers have stopped"))

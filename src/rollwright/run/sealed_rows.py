@@ -88,7 +88,7 @@ def read_sealed(file: Path) -> tuple[Row, bool]:
 
 
 @dataclass
-class Rows:
+class SealedRows:
     """Rows of a file, and its damage."""
 
     file: Path
@@ -112,8 +112,8 @@ class Rows:
             yield f"{self.file}: line {_list(self.mended)} had a wrong byte, put right by the checksum"
 
 
-def read_rows(file: Path) -> Rows:
-    found = Rows(file)
+def read_rows(file: Path) -> SealedRows:
+    found = SealedRows(file)
     try:
         content = file.read_bytes()
     except FileNotFoundError:
@@ -158,7 +158,7 @@ def _last(tail: bytes) -> Row | None:
     return None
 
 
-def _mend(found: Rows, lines: list[tuple[int, bytes]]) -> None:
+def _mend(found: SealedRows, lines: list[tuple[int, bytes]]) -> None:
     """Try to read consecutive unreadable lines together: damage may have removed a newline between them, or added one."""
     if not lines:
         return
