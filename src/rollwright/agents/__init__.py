@@ -1,4 +1,4 @@
-"""Agents: they get a session, ask it for generations, and know nothing of stores, workers or training."""
+"""Agents: they request generations from a session, and do not depend on stores, workers or training."""
 
 from rollwright.agents.chat import ChatAgent
 from rollwright.agents.failures import (
