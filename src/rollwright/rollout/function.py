@@ -1,11 +1,11 @@
-"""A user's own function as an agent: `async def agent(task, session) -> reward`.
+"""A user-defined function as an agent: `async def agent(task, session) -> reward`.
 
 The function plays the whole episode: it asks the session for generations and returns the reward. A plain function runs
 in a thread; its session blocks that thread while the engine works. Its generations are recorded and journalled like the
 turns of any other episode.
 
-A function whose agent speaks a model API points it at `session.base_url` with `session.api_key`: the worker's gateway
-then records its calls in the same trajectory. Both are of this episode alone, and end with it.
+An agent that uses a model API is given `session.base_url` and `session.api_key`: the worker's gateway then records its
+calls in the same trajectory. Both are valid for this episode only.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ class FunctionSession(Session):
 
     gateway: Gateway | None = None
     rules: CaptureRules = USUAL_RULES
-    """What an agent that is reached so may do."""
+    """Rules for an agent that uses the gateway."""
     recorder: RolloutRecorder | None = None
-    """Records the calls that come in through the gateway; `None`: nobody has asked for an address."""
+    """Records calls through the gateway; `None`: the address was not requested yet."""
     _access: Access | None = None
 
     @property
@@ -69,7 +69,7 @@ class FunctionSession(Session):
         return self._access
 
     async def leave_gateway(self) -> None:
-        """Late calls are refused from now on."""
+        """Leaves the gateway; later calls are refused."""
         if self.gateway is not None and self.recorder is not None:
             await self.gateway.close_rollout(self.recorder)
 
@@ -81,7 +81,7 @@ class ThreadSession:
         self._session = session
         self._loop = loop
         self.ended = False
-        """Whether the episode is over: a thread that was given up must not sample any more."""
+        """Whether the episode has ended: an abandoned thread must not sample any more."""
 
     @property
     def base_url(self) -> str:
@@ -121,12 +121,12 @@ class ThreadSession:
 
 
 def _is_async(function: AgentFunction) -> bool:
-    """Also of an object that is called like a function."""
+    """Whether a function, or the `__call__` of an object, is async."""
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
 async def _run_in_thread(function: AgentFunction, task: Any, session: ThreadSession) -> float | None:
-    """In a thread of its own, so that a hung one takes no place from others and does not hold up the process's end."""
+    """Runs in a separate daemon thread, so that a hung call occupies no thread pool and does not block the exit."""
     runner = BlockingRunner("agent")
     try:
         return await runner.run(lambda: function(task, session))  # type: ignore[arg-type, return-value]
@@ -145,7 +145,7 @@ def function_session(
     stopwatch: Stopwatch | None = None,
     gateway: Gateway | None = None,
 ) -> FunctionSession:
-    """A session for a rollout that names no environment."""
+    """A session for a rollout without an environment."""
     trajectory = Trajectory(
         rollout_id=claimed.rollout_id,
         attempt_id=claimed.attempt.attempt_id,
@@ -176,7 +176,7 @@ async def play_function(
 ) -> Trajectory:
     """Runs the function to its end; its reward becomes the episode's.
 
-    An engine's failure ends the attempt, whatever the function made of it. Running out of room ends the episode.
+    An engine failure ends the attempt, even if the function handled it. A full sequence ends the episode.
     """
     loop = asyncio.get_running_loop()
     started = loop.time()
