@@ -20,11 +20,11 @@ from rollwright.rollout.filters import (
     Catches,
     Duplicate,
     Filter,
-    FormatError,
     NoTrainableToken,
     Overlong,
     Repetition,
     VoidTurn,
+    WrongFormat,
     ZeroVariance,
     build_filters,
     judge,
@@ -106,8 +106,8 @@ def test_a_void_turn_does_nothing_and_ends_nothing(outcome: dict[str, Any], void
 
 
 def test_a_format_error_is_an_answer_that_was_not_valid() -> None:
-    assert FormatError().catches_turn(turn(0, valid=False))
-    assert not FormatError().catches_turn(turn(0))
+    assert WrongFormat().catches_turn(turn(0, valid=False))
+    assert not WrongFormat().catches_turn(turn(0))
 
 
 def test_repetition_is_text_that_shrinks_too_much() -> None:
@@ -180,7 +180,7 @@ def test_a_stopped_trajectory_is_out_of_the_loss_as_a_whole() -> None:
 def test_counting_changes_nothing() -> None:
     play = chain(turn(0, valid=False, action=None))
     catches = Catches()
-    filters = [Filter(VoidTurn(), Action.COUNT), Filter(FormatError(), Action.COUNT)]
+    filters = [Filter(VoidTurn(), Action.COUNT), Filter(WrongFormat(), Action.COUNT)]
     assert judge(filters, play, catches) == (play, None)
     assert {name: catch.count for name, catch in catches.by_filter.items()} == {
         "void_turn": 1,
@@ -252,7 +252,7 @@ def test_the_accuracy_band_leaves_out_what_is_too_hard_or_too_easy() -> None:
 TESTS = st.sampled_from(
     [
         VoidTurn(),
-        FormatError(),
+        WrongFormat(),
         Repetition(RepetitionConfig(kind="repetition", ratio=2.0, shortest=10)),
         Overlong(),
         NoTrainableToken(),

@@ -10,7 +10,14 @@ from rollwright.agents.failures import (
     timed_out,
     together,
 )
-from rollwright.agents.journal import Interrupted, Journal, JournalEntry, ReplayDiffers, Superseded, entries
+from rollwright.agents.journal import (
+    AttemptInterrupted,
+    Journal,
+    JournalEntry,
+    ReplayDiffers,
+    Superseded,
+    entries,
+)
 from rollwright.agents.session import OutOfRoom, Session
 from rollwright.agents.settings import History, HistoryMode
 from rollwright.agents.timing import Stopwatch
@@ -18,11 +25,11 @@ from rollwright.trajectory import Phase
 
 __all__ = [
     "TIMEOUT",
+    "AttemptInterrupted",
     "ChatAgent",
     "EpisodeFailure",
     "History",
     "HistoryMode",
-    "Interrupted",
     "Journal",
     "JournalEntry",
     "OutOfRoom",

@@ -42,15 +42,15 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
 _CODEC = Codec(JournalEntry, magic=b"RWJ", version=3, compress=False, unchecked=2)
 
 
-class Interrupted(Exception):
+class AttemptInterrupted(Exception):
     """Ends an attempt without being a failure of it."""
 
 
-class ReplayDiffers(Interrupted):
+class ReplayDiffers(AttemptInterrupted):
     """The episode differs from the journal."""
 
 
-class Superseded(Interrupted):
+class Superseded(AttemptInterrupted):
     """The attempt does not hold its rollout any more."""
 
 

@@ -21,7 +21,7 @@ from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.chat_completions import ChatCompletions
 from rollwright.gateway.recorder import PASSING, Given, RolloutRecorder, error_of, refusal_of
-from rollwright.gateway.registry import Registry
+from rollwright.gateway.registry import RolloutRegistry
 from rollwright.gateway.responses import Responses
 from rollwright.gateway.retries import ModelCall
 from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest, decode
@@ -111,7 +111,10 @@ class GatewayApp:
     """The ASGI app."""
 
     def __init__(
-        self, registry: Registry, administration: Administration | None = None, max_body: int = MAX_BODY
+        self,
+        registry: RolloutRegistry,
+        administration: Administration | None = None,
+        max_body: int = MAX_BODY,
     ) -> None:
         self._registry = registry
         self._administration = administration

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rollwright.agents import EpisodeFailure, Interrupted, OutOfRoom, ReplayDiffers, Session
+from rollwright.agents import AttemptInterrupted, EpisodeFailure, OutOfRoom, ReplayDiffers, Session
 from rollwright.engines.base import RateLimited, Sampling
 from rollwright.errors import RollwrightError
 from rollwright.gateway.conversations import Conversations, answered
@@ -71,7 +71,7 @@ class RolloutRecorder:
         self.session = session
         self.given: Given | None = None
         """The reward that the agent reported last."""
-        self.interrupted: Interrupted | None = None
+        self.interrupted: AttemptInterrupted | None = None
         """Why the attempt must stop; `None`: it continues."""
         self._last_seen = time.monotonic()
         """Time of the latest request or response."""
@@ -245,7 +245,7 @@ class RolloutRecorder:
             return
         # A failed call is forgotten, so that the SDK's own retry of it is a new try, which makes the failure good.
         self._calls.forget(name, task)
-        if isinstance(error, Interrupted):
+        if isinstance(error, AttemptInterrupted):
             self.interrupted = error
         elif (refusal := refusal_of(error)).status in PASSING:
             if not isinstance(error, EpisodeFailure):
@@ -279,7 +279,7 @@ def refusal_of(error: BaseException) -> HttpRefusal:
     """The HTTP refusal that a failed call is answered with."""
     if isinstance(error, HttpRefusal):
         return error
-    if isinstance(error, asyncio.CancelledError | Interrupted):
+    if isinstance(error, asyncio.CancelledError | AttemptInterrupted):
         return HttpRefusal(410, "sealed", OVER)
     if isinstance(error, OutOfRoom):
         return HttpRefusal(400, "context_length_exceeded", str(error))

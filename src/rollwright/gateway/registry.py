@@ -21,7 +21,7 @@ class _Entry(NamedTuple):
     rollout: RolloutRecorder
 
 
-class Registry:
+class RolloutRegistry:
     def __init__(self) -> None:
         self._open: dict[str, _Entry] = {}
         self._closed: dict[tuple[str, bytes], None] = {}

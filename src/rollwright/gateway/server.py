@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from rollwright.gateway.endpoint import MAX_BODY, Administration, GatewayApp
 from rollwright.gateway.recorder import RolloutRecorder
-from rollwright.gateway.registry import Registry
+from rollwright.gateway.registry import RolloutRegistry
 
 if TYPE_CHECKING:
     from rollwright.http.server import Listener
@@ -42,7 +42,7 @@ class Gateway:
         self._public_url = None if public_url is None else public_url.rstrip("/")
         self._max_body = max_body
         self._limits = limits
-        self.registry = Registry()
+        self.registry = RolloutRegistry()
         self._server: Listener | None = None
         self._serving: asyncio.Task[None] | None = None
         self._url = ""

@@ -17,8 +17,8 @@ import msgspec
 
 from rollwright.agents import (
     TIMEOUT,
+    AttemptInterrupted,
     EpisodeFailure,
-    Interrupted,
     JournalEntry,
     Session,
     Superseded,
@@ -327,7 +327,7 @@ class GatewayService:
             recorder.raise_unused()
         except EpisodeFailure as failure:
             return await self._report_failure(held, failure.record)
-        except Interrupted as error:
+        except AttemptInterrupted as error:
             raise HttpRefusal(409, "attempt_refused", str(error)) from None
         given = Given(request.reward, request.success)
         trajectory.episode_reward = given.reward

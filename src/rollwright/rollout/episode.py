@@ -1,7 +1,7 @@
 """One episode, from `reset` to its end. Independent of store and scheduler.
 
 Always true: an exception or a hang ends this episode alone, and is recorded with the boundary it came from; the episode
-raises `EpisodeFailure`, or `Interrupted` if the attempt must stop; a cancellation by the attempt's owner passes
+raises `EpisodeFailure`, or `AttemptInterrupted` if the attempt must stop; a cancellation by the attempt's owner passes
 through.
 """
 
@@ -15,9 +15,9 @@ import msgspec
 
 from rollwright import rng
 from rollwright.agents import (
+    AttemptInterrupted,
     ChatAgent,
     EpisodeFailure,
-    Interrupted,
     Journal,
     OutOfRoom,
     Phase,
@@ -164,7 +164,7 @@ async def play_episode(
             trajectory.observation = _read_reset(first, trajectory.tag)
             trajectory.opening = settings.agent.opening(env, first.observation)
             trajectory.stop = await settings.strategy.play_turns(session, env, settings, policy, make_env)
-    except (EpisodeFailure, Interrupted):
+    except (EpisodeFailure, AttemptInterrupted):
         raise
     except BaseException as error:
         if is_asked_for(error):

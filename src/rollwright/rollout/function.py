@@ -14,8 +14,8 @@ from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from rollwright.agents import (
+    AttemptInterrupted,
     EpisodeFailure,
-    Interrupted,
     Journal,
     OutOfRoom,
     Session,
@@ -189,7 +189,7 @@ async def play_function(
                 reward = await function(task, session)  # type: ignore[misc]
             else:
                 reward = await _run_in_thread(function, task, ThreadSession(session, loop))
-    except (EpisodeFailure, Interrupted):
+    except (EpisodeFailure, AttemptInterrupted):
         raise
     except BaseException as raised:
         if is_asked_for(raised):

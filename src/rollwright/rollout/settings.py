@@ -20,7 +20,7 @@ FILTERS: Registry[Any] = Registry(
     "filter",
     {
         "void_turn": "rollwright.rollout.filters.filters:VoidTurn",
-        "format_error": "rollwright.rollout.filters.filters:FormatError",
+        "format_error": "rollwright.rollout.filters.filters:WrongFormat",
         "repetition": "rollwright.rollout.filters.filters:Repetition",
         "overlong": "rollwright.rollout.filters.filters:Overlong",
         "no_trainable_token": "rollwright.rollout.filters.filters:NoTrainableToken",

@@ -41,7 +41,7 @@ class VoidTurn:
 
 
 @dataclass(frozen=True)
-class FormatError:
+class WrongFormat:
     """A turn whose answer does not have the required format, or names an action that does not exist."""
 
     settings: FormatErrorConfig | None = field(default=None, compare=False)
