@@ -1,4 +1,4 @@
-"""Agents: they get a session, ask it for generations, and know nothing of stores, workers or training."""
+"""Agents: they request generations from a session, and do not depend on stores, workers or training."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         together,
     )
     from rollwright.agents.journal import (
-        Interrupted,
+        AttemptInterrupted,
         Journal,
         JournalEntry,
         ReplayDiffers,
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TIMEOUT",
+    "AttemptInterrupted",
     "ChatAgent",
     "EpisodeFailure",
     "History",
     "HistoryMode",
-    "Interrupted",
     "Journal",
     "JournalEntry",
     "OutOfRoom",
@@ -54,11 +54,11 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "AttemptInterrupted": "journal",
         "ChatAgent": "chat",
         "EpisodeFailure": "failures",
         "History": "settings",
         "HistoryMode": "settings",
-        "Interrupted": "journal",
         "Journal": "journal",
         "JournalEntry": "journal",
         "OutOfRoom": "session",

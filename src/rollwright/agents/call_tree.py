@@ -1,8 +1,7 @@
 """The call tree: the position of each generation call among the decisions of an attempt, fixed before it is answered.
 
 Always true: a node's name depends only on the names and ranks of the nodes above it, so the same call has the same name
-in every attempt; a node is settled once its call has ended in any way; a call that failed is skipped by the calls behind
-it.
+in every attempt; a node is settled when its call has ended, however it ended; later calls skip a call that failed.
 """
 
 import asyncio
@@ -25,21 +24,21 @@ class CallNode:
     def __init__(self, before: "CallNode | None", rank: int, number: int) -> None:
         self.before = before
         self.rank = rank
-        """Among the calls behind the same node."""
+        """Index among the calls after the same node."""
         self.number = number
-        """In the order of asking."""
+        """Index in the order of the calls."""
         self.name: int = digest(_ROOT if before is None else before.name, rank)
         self.depth: int = 1 if before is None else before.depth + 1
         self.children = 0
-        """Calls that were asked for behind it."""
+        """Number of calls made after it."""
         self.turn_id: int | None = None
-        """Id of its turn; `None` while it has none, and for ever if the call failed."""
+        """Id of its turn; `None` until the call has ended, and if it failed."""
         self.settled = False
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def parent(self) -> int | None:
-        """Id of the turn before it: of the nearest node above that has one."""
+        """Id of the preceding turn: that of the nearest ancestor that has one."""
         before = self.before
         while before is not None and before.turn_id is None:
             before = before.before
@@ -66,7 +65,7 @@ class CallTree:
         self._roots = 0
         self._reserved = 0
         self._tail: CallNode | None = None
-        """The call asked for last; one that names no turn to come after stands behind it."""
+        """The latest call; a call without an explicit predecessor follows it."""
         self._by_turn: list[CallNode] = []
         self._branched = False
 
@@ -74,7 +73,7 @@ class CallTree:
         return self._by_turn[turn.id]
 
     def reserve(self, after: Turn | msgspec.UnsetType | None) -> CallNode:
-        """Adds a node behind `after`; left out: behind the call that was asked for last."""
+        """Adds a node after `after`; by default after the latest call."""
         before = self._tail
         if after is not msgspec.UNSET:
             before = None if after is None else self._by_turn[after.id]
@@ -100,7 +99,7 @@ class CallTree:
             self._forget(node)
 
     def _forget(self, node: CallNode) -> None:
-        """Gives the position of a failed call back, so that the same call made again has the same name."""
+        """Frees the position of a failed call, so that a retry of the call has the same name."""
         if self._tail is node:
             self._tail = node.before
         if node.before is None:
@@ -109,7 +108,7 @@ class CallTree:
             node.before.children -= node.before.children == node.rank + 1
 
     def order(self) -> Sequence[int] | None:
-        """Turn ids in depth-first order, siblings as they were asked for; `None`: they are in that order already."""
+        """Turn ids in depth-first order, siblings in call order; `None`: they are in that order already."""
         if not self._branched:
             return None
         below: dict[int | None, list[int]] = {}

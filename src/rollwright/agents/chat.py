@@ -1,8 +1,8 @@
-"""The chat agent: turns observations into messages, and nothing else.
+"""The chat agent: converts observations into messages.
 
-With a whole history each prompt continues the turn before it, so the episode is one token sequence. Any other
-history is cut here, before the model is asked: each prompt then starts a sequence of its own, and what is
-trained is what the model saw.
+With the whole history, each prompt continues the previous turn, so the episode is one token sequence. Any other history
+is truncated here, before generation: each prompt then starts a new sequence, so that training uses exactly the prompts
+that the model saw.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from rollwright.errors import ConfigError
 from rollwright.trajectory import Message, Turn, path
 
 PLACEHOLDERS = ("instruction", "observation", "turn_idx", "actions_left", "max_response_length")
-"""What a template may refer to."""
+"""Placeholders of a template."""
 
 
 @dataclass(frozen=True)
 class ChatAgent:
-    """Plays one environment with one prompt format; holds no state of an episode."""
+    """Plays an environment with one prompt format; holds no state of an episode."""
 
     prompts: PromptTemplates
     history: History = field(default_factory=History)
@@ -29,7 +29,7 @@ class ChatAgent:
     max_response_length: int = 128
 
     def check_templates(self, where: str) -> None:
-        """Raises a `ConfigError` that names the template which refers to something unknown."""
+        """Raises a `ConfigError` that names a template with an unknown placeholder."""
         for name, template in (
             ("agent_opening_template", self.prompts.opening),
             ("agent_template", self.prompts.turn),
@@ -49,12 +49,12 @@ class ChatAgent:
         return (Message("system", self.prompts.system), Message("user", first))
 
     async def act(self, session: Session, env: Env, last: Turn | None) -> Turn:
-        """Asks for the next answer behind the turn `last`; `None`: for the first."""
+        """Generates the next answer after the turn `last`; `None`: the first answer."""
         messages, continues = self.ask(session, env, last)
         return await session.generate(messages, continues=continues, after=last)
 
     def ask(self, session: Session, env: Env, last: Turn | None) -> tuple[Sequence[Message], Turn | None]:
-        """The next question, and the turn whose token sequence it continues."""
+        """The next messages, and the turn whose token sequence they continue."""
         if last is None:
             return session.trajectory.opening, None
         if self.history.mode is HistoryMode.WHOLE:
@@ -66,9 +66,9 @@ class ChatAgent:
         return self._cut(session, env, last), None
 
     def _cut(self, session: Session, env: Env, last: Turn) -> list[Message]:
-        """A fresh conversation: system prompt and first question, then the earlier turns that are kept.
+        """A new conversation: system prompt and first question, then the earlier turns that are kept.
 
-        Of a turn that is left out the question stays only when it is the first, because it carries the rules.
+        The first question is always kept, because it contains the rules.
         """
         trajectory = session.trajectory
         turns = list(enumerate(path(trajectory.turns, last.id), start=1))
@@ -89,7 +89,7 @@ class ChatAgent:
         return env.answer(action) if isinstance(env, Playable) else action
 
     def _question(self, env: Env, turn: Turn, done: int) -> Message:
-        """The user message that follows a turn, the episode's `done`-th."""
+        """The user message after a turn; `done`: number of turns so far."""
         observation = turn.outcome.observation if turn.outcome is not None else ""
         return Message("user", self._fill(self.prompts.turn, env, observation, done))
 
@@ -105,7 +105,7 @@ class ChatAgent:
 
 
 def _merge(messages: list[Message]) -> list[Message]:
-    """Neighbours of the same role as one message, because chat templates want roles to alternate."""
+    """Merges adjacent messages of the same role, because chat templates require alternating roles."""
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:

@@ -29,14 +29,14 @@ class EpisodeFailure(RollwrightError):
 
     @staticmethod
     def cause(message: str) -> str:
-        """Boundary and kind out of a failure's message: few enough to count by."""
+        """Boundary and kind of the failure: few distinct values, so that failures can be counted by it."""
         return ": ".join(message.split(": ", 2)[:2])
 
 
 class TimeLimit:
-    """`with TimeLimit(seconds) as limit:` raises `TimeoutError` in whatever the task waits for once time is up.
+    """`with TimeLimit(seconds) as limit:` raises `TimeoutError` inside the block when the time is up.
 
-    The same as `asyncio.timeout`, at a quarter of its cost; each turn of each episode pays it at least twice.
+    Equivalent to `asyncio.timeout` at a quarter of its cost; every turn of every episode uses it at least twice.
     """
 
     __slots__ = ("_cancelling", "_seconds", "_task", "_timeouts", "expired")
@@ -100,7 +100,7 @@ async def together(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]
 
 
 def failed(boundary: Boundary, error: BaseException, turn: int) -> EpisodeFailure:
-    """The failure that an exception means; of a group of exceptions, the first one."""
+    """Converts an exception to a failure; of an exception group, the first one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     message = " ".join(str(error).split())

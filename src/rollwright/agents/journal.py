@@ -1,9 +1,9 @@
-"""The turn journal: the turns of an attempt, durable, so that the next attempt need not sample them again.
+"""The turn journal: durable turns of an attempt, so that the next attempt need not sample them again.
 
 Always true: a turn is in the journal before its action reaches the environment. So at most the one generation in flight
-is lost with a worker. A later attempt asks the same questions again, because the environment is reset with the same seed and gets
-the same actions; each question that the journal knows is answered from it, without the engine. A question that differs
-from the recorded one, or an environment that answered a turn differently, is `ReplayDiffers`: the journal is of no use.
+is lost with a worker. A later attempt makes the same calls again, because the environment is reset with the same seed and
+receives the same actions; a call that is in the journal is answered from it, without the engine. If a prompt or an
+environment's answer differs from the record, `ReplayDiffers` is raised and the journal is discarded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,14 +22,14 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
     place: int
     """Name of the call's node in the call tree."""
     turn: Turn
-    """Without its outcome, which nobody knew yet."""
+    """The turn without its outcome, which was not known yet."""
     question: int
     """Digest of the messages that the prompt added."""
     before: Outcome | None = None
-    """What the environment had answered to the turn before."""
+    """The environment's answer to the previous turn."""
     sampling: SamplingParams | None = None
-    """How its tokens were drawn; the next attempt may have other settings. `None`: written by a release that did not
-    record it."""
+    """Sampling parameters of its tokens; the next attempt may have other ones. `None`: written by a release that did
+    not record them."""
 
     def to_bytes(self) -> bytes:
         return _CODEC.encode(self)
@@ -42,31 +42,31 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
 _CODEC = Codec(JournalEntry, magic=b"RWJ", version=3, compress=False, unchecked=2)
 
 
-class Interrupted(Exception):
+class AttemptInterrupted(Exception):
     """Ends an attempt without being a failure of it."""
 
 
-class ReplayDiffers(Interrupted):
-    """The episode did not come the same way as the journal says."""
+class ReplayDiffers(AttemptInterrupted):
+    """The episode differs from the journal."""
 
 
-class Superseded(Interrupted):
+class Superseded(AttemptInterrupted):
     """The attempt does not hold its rollout any more."""
 
 
 class Journal(Protocol):
-    """Where a session records its turns, and finds those of earlier attempts."""
+    """Records the turns of a session, and provides those of earlier attempts."""
 
     recorded: dict[int, JournalEntry]
-    """Entries of earlier attempts that this one has not come to yet, by the name of their node."""
+    """Entries of earlier attempts that were not replayed yet, by the name of their node."""
 
     async def append(self, entry: JournalEntry) -> None:
-        """Returns when the entry is durable; raises `Superseded` when the attempt may not go on."""
+        """Returns when the entry is durable; raises `Superseded` if the attempt lost its rollout."""
         ...
 
 
 def name_of(messages: Sequence[Message]) -> int:
-    """Digest of the messages that a prompt added, so that a replay can tell whether it asks the same."""
+    """Digest of the messages that a prompt added, with which a replay compares its own."""
     text = "\x1f".join([f"{message.role}\x1e{message.content}{_more(message)}" for message in messages])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
@@ -97,7 +97,7 @@ def replay(
 
 
 def entries(encoded: Iterable[bytes]) -> dict[int, JournalEntry]:
-    """Decodes entries, by the name of their node. Of two at one node (an attempt that cleared its journal started anew) the
-    later one counts."""
+    """Decodes entries, by the name of their node. Of two entries at one node (after an attempt
+    cleared its journal and restarted), the later one counts."""
     read = (JournalEntry.from_bytes(each) for each in encoded)
     return {entry.place: entry for entry in read}

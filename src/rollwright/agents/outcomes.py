@@ -1,7 +1,7 @@
 """An environment's answer to a turn, read as plain data.
 
-Always true: an `Outcome` holds a text, finite rewards and plain booleans, whatever an environment of one's own returned;
-anything else is a `FormatError` that says which value was wrong.
+Always true: an `Outcome` holds a text, finite rewards and plain booleans, whatever a user-defined environment returned;
+any other value is a `FormatError` that names it.
 """
 
 from rollwright.envs.base import Step
@@ -21,7 +21,7 @@ def outcome_of(step: Step) -> Outcome:
         and type(step.terminated) is bool
         and type(step.truncated) is bool
         and not info
-    ):  # nearly every step is so, and need not pay for the conversions below
+    ):  # fast path: almost every step needs no conversion
         return Outcome(
             observation=step.observation,
             reward=step.reward,

@@ -1,11 +1,11 @@
 """A session: one attempt's access to the policy, and the only writer of its trajectory.
 
-Always true: a generation is in the journal before its text is returned to anybody. A prompt that continues a turn
-consists of exactly that turn's full token sequence and the new ids; where the model's format does not allow that, a new
-sequence starts and is counted. A turn's draws are keyed by run, group, member, agent and its node in the call tree, never
-by time or by attempt. A turn whose tokens were drawn with other settings than the rollout's says so. The node of a
-generation is fixed when it is asked for, so calls may run at the same time: those that name no turn to come after stand
-in the order in which they were asked for, in whatever order they finish.
+Always true: a generation is in the journal before its text is returned. A prompt that continues a turn consists of exactly
+that turn's full token sequence and the new ids; if the model's chat template does not allow that, a new sequence starts and
+is counted. Random draws of a turn are keyed by run, group, member, agent and its node in the call tree, never by time or by
+attempt. A turn with other sampling parameters than the rollout's records them. The node of a generation is fixed when
+`generate` is called, so calls may run concurrently: calls without an explicit predecessor are recorded in the order in
+which they were made, whatever order they finish in.
 
 One generation: `generate` reserves a node, `_replay_or_sample` finds its turn in the journal or samples and journals a
 new one, `_record` appends it to the trajectory.
@@ -55,7 +55,7 @@ RESTARTED = "sequences_restarted"
 
 
 LONG_TEXT, LONG_CONVERSATION = 64 * 1024, 1000
-"""Characters and messages from which a prompt takes a tokenizer 10 ms or more."""
+"""Characters and messages above which tokenizing a prompt takes 10 ms or more."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -77,7 +77,7 @@ class Question(NamedTuple):
 
 
 class Session:
-    """An agent asks it for generations and gets turns; it renders, samples, journals and records them."""
+    """Generates turns for an agent: renders, samples, journals and records them."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class Session:
     ) -> None:
         self.trajectory = trajectory
         self.stopwatch = stopwatch or Stopwatch()
-        """Notes what the attempt waits for, from its claim on where one was given."""
+        """Measures the phases that the attempt waits for; a given one has run since the claim."""
         self._policy = policy
         self._of_agent: Callable[[str], Policy] | None = getattr(policy, "of_agent", None)
-        """Where agents have policies of their own (`PerAgent`)."""
+        """Looks up the policy of an agent, if agents have separate policies (`PerAgent`)."""
         self._sampling = sampling
         trajectory.sampling = self._params = sampling.params()
         self.key = key
@@ -113,7 +113,7 @@ class Session:
         """Turns that came from the journal instead of the engine."""
         self._on_turn = on_turn
         self._asked: list[Question] = []
-        """For each turn, the question it answers."""
+        """For each turn, the input that it answers."""
         self._tree = CallTree()
 
     @property
@@ -122,20 +122,20 @@ class Session:
 
     @property
     def phase(self) -> Phase:
-        """What the episode is waiting for at this moment."""
+        """The phase that the episode is in now."""
         return self.stopwatch.phase
 
     def waiting(self, phase: Phase, name: str = "", *, agent: str = "") -> Waiting:
-        """`with session.waiting(Phase.TOOL, "search", agent="solver"):` puts the time in it down to that phase.
+        """`with session.waiting(Phase.TOOL, "search", agent="solver"):` attributes the time inside to that phase.
 
-        Waits may overlap, also with generations, which are noted already. `with waiting.in_line():` inside it counts a part
-        as waiting for a lock: for a resource of a pool, or a limit.
+        Waits may overlap, also with generations, which are measured already. `with waiting.in_line():` inside it attributes
+        a part to waiting for a lock: a resource of a pool, or a limit.
         """
         return self.stopwatch.waiting(phase, name, agent)
 
     @property
     def sampling(self) -> Sampling:
-        """How calls sample that do not say otherwise."""
+        """Default sampling parameters of calls."""
         return self._sampling
 
     @property
@@ -152,7 +152,7 @@ class Session:
         return self._sequence_length * longest_token(self.policy_of(agent))
 
     def depth(self, turn: Turn) -> int:
-        """How many decisions led to this turn, its own included."""
+        """Number of turns on the path to this one, including it."""
         return self._tree.of(turn).depth
 
     async def generate(
@@ -167,9 +167,9 @@ class Session:
     ) -> Turn:
         """Samples one completion and records it as a turn.
 
-        With `continues`, `messages` are what is new behind that turn's completion. Without it they are a whole
-        conversation, and a new token sequence starts. `after` is the decision before this one, `None` for a root of
-        the tree; left out, it is the call before this one.
+        With `continues`, `messages` are those after that turn's completion. Without it they are a whole conversation, and a
+        new token sequence starts. `after`: the preceding turn, `None` for a root of the tree; by default the previous
+        call.
         """
         question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
         node = self._tree.reserve(after)
@@ -193,8 +193,8 @@ class Session:
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
     ) -> Turn:
-        """Samples a completion that is no part of the episode, the `number`-th of its kind: it is neither recorded
-        nor journalled, and no draw of the episode depends on it."""
+        """Samples a completion outside of the episode: it is neither recorded nor journalled, and no draw of the episode
+        depends on it. `number`: its index among such completions."""
         question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
         # A negative rank is no rank of the tree, so the call has a key of its own and takes none from the episode.
         return await self._sample(CallNode(None, -1 - number, number), question, _is_long(question))
@@ -209,17 +209,16 @@ class Session:
         agent: str = "agent",
         env: object = None,
     ) -> list[Turn]:
-        """Samples `count` answers to one question at the same time, so that the engine's prefix cache serves them.
+        """Samples `count` answers to one prompt concurrently, so that they share the engine's prefix cache.
 
-        Answers that came out the same are one turn, which counts for all of them. `env` is the environment as it
-        stands on this branch.
+        Identical answers become one turn with a count. `env`: the environment of this branch.
         """
         board = env if isinstance(env, Playable) else None
         question = Question(messages, continues, agent, (), self._sampling, board)
         nodes = [self._tree.reserve(after) for _ in range(count)]
         try:
             made = await together(self._replay_or_sample(node, question) for node in nodes)
-            # Equal answers lead to equal environments: playing one of them, and counting it for all, saves the rest.
+            # Equal answers lead to equal environments, so one of them is played and counted for all.
             kept: dict[object, tuple[CallNode, Turn]] = {}
             for node, turn in zip(nodes, made, strict=True):
                 same = turn.sampled_ids.tobytes() if turn.exact else turn.text
@@ -256,8 +255,8 @@ class Session:
         return turn
 
     def _last_outcome_before(self, node: CallNode) -> Outcome | None:
-        """The environment's last answer on the path to this call. A call that runs beside this one has no answer yet, so
-        it does not matter which of them is recorded first."""
+        """The environment's last answer on the path to this call. A concurrent call has no answer yet, so it does not
+        matter which of them is recorded first."""
         turn_id = node.parent
         while turn_id is not None:
             turn = self.trajectory.turns[turn_id]
@@ -281,7 +280,7 @@ class Session:
         return turn
 
     async def _sample(self, node: CallNode, question: Question, long: bool) -> Turn:
-        """Samples a new turn, numbered as if no other call were under way."""
+        """Samples a new turn, numbered as if no other call were in progress."""
         turn_id = len(self.trajectory.turns)
         if long:  # in a thread: other episodes of this event loop would wait while it is tokenized
             added, prompt_ids, extends = await asyncio.to_thread(self._render, question)
@@ -343,7 +342,7 @@ class Session:
         return (*self._conversation(self._asked[turn.id]), self._assistant_message(turn))
 
     def recorded_outcome(self, turn: Turn) -> Outcome | None:
-        """The outcome of a turn in an earlier attempt, by the journal; `None`: no attempt came to the call behind it."""
+        """The journalled outcome of a turn in an earlier attempt; `None`: no attempt reached the next call."""
         if self._journal is None:
             return None
         # The entry of the next call holds the outcome of this turn; its node's name follows from this one's.
@@ -352,7 +351,7 @@ class Session:
         return None if behind is None else behind.before
 
     def observe(self, turn: Turn, step: Step) -> Turn:
-        """Records the environment's answer to a turn; an answer of a wrong kind is the environment's failure."""
+        """Records the environment's answer to a turn; a value of a wrong type is a failure of the environment."""
         outcome = self.read_step(turn, step)
         metrics = self.trajectory.metrics
         for name, value in step.info.get("metrics", {}).items():
@@ -364,19 +363,19 @@ class Session:
         return observed
 
     def read_step(self, turn: Turn, step: Step) -> Outcome:
-        """Reads an environment's answer as plain data; an answer of a wrong kind is the environment's failure."""
+        """Converts an environment's answer to plain data; a value of a wrong type is a failure of the environment."""
         try:
             outcome = outcome_of(step)
             if metrics := step.info.get("metrics"):
                 for value in metrics.values():
-                    float(value)  # figures of its own need not be finite
+                    float(value)  # metrics of the environment need not be finite
             return outcome
         except Exception as error:
             told = FormatError(f"environment {self.trajectory.tag}: {error}")
             raise failed(Boundary.ENVIRONMENT, told, turn.id + 1) from error
 
     def seal(self) -> Trajectory:
-        """Returns the trajectory, with its turns in the order of the tree instead of the order in which they came."""
+        """Returns the trajectory, with its turns in tree order instead of order of arrival."""
         trajectory = self.trajectory
         order = self._tree.order()
         if order is not None:
@@ -387,8 +386,8 @@ class Session:
         return trajectory
 
     def _render(self, question: Question) -> tuple[TokenIds | None, TokenIds | None, int | None]:
-        """Renders the ids that this prompt adds, the whole prompt, and the turn it extends; `None`s for a policy that speaks
-        text."""
+        """Renders the ids that this prompt adds, the whole prompt, and the turn it extends; `None` for a text-only
+        policy."""
         renderer = self.policy_of(question.agent).renderer
         if renderer is None:
             return None, None, None

@@ -15,30 +15,30 @@ AGENTS: Registry[Any] = Registry(
     protocol="rollwright.rollout.function:AgentFunction",
     key="rollwright worker --agent",
 )
-"""Agents that bring their own control flow: async functions of a task, which a worker calls for each rollout."""
+"""Agents with their own control flow: functions of a task and a session that a worker calls for each rollout."""
 
 
 class HistoryMode(StrEnum):
-    """What of the episode so far the model sees."""
+    """Which part of the episode so far is in the prompt."""
 
     WHOLE = "whole"
     """Everything, as one growing token sequence."""
     WINDOW = "window"
-    """The last turns, as they were."""
+    """The last turns, unchanged."""
     ACTIONS = "actions"
-    """Of earlier turns only actions and observations; the reasoning around an action is left out."""
+    """Only actions and observations of earlier turns, without the reasoning around an action."""
     CURRENT = "current"
-    """Nothing: each turn asks with the opening's words and the state as it is now."""
+    """Nothing: each prompt is the opening template with the current state."""
 
 
 class History(Settings):
-    """What of the episode so far the model sees. Anything but `whole` starts a new token sequence each turn."""
+    """Which part of the episode so far is in the prompt. Every mode but `whole` starts a new token sequence each turn."""
 
     mode: HistoryMode = HistoryMode.WHOLE
-    """`whole`: everything. `window`: the last `length` turns. `actions`: of earlier turns only the actions and
-    observations, without the reasoning around them. `current`: nothing but the state now, in the opening's words."""
+    """`whole`: everything. `window`: the last `length` turns. `actions`: only actions and observations of earlier turns,
+    without the reasoning. `current`: only the current state, in the opening template."""
     length: PositiveInt | None = None
-    """Earlier turns that are kept; needed for `window`, optional for `actions`."""
+    """Number of earlier turns to keep; required for `window`, optional for `actions`."""
 
     @model_validator(mode="after")
     def _fits(self) -> "History":

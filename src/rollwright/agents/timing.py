@@ -1,7 +1,7 @@
 """The stopwatch of one attempt: records the phases that it waits for.
 
-Always true: a wait is recorded whichever way it ends; several may be under way at once. Each costs about a microsecond,
-because each turn of each episode pays for three.
+Always true: a wait is recorded however it ends; several may be in progress at once. One costs about a microsecond, because
+every turn of every episode has three.
 """
 
 import asyncio
@@ -28,24 +28,24 @@ class Waiting(msgspec.Struct, gc=False, eq=False):
     name: str
     agent: str
     tokens: int = 0
-    """Sampled in it; set by the code inside the wait."""
+    """Number of tokens sampled; set by the code inside the wait."""
     served: float | None = None
-    """Of a generation: seconds that the engine says it took. `None`: it does not say."""
+    """Seconds of a generation as the engine reports them. `None`: not reported."""
     lined: float = 0.0
-    """Seconds of it spent waiting for a lock."""
+    """Seconds spent waiting for a lock."""
     in_line_since: float | None = None
-    """By the stopwatch's clock; `None`: it is not."""
+    """Start of the current wait for a lock; `None`: not waiting for one."""
     start: float = 0.0
-    """By the stopwatch's clock."""
+    """Start of the wait, by the stopwatch's clock."""
 
     @property
     def phase_now(self) -> Phase:
-        """`Phase.LOCK` while it is in line."""
+        """The phase of the wait; `Phase.LOCK` while it waits for a lock."""
         return self.phase if self.in_line_since is None else Phase.LOCK
 
     @contextmanager
     def in_line(self) -> Iterator[None]:
-        """The time that passes inside is put down to `Phase.LOCK` instead."""
+        """Attributes the time inside to `Phase.LOCK` instead."""
         self.in_line_since = self.watch.clock()
         try:
             yield
@@ -80,23 +80,23 @@ class Waiting(msgspec.Struct, gc=False, eq=False):
 
 
 class Stopwatch:
-    """Starts when it is made."""
+    """Measures the waits of one attempt, from its construction on."""
 
     def __init__(self, worker: str = "") -> None:
         self._worker = worker
         self.open: set[Waiting] = set()
-        """Waits under way."""
+        """Waits in progress."""
         self.waits: list[Wait] = []
-        """In the order in which they ended."""
+        """Finished waits, in the order in which they ended."""
         self.clock = _clock()
         self._epoch = time.time() if self.clock is time.monotonic else self.clock()
         self.started = self.clock()
 
     @property
     def phase(self) -> Phase:
-        """The phase of the wait under way; of several, the first in the order of `Phase`."""
+        """Phase of the wait in progress; of several, the first in the order of `Phase`."""
         phases = [waiting.phase_now for waiting in tuple(self.open)]
-        if len(phases) == 1:  # nearly always, and everybody who is in flight is asked with every heartbeat
+        if len(phases) == 1:  # the usual case; every heartbeat reads the phase of all episodes in flight
             return phases[0]
         return min(phases, key=_PRECEDENCE.__getitem__, default=Phase.AGENT)
 
@@ -113,7 +113,7 @@ class Stopwatch:
         return start + seconds
 
     def read(self) -> Timing:
-        """Returns the waits so far; one that is still under way, such as a call that was given up, ends now."""
+        """Returns the waits so far; one still in progress, such as an abandoned call, ends now."""
         for waiting in tuple(self.open):
             waiting.__exit__(None, None, None)
         wall = self.clock() - self.started
@@ -121,9 +121,9 @@ class Stopwatch:
 
 
 def _clock() -> Callable[[], float]:
-    """The machine's, except in virtual time.
+    """The monotonic clock, except in virtual time.
 
-    Not that of any other event loop: uvloop's counts milliseconds.
+    Not the event loop's clock, because uvloop's has a resolution of milliseconds.
     """
     try:
         loop = asyncio.get_running_loop()

@@ -1,12 +1,12 @@
-"""The agent that uses tools: generate, run the calls of the turn side by side, tell the results, and again.
+"""The tool agent: generates, runs the tool calls of the turn concurrently, appends their results, and repeats.
 
-It ends when the model answers without a call, when a tool ends the episode, or at a limit. What the model got wrong is
-told to it; a tool that cannot be run at all ends the attempt (`Boundary.TOOL`). What the rollout's tools hold is given
-back on every way out.
+It ends when the model answers without a call, when a tool ends the episode, or at a limit. Errors of the model are returned
+to it as tool results; a tool that cannot be run at all ends the attempt (`Boundary.TOOL`). Tool state of the rollout is
+released on every exit.
 
-In a resumed attempt, a call whose result the journal knows is not made again: the recorded result is told. The calls of
-stateful tools are made again, to build up their state; if one comes out differently, the attempt starts anew
-(`ReplayDiffers`). Only the calls of the last recorded turn may have been made before without anybody knowing.
+In a resumed attempt, a call whose result is in the journal is not repeated: the recorded result is used. Calls of stateful
+tools are repeated to rebuild their state; if a result differs, the attempt restarts (`ReplayDiffers`). Only calls of the
+last recorded turn may have run before without a record.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from rollwright.tools import Toolbox, ToolContext, ToolFailure, ToolResult
 from rollwright.trajectory import Boundary, Message, Outcome, Phase, StopReason, ToolCall, Turn
 
 TOOL_CALLS, TOOL_PROBLEMS, TOOL_SECONDS = "tool_calls", "tool_problems", "tool_seconds"
-"""Metrics of a trajectory: calls, those among them that gave no result, and the time that calls took."""
+"""Metrics of a trajectory: tool calls, calls without a result, and the time of all calls."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Solution:
     """How an episode with tools ended."""
 
     answer: str
-    """The model's last words, or the result of the tool that ended the episode; empty at a limit."""
+    """The model's final answer, or the result of the tool that ended the episode; empty at a limit."""
     stop: StopReason
     turn: Turn | None
-    """The last one; `None`: there was no room for any."""
+    """The last turn; `None`: there was no room for one."""
     ended_by: ToolResult | None = None
     """The tool that ended the episode; `None`: none did."""
 
@@ -46,7 +46,7 @@ class ToolAgent:
 
     toolbox: Toolbox
     system: str = ""
-    """The system prompt; empty: none. The tools are told beside it, in the model's own format."""
+    """The system prompt; empty: none. Tools are added to it in the model's own format."""
     max_turns: int = 10
     name: str = "agent"
     sampling: Sampling | None = None
@@ -57,7 +57,7 @@ class ToolAgent:
     ) -> Solution:
         """Plays the whole episode; `task` is the first user message, or all messages before the first turn.
 
-        With a `context`, what tools hold is kept in it, and whoever made it closes it.
+        With a `context`, tool state is kept in it, and its owner closes it.
         """
         opening = self.opening(task) if isinstance(task, str) else tuple(task)
         if not session.trajectory.opening:
@@ -105,16 +105,16 @@ async def use_tools(
     *,
     may_end: bool = True,
 ) -> tuple[Turn, list[ToolResult], list[Message]]:
-    """Runs the calls of a turn side by side, records what they came to, and gives what the model is told.
+    """Runs the tool calls of a turn concurrently, records their results, and returns the messages for the model.
 
-    `may_end`: whether a tool can end the episode; where it cannot, the record says nothing of an end.
+    `may_end`: whether a tool can end the episode; if not, the record contains no end.
     """
     recorded = session.recorded_outcome(turn)
     try:
         results = await _run_calls(session, toolbox, turn.agent, parsed.tool_calls, recorded, context)
     except ToolFailure as error:
         raise failed(Boundary.TOOL, error, turn.id + 1) from error
-    # A call that cannot be read has no id, so what is said of it comes from the user.
+    # A call that cannot be parsed has no id, so its error is a user message.
     unread = [Message("user", toolbox.unreadable(each)) for each in parsed.malformed]
     problems = sum(each.problem is not None for each in results) + len(unread)
     step = Step(
@@ -156,7 +156,7 @@ async def _run_calls(
 
 
 def _join(contents: list[str]) -> str:
-    """One text that can be taken apart again: a list in JSON."""
+    """Encodes several texts as one: a JSON list."""
     return msgspec.json.encode(contents).decode()
 
 

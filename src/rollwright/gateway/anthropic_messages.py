@@ -29,7 +29,7 @@ _SAMPLING: dict[str, tuple[Any, ...]] = {"top_k": (-1, 0)}
 """Settings that change the distribution, and their neutral values."""
 
 _IGNORED_BLOCKS = ("thinking", "redacted_thinking")
-"""What the model thought before is in the sampled ids already, where its format keeps it."""
+"""Blocks that are ignored: earlier reasoning is in the sampled ids already, if the model's format keeps it."""
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -40,7 +40,7 @@ _ERROR_TYPES = {
 }
 
 _SIGNATURE = "none"
-"""Clients ask for a signature with each thought; nobody checks this one."""
+"""Clients expect a signature with each thinking block; this one is never verified."""
 
 
 class _Tool(msgspec.Struct):
@@ -99,7 +99,7 @@ class AnthropicMessages:
         )
 
     def present(self, message: Message) -> Message:
-        """A call's input is an object here: what is none is told as text, so that nothing is lost."""
+        """Tool input is an object in this API; other values are sent as text, so that nothing is lost."""
         readable = tuple(call for call in message.tool_calls if isinstance(_input(call), dict))
         if len(readable) == len(message.tool_calls):
             return message
@@ -145,7 +145,7 @@ class AnthropicMessages:
 
 
 def _messages(given: _Message, where: str) -> Iterator[Message]:
-    """A user's message becomes one for each tool result and one for the rest."""
+    """Splits a user message into one message for each tool result and one for the rest."""
     if isinstance(given.content, str):
         yield Message(given.role, given.content)
         return
@@ -191,7 +191,7 @@ def _blocks(said: Message) -> list[dict[str, Any]]:
 
 
 def _in_parts(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as a stream tells it: empty first, then what goes into it."""
+    """A block as stream events: first empty, then its content."""
     if block["type"] == "text":
         return {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "thinking":

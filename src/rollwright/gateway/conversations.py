@@ -1,9 +1,9 @@
 """Finds the recorded turn that an incoming conversation continues.
 
-Always true: a conversation goes on from a turn only if everything up to its last assistant message is what that turn
-was asked, with the same tools, followed by the answer as the client was told it. Then only what is new counts, and
-the sampled ids stand for the answer. Tool arguments are compared as JSON values, because clients write them anew, and
-an assistant's text without the white space around it; thoughts are not compared, because clients leave them out.
+Always true: a conversation continues a turn only if everything up to its last assistant message equals the prompt of that
+turn, with the same tools, followed by the answer that was sent to the client. Then only the new messages are rendered, and
+the answer is represented by its sampled ids. Tool arguments are compared as JSON values, because clients re-serialise them;
+assistant text is compared without surrounding white space; reasoning is not compared, because clients omit it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from rollwright.engines.base import ToolSpec
 from rollwright.trajectory import Message
 
 Key = tuple[Any, ...]
-"""Two messages with equal keys are the same."""
+"""Comparison key of a message; equal keys mean equal messages."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -30,7 +30,7 @@ class ConversationNode:
         self.message = message
         self.next: dict[Key, ConversationNode] = {}
         self.turns: list[tuple[int, tuple[str, ...]]] = []
-        """The turns that ended here, with the ids of the calls they made."""
+        """Turns that ended here, with the ids of their tool calls."""
 
 
 class Conversations:
@@ -38,15 +38,15 @@ class Conversations:
 
     def __init__(self) -> None:
         self._roots: dict[bytes, ConversationNode] = {}
-        """By the tools that the model was told of: they are part of the prompt."""
+        """Root nodes by the offered tools, which are part of the prompt."""
         self._ends: dict[int, ConversationNode] = {}
-        """Where each turn ended."""
+        """End node of each turn."""
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, int] | None:
-        """The turn that `messages` go on from, and how many of them it covers; `None`: they begin anew."""
+        """The turn that `messages` continue, and the number of messages that it covers; `None`: a new conversation."""
         covered = answered(messages)
         node = self._roots.get(_encode(tools)) if covered else None
         for message in messages[:covered]:
@@ -62,7 +62,7 @@ class Conversations:
     def add(
         self, messages: Iterable[Message], tools: Sequence[ToolSpec], answer: Message, turn_id: int
     ) -> None:
-        """From now on, `messages` and then `answer` are the conversation that turn `turn_id` ended."""
+        """Adds the conversation that turn `turn_id` ended: `messages`, then `answer`."""
         node = self._roots.setdefault(_encode(tools), ConversationNode())
         for message in (*messages, answer):
             key = _key(message)
@@ -74,7 +74,7 @@ class Conversations:
         self._ends[turn_id] = node
 
     def until(self, turn_id: int) -> list[Message] | None:
-        """The conversation that turn `turn_id` ended, its answer included; `None`: there is no such turn."""
+        """The conversation that turn `turn_id` ended, including its answer; `None`: there is no such turn."""
         node = self._ends.get(turn_id)
         if node is None:
             return None
@@ -86,7 +86,7 @@ class Conversations:
 
 
 def answered(messages: Sequence[Message]) -> int:
-    """How many messages stand up to and including the last one of the assistant."""
+    """Number of messages up to and including the last assistant message."""
     for place in range(len(messages), 0, -1):
         if messages[place - 1].role == "assistant":
             return place

@@ -1,9 +1,9 @@
-"""Requests to the gateway, from the first byte to the last: who asks, what for, and how it is told.
+"""HTTP endpoint of the gateway: authentication, request limits, dispatch to an API format, responses and streams.
 
-Plain ASGI, because a web framework's own work for one request would cost more than all the rest. Always true: every
-refusal is one line in the form that the client's SDK reads; a request without the right key is answered before its body
-is read; no body is held beyond the limits, and a large one is read off the event loop; a client that leaves loses
-nothing but its answer, and finds it when it asks again.
+Plain ASGI, because the overhead of a web framework for one request would exceed all other work. Always true: every error is
+one line in the format of the client's SDK; a request without a valid key is rejected before its body is read; no body
+exceeds the limits, and a large one is parsed outside of the event loop; a client that disconnects loses only its response,
+and receives it when it repeats the request.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.chat_completions import ChatCompletions
 from rollwright.gateway.recorder import PASSING, Given, RolloutRecorder, error_of, refusal_of
-from rollwright.gateway.registry import OpenRollouts
+from rollwright.gateway.registry import RolloutRegistry
 from rollwright.gateway.responses import Responses
 from rollwright.gateway.retries import ModelCall
 from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest, decode
@@ -44,13 +44,13 @@ _APIS: dict[tuple[str, ...], ApiFormat] = {
 }
 
 _PLAIN = _APIS["chat", "completions"]
-"""Whose form errors have where no API was named."""
+"""Format of errors if the path names no API."""
 
 _LONGEST_KEY = 64
-"""Bytes of an idempotency key that count; clients send UUIDs."""
+"""Significant bytes of an idempotency key; clients send UUIDs."""
 
 MAX_MESSAGES, MAX_TOOLS = 10_000, 1_000
-"""In one request. A message costs about 10 µs before the engine sees it; the hosted APIs take 128 tools."""
+"""Limits of one request. A message costs about 10 µs before the engine sees it; hosted APIs accept 128 tools."""
 
 MAX_MARKS = 400_000
 """Commas and opening brackets in one request, those in its texts included: a million tokens of code have about
@@ -72,18 +72,18 @@ class _Head(NamedTuple):
     key: bytes | None
     length: int
     marked: bool
-    """Whether the client says that it repeats a request."""
+    """Whether the client marks the request as a retry."""
     idempotency_key: bytes | None
     agent: str
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a rollout ended, as its agent or whoever judges it says."""
+    """Request to end a rollout, by its agent or by its judge."""
 
     reward: float = 0.0
     success: bool | None = None
     error: str | None = None
-    """Why it is no result at all; it is then tried again, as its retry rules say."""
+    """Why the attempt failed; it is then retried by its retry rules."""
 
     def __post_init__(self) -> None:
         try:
@@ -93,10 +93,10 @@ class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Administration(Protocol):
-    """What a gateway of its own can do beside recording calls."""
+    """Additional operations of a stand-alone gateway: opening and ending rollouts."""
 
     def admit(self, rollout_id: str | None, key: bytes | None) -> None:
-        """Raises unless the key may open rollouts (`None`) or end this one."""
+        """Raises unless the key may open rollouts (`None`) or end this rollout."""
         ...
 
     async def create(self, key: bytes | None, body: bytes, claim_id: str | None) -> Mapping[str, Any]: ...
@@ -111,7 +111,10 @@ class GatewayApp:
     """The ASGI app."""
 
     def __init__(
-        self, registry: OpenRollouts, administration: Administration | None = None, max_body: int = MAX_BODY
+        self,
+        registry: RolloutRegistry,
+        administration: Administration | None = None,
+        max_body: int = MAX_BODY,
     ) -> None:
         self._registry = registry
         self._administration = administration
@@ -166,7 +169,7 @@ class GatewayApp:
                 raise _not_served(method, path)
 
     async def _read(self, head: _Head, body: Body, decode: Callable[[bytes], Decoded]) -> Decoded:
-        """What a client whose key was right has sent; the bytes themselves are let go."""
+        """Parses the body of an authenticated client; the raw bytes are not kept."""
         if head.length > self._max_body:
             raise body.too_large()
         with body:
@@ -257,15 +260,15 @@ def _end_request(body: bytes) -> EndRequest:
 
 
 class _Named(NamedTuple):
-    """What is asked, and what is found out about it where it is read: in a thread, if it is long."""
+    """A parsed request with its digest and lengths; computed in a thread if the body is large."""
 
     asked: ModelRequest
     name: bytes
-    """The same when the request is repeated."""
+    """Digest of the request; equal for a repeated one."""
     shown: int
-    """Characters that are part of every prompt made of it."""
+    """Characters that are part of every prompt of this request."""
     length: int
-    """Characters of all texts: which of the others are part of the prompt is the model's way."""
+    """Characters of all texts; which of them are in the prompt depends on the model's chat template."""
 
 
 def _named(api: ApiFormat, head: _Head, body: bytes) -> _Named:
@@ -282,7 +285,7 @@ def _named(api: ApiFormat, head: _Head, body: bytes) -> _Named:
 
 
 def _check_limits(asked: ModelRequest) -> None:
-    """Refuses what is more than any conversation needs."""
+    """Refuses requests above the limits."""
     stops = asked.wishes.stop
     for what, found, most in (
         ("messages", len(asked.messages), MAX_MESSAGES),
@@ -296,8 +299,8 @@ def _check_limits(asked: ModelRequest) -> None:
 
 
 def _check_room(rollout: RolloutRecorder, named: _Named, agent: str) -> None:
-    """Refuses a conversation of which it can be told at a glance that it is too long: calls behind it in its rollout
-    would wait until it has been taken apart."""
+    """Refuses a conversation that is too long by its characters alone: tokenizing it would delay other calls of its
+    rollout."""
     room, count, length = rollout.session.sequence_length, len(named.asked.messages), named.length
     most = rollout.session.most_characters(agent)
     if count > room or named.shown > most or length > max(most, room * LONGEST_TOKEN):
@@ -310,7 +313,7 @@ def _check_room(rollout: RolloutRecorder, named: _Named, agent: str) -> None:
 
 
 def _tail(path: tuple[str, ...]) -> tuple[str, ...]:
-    """What stands behind `/rollouts/ID/v1`. Some SDKs add a `v1` of their own, so any number of them is fine."""
+    """The path after `/rollouts/ID/v1`. Some SDKs add another `v1`, so any number of them is accepted."""
     tail = path[2:]
     while tail and tail[0] == "v1":
         tail = tail[1:]
@@ -350,7 +353,7 @@ async def _send_json(send: Send, answer: Any) -> None:
 async def _send_error(
     send: Send, api: ApiFormat, status: int, kind: str, message: str, *, last: bool = False
 ) -> None:
-    """`last`: the connection ends with this answer."""
+    """Sends an error. `last`: the connection is closed after it."""
     more = [(b"x-should-retry", b"true" if status in PASSING else b"false")]
     if last:
         more.append((b"connection", b"close"))

@@ -1,9 +1,9 @@
 """The recorder of one rollout: answers the model calls of an unmodified agent and records them as turns.
 
 Always true: the session records an answer before it is sent to a client; after `seal` nothing is recorded any more, and
-calls are refused; an engine's failure that no later try of the same request made good ends the rollout as that failure,
-whatever the agent did about it, because it must not pass as a result; a client's own sampling changes nothing unless
-that was allowed; a turn whose answer reached no client is out of the loss.
+calls are refused; an engine failure without a later successful retry of the same request ends the rollout as that failure,
+even if the agent handled it, because it must not count as a result; a client's sampling parameters are ignored unless they
+are allowed; a turn whose answer reached no client is masked out of the loss.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rollwright.agents import EpisodeFailure, Interrupted, OutOfRoom, ReplayDiffers, Session
+from rollwright.agents import AttemptInterrupted, EpisodeFailure, OutOfRoom, ReplayDiffers, Session
 from rollwright.engines.base import RateLimited, Sampling
 from rollwright.errors import RollwrightError
 from rollwright.gateway.conversations import Conversations, answered
@@ -26,17 +26,17 @@ from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import UNDELIVERED, Boundary, ErrorRecord, FinishReason, Message, Turn
 
 REPLAYED, REWRITTEN, UNHEARD = "gateway_replayed", "gateway_rewritten", "gateway_undelivered"
-"""Metrics of a trajectory: repeated requests that got the recorded answer; conversations that the client had changed, so
-that a new sequence began; turns whose answer reached no client."""
+"""Metrics of a trajectory: repeated requests that received the recorded answer; conversations that the client changed, so
+that a new sequence started; turns whose answer reached no client."""
 
 PINNED, HONOURED = "gateway_sampling_ignored", "gateway_sampling_honoured"
-"""Metrics of a trajectory: calls that wanted tokens drawn otherwise than the rollout does, in vain or not."""
+"""Metrics of a trajectory: calls with other sampling parameters than the rollout's, ignored and honoured."""
 
 NO_CALL = "no_call"
-"""`ErrorRecord.kind` of a rollout whose agent got no answer at all."""
+"""`ErrorRecord.kind` of a rollout whose agent received no answer."""
 
 PASSING = frozenset({429, 500, 503})
-"""Statuses that are not the client's doing: the same request may be answered; SDKs are told not to repeat the others."""
+"""Statuses of transient errors, for which a retry may succeed; SDKs are told not to retry the others."""
 
 USUAL_RULES = CaptureRules()
 
@@ -53,7 +53,7 @@ class Given(NamedTuple):
 
 
 class RolloutRecorder:
-    """Open until `seal`. Requests of one rollout may come at the same time, and may be repeated."""
+    """Records calls until `seal`. Requests of one rollout may be concurrent, and may be repeated."""
 
     def __init__(
         self,
@@ -63,42 +63,42 @@ class RolloutRecorder:
         rules: CaptureRules = USUAL_RULES,
         on_replay_differs: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`sampling` bounds what a client may ask for.
+        """`sampling`: upper limits for client requests.
 
-        `on_replay_differs` forgets what the journal still has; then the call is sampled. Without it such a call ends
-        the attempt, because whoever plays it starts the agent again.
+        `on_replay_differs`: clears the rest of the journal, after which the call is sampled. Without it, such a call ends
+        the attempt, because its owner restarts the agent.
         """
         self.session = session
         self.given: Given | None = None
         """The reward that the agent reported last."""
-        self.interrupted: Interrupted | None = None
-        """Why the attempt may not go on."""
+        self.interrupted: AttemptInterrupted | None = None
+        """Why the attempt must stop; `None`: it continues."""
         self._last_seen = time.monotonic()
-        """When a request came or was answered last."""
+        """Time of the latest request or response."""
         self._sampling = sampling
         self._rules = rules
         self._on_replay_differs = on_replay_differs
         self._conversations = Conversations()
         self._instructed: dict[int, bool] = {}
-        """For each turn, whether its conversation begins with instructions that stand apart from it."""
+        """For each turn, whether its conversation begins with separate instructions."""
         self._calls = CallLog()
         self._failures: dict[bytes, EpisodeFailure] = {}
-        """By the name of the request that failed; made good by another try of it."""
+        """Failures by request digest; removed by a successful retry."""
         self.out_of_room = False
-        """Whether the last call was refused for want of room."""
+        """Whether the last call was refused because the sequence was full."""
         self._sealed = False
 
     @property
     def silent_seconds(self) -> float:
-        """How long its agent has neither asked nor waited for an answer."""
+        """Seconds without a request in progress."""
         return 0.0 if self._calls.under_way else time.monotonic() - self._last_seen
 
     def call(
         self, api: ApiFormat, asked: ModelRequest, name: bytes, *, marked: bool, agent: str
     ) -> ModelCall:
-        """The call that this request makes, or the earlier one that it repeats.
+        """Starts the call of this request, or returns the earlier call that it repeats.
 
-        The request counts as one of `ModelCall.clients` until its handler takes it off.
+        The request counts in `ModelCall.clients` until its handler removes it.
         """
         self._last_seen = time.monotonic()
         if self._sealed or self.interrupted is not None:
@@ -107,15 +107,15 @@ class RolloutRecorder:
         if repeated is not None:
             self._count(REPLAYED)
             return repeated
-        # In a task of its own: a client that gives up and repeats its request then finds the answer of the first one,
-        # and no turn is sampled twice or recorded without an answer.
+        # In a separate task: a client that gives up and repeats its request receives the answer of the first one, and no
+        # turn is sampled twice or recorded without an answer.
         task = asyncio.create_task(self._answer(api, asked, agent))
         call = self._calls.add(name, task)
         task.add_done_callback(lambda done: self._note_end(name, done))
         return call
 
     async def seal(self) -> None:
-        """Ends the recording; calls under way are cancelled."""
+        """Ends the recording; calls in progress are cancelled."""
         if self._sealed:
             return
         self._sealed = True
@@ -130,14 +130,14 @@ class RolloutRecorder:
             turns[reply.turn_id] = msgspec.structs.replace(turns[reply.turn_id], filtered=UNDELIVERED)
 
     def raise_failure(self) -> None:
-        """Raises what kept the attempt from being played as it should have been."""
+        """Raises the interruption or the engine failure of the attempt, if there is one."""
         if self.interrupted is not None:
             raise self.interrupted
         for failure in self._failures.values():
             raise failure
 
     def raise_unused(self) -> None:
-        """Raises if not one call was answered: a reward would be for nothing that was recorded."""
+        """Raises if no call was answered: a reward without a recorded turn is meaningless."""
         if not self.session.trajectory.turns and not self._rules.allow_no_calls:
             why = "no call of the agent was answered, so there is nothing that its reward could be for"
             raise EpisodeFailure(ErrorRecord(Boundary.AGENT, NO_CALL, why, 0))
@@ -181,7 +181,7 @@ class RolloutRecorder:
         )
 
     def _full_conversation(self, asked: ModelRequest) -> tuple[Message, ...]:
-        """The conversation from its beginning, where the client sent only what follows an earlier reply."""
+        """The whole conversation, also if the client sent only the messages after an earlier reply."""
         said = asked.messages
         if asked.previous is not None:
             _, _, number = asked.previous.rpartition("-")
@@ -197,7 +197,7 @@ class RolloutRecorder:
     def _find_turn(
         self, messages: tuple[Message, ...], asked: ModelRequest
     ) -> tuple[Turn | None, tuple[Message, ...]]:
-        """Finds the turn that the conversation continues, and the messages that are new behind it."""
+        """Finds the turn that the conversation continues, and the new messages after it."""
         found = self._conversations.find(messages, asked.tools)
         if found is None:
             if len(self._conversations) and answered(messages):
@@ -245,7 +245,7 @@ class RolloutRecorder:
             return
         # A failed call is forgotten, so that the SDK's own retry of it is a new try, which makes the failure good.
         self._calls.forget(name, task)
-        if isinstance(error, Interrupted):
+        if isinstance(error, AttemptInterrupted):
             self.interrupted = error
         elif (refusal := refusal_of(error)).status in PASSING:
             if not isinstance(error, EpisodeFailure):
@@ -262,7 +262,7 @@ class RolloutRecorder:
 
 
 def _cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The text up to the first stop text, and that stop text."""
+    """The text before the first stop string, and that stop string."""
     places = [(place, each) for each in stops if each and (place := text.find(each)) >= 0]
     if not places:
         return text, None
@@ -279,7 +279,7 @@ def refusal_of(error: BaseException) -> HttpRefusal:
     """The HTTP refusal that a failed call is answered with."""
     if isinstance(error, HttpRefusal):
         return error
-    if isinstance(error, asyncio.CancelledError | Interrupted):
+    if isinstance(error, asyncio.CancelledError | AttemptInterrupted):
         return HttpRefusal(410, "sealed", OVER)
     if isinstance(error, OutOfRoom):
         return HttpRefusal(400, "context_length_exceeded", str(error))

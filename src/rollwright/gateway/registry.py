@@ -1,7 +1,7 @@
-"""Which rollouts can be called, and with which key.
+"""Registry of open rollouts and their API keys.
 
 Always true: a key opens one rollout and nothing else; keys are compared in constant time; once a rollout is closed its
-key opens nothing, and whoever still uses it is told that the rollout is over.
+key is invalid, and later callers are told that the rollout has ended.
 """
 
 import hmac
@@ -13,7 +13,7 @@ from rollwright.gateway.recorder import OVER, RolloutRecorder
 from rollwright.store.http.errors import HttpRefusal
 
 _REMEMBERED = 10_000
-"""Closed rollouts whose late callers are told so; older ones have an unknown key."""
+"""Number of closed rollouts whose late callers are told so; keys of older ones are unknown."""
 
 
 class _Entry(NamedTuple):
@@ -21,17 +21,17 @@ class _Entry(NamedTuple):
     rollout: RolloutRecorder
 
 
-class OpenRollouts:
+class RolloutRegistry:
     def __init__(self) -> None:
         self._open: dict[str, _Entry] = {}
         self._closed: dict[tuple[str, bytes], None] = {}
 
     def __len__(self) -> int:
-        """Rollouts that are open."""
+        """Number of open rollouts."""
         return len(self._open)
 
     def add(self, rollout: RolloutRecorder) -> str:
-        """Makes a key for it. An earlier attempt at the same rollout is closed."""
+        """Creates a key for the rollout. An earlier attempt at it is closed."""
         rollout_id = rollout.session.trajectory.rollout_id
         self.remove(rollout_id)
         key = f"rw-{secrets.token_urlsafe(32)}"
@@ -39,7 +39,7 @@ class OpenRollouts:
         return key
 
     def remove(self, rollout_id: str, rollout: RolloutRecorder | None = None) -> None:
-        """Closes it; with `rollout`, only if it is that attempt."""
+        """Closes a rollout; with `rollout`, only if it is that attempt."""
         entry = self._open.get(rollout_id)
         if entry is None or rollout not in (None, entry.rollout):
             return
@@ -62,7 +62,7 @@ def unauthorized(advice: str) -> HttpRefusal:
 
 
 def check_key(name: str, key: str) -> str:
-    """A key that a header can carry."""
+    """Checks that a key can be sent in a header."""
     if not (key.isascii() and key.isprintable() and key.strip() == key != ""):
         raise ConfigError(f"{name}: is empty or holds a character that no HTTP header can carry")
     return key

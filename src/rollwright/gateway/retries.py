@@ -1,9 +1,8 @@
-"""Calls that were made already, so that a request that is sent again is not sampled again.
+"""Log of calls, so that a repeated request is not sampled again.
 
-Always true: a request repeats an earlier one if both have the same name (made of the body, and of the idempotency key
-where the client gives one) and the earlier one's answer reached nobody, or the client says that it repeats. Equal
-requests that are none of these are different calls: an agent may ask the same thing several times on purpose. A call
-that failed is forgotten, so its repetition is a new try.
+Always true: a request repeats an earlier one if both have the same digest (of the body and the idempotency key, if there is
+one) and the earlier answer reached no client, or the client marks the request as a retry. Other equal requests are separate
+calls: an agent may send the same prompt several times on purpose. A failed call is removed, so a retry samples again.
 """
 
 import asyncio
@@ -12,17 +11,17 @@ from rollwright.gateway.types import ModelReply
 
 
 class ModelCall:
-    """One call, and how many clients wait for it."""
+    """One call, and the number of clients that wait for it."""
 
     __slots__ = ("clients", "delivered", "task")
 
     def __init__(self, task: "asyncio.Task[ModelReply]") -> None:
         self.task = task
-        """Goes on when its client leaves: what is sampled is recorded."""
+        """Continues if its client disconnects: sampled tokens are recorded."""
         self.clients = 1
-        """Requests that wait for the answer, or are being told it."""
+        """Requests that wait for the answer or are receiving it."""
         self.delivered = False
-        """Whether a client was there until the answer had been sent whole."""
+        """Whether the answer was sent completely to a connected client."""
 
     @property
     def abandoned(self) -> bool:
@@ -37,7 +36,7 @@ class CallLog:
         self._by_turn: dict[int, ModelCall] = {}
 
     def find_repeated(self, name: bytes, marked: bool) -> ModelCall | None:
-        """The earlier call that this request repeats; its caller waits for it from now on."""
+        """The earlier call that this request repeats, with the request added to its clients; `None`: it repeats none."""
         known = self._calls.get(name, ())
         found = next((call for call in known if call.abandoned), None)
         if found is None and marked and known:
@@ -52,7 +51,7 @@ class CallLog:
         return call
 
     def note_answer(self, name: bytes, task: "asyncio.Task[ModelReply]") -> None:
-        """The call has made a turn."""
+        """Records the turn of a call."""
         for call in self._calls[name]:
             if call.task is task:
                 self._by_turn[task.result().turn_id] = call
@@ -65,12 +64,12 @@ class CallLog:
         return [call.task for call in self._all() if not call.task.done()]
 
     def undelivered(self) -> list[ModelReply]:
-        """Answers that were recorded and reached nobody."""
+        """Recorded answers that reached no client."""
         ended = [call.task for call in self._all() if call.task.done() and not call.delivered]
         return [task.result() for task in ended if not task.cancelled() and task.exception() is None]
 
     def note_heard(self, turn_id: int) -> None:
-        """A conversation goes on from this turn, so its answer has reached the client whatever was seen of it."""
+        """Marks an answer as delivered, because a later conversation contains it."""
         if (call := self._by_turn.get(turn_id)) is not None:
             call.delivered = True
 

@@ -1,7 +1,7 @@
 """The gateway: addresses and keys for rollouts, on one port.
 
-Always true: nothing listens before the first rollout is opened; it is reached from its own machine only, unless a host
-is given on purpose; when it stops, calls under way are answered first.
+Always true: the server does not listen before the first rollout is opened; it is reachable from its own machine only, unless
+a host is given; when it stops, calls in progress are answered first.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from rollwright.gateway.endpoint import MAX_BODY, Administration, GatewayApp
 from rollwright.gateway.recorder import RolloutRecorder
-from rollwright.gateway.registry import OpenRollouts
+from rollwright.gateway.registry import RolloutRegistry
 
 if TYPE_CHECKING:
     from rollwright.http.server import Listener
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Access(NamedTuple):
-    """What an agent needs to be recorded."""
+    """Address and key with which an agent is recorded."""
 
     base_url: str
     api_key: str
@@ -36,24 +36,24 @@ class Gateway:
         max_body: int = MAX_BODY,
         limits: "ServerLimits | None" = None,
     ) -> None:
-        """`public_url`: how agents reach it, where that is not the host and port."""
+        """`public_url`: address for agents, if it is not the host and port."""
         self._host = host
         self._port = port
         self._public_url = None if public_url is None else public_url.rstrip("/")
         self._max_body = max_body
         self._limits = limits
-        self.registry = OpenRollouts()
+        self.registry = RolloutRegistry()
         self._server: Listener | None = None
         self._serving: asyncio.Task[None] | None = None
         self._url = ""
 
     @property
     def url(self) -> str:
-        """Where it is reached, once it listens."""
+        """Address of the listening server."""
         return self._public_url or self._url
 
     def listen(self, administration: Administration | None = None) -> None:
-        """Starts to serve, if it does not yet."""
+        """Starts the server if it is not running."""
         if self._serving is not None:
             return
         from rollwright.http.server import Listener, listening_socket
@@ -75,17 +75,17 @@ class Gateway:
         return f"{self.url}/rollouts/{quote(rollout_id, safe='')}"
 
     async def close_rollout(self, rollout: RolloutRecorder) -> None:
-        """Seals it; late calls are told that it is over."""
+        """Seals the rollout; later calls are told that it has ended."""
         self.registry.remove(rollout.session.trajectory.rollout_id, rollout)
         await rollout.seal()
 
     async def rest(self) -> None:
-        """Stops to listen if no rollout is open; the next one starts it again."""
+        """Stops the server if no rollout is open; the next `open` starts it again."""
         if not self.registry:
             await self.close()
 
     async def close(self) -> None:
-        """Stops to listen."""
+        """Stops the server."""
         if self._server is not None and self._serving is not None:
             self._server.stop()
             await self._serving

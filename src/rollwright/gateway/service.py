@@ -1,8 +1,8 @@
-"""A gateway of its own, over a store: rollouts are opened and ended by HTTP, and kept as any worker keeps them.
+"""Stand-alone gateway over a store: rollouts are opened and ended by HTTP, with the leases and journals of any worker.
 
-Always true: an open rollout is an attempt that this gateway holds, with heartbeats and a journal; it ends once, by a
-report to the store, or because the store took it away, or because its agent was silent for too long. A gateway that is
-killed leaves the journal: whoever opens the rollout again gets the recorded answers to the same calls.
+Always true: an open rollout is an attempt that this gateway holds, with heartbeats and a journal. It ends once: by a report
+to the store, because the store revoked it, or because its agent was silent for too long. If the gateway is killed, the
+journal remains: the next attempt at the rollout receives the recorded answers to the same calls.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ import msgspec
 
 from rollwright.agents import (
     TIMEOUT,
+    AttemptInterrupted,
     EpisodeFailure,
-    Interrupted,
     JournalEntry,
     Session,
     Superseded,
@@ -39,7 +39,7 @@ from rollwright.store.records import AttemptedRollout, AttemptStatus, EnqueueReq
 from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory, check
 
 _REMEMBERED = 10_000
-"""Ends that are remembered."""
+"""Number of ended rollouts that are remembered."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,27 +49,27 @@ class ServiceSettings:
     """How rollouts are recorded and kept."""
 
     sampling: Sampling
-    """What a client may ask for at most, and gets when it does not say."""
+    """Upper limits and defaults of a client's sampling parameters."""
     sequence_length: int = 8192
     generate_seconds: float = 600.0
     episode_seconds: float = 3600.0
-    """A rollout that is open for longer is given up."""
+    """Time limit of an open rollout, after which it is abandoned."""
     idle_seconds: float = 900.0
-    """A rollout whose agent makes no call for so long is given up: nobody would end it."""
+    """Time without a call after which a rollout is abandoned, because its agent will not end it."""
     heartbeat_interval: float = 5.0
     lease_seconds: float = 30.0
-    """Rollouts made here go to another gateway when this one is silent for so long."""
+    """Lease of rollouts created here; without heartbeats for so long, another gateway may take them."""
     max_attempts: int = 3
-    """Tries at a rollout made here before it counts as failed."""
+    """Attempts at a rollout created here before it counts as failed."""
     poll_interval: float = 30.0
-    """Seconds that one call to the store waits for news of rollouts that were taken away."""
+    """Seconds for which one call to the store waits for revoked rollouts."""
     rules: CaptureRules = field(default_factory=CaptureRules)
-    """What agents may do, where a rollout was not opened otherwise."""
+    """Default rules for agents; opening a rollout may override them."""
     agent_ends: bool = True
-    """Whether a rollout's own key may end it and name its reward. Where the model that is trained could get hold of
-    that key, only the administrator's should."""
+    """Whether a rollout's own key may end it and set its reward. If the trained model could read that key, only the
+    administrator's key should."""
     tag: str = "gateway"
-    """Under which name trajectories stand."""
+    """Tag of the trajectories."""
 
 
 class OpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,9 +80,9 @@ class OpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: str | None = None
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     client_sampling: ClientSampling | None = None
-    """What becomes of a client's own temperature and top_p; `None`: as the gateway's settings say."""
+    """Treatment of a client's temperature and top_p; `None`: the gateway's setting."""
     allow_no_calls: bool | None = None
-    """Whether it may end as a result without a call; `None`: as the gateway's settings say."""
+    """Whether it may end with a result without a call; `None`: the gateway's setting."""
 
     def rules(self, usual: CaptureRules) -> CaptureRules:
         asked = {"client_sampling": self.client_sampling, "allow_no_calls": self.allow_no_calls}
@@ -93,7 +93,7 @@ _OPEN = msgspec.json.Decoder(OpenRequest)
 
 
 class AttemptJournal:
-    """One attempt's journal in the store, which can forget what is of no use and keep what was replayed."""
+    """Journal of one attempt in the store; can drop entries that no longer apply and keep those that were replayed."""
 
     def __init__(self, store: Store, held: tuple[str, str], recorded: dict[int, JournalEntry]) -> None:
         self.recorded = recorded
@@ -109,7 +109,7 @@ class AttemptJournal:
         self._all.append(entry)
 
     async def forget_rest(self, played: Trajectory) -> None:
-        """The agent went another way: only what has become a turn of this attempt is still true."""
+        """Drops the entries that were not replayed, because the agent diverged from them."""
         own = {id(turn.sampled_ids) for turn in played.turns}
         kept = [entry.to_bytes() for entry in self._all if id(entry.turn.sampled_ids) in own]
         self.recorded.clear()
@@ -154,17 +154,17 @@ class GatewayService:
         self._settings = settings
         self._held: dict[str, _Held] = {}
         self._ended: dict[str, tuple[EndRequest, Mapping[str, Any]]] = {}
-        """How the last ones were ended, for callers that ask again."""
+        """Results of the latest ended rollouts, for repeated requests."""
         self._leaving: set[asyncio.Task[None]] = set()
-        """Rollouts that are being sealed because the store took them away."""
+        """Tasks that seal rollouts which the store revoked."""
 
     def listen(self) -> None:
         self._gateway.listen(self)
 
     async def run(self) -> None:
-        """Serves, sends heartbeats, and gives up what was taken away or forgotten.
+        """Serves, sends heartbeats, and abandons rollouts that were revoked or are idle.
 
-        Ends with the store's error that makes it impossible to go on.
+        Raises an error of the store that is not transient.
         """
         self.listen()
         try:
@@ -175,7 +175,7 @@ class GatewayService:
             raise group.exceptions[0] from None
 
     async def close(self) -> None:
-        """Hands open rollouts back, so that another gateway can go on from their journals at once."""
+        """Releases open rollouts, so that another gateway can resume from their journals at once."""
         for held in list(self._held.values()):
             await self._let_go(held)
             await self._report(held, AttemptStatus.CANCELLED, "the gateway was told to stop")
@@ -184,7 +184,7 @@ class GatewayService:
     # -- what the endpoint calls ------------------------------------------------------------------------
 
     def admit(self, rollout_id: str | None, key: bytes | None) -> None:
-        """Asked before a request's body is read."""
+        """Checks the key before the body of a request is read."""
         if self._is_admin(key):
             return
         if rollout_id is None:
@@ -192,7 +192,7 @@ class GatewayService:
         self._check_agent(rollout_id, key, self._held.get(rollout_id))
 
     async def create(self, key: bytes | None, body: bytes, claim_id: str | None) -> Mapping[str, Any]:
-        """Opens a rollout: its address, its key, and what is to be done."""
+        """Opens a rollout; returns its address, its key and its input."""
         if not self._is_admin(key):
             raise unauthorized("opening a rollout needs the administrator's key")
         request: OpenRequest = decode(_OPEN, body or b"{}")
@@ -219,7 +219,7 @@ class GatewayService:
         if held is None:
             earlier = self._ended.get(rollout_id)
             if earlier is not None and earlier[0] == request:
-                return earlier[1]  # the first answer was lost
+                return earlier[1]  # a repeated request, whose first response was lost
             raise HttpRefusal(410, "sealed", f"rollout {rollout_id[:80]!r} is not open here")
         if held.ending:
             raise HttpRefusal(409, "ending", f"rollout {rollout_id[:80]!r} is being ended by another call")
@@ -244,7 +244,7 @@ class GatewayService:
         return key is not None and hmac.compare_digest(key, self._admin_key)
 
     def _check_agent(self, rollout_id: str, key: bytes | None, held: _Held | None) -> None:
-        """Raises unless it is the key of the open attempt, or that of one which has ended and asks again how."""
+        """Raises unless the key belongs to the open attempt, or to an ended one that repeats its request."""
         if not self._settings.agent_ends:
             raise unauthorized("ending a rollout needs the administrator's key here")
         if held is not None and key is not None and hmac.compare_digest(key, held.access.api_key.encode()):
@@ -327,7 +327,7 @@ class GatewayService:
             recorder.raise_unused()
         except EpisodeFailure as failure:
             return await self._report_failure(held, failure.record)
-        except Interrupted as error:
+        except AttemptInterrupted as error:
             raise HttpRefusal(409, "attempt_refused", str(error)) from None
         given = Given(request.reward, request.success)
         trajectory.episode_reward = given.reward

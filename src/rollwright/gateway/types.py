@@ -1,8 +1,8 @@
 """Provider-neutral request and response types.
 
-Each API format reads a body into a `ModelRequest` and writes a `ModelReply`, whole or as server-sent events. The
-sampling that a client asks for is a wish: the rollout's rules say whether it counts. Any other option that would change
-the answer, and that cannot be honoured, is refused; one that changes nothing is ignored.
+Each API format parses a body into a `ModelRequest` and writes a `ModelReply`, whole or as server-sent events. A client's
+sampling parameters apply only if the rollout's rules allow it. Any other option that would change the answer and is not
+supported is refused; an option without effect is ignored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,18 +16,18 @@ from rollwright.trajectory import FinishReason, Message, ToolCall
 
 
 class Wishes(msgspec.Struct, frozen=True):
-    """How the client wants this one call sampled; `None`: as the rollout does."""
+    """Sampling parameters that a client requests for one call; `None`: the rollout's."""
 
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     other: tuple[str, ...] = ()
-    """Further settings that would change the distribution, by name: `top_k`, penalties, `logit_bias`."""
+    """Names of further parameters that would change the distribution: `top_k`, penalties, `logit_bias`."""
 
     def within(self, bounds: Sampling, *, honoured: bool) -> Sampling:
-        """The call's sampling: never more tokens than the rollout allows, and its stop texts always count. Only where
-        they are `honoured` do the client's temperature and top_p count."""
+        """Sampling of the call: at most the tokens that the rollout allows, and always the client's stop strings. The
+        client's temperature and top_p apply only if `honoured`."""
         if self == _NO_WISHES:
             return bounds
         if honoured and self.other:
@@ -41,7 +41,7 @@ class Wishes(msgspec.Struct, frozen=True):
         )
 
     def apart_from(self, bounds: Sampling) -> bool:
-        """Whether the client wants tokens drawn otherwise than the rollout does."""
+        """Whether the requested sampling differs from the rollout's."""
         return (
             self.temperature not in (None, bounds.temperature)
             or self.top_p not in (None, bounds.top_p)
@@ -56,16 +56,16 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """One call of a client."""
 
     messages: tuple[Message, ...]
-    """The whole conversation, or what follows `previous`."""
+    """The whole conversation, or the messages after `previous`."""
     model: str = ""
-    """The model's name as the client wrote it; told back, and otherwise without meaning."""
+    """Model name from the client; returned in the response, otherwise unused."""
     tools: tuple[ToolSpec, ...] = ()
     wishes: Wishes = _NO_WISHES
     stream: bool = False
     stream_usage: bool = False
-    """Whether a stream ends with token counts, where the API leaves that to the client."""
+    """Whether a stream ends with token counts, if the API lets the client choose."""
     instructions: str = ""
-    """A system message that stands apart from the conversation, where the API has such a thing."""
+    """A separate system message, if the API has one."""
     previous: str | None = None
     """Name of the reply that `messages` follow."""
 
@@ -74,7 +74,7 @@ class ModelReply(msgspec.Struct, frozen=True):
     """The answer to a client: one recorded turn."""
 
     name: str
-    """Unique, and the same whenever this turn is told."""
+    """Unique id; the same in every response for this turn."""
     created: int
     """Seconds since 1970."""
     message: Message
@@ -83,21 +83,21 @@ class ModelReply(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     sampling: Sampling
-    """As it was made, whatever the client wished."""
+    """Sampling parameters that were used."""
     turn_id: int
     stop_sequence: str | None = None
-    """Which of the client's stop texts ended it; `None`: none did."""
+    """The client's stop string that ended it; `None`: none did."""
 
 
 class ApiFormat(Protocol):
     """One provider's API: how requests are read and replies written."""
 
     def read(self, body: bytes) -> ModelRequest:
-        """Raises `HttpRefusal` for what is not a request or asks for something that is not there."""
+        """Parses a body; raises `HttpRefusal` for an invalid or unsupported request."""
         ...
 
     def present(self, message: Message) -> Message:
-        """The message as this API can carry it."""
+        """Converts the message to the form that this API supports."""
         ...
 
     def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]: ...
@@ -126,7 +126,7 @@ def refuse(what: str) -> HttpRefusal:
 
 
 def refuse_options(request: Any, neutral: Mapping[str, Any]) -> None:
-    """Refuses the options that would change what is sampled, unless they have the value that changes nothing."""
+    """Refuses options that would change the sampled tokens, unless they have their neutral value."""
     for name, harmless in neutral.items():
         value = getattr(request, name)
         if value is not None and value != harmless:
@@ -135,14 +135,13 @@ def refuse_options(request: Any, neutral: Mapping[str, Any]) -> None:
 
 
 def sampling_options(request: Any, neutral: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-    """The names of the settings that would change the distribution. `neutral`: the values of each that change nothing,
-    beside leaving it out."""
+    """Names of the given parameters that would change the distribution. `neutral`: values of each without an effect."""
     named = ((name, getattr(request, name)) for name in neutral)
     return tuple(name for name, value in named if value is not None and value not in neutral[name])
 
 
 def offered(tools: Iterable[ToolSpec], choice: Any) -> tuple[ToolSpec, ...]:
-    """The tools that the model is told of. It cannot be made to call one; with `none` it hears of none."""
+    """The tools in the prompt; with `none`, no tools. The model cannot be forced to call one."""
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind not in (None, "auto", "none"):
         raise refuse("tool_choice: only auto and none are supported")
@@ -167,7 +166,7 @@ def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
 
 
 def check_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """A conversation that the model can answer, with each tool's name filled in from the call it answers."""
+    """Validates a conversation, and fills in the tool name of each tool result from its call."""
     names: dict[str, str] = {}
     found = []
     for message in messages:

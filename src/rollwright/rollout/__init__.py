@@ -1,6 +1,6 @@
 """Playing rollouts: environment managers, the scheduler, strategies and filters.
 
-Each name is imported with its own module when it is first used: reading a run's ledger loads no scheduler.
+Names are imported lazily: reading a run's ledger does not import the scheduler.
 """
 
 from typing import TYPE_CHECKING

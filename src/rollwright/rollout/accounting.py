@@ -33,16 +33,16 @@ class Fate(StrEnum):
     STALE = "stale"
     """Finished or given up, but too old to be handed out."""
     CANCELLED = "cancelled"
-    """Not needed any more: its group was complete without it, or gone."""
+    """No longer needed: its group was complete without it, or dropped."""
     FAILED = "failed"
     """Its retry rules allowed no further attempt."""
 
 
 MAX_REASONS = 1000
-"""Different ones that are counted: a filter of one's own may give another for each group, and a run may last for months."""
+"""Limit of distinct reasons: a user-defined filter may return a new one for each group, and a run may last for months."""
 
 OTHER_REASONS = "other reasons"
-"""Where the rest is counted."""
+"""Reason under which further ones are counted."""
 
 FateReason = tuple[Fate, str | None]
 """A rollout's fate, and the reason if it was left out."""
@@ -50,13 +50,13 @@ FateReason = tuple[Fate, str | None]
 
 @dataclass
 class Ledger:
-    """How many rollouts have which fate, and why those left out were."""
+    """Number of rollouts by fate, and by the reason for which they were left out."""
 
     counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
     reasons: dict[str, int] = field(default_factory=dict)
     """Rollouts that were filtered, stale, cancelled or failed, by `fate: reason`."""
     catches: Catches = field(default_factory=Catches)
-    """Catches of the filters, whatever followed from them."""
+    """Catches of the filters, whatever their action."""
 
     @property
     def opened(self) -> int:
@@ -103,15 +103,15 @@ class Ledger:
 
 
 MAX_CAUSES = 200
-"""Different ones that are kept apart: an exception whose text holds something random must not fill the memory."""
+"""Limit of distinct causes: an exception with random text must not fill the memory."""
 
 OTHER_CAUSES = "other causes"
 
 TOLD_CAUSES = 20
-"""Those that a worker tells with its heartbeat, the most frequent ones: a heartbeat stays small."""
+"""Number of causes in a heartbeat, the most frequent ones, so that it stays small."""
 
 SHOWN = 240
-"""Characters of a message that are shown: a sentence or two."""
+"""Limit of characters of a message: a sentence or two."""
 
 _TRIES = re.compile(r"\s*\(after \d+ tr(?:y|ies)\)")
 _OF_ONE_CASE = re.compile(
@@ -125,24 +125,24 @@ _OF_ONE_CASE = re.compile(
 
 
 def root_cause(message: str) -> str:
-    """The message in one line, without how often it was tried."""
+    """The message in one line, without the number of attempts."""
     line = " ".join(_TRIES.sub("", message).split())
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"
 
 
 def same_cause(message: str) -> str:
-    """Equal for messages of the same cause."""
+    """Normalised message; equal for messages of the same cause."""
     return _OF_ONE_CASE.sub("#", root_cause(message))
 
 
 @dataclass
 class FailureCause:
-    """One cause of failures, in the words of the first message that had it."""
+    """One cause of failures, with the first message that had it."""
 
     text: str
     count: int = 0
     example: str = ""
-    """Id of a rollout that failed so; empty: not known."""
+    """Id of a rollout with this failure; empty: unknown."""
 
     def __str__(self) -> str:
         return f"{self.text} (for example {self.example})" if self.example else self.text
@@ -170,7 +170,7 @@ class FailureCauses:
         return sum(each.count for each in self._by_cause.values())
 
     def most_common(self, number: int | None = None) -> list[FailureCause]:
-        """The most frequent first; equally frequent ones as they came."""
+        """Causes by decreasing frequency; equally frequent ones in order of occurrence."""
         return sorted(self._by_cause.values(), key=lambda each: -each.count)[:number]
 
     def rows(self, number: int | None = None) -> list[dict[str, Any]]:
@@ -191,7 +191,7 @@ class FailureCauses:
 
 @dataclass
 class Activity:
-    """One for each process. Totals only grow; `sessions` holds this process's episodes in flight."""
+    """Counters of one process. Totals only grow; `sessions` holds this process's episodes in flight."""
 
     turns: int = 0
     tokens: int = 0
@@ -202,28 +202,28 @@ class Activity:
     replayed_turns: int = 0
     """Turns that came from the journal of an earlier attempt instead of the engine."""
     replays_differed: int = 0
-    """Journals that were of no use, because the environment did not come the same way again."""
+    """Journals that were discarded, because the environment behaved differently in the replay."""
     finished: int = 0
     """Episodes played to their end."""
     reward: float = 0.0
     """Task reward, summed over the finished episodes."""
     successes: float = 0
     stale: int = 0
-    """Episodes given up because they became too old."""
+    """Episodes abandoned because they became too stale."""
     withdrawn: int = 0
-    """Episodes stopped because they were not needed any more."""
+    """Episodes stopped because they were no longer needed."""
     refused: int = 0
-    """Results that came too late: the attempt did not hold its rollout any more."""
+    """Results that came too late: the attempt had lost its rollout."""
     commit_seconds: float = 0.0
     """Seconds spent on commits, summed over attempts; a trajectory cannot hold the time of its own commit."""
     slots_restarted: int = 0
-    """Times that a task of a worker was cancelled by code that it plays, and went on."""
+    """Number of times that user code cancelled a task of a worker, which then continued."""
     overdue: int = 0
-    """Generations that were not answered in time."""
+    """Generations that exceeded their time limit."""
     failures: Counter[str] = field(default_factory=Counter)
     """Failed attempts, by `boundary: kind`."""
     causes: FailureCauses = field(default_factory=FailureCauses)
-    """Failed attempts, by what went wrong."""
+    """Failed attempts by cause."""
     abandoned_envs: int = 0
     """Environments that could not be closed."""
     sessions: dict[str, "Session"] = field(default_factory=dict)
@@ -245,14 +245,14 @@ class Activity:
         )
 
     def waiting_on(self) -> Counter[Phase]:
-        """How many episodes are in which phase."""
+        """Number of episodes in each phase."""
         waiting = Counter(session.phase for session in self.sessions.values())
         for each in (self, *self.elsewhere.values()):
             waiting.update(each.told_waiting)
         return +waiting
 
     def total(self) -> "Activity":
-        """The counters of this process and of the workers elsewhere, added up."""
+        """Sum of the counters of this process and of workers in other processes."""
         added = Activity()
         for each in (self, *self.elsewhere.values()):
             for name in COUNTERS:
@@ -270,7 +270,7 @@ class Activity:
 
     @classmethod
     def told(cls, stats: Mapping[str, Any], *, alive: bool) -> "Activity":
-        """Reads the figures of a heartbeat; a worker that is gone has nothing in flight."""
+        """Reads the counters of a heartbeat; a worker that has ended has nothing in flight."""
         activity = cls()
         for name in COUNTERS:
             setattr(activity, name, stats.get(name, 0))

@@ -48,7 +48,7 @@ class Assignment:
     settings: EpisodeSettings
     policy: Policy
     function: AgentFunction | None = None
-    """The user's own code, in place of an environment and a chat agent."""
+    """User-defined agent function, in place of an environment and a chat agent."""
 
 
 class SettingsSource(Protocol):
@@ -61,7 +61,7 @@ class SettingsSource(Protocol):
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """What all environment managers of a worker share."""
+    """Resources that all environment managers of a worker share."""
 
     store: Store
     assign: SettingsSource
@@ -70,7 +70,7 @@ class RolloutContext:
     """Limits the episodes in flight."""
     activity: Activity = field(default_factory=Activity)
     gateway: Gateway = field(default_factory=Gateway)
-    """Records agents that speak a model API; it listens once one of them asks for its address."""
+    """Records agents that use a model API; it listens from the first request for its address on."""
     on_failed: Callable[[AttemptedRollout, ErrorRecord], None] | None = None
     """Observer of failed attempts, for example a command's output."""
 
@@ -84,7 +84,7 @@ class PlayedAttempt:
 
 
 class EnvSlot:
-    """Holds the environment of one manager, and keeps it while the next episode wants the same settings."""
+    """The environment of one manager; reused while the next episode has the same settings."""
 
     def __init__(self, context: RolloutContext) -> None:
         self._context = context
@@ -196,7 +196,7 @@ class RolloutAttempt:
         return scored
 
     async def _play_function(self, assignment: Assignment, function: AgentFunction) -> Trajectory:
-        """Runs the user's own function as the agent."""
+        """Runs a user-defined function as the agent."""
         session = function_session(
             self.claimed,
             assignment.policy,
@@ -220,7 +220,7 @@ class RolloutAttempt:
             activity.replayed_turns += session.replayed_turns
 
     async def _recover_journal(self) -> None:
-        """Reads the turns of earlier attempts. A damaged journal is useless, and counted like one that differs."""
+        """Reads the turns of earlier attempts. A damaged journal is discarded and counted like one that differs."""
         if not await self._journal.load():
             await self._discard_journal()
 

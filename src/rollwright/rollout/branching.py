@@ -1,7 +1,7 @@
 """Branch policies: how many answers each question of a tree gets.
 
-Always true: a question's number of answers follows from what led to it, and is fixed before any of them is sampled. What
-comes of the answers never changes it; an estimate that averages over children is unbiased only because of this.
+Always true: the number of answers to a question depends on the turns before it, and is fixed before any of them is sampled.
+The outcome of the answers never changes it; only therefore is an estimate that averages over children unbiased.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,38 +14,38 @@ from rollwright.rollout.settings import BRANCH_POLICIES
 from rollwright.trajectory import Turn
 
 TRUNK = -1
-"""Label of what stands above the roots."""
+"""Label of the position above the roots."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A question in the tree: everything that a branch policy may look at."""
+    """A question in the tree: the input of a branch policy."""
 
     depth: int
-    """Decisions that led to it; 0: the episode's first question."""
+    """Number of turns before it; 0: the first question of the episode."""
     label: int
-    """Which branch it is on, for policies that plan ahead."""
+    """Label of its branch, for policies that plan ahead."""
     key: tuple[KeyPart, ...]
-    """What draws of this rollout are keyed by."""
+    """Key of the random draws of this rollout."""
     turn: Turn | None = None
-    """The decision before it, with what the environment answered; `None` at the first question."""
+    """The turn before it, with the environment's answer; `None` at the first question."""
     before: Turn | None = None
-    """The decision before that."""
+    """The turn before `turn`."""
 
     @property
     def uncertainty(self) -> float | None:
-        """Mean of -log p over the tokens of the decision before it, in nats: an estimate of the entropy there."""
+        """Mean of -log p over the tokens of the turn before it, in nats: an estimate of its entropy."""
         return _uncertainty(self.turn)
 
     @property
     def change(self) -> float | None:
-        """How much that differs from the decision before."""
+        """Absolute difference of that to the turn before."""
         now, then = _uncertainty(self.turn), _uncertainty(self.before)
         return None if now is None or then is None else abs(now - then)
 
 
 class Branching(Protocol):
-    """Decides how many answers a question gets."""
+    """Decides the number of answers to a question."""
 
     def labels(self, node: Node) -> Sequence[int]:
         """The branch label of each answer; as many as there are answers, at least one."""
@@ -83,7 +83,7 @@ class RandomExpansion:
 
 
 Plan = dict[tuple[int, int], list[int]]
-"""By branch and depth, the new branches that start there."""
+"""New branches by the branch and depth at which they start."""
 
 
 @lru_cache(maxsize=4096)
@@ -110,14 +110,14 @@ def _own(rules: RandomExpansion, node: Node) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """More answers where the model was unsure, or became more or less sure after what it was told."""
+    """More answers where the uncertainty of the model was high, or changed after an observation."""
 
     width: int
     depth: int
     threshold: float
-    """Nats: a decision whose sampled tokens have a mean -log p of at least this gets `width` answers behind it."""
+    """Nats: after a turn whose sampled tokens have a mean -log p of at least this, there are `width` answers."""
     change: float
-    """Nats: so does one that differs by at least this from the decision before it."""
+    """Nats: likewise after a turn whose mean -log p differs by at least this from the turn before it."""
 
     def labels(self, node: Node) -> Sequence[int]:
         return (0,) * (self.width if node.depth < self.depth and self._unsure(node) else 1)
@@ -130,11 +130,11 @@ class Uncertainty:
 
 @dataclass(frozen=True)
 class OwnBranching:
-    """A user's function of the node, which gives the number of answers."""
+    """A user-defined function of the node that returns the number of answers."""
 
     name: str
     width: int
-    """Most answers that it may ask for."""
+    """Upper limit of answers."""
     function: Callable[[Node], int] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -1,14 +1,14 @@
-"""How many episodes run at once: the limit, and the controller that finds the engine's capacity.
+"""Concurrency of episodes: the limit in flight, and the controller that finds the engine's capacity.
 
 `InflightLimit` is a semaphore whose limit can change while it is held. `ConcurrencyController` is a pure state machine:
 it takes one observation after the other and returns a limit; it owns no task, clock or client. `ConcurrencyTuner` feeds
 the controller with the load it observes and applies the limit.
 
-The algorithm: a busier engine is worth it while its throughput grows with the load. So the limit climbs by steps while
-each step pays, and stops where one does not. From then on it tries a step down and a step up in turn, now and then: it
-stays down when that costs nothing, and up when that pays, so it follows the knee of the throughput curve and does not
-drift with the noise. A trial costs throughput, so trials that change nothing become rarer. When the engine refuses
-load, the limit shrinks at once. The controller learns only from windows in which the limit held episodes back.
+The algorithm is hill climbing: more load is useful while throughput grows with it. The limit is raised in steps while each
+step increases throughput enough. Afterwards the controller occasionally tries a step down or a step up, alternately: it
+stays down if throughput does not fall, and up if it grows, so it follows the knee of the throughput curve and does not
+drift with noise. A trial costs throughput, so trials without an effect become rarer. When the engine refuses load, the
+limit is lowered at once. The controller learns only from windows in which the limit held episodes back.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from types import TracebackType
 from rollwright.rollout.accounting import Activity
 
 START = 16
-"""Where the search begins: about what a laptop's engine can do, and a few steps from a large one's."""
+"""Initial limit: about the capacity of an engine on a laptop, and a few steps below that of a large one."""
 
 CLIMB = 2.0
 """Factor of a step of the first climb: doubling reaches any engine's capacity in a few windows."""
@@ -34,7 +34,7 @@ gives nothing back; an engine whose batches still grow gives well over a half. A
 out that would have brought 7 %."""
 
 BACK_OFF = 0.7
-"""What is left of the limit after the engine refused load: enough to drain its queue within a few calls."""
+"""Factor of the limit after the engine refused load: low enough to drain its queue within a few calls."""
 
 PATIENCE = 6
 """Full windows between trials, once the climb is over, and after each trial that changed something."""
@@ -52,7 +52,7 @@ TURNS_FOR_A_WINDOW = 4
 
 @dataclass(frozen=True)
 class LoadWindow:
-    """What happened since the last observation."""
+    """Load since the last observation."""
 
     seconds: float
     turns: int
@@ -65,11 +65,11 @@ class LoadWindow:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A step that was taken and is not judged yet."""
+    """A step that is not evaluated yet."""
 
     before: int
     throughput: float
-    """At the limit before."""
+    """Throughput at the previous limit."""
 
 
 class ConcurrencyController:
@@ -86,7 +86,7 @@ class ConcurrencyController:
         self._factor = CLIMB
 
     def worth_judging(self, turns: int) -> bool:
-        """Whether a window with so many turns says enough."""
+        """Whether a window with this number of turns is long enough."""
         return turns >= TURNS_FOR_A_WINDOW * self.limit
 
     def observe(self, window: LoadWindow) -> int:
@@ -136,7 +136,7 @@ class ConcurrencyController:
 
 
 class InflightLimit:
-    """Lets at most `limit` holders in at once; lowering the limit throws nobody out."""
+    """A semaphore with a variable limit; lowering it does not evict current holders."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -220,5 +220,5 @@ class ConcurrencyTuner:
         )
 
     def _refusals(self) -> int:
-        """How often the engine has refused load or answered too late so far."""
+        """Number of calls so far that the engine refused or answered too late."""
         return self._activity.overdue + self._pressure()

@@ -1,8 +1,8 @@
-"""Which level of an environment is played next: the one that the policy can almost do.
+"""Curriculum: chooses the level of an environment by the mean reward of recent groups. Pure.
 
-Plain state in, decision out. A tag with levels is played as `TAG@LEVEL`, so that a group, its figures and whoever
-checks it elsewhere know which level it was. A level is left when the mean reward of its last groups is high enough, or
-too low; groups of a level that was left meanwhile do not count.
+A tag with levels is played as `TAG@LEVEL`, so that a group, its metrics and other nodes that verify it contain the level. A
+level ends when the mean reward of its last groups is high enough, or too low; groups of a level that has ended do not
+count.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ class LevelSampler(Protocol):
 
     @property
     def levels(self) -> Mapping[str, int]:
-        """The level of each tag now."""
+        """Current level of each tag."""
         ...
 
     def tag(self, tag: str) -> str:
@@ -34,16 +34,16 @@ class LevelSampler(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Everything that decides the next levels, as plain data for the record."""
+        """The whole state as plain data, for the record."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a recorded state."""
+        """Restores a recorded state."""
         ...
 
 
 def make_curriculum(settings: CurriculumConfig, tags: Iterable[str]) -> LevelSampler:
-    """The curriculum that the settings name, at its beginning."""
+    """The curriculum that the settings name, in its initial state."""
     return cast(LevelSampler, CURRICULA.make(settings.name, settings, list(tags), **settings.options))
 
 
@@ -58,11 +58,11 @@ class Curriculum:
 
     @property
     def levels(self) -> Mapping[str, int]:
-        """Where each tag is now."""
+        """Current level of each tag."""
         return self._levels
 
     def tag(self, tag: str) -> str:
-        """What to play for a slot of this tag."""
+        """Tag and level to play for a slot of this tag."""
         return level_tag(tag, self._levels[tag]) if tag in self._levels else tag
 
     def observe(self, played: str, reward: float) -> None:
@@ -86,7 +86,7 @@ class Curriculum:
         return {tag: [level, list(self._recent[tag])] for tag, level in self._levels.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there; of tags that are gone nothing is kept."""
+        """Restores a recorded state; tags that no longer exist are ignored."""
         for tag, (level, recent) in state.items():
             if tag in self._levels:
                 self._levels[tag] = min(int(level), self._rules.levels - 1)

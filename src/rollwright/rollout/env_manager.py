@@ -21,14 +21,14 @@ from rollwright.store.records import AttemptedRollout, AttemptStatus
 from rollwright.trajectory import Boundary, ErrorRecord, StopReason
 
 DEQUEUE_SECONDS = 60.0
-"""How long one call waits for a rollout; it only bounds how long a lost wake-up could go unnoticed."""
+"""Seconds for which one call waits for a rollout; only limits the effect of a lost wake-up."""
 
 STALE = "stale"
 """Reason under which a worker cancels a rollout that became too old."""
 
 
 class RolloutClaims:
-    """The queue as one worker's managers see it: claims rollouts while its quota and the machine allow."""
+    """Claims rollouts for the managers of one worker, within its quota and the machine's resources."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RolloutClaims:
         """`max_rollouts`: claims in all; `None`: no limit. `heartbeat_interval`: must be shorter than the lease of every
         rollout. `resources`: asked before each claim."""
         self.closed = False
-        """Whether nothing more is claimed."""
+        """Whether claiming has ended."""
         self._store = store
         self._worker_id = worker_id
         self._poll_interval = poll_interval
@@ -54,7 +54,7 @@ class RolloutClaims:
         self._on_claim = on_claim
 
     async def claim_rollout(self, manager: "EnvManager") -> AttemptedRollout | None:
-        """Waits for the next rollout; `None`: there are to be no more."""
+        """Waits for the next rollout; `None`: claiming has ended."""
         while not self.closed and self._left != 0:
             # Counted before the wait, because other managers claim meanwhile.
             if self._left is not None:
@@ -72,7 +72,7 @@ class RolloutClaims:
         return None
 
     def release(self, manager: "EnvManager") -> None:
-        """Gives back the manager's share of the machine; the next episode may have to wait for it again."""
+        """Releases the manager's share of the machine's resources; the next episode may have to wait for it."""
         if self._resources is not None:
             self._resources.leave(manager)
 
@@ -106,7 +106,7 @@ class EnvManager:
         return self._holds
 
     def withdraw(self) -> None:
-        """Stops the episode being played; the loop goes on."""
+        """Stops the current episode; the loop continues."""
         if self._playing is not None and not self._withdrawn:
             self._withdrawn = True
             self._playing.cancel()
@@ -172,7 +172,7 @@ class EnvManager:
         return ErrorRecord(Boundary.SYSTEM, asyncio.CancelledError.__name__, message, 0)
 
     async def _commit(self, claimed: AttemptedRollout, result: PlayedAttempt | ErrorRecord) -> None:
-        """Tells the store how the attempt ended; the store refuses an attempt that does not hold its rollout."""
+        """Reports the end of the attempt to the store, which refuses an attempt that has lost its rollout."""
         activity, store = self._context.activity, self._context.store
         held = claimed.rollout_id, claimed.attempt.attempt_id
         if isinstance(result, ErrorRecord):

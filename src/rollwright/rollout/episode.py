@@ -1,7 +1,7 @@
-"""One episode, from `reset` to its end. Knows no store and no scheduler.
+"""One episode, from `reset` to its end. Independent of store and scheduler.
 
 Always true: an exception or a hang ends this episode alone, and is recorded with the boundary it came from; the episode
-raises `EpisodeFailure`, or `Interrupted` when the attempt may not go on; a cancellation by the attempt's owner passes
+raises `EpisodeFailure`, or `AttemptInterrupted` if the attempt must stop; a cancellation by the attempt's owner passes
 through.
 """
 
@@ -15,9 +15,9 @@ import msgspec
 
 from rollwright import rng
 from rollwright.agents import (
+    AttemptInterrupted,
     ChatAgent,
     EpisodeFailure,
-    Interrupted,
     Journal,
     OutOfRoom,
     Phase,
@@ -53,12 +53,12 @@ class Episode(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
     group: int
     """Index of the group in its stream."""
     member: int
-    """Place in the group, from 0; redundant members and replacements come behind `group_size`."""
+    """Index in the group, from 0; redundant members and replacements have indices from `group_size` on."""
     run_seed: int
 
 
 def read_episode(data: Any) -> Episode:
-    """Reads a rollout's input, which may come from anywhere."""
+    """Parses the input of a rollout, which is untrusted."""
     try:
         return msgspec.convert(data, Episode)
     except msgspec.ValidationError as error:
@@ -71,7 +71,7 @@ def level_seed(run_seed: int, mode: str, group: int) -> int:
 
 
 class Strategy(Protocol):
-    """How the turns of an episode are played: along one path, or along several."""
+    """Plays the turns of an episode, along one path or several."""
 
     async def play_turns(
         self,
@@ -88,7 +88,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class ChainStrategy:
-    """The plain strategy: generate, step, observe, and again, along one path."""
+    """The default strategy: generate, step and observe in a loop, along one path."""
 
     async def play_turns(
         self,
@@ -132,7 +132,7 @@ def end_of(turn: Turn) -> StopReason | None:
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """How to play a tag: everything that is not particular to one rollout."""
+    """Settings of the episodes of a tag, the same for all its rollouts."""
 
     env_type: str
     env_config: dict[str, Any]
@@ -142,10 +142,10 @@ class EpisodeSettings:
     sequence_length: int
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     max_staleness: int | None = None
-    """Age in policy versions above which an episode is given up, because it cannot be trained on. `None`: never."""
+    """Age in policy versions above which an episode is abandoned, because it cannot be trained on. `None`: never."""
     strategy: Strategy = CHAIN
     filters: tuple[Filter, ...] = ()
-    """Those that may end an episode."""
+    """Filters that may end an episode."""
     env_factory: Callable[[], Env] | None = None
     """Makes an environment of this tag. `None`: the registry does, from `env_type` and `env_config`."""
     rewards: EpisodeRewards | None = None
@@ -171,7 +171,7 @@ async def play_episode(
             trajectory.observation = _read_reset(first, trajectory.tag)
             trajectory.opening = settings.agent.opening(env, first.observation)
             trajectory.stop = await settings.strategy.play_turns(session, env, settings, policy, make_env)
-    except (EpisodeFailure, Interrupted):
+    except (EpisodeFailure, AttemptInterrupted):
         raise
     except BaseException as error:
         if is_cancellation(error):
@@ -186,7 +186,7 @@ async def play_episode(
 
 
 def _read_reset(first: Any, tag: str) -> str:
-    """Reads the observation of `reset`; anything but a text is the environment's failure."""
+    """Reads the observation of `reset`; any other type than text is a failure of the environment."""
     shown = first.observation if isinstance(first, Reset) else None
     if isinstance(shown, str):
         return shown

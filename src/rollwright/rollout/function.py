@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rollwright.agents import (
+    AttemptInterrupted,
     EpisodeFailure,
-    Interrupted,
     Journal,
     OutOfRoom,
     Session,
@@ -123,7 +123,7 @@ async def run_agent(function: AgentFunction, task: Any, session: AgentSession) -
     error: BaseException | None = None
     try:
         value = await _call(function, task, session)
-    except (EpisodeFailure, Interrupted):
+    except (EpisodeFailure, AttemptInterrupted):
         raise
     except BaseException as raised:
         if is_cancellation(raised):

@@ -1,8 +1,8 @@
-"""The book of groups: plain state in, decision out. No clock, no task, no store.
+"""The book of groups: a pure state machine that assembles rollouts to groups. No clock, no task, no store.
 
 Always true, after every call: each rollout that was ever opened has exactly one fate, so
 `opened == delivered + waiting + filtered + stale + cancelled + failed + running`. A group is handed out whole,
-at most once, in the order in which groups became complete. A failed rollout never stands in a group.
+at most once, in the order in which groups became complete. A failed rollout is never in a group.
 """
 
 from collections import deque
@@ -18,14 +18,14 @@ from rollwright.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class GroupRules:
-    """How many members a group has, and when it is complete or too old."""
+    """Size of a group, and when it is complete or too stale."""
 
     group_size: int
     redundancy: int = 0
     min_group_size: int | None = None
     """`None`: `group_size`."""
     max_staleness: int | None = 0
-    """Most policy versions between a group's oldest token and the version it is handed out at. `None`: any."""
+    """Limit of policy versions between a group's oldest token and the version at hand-over. `None`: no limit."""
     filters: tuple[Filter, ...] = ()
 
     @property
@@ -34,7 +34,7 @@ class GroupRules:
 
     @property
     def replacements(self) -> int:
-        """Further rollouts that a group may open for members that failed for good: it may fail once over."""
+        """Limit of replacements for members that failed for good: as many as the group has members."""
         return self.group_size
 
 
@@ -62,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the scheduler has to do in the store after a change."""
+    """Operations on the store that follow from a change."""
 
     enqueue: Sequence[tuple[str, Episode]] = ()
     cancel: Sequence[str] = ()
@@ -103,7 +103,7 @@ class GroupBook:
         if forgotten is not None:
             self.ledger.add(forgotten)
         self.dropped_in_a_row = 0
-        """Groups dropped since one last became complete."""
+        """Groups dropped since the latest complete one."""
         self._rules = rules
         self._slot_tags = slot_tags
         self._run_seed = run_seed
@@ -113,7 +113,7 @@ class GroupBook:
         self._tag_of = tag_of
         self._level_of = level_of or (lambda tag, index: level_seed(run_seed, mode, index))
         self._swept = 0
-        """The policy version for which groups that are too old were last dropped."""
+        """Policy version of the latest sweep of stale groups."""
         self._next_index = first
         self._open: dict[str, Group] = {}
         """Groups that are not complete, by id."""
@@ -149,7 +149,7 @@ class GroupBook:
 
     @property
     def all_opened(self) -> bool:
-        """Whether the stream has an end, and all its groups were opened."""
+        """Whether the stream is finite and all its groups were opened."""
         return self._levels is not None and self._next_index >= self._levels
 
     @property
@@ -400,4 +400,4 @@ def check_batch_size(batch_size: int, group_size: int) -> None:
 
 
 Version = Callable[[], int]
-"""Gives the policy version that the next token would be sampled with."""
+"""Returns the policy version with which the next token would be sampled."""

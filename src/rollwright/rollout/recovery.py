@@ -1,10 +1,10 @@
-"""What a restart reads back: the turn journal of an attempt, and the completion log of a stream of groups.
+"""Recovery after a restart: the turn journal of an attempt, and the completion log of a stream of groups.
 
 `StoreJournal` keeps one attempt's turns in the store, for the next attempt at the same rollout. `CompletionReplay` is
 pure: it takes the store's completion log in order and recovers the fates, reasons and filter catches of groups that
-were handed out before the restart. Always true: it comes to the same accounts as the group book came to when the
-completions happened, because it applies the same rules: a member counts until its group is complete, one that a filter
-dropped was replaced, and later ones were not needed.
+were handed out before the restart. Always true: the result equals the accounts of the group book at the time of the
+completions, because the same rules apply: a member counts until its group is complete, a member that a filter dropped was
+replaced, and later members were not needed.
 """
 
 from collections.abc import Collection, Sequence
@@ -35,7 +35,7 @@ class CompletionReplay:
         self.fates: dict[str, list[FateReason]] = {}
         """By group, in the order of the log."""
         self.caught: dict[str, Catches] = {}
-        """By group: what the filters caught in it."""
+        """Filter catches by group."""
 
     def needs_trajectory(self, completion: CompletionEntry) -> bool:
         """Whether the completion's trajectory must be given too: filters judge it again."""
@@ -61,7 +61,7 @@ class CompletionReplay:
             self._complete(group_id)
 
     def finish(self) -> None:
-        """The log has ended: the groups that are left were handed out with fewer members."""
+        """Ends the replay: the remaining groups were handed out with fewer members."""
         for group_id in tuple(self._members):
             self._complete(group_id)
 
@@ -105,7 +105,7 @@ class StoreJournal:
         return True
 
     async def append(self, entry: JournalEntry) -> None:
-        """Makes a turn durable; raises `Superseded` when the attempt does not hold its rollout any more."""
+        """Makes a turn durable; raises `Superseded` if the attempt has lost its rollout."""
         try:
             await self._store.append_journal(*self._held, [entry.to_bytes()])
         except (AttemptRefused, NotFound) as error:

@@ -1,10 +1,10 @@
-"""A watch on memory and file handles: limits the episodes before the process or the machine runs out, and logs why.
+"""Admission control by memory and file handles: limits episodes before the process or the machine runs out, and logs why.
 
-`shortage` and `ceiling` are the pure decisions; `ResourceWatch` looks at the machine now and then and lets episodes in or
-not. Episodes that run already are left alone: they end by themselves and give back what they hold.
+`shortage` and `ceiling` are the pure decisions; `ResourceWatch` measures the machine periodically and admits episodes or
+not. Running episodes are not stopped: they end by themselves and release their resources.
 
-Always true: what one episode takes is learnt from those that run, so that a burst of new ones cannot take what is not
-there; with `least` set, that many go on however short things are, because nobody else would make room.
+Always true: the cost of one episode is learned from running ones, so that a burst of new episodes cannot exceed the
+available resources; with `least` set, that many episodes run in any case, because otherwise nothing would free resources.
 """
 
 import asyncio
@@ -26,41 +26,41 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 
 LOOK_AGAIN_SECONDS = 0.2
-"""A newcomer has the machine looked at anew when the last look is older: one look costs a few hundred microseconds."""
+"""Age of a measurement after which a new episode triggers another; one costs a few hundred microseconds."""
 
 LEAST_EPISODE_MEMORY = 1 << 20
-"""Bytes that an episode counts for at least."""
+"""Lower bound of the estimated memory of an episode, in bytes."""
 
 CAUTIOUS_MEMORY, CAUTIOUS_FILES = 64 << 20, 4
-"""What a newcomer counts for until it has been seen what it takes."""
+"""Estimated cost of an episode before the first measurement."""
 
 FEWEST_AT_FIRST = 4
-"""Episodes that are let in to see what they take."""
+"""Episodes that are admitted to measure their cost."""
 
 MARGIN = 1.25
-"""An episode counts for this much of what it is seen to take: some have just begun and hold nothing yet."""
+"""Factor on the measured cost of an episode, because some have just begun and hold nothing yet."""
 
 FADING = 0.98
-"""What an episode was seen to take counts for this much at the next look: something that only once looked like it fades."""
+"""Decay of the measured cost per measurement, so that a single outlier fades."""
 
 FEWEST_FILES = 4
-"""File handles that stay free however few there are: a store's log, a lookup of a name, a line of output."""
+"""File handles that are always kept free: for a store's log, a name lookup, a line of output."""
 
 
 TOLD_AGAIN = 0.8
-"""A new ceiling is told when it is below this share of the last one that was."""
+"""A new ceiling is logged if it is below this share of the last logged one."""
 
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """How much must stay free."""
+    """Resources that must stay free."""
 
     memory_share: float = 0.05
-    """Of the memory that the process may use."""
+    """Share of the memory that the process may use."""
     file_share: float = 0.1
-    """Of the file handles that the process may have."""
+    """Share of the file handles that the process may open."""
     least: int = 0
-    """Episodes that are played however short everything is."""
+    """Episodes that are played in any case."""
 
 
 USUAL_LIMITS = ResourceLimits()
@@ -75,12 +75,12 @@ class MachineResources:
     open_files: int
     most_files: int
     used_memory: int = 0
-    """By this process, counted as whatever limits it counts."""
+    """Memory of this process, measured as the limit that applies to it is."""
 
 
 @dataclass(frozen=True)
 class EpisodeCost:
-    """What one episode takes, as seen so far."""
+    """Estimated cost of one episode."""
 
     memory: float = LEAST_EPISODE_MEMORY
     files: float = 1.0
@@ -103,7 +103,7 @@ class EpisodeCost:
 
 
 def shortage(now: MachineResources, limits: ResourceLimits) -> str | None:
-    """What is short, with the figures; `None` when there is enough of everything."""
+    """The scarce resource with its numbers; `None` if there is enough of everything."""
     if now.free_memory < limits.memory_share * now.memory:
         free, whole = now.free_memory >> 20, now.memory >> 20
         return f"memory: {free} of {whole} MiB are free, {limits.memory_share:.0%} must be"
@@ -186,7 +186,7 @@ def _machine_memory() -> tuple[int, int]:
 
 
 class ResourceWatch:
-    """One for all workers of a process. A manager enters before each episode and leaves after it."""
+    """Admits episodes; shared by all workers of a process. A manager enters before each episode and leaves after it."""
 
     def __init__(self, limits: ResourceLimits) -> None:
         self._limits = limits

@@ -6,7 +6,7 @@ batches ahead. So a synchronous run opens exactly what a batch needs, and an asy
 instead of throwing work away.
 
 All decisions are the `GroupBook`'s, which is pure; this shell applies them to the store. It has two tasks: `_open_on_demand`
-enqueues the rollouts of new groups, `_collect` reads the store's completion log and settles what it says. Both tell a
+enqueues the rollouts of new groups, `_collect` follows the store's completion log and settles rollouts. Both notify a
 waiting `get_batch` by an event.
 """
 
@@ -47,17 +47,17 @@ from rollwright.store.records import (
 from rollwright.trajectory import Boundary, Trajectory, check_rewards
 
 IDS_AT_ONCE = 10_000
-"""Rollouts whose ids are asked for together; each page costs a search through all of them."""
+"""Page size of queries for rollout ids; each page costs a scan of all of them."""
 
 RESTORED_AT_ONCE = 1000
-"""Finished rollouts whose trajectories are loaded together when a stream is gone on with."""
+"""Finished rollouts whose trajectories are loaded together when a stream is resumed."""
 
 FOREIGN_CANCELLATION = (
     "code that it plays: does an environment, agent, tool or filter cancel tasks that are not its own?"
 )
 
 COMPLETIONS_SECONDS = 60.0
-"""How long one call waits for finished rollouts; it only bounds how long a lost wake-up could go unnoticed."""
+"""Seconds for which one call waits for finished rollouts; only limits the effect of a lost wake-up."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Batch:
     version: int
     """Policy version at the moment of hand-over."""
     ledger: Ledger
-    """Of the stream that it came from; goes on changing."""
+    """Ledger of the stream of this batch; it keeps changing."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -80,7 +80,7 @@ class TooManyRefills(RollwrightError):
 
 
 async def rollout_ids(store: Store, prefix: str, mode: str | None = None) -> list[str]:
-    """The ids in a store that begin so, asked for page by page, so that others get their turn in between."""
+    """Ids in a store with this prefix, queried page by page, so that other tasks run in between."""
     found: list[str] = []
     while True:
         page = await store.query_rollouts(
@@ -92,7 +92,7 @@ async def rollout_ids(store: Store, prefix: str, mode: str | None = None) -> lis
 
 
 class RolloutScheduler:
-    """One stream of groups. Use it as an async context manager, so that it ends its own work."""
+    """One stream of groups; an async context manager, which ends its tasks."""
 
     def __init__(
         self,
@@ -116,13 +116,13 @@ class RolloutScheduler:
         read_kept: Callable[[Sequence[str]], Mapping[str, bytes]] = lambda rollout_ids: {},
         on_settled: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`stream` names this stream of rollouts in their ids; the levels depend on `mode` alone.
+        """`stream`: name of this stream in the ids of its rollouts; levels depend on `mode` alone.
 
-        `resources_id` tells workers in other processes where the run's settings are. `delivered` is given to go on
-        with a stream that is in the store already: the groups that were handed out before.
-        `tag_of` says what is played for a slot's tag, see `Curriculum`; `level_of` the level of a group. `first`, `forgotten`, `keep_accounts`: see
-        `GroupBook`; with a `first`, the store need not have the groups before it.
-        With `forget`, what the book has taken over is deleted from the store, so that a store in memory does not grow.
+        `resources_id`: where workers in other processes find the run's settings. `delivered`: groups that were handed out
+        before; given to resume a stream that is in the store already. `tag_of`: tag and level for a slot's tag, see
+        `Curriculum`. `level_of`: level of a group. `first`, `forgotten`, `keep_accounts`: see `GroupBook`; with a `first`, the store need not have the
+        groups before it. `forget`: rollouts that the book has taken over are deleted from the store, so that a store in
+        memory does not grow.
         `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
         a rollout that failed for good, and the reason. `read_kept` gives the encoded trajectories that are kept
         elsewhere, so that the store need not have them any more; `on_settled` is awaited after some were finished.
@@ -173,13 +173,13 @@ class RolloutScheduler:
         self._wanted = 0
         """Trajectories that callers of `get_batch` wait for."""
         self._turn = asyncio.Lock()
-        """One caller at a time, in the order they came."""
+        """Serialises callers in their order."""
         self._news = asyncio.Event()
         """Set when there may be more to hand out."""
         self._demand = asyncio.Event()
         """Set when there may be more to open."""
         self._cursor = 0
-        """How far the store's completion log is read."""
+        """Position up to which the store's completion log was read."""
         self._background: list[asyncio.Task[None]] = []
         self._closed = False
 
@@ -193,7 +193,7 @@ class RolloutScheduler:
         return self._book.first_unsettled
 
     def forget(self, index: int) -> Ledger:
-        """Forgets the groups before `index`, all settled; gives what became of them. The store is left as it is."""
+        """Forgets the groups before `index`, all settled; returns their ledger. The store is not changed."""
         return self._book.forget(index)
 
     def group_index(self, rollout_id: str) -> int | None:
@@ -217,11 +217,11 @@ class RolloutScheduler:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        if kind is None:  # otherwise what is under way may be gone on with
+        if kind is None:  # otherwise rollouts in progress may be resumed
             await self._apply(self._book.abandon("the run ended"))
 
     async def get_batch(self, batch_size: int) -> Batch:
-        """Waits until complete groups have so many trajectories, and hands those groups over.
+        """Waits until complete groups have this number of trajectories, and hands them out.
 
         The groups come in the order in which they became complete; in a synchronous run, in the order of the
         stream, so that the same seed gives the same batch.
@@ -241,7 +241,7 @@ class RolloutScheduler:
                     await self._news.wait()
             finally:
                 self._wanted = 0
-        # Nothing is awaited from here on: a cancellation would lose groups that the book has counted as delivered.
+        # No await from here on: a cancellation would lose groups that the book has counted as delivered.
         if self._synchronous:
             groups.sort(key=lambda group: group.index)
         self._demand.set()

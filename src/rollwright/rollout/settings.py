@@ -1,4 +1,4 @@
-"""Settings of how rollouts are played, grouped, filtered and limited, and the plug points of this box."""
+"""Settings of rollouts: environments, groups, filters, strategies, limits; and the plug points of this box."""
 
 from typing import Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ FILTERS: Registry[Any] = Registry(
     protocol="rollwright.rollout.filters.base:Test",
     key="train_env_manager.filters",
 )
-"""A built-in filter is made with its settings below; one of the user's own with `options` as keyword arguments."""
+"""A built-in filter is made with its settings below; a user-defined one with `options` as keyword arguments."""
 
 BRANCH_POLICIES: Registry[Any] = Registry(
     "branch_policies",
@@ -60,7 +60,7 @@ GroupAction = Literal["count", "mask", "drop"]
 
 
 class FilterConfig(Settings):
-    """What all filters share."""
+    """Settings of every filter."""
 
     baseline: bool = True
     """Whether a trajectory that is masked as a whole still counts in its group's baseline."""
@@ -77,7 +77,7 @@ class VoidTurnConfig(FilterConfig):
 
 
 class FormatErrorConfig(FilterConfig):
-    """Turns whose answer has not the format that was asked for."""
+    """Turns whose answer does not have the required format."""
 
     kind: Literal["format_error"]
     """Chooses this filter."""
@@ -93,24 +93,24 @@ class RepetitionConfig(FilterConfig):
     action: TurnAction = "count"
     """As for `void_turn`."""
     ratio: PositiveFloat = 10.0
-    """How many times smaller zlib makes the text."""
+    """Compression ratio of zlib from which on a text is caught."""
     shortest: NonNegativeInt = 500
-    """Characters below which a text is not looked at."""
+    """Characters below which a text is ignored."""
 
 
 class OverlongConfig(FilterConfig):
-    """Trajectories that were cut off for want of room."""
+    """Trajectories that were truncated by a length limit."""
 
     kind: Literal["overlong"]
     """Chooses this filter."""
     action: Literal["count", "mask", "drop", "penalise"] = "mask"
-    """`mask`: out of the loss. `drop`: replaced. `penalise`: costs up to `cost`, by how much of `slack` it uses."""
+    """`mask`: out of the loss. `drop`: replaced. `penalise`: penalty up to `cost`, by the used share of `slack`."""
     limit: PositiveInt | None = None
-    """Sampled tokens in a path; needed for `penalise`. Unset: what was cut off is caught."""
+    """Limit of sampled tokens in a path; required for `penalise`. Unset: truncated trajectories are caught."""
     slack: NonNegativeInt = 0
     """Tokens before `limit` in which the penalty grows from 0 to `cost`."""
     cost: NonNegativeFloat = 1.0
-    """The whole penalty."""
+    """The full penalty."""
 
     @model_validator(mode="after")
     def _fits(self) -> "OverlongConfig":
@@ -143,9 +143,9 @@ class ZeroVarianceConfig(FilterConfig):
     kind: Literal["zero_variance"]
     """Chooses this filter."""
     action: GroupAction = "drop"
-    """`drop`: another group takes its place. `mask`: kept in the batch, out of the loss. `count`: only counted."""
+    """`drop`: replaced by another group. `mask`: kept in the batch, out of the loss. `count`: only counted."""
     tolerance: NonNegativeFloat = 0.0
-    """Scores this close together count as the same."""
+    """Difference up to which scores count as equal."""
 
 
 class AccuracyBandConfig(FilterConfig):
@@ -156,23 +156,23 @@ class AccuracyBandConfig(FilterConfig):
     action: GroupAction = "drop"
     """As for `zero_variance`."""
     low: Share = 0.0
-    """Least mean success of a group that is kept."""
+    """Lowest mean success of a group that is kept."""
     high: Share = 1.0
     """Highest mean success of a group that is kept."""
 
 
 class OwnFilterConfig(FilterConfig):
-    """A filter of one's own; `module:name` in place of the kind does the same."""
+    """A user-defined filter; `module:name` in place of the kind does the same."""
 
     kind: Literal["own"]
     """Chooses this filter."""
     test: str
     """As `module:name`: a class with `name` and one of `catches_turn`, `catches`, `catches_group`, `caught_members`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Settings that the class is made with."""
+    """Keyword arguments of the class."""
     action: Literal["count", "mask", "drop", "stop", "penalise"] = "count"
     """`count`: only counted. `mask`: out of the loss. `drop`: left out, and replaced. `stop`, of turns: the episode ends
-    there. `penalise`, of trajectories: costs what `penalties` gives."""
+    there. `penalise`, of trajectories: the penalty is the result of `penalties`."""
 
 
 AnyFilterConfig = Annotated[
@@ -193,23 +193,23 @@ class EnvManagerConfig(Settings):
     """Groups of environments. All members of a group have the same configuration and seed."""
 
     num_env_groups: PositiveInt
-    """Groups that run at the same time."""
+    """Concurrent groups."""
     group_size: PositiveInt = 1
-    """Trajectories that make a group complete."""
+    """Trajectories of a complete group."""
     tags: Annotated[list[str], Field(min_length=1)]
-    """Which environments to play."""
+    """Environments to play."""
     num_groups_partition: list[PositiveInt] | None = None
     """Groups for each tag, in the order of `tags`. Unset: split evenly, the remainder going to the first tags."""
     max_env_num_per_worker: PositiveInt | None = None
-    """Most environments that one worker runs. Unset: one worker runs them all."""
+    """Limit of environments of one worker. Unset: one worker runs them all."""
     group_size_redundancy: Annotated[int, Field(ge=0)] = 0
     """Extra members started in each group; the first `group_size` to finish count, the rest are cancelled."""
     min_group_size: PositiveInt | None = None
-    """Fewest members with which a group may stand when others failed for good. Unset: all of `group_size`."""
+    """Smallest accepted group after members failed for good. Unset: `group_size`."""
     group_filter: str | None = None
-    """Which complete groups to leave out: `zero_variance`, or a function of one's own as `module:function`."""
+    """Filter of complete groups: `zero_variance`, or a user-defined function as `module:function`."""
     filters: list[AnyFilterConfig] = Field(default_factory=list)
-    """What else is left out of the loss, the batch or the baseline; a name alone takes every default."""
+    """Filters of turns, trajectories and groups; a name alone stands for its default settings."""
 
     @field_validator("filters", mode="before")
     @classmethod
@@ -244,7 +244,7 @@ class EnvManagerConfig(Settings):
 
     @property
     def partition(self) -> list[int]:
-        """Groups for each tag, with the even split worked out."""
+        """Number of groups for each tag."""
         if self.num_groups_partition is not None:
             return self.num_groups_partition
         share, rest = divmod(self.num_env_groups, len(self.tags))
@@ -252,7 +252,7 @@ class EnvManagerConfig(Settings):
 
     @property
     def num_envs(self) -> int:
-        """Environments that run at the same time."""
+        """Number of concurrent environments."""
         return self.num_env_groups * (self.group_size + self.group_size_redundancy)
 
     def slot_tags(self) -> list[str]:
@@ -268,28 +268,28 @@ class EnvManagerConfig(Settings):
 
 
 class CurriculumConfig(Settings):
-    """Environments with a setting `level` begin at level 0; each tag goes up when it is done well, and down when it is
-    not."""
+    """Environments with a setting `level` begin at level 0; the level of a tag rises at a high mean reward, and falls at a
+    low one."""
 
     levels: PositiveInt = 3
-    """From 0 on."""
+    """Number of levels, from 0 on."""
     raise_at: Annotated[float, Field(ge=0, le=1)] = 0.75
     """Mean reward of the last groups at which the next level begins."""
     lower_at: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Mean reward below which the level before is played again. 0: never."""
+    """Mean reward below which the previous level is played again. 0: never."""
     window: PositiveInt = 8
-    """Groups that are looked at."""
+    """Number of latest groups in the mean."""
     name: str = "by_reward"
-    """`by_reward`, or a curriculum of one's own as `module:name`, which gets these settings too."""
+    """`by_reward`, or a user-defined curriculum as `module:name`, which receives these settings too."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Settings of a curriculum of one's own."""
+    """Keyword arguments of a user-defined curriculum."""
 
 
 class TrainEnvManagerConfig(EnvManagerConfig):
-    """Environments that make training data."""
+    """Environments that generate training data."""
 
     curriculum: CurriculumConfig | None = None
-    """Unset: every tag is played as its settings say."""
+    """Unset: every tag keeps its own level."""
 
 
 class ValEnvManagerConfig(EnvManagerConfig):
@@ -337,16 +337,16 @@ AgentChoice = Annotated[FunctionAgentConfig | CommandAgentConfig, Field(discrimi
 
 
 class CustomEnvConfig(Settings):
-    """What one tag means in this run: a new tag, or other settings for a known one."""
+    """Definition of one tag in this run: a new tag, or other settings of a known one."""
 
     env_type: str | None = None
-    """A known tag to build on, or a factory of one's own as `module:function`. Unset: the tag's own name."""
+    """A known tag, or a user-defined factory as `module:function`. Unset: the tag itself."""
     env_config: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment."""
     max_steps: PositiveInt | None = None
-    """Most actions in an episode. Unset: the environment's own limit."""
+    """Limit of actions in an episode. Unset: the environment's limit."""
     max_tokens_per_step: PositiveInt | None = None
-    """Most tokens in one answer. Unset: the environment's own limit."""
+    """Limit of tokens in one answer. Unset: the environment's limit."""
     agent_system_template: str | None = None
     """System prompt. Unset: the environment's own."""
     agent_opening_template: str | None = None
@@ -430,19 +430,19 @@ class RandomBranchConfig(Settings):
 
 
 class UncertaintyBranchConfig(Settings):
-    """`width` answers behind a decision that the model was unsure of, in the first `depth` turns; else one."""
+    """`width` answers after a turn with high uncertainty, in the first `depth` turns; else one."""
 
     kind: Literal["uncertainty"]
     """Chooses this branch policy."""
     threshold: NonNegativeFloat = 1.0
-    """Mean -log p of the decision's tokens, in nats, from which on it counts as unsure."""
+    """Mean -log p of the turn's tokens, in nats, from which on its uncertainty is high."""
     change: NonNegativeFloat = 0.5
-    """Nats by which it may differ from the decision before it; from there on it counts as unsure too."""
+    """Difference of that to the turn before, in nats, from which on its uncertainty counts as high, too."""
 
 
 class OwnBranchConfig(Settings):
-    """A function of one's own: gets the node, gives the number of answers, at most `width`. `module:function` in place of
-    the kind does the same."""
+    """A user-defined function of the node that returns the number of answers, at most `width`. `module:function` in place
+    of the kind does the same."""
 
     kind: Literal["own"]
     """Chooses this branch policy."""
@@ -457,20 +457,20 @@ BranchConfig = Annotated[
 
 
 class TreeStrategyConfig(Settings):
-    """Several answers to a question, each played on with an environment of its own."""
+    """Several answers to a question, each continued with its own environment."""
 
     kind: Literal["tree"]
     """Chooses this strategy."""
     width: PositiveInt = 2
-    """Most answers to one question; for `branch.kind` random see its own keys."""
+    """Limit of answers to one question; `branch.kind` random has its own keys."""
     depth: PositiveInt = 2
     """Turns whose questions may get several answers, from the first one on."""
     budget: PositiveInt | None = None
-    """What a whole tree may start, in `unit`. Unset: what the branch policy asks for."""
+    """Budget of a whole tree, in `unit`. Unset: no limit beside the branch policy."""
     unit: Literal["tokens", "turns", "tool_calls", "leaves"] = "leaves"
-    """What the budget counts: sampled tokens, generations, steps of environments (replayed ones too), or branches."""
+    """Unit of the budget: sampled tokens, generations, steps of environments (including replays), or branches."""
     branch: BranchConfig = FixedBranchConfig()
-    """Which questions get several answers."""
+    """Branch policy: which questions get several answers."""
     fork: Literal["auto", "fork", "replay", "root"] = "auto"
     """How another answer gets its environment: a copy, a new one that replays the actions, or none (only the first
     question branches). `auto`: a copy where the environment can make one, else a replay."""
@@ -485,22 +485,22 @@ StrategyConfig = Annotated[ChainStrategyConfig | TreeStrategyConfig, Field(discr
 
 
 class LimitsConfig(Settings):
-    """Time limits and retries. A failure ends one attempt; the rollout is tried again, then left out."""
+    """Time limits and retries. A failure ends one attempt; the rollout is retried, and finally left out."""
 
     step_timeout: PositiveFloat = 60.0
-    """Seconds that an environment's `reset` or `step` may take before it is given up as hung and replaced."""
+    """Time limit in seconds of an environment's `reset` or `step`; then the environment is replaced."""
     generate_timeout: PositiveFloat = 600.0
-    """Seconds that one generation may take, waiting in the engine's line included."""
+    """Time limit in seconds of one generation, including its time in the engine's queue."""
     episode_timeout: PositiveFloat = 3600.0
-    """Seconds that an episode may take."""
+    """Time limit in seconds of an episode."""
     lease_seconds: PositiveFloat = 30.0
-    """A worker that is silent for so long loses its rollouts to another."""
+    """Seconds without a heartbeat after which a worker loses its rollouts."""
     heartbeat_interval: PositiveFloat = 5.0
     """Seconds between a worker's heartbeats; must be shorter than the lease."""
     max_attempts: PositiveInt = 3
-    """Tries at one rollout before it counts as failed."""
+    """Attempts at one rollout before it counts as failed."""
     max_refills: PositiveInt = 64
-    """Groups that may be filtered or too old in a row, while a batch is waited for, before the run stops."""
+    """Consecutive groups that may be filtered or stale while a batch is awaited, before the run stops."""
 
     @model_validator(mode="after")
     def _fits(self) -> "LimitsConfig":
@@ -513,12 +513,12 @@ class LimitsConfig(Settings):
 
 
 class StreamSettings(Settings):
-    """The settings of a run that its streams of groups follow from."""
+    """Settings of a run that determine its streams of groups."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "run"
     """Name of the run and of its folder."""
     seed: int = 42
-    """Every level and every draw follows from it."""
+    """Seed of all levels and all random draws."""
     max_steps: PositiveInt = 1
     """Batches to collect."""
     rollout_batch_size: PositiveInt | None = None

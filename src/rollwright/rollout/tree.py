@@ -1,4 +1,4 @@
-"""The tree strategy: several answers to a question, each continued with an environment of its own.
+"""The tree strategy: several answers to a question, each continued with its own environment.
 
 Always true: a tree grows level by level; before a level is sampled, every question's number of answers is fixed, in
 the order of the tree, so the same seed gives the same tree. The answers to one question are sampled together. A tree
@@ -26,7 +26,7 @@ from rollwright.trajectory import Boundary, Outcome, StopReason, Trajectory, Tur
 
 class BudgetUnit(StrEnum):
     TOKENS = "tokens"
-    """Sampled tokens. What another answer costs is estimated by the mean answer so far."""
+    """Sampled tokens. The cost of another answer is estimated by the mean answer so far."""
     TURNS = "turns"
     """Generations."""
     TOOL_CALLS = "tool_calls"
@@ -37,7 +37,7 @@ class BudgetUnit(StrEnum):
 
 @dataclass
 class Budget:
-    """The budget of one tree, and what was spent."""
+    """Budget and spending of one tree."""
 
     limit: int | None = None
     """`None`: the branch policy alone decides."""
@@ -46,7 +46,7 @@ class Budget:
     turns: int = 0
     tool_calls: int = 0
     refused: int = 0
-    """Answers that a branch policy asked for and that were not in the budget."""
+    """Answers that a branch policy requested beyond the budget."""
 
     def spend(self, *, tokens: int = 0, turns: int = 0, tool_calls: int = 0) -> None:
         self.tokens += tokens
@@ -88,11 +88,11 @@ class ForkMode(StrEnum):
     REPLAY = "replay"
     """A new one is reset to the same level and given the same actions; every observation is compared."""
     ROOT = "root"
-    """Not at all: only the first question gets several answers, each with an environment of its own."""
+    """No copies: only the first question gets several answers, each with a new environment."""
 
 
 def fork_mode(env: Env, wanted: ForkMode | None) -> ForkMode:
-    """The mode asked for; `None`: the best that the environment offers."""
+    """The requested mode; `None`: the best one that the environment supports."""
     if wanted is not None:
         return wanted
     return ForkMode.FORK if can_fork(env) else ForkMode.REPLAY
@@ -166,7 +166,7 @@ class Branch(NamedTuple):
     turn: Turn | None = None
     """Its last decision; `None`: before the first."""
     end: StopReason | None = None
-    """`None` while it goes on."""
+    """Stop reason; `None` while the branch is active."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class _Growth:
     copies: EnvCopies
     budget: Budget
     merged: int = 0
-    """Answers that came out the same as a sibling."""
+    """Answers identical to a sibling."""
 
     async def grow_level(self, live: Sequence[Branch], depth: int, ended: int) -> list[Branch]:
         """Grows each live branch by one turn; returns the branches, in the order of the tree."""

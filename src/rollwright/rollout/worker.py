@@ -1,9 +1,9 @@
 """A worker: many environment managers side by side, one heartbeat for all of them.
 
 Always true: an attempt that the store takes away (cancelled, or its lease lost) is stopped here as soon as the store
-says so, and the other episodes do not notice. A worker that is told to drain claims nothing more, finishes what it can
-within the time it has, and hands the rest back, so that another worker can continue from the journal at once. Only the
-worker ends its own slots: a slot that is cancelled by other code says so, fails the attempt it held, and continues.
+says so, without an effect on other episodes. A draining worker claims nothing more, finishes the episodes that it can
+within its time limit, and releases the others, so that another worker can resume from the journal at once. Only the worker
+ends its own slots: a slot that is cancelled by other code logs this, fails the attempt that it held, and continues.
 """
 
 import asyncio
@@ -27,22 +27,22 @@ INTERFERENCE = "an environment, agent, tool or policy has cancelled tasks that a
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How a worker works."""
+    """Settings of a worker."""
 
     max_env_num_per_worker: int
-    """Episodes that it plays at the same time."""
+    """Concurrent episodes."""
     max_rollouts: int | None = None
-    """Rollouts after which it ends. `None`: it goes on."""
+    """Number of rollouts after which it ends. `None`: no limit."""
     poll_interval: float = 30.0
-    """Seconds that one call to the store waits for a rollout; a store wakes its callers at once all the same."""
+    """Seconds for which one call to the store waits for a rollout; a new rollout wakes it at once."""
     heartbeat_interval: float = 5.0
     """Seconds between heartbeats; must be shorter than the lease of the rollouts."""
     drain_seconds: float = 30.0
-    """Time to finish episodes after it is told to stop, before they are handed back."""
+    """Seconds for finishing episodes when draining, before they are released."""
     find_capacity: bool = False
-    """Whether it looks for the number of episodes that the engine can serve, instead of playing as many as it may."""
+    """Whether it searches for the number of episodes that the engine can serve, instead of using its maximum."""
     resources: ResourceLimits | None = USUAL_LIMITS
-    """When to stop opening episodes, for want of memory or file handles. `None`: never."""
+    """Memory and file handles that must stay free for opening episodes. `None`: no limit."""
 
 
 class RolloutWorker:
@@ -94,7 +94,7 @@ class RolloutWorker:
     async def run(self) -> None:
         """Plays rollouts until it is cancelled, drained, or has played `max_rollouts`.
 
-        Ends with the error of the store, or of the settings, that makes it impossible to go on.
+        Raises an error of the store or the settings that is not transient.
         """
         helpers: list[asyncio.Task[None]] = []
         try:
@@ -129,7 +129,7 @@ class RolloutWorker:
         return len(left)
 
     def waiting_for(self) -> str:
-        """Why no further episode is opened now, or nothing."""
+        """Why no further episode is opened now; empty: no reason."""
         return self._resources.waits_for if self._resources is not None else ""
 
     async def _run_slot(self, name: str, manager: EnvManager) -> None:
@@ -242,7 +242,7 @@ class RolloutWorker:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The error that brought the others down, out of what a task group made of it."""
+    """The first error in the exception group of a task group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

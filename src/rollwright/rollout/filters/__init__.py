@@ -1,4 +1,4 @@
-"""Filters: what is left out of the loss, the batch or the baseline, and why.
+"""Filters: exclude turns, trajectories and groups from the loss, the batch or the baseline.
 
 Each name is imported with its own module when it is first used: a ledger counts catches without the filters' settings.
 """

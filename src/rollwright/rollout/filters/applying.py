@@ -1,7 +1,7 @@
-"""What filters do to trajectories and groups. Pure: what comes in is never changed.
+"""Application of filters to trajectories and groups. Pure: the arguments are never changed.
 
 Always true: applying the same filters again changes nothing. Masks and counts do not depend on the order of the
-filters; where two filters catch the same thing and one drops it, it is dropped, and every filter has counted it.
+filters; if two filters catch the same object and one drops it, it is dropped, and both have counted it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Judged(NamedTuple):
 
 
 def judge(filters: Sequence[Filter], trajectory: Trajectory, catches: Catches) -> Judged:
-    """Applies the filters that look at one turn or one trajectory."""
+    """Applies the filters of turns and trajectories."""
     dropped: str | None = None
     for each in filters:
         caught = _caught_turns(each, trajectory)
@@ -49,8 +49,8 @@ def judge(filters: Sequence[Filter], trajectory: Trajectory, catches: Catches) -
 def judge_group(
     filters: Sequence[Filter], group: Sequence[Trajectory], catches: Catches
 ) -> tuple[list[Trajectory], str | None]:
-    """Applies the filters that look at a complete group: its members as they are then, and the filter that leaves the
-    whole group out, with its reason where it gives one."""
+    """Applies the filters of complete groups; returns the changed members, and the filter that drops the whole group, with
+    its reason if it gives one."""
     members, dropped = list(group), None
     for each in filters:
         if isinstance(each.test, MemberTest):
@@ -98,7 +98,7 @@ def _carried_out(each: Filter, trajectory: Trajectory, caught: list[int] | None)
 
 
 def _masked(each: Filter, trajectory: Trajectory, caught: list[int] | None) -> Trajectory:
-    """With these turns out of the loss; `None`: with all of them."""
+    """A copy with these turns masked; `None`: all turns."""
     if caught is None:
         return msgspec.structs.replace(
             trajectory,
@@ -112,14 +112,14 @@ def _masked(each: Filter, trajectory: Trajectory, caught: list[int] | None) -> T
 
 
 def _given_up(turns: Sequence[Turn], caught: Sequence[int]) -> list[int] | None:
-    """The turns that lead nowhere but through one that was caught; `None`: all of them do, as in a chain."""
+    """Turns that are only on paths with a caught turn; `None`: all turns, as in a chain."""
     ways = ([turn.id for turn in path(turns, leaf)] for leaf in leaves(turns))
     played_on = {turn for way in ways if not set(way) & set(caught) for turn in way}
     return [turn.id for turn in turns if turn.id not in played_on] if played_on else None
 
 
 def _penalised(each: Filter, trajectory: Trajectory, penalties: Mapping[int, float]) -> Trajectory:
-    """With each path's penalty on its last turn; once, however often it is applied."""
+    """A copy with the penalty of each path on its last turn; idempotent."""
     if each.name in trajectory.penalties:
         return trajectory
     turns = list(trajectory.turns)

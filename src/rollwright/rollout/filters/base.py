@@ -1,7 +1,7 @@
-"""What a filter is: it looks at finished play and says what it catches; an action says what follows from that.
+"""Filters: a test that catches turns, trajectories or groups, and the action that follows.
 
-Always true: a filter looks at one turn, one trajectory or one complete group and at nothing else, so the same play is
-always judged the same. What a filter catches is counted under its name, whatever the action.
+Always true: a test depends on one turn, one trajectory or one complete group alone, so its result is reproducible. Catches
+are counted under the name of the filter, whatever the action.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,19 @@ from rollwright.trajectory import Trajectory, Turn
 
 
 class Action(StrEnum):
-    """What happens to what a filter catches."""
+    """The consequence of a catch."""
 
     COUNT = "count"
-    """Nothing but counting."""
+    """Only counted."""
     MASK = "mask"
-    """It stays where it is, but its tokens do not enter the loss."""
+    """Kept, but its tokens are masked out of the loss."""
     DROP = "drop"
-    """It is left out: a trajectory gets a replacement, a group is refilled by another."""
+    """Left out: a trajectory or a group is replaced by another."""
     STOP = "stop"
-    """The episode ends with the turn that was caught, and all its tokens stay out of the loss. In a tree that goes for
-    the path: turns that other paths share go on counting."""
+    """The episode ends with the caught turn, and all its tokens are masked. In a tree this applies to the path: turns that
+    other paths share still count."""
     PENALISE = "penalise"
-    """It costs the penalty that the filter works out, kept apart from the reward."""
+    """Gets the penalty that the filter computes, separate from the reward."""
 
 
 @runtime_checkable
@@ -60,14 +60,14 @@ class GroupTest(Protocol):
 
 @runtime_checkable
 class Reasoned(Protocol):
-    """Says in words why it catches a group."""
+    """Gives a reason for catching a group."""
 
     def reason(self, group: Sequence[Trajectory]) -> str | None: ...
 
 
 @runtime_checkable
 class MemberTest(Protocol):
-    """Catches members of a complete group, seen beside the others."""
+    """Catches members of a complete group by comparing them."""
 
     @property
     def name(self) -> str: ...
@@ -77,10 +77,10 @@ class MemberTest(Protocol):
 
 @runtime_checkable
 class Penalty(Protocol):
-    """Works out what a caught trajectory costs."""
+    """Computes the penalty of a caught trajectory."""
 
     def penalties(self, trajectory: Trajectory) -> Mapping[int, float]:
-        """Below zero, for each path that costs something, by its last turn."""
+        """Negative penalties by the last turn of each penalised path."""
         ...
 
 
@@ -89,7 +89,7 @@ Test = TurnTest | TrajectoryTest | GroupTest | MemberTest
 
 @dataclass(frozen=True)
 class Filter:
-    """A test and what follows from it."""
+    """A test and its action."""
 
     test: Test
     action: Action
@@ -103,17 +103,17 @@ class Filter:
 
 @dataclass
 class Catch:
-    """What one filter caught so far."""
+    """Catches of one filter so far."""
 
     count: int = 0
-    """Turns, trajectories or groups, as the filter looks at one or the other."""
+    """Number of caught turns, trajectories or groups."""
     example: str = ""
     """The first rollout, or group, that it caught."""
 
 
 @dataclass
 class Catches:
-    """What all filters of a stream caught, by name."""
+    """Catches of all filters of a stream, by name."""
 
     by_filter: dict[str, Catch] = field(default_factory=dict)
 
@@ -122,6 +122,6 @@ class Catches:
         catch.count += count
 
     def add_all(self, other: "Catches") -> None:
-        """What stands in another one, on top."""
+        """Adds the catches of another stream."""
         for name, catch in other.by_filter.items():
             self.add(name, catch.example, catch.count)

@@ -1,4 +1,4 @@
-"""From settings to the filters that they name."""
+"""Builds filters from their settings."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -15,7 +15,7 @@ _METHODS = ("catches_turn", "catches", "catches_group", "caught_members")
 
 
 def build_filters(manager: EnvManagerConfig) -> tuple[Filter, ...]:
-    """In the order of the configuration; `group_filter` comes last."""
+    """The configured filters in their order; `group_filter` is the last one."""
     filters = [Filter(_test(each), Action(each.action), each.baseline) for each in manager.filters]
     if manager.group_filter is not None:
         filters.append(group_filter(manager.group_filter))
@@ -29,7 +29,7 @@ def _test(settings: AnyFilterConfig) -> Test:
 
 
 def _own_test(settings: OwnFilterConfig) -> Test:
-    """A test of the user's own. An exception in it is one line that names it."""
+    """A user-defined test; an exception in it is one line that names it."""
     name = settings.test
     found = FILTERS.find(name)
     if not isinstance(found, type) and callable(found):

@@ -1,6 +1,6 @@
-"""What can be caught. Each test is its own definition; none depends on the order in which tests are applied.
+"""The built-in tests. None depends on the order in which tests are applied.
 
-A filter of one's own: a function that gets a complete group and gives the reason to leave it out, or `None`.
+A user-defined filter may be a function of a complete group that returns the reason to drop it, or `None`.
 """
 
 import zlib
@@ -27,8 +27,8 @@ from rollwright.trajectory import FinishReason, StopReason, Trajectory, Turn, le
 
 @dataclass(frozen=True)
 class VoidTurn:
-    """A turn that does nothing: no tool call that can be read, no final answer, no action, and nothing that ends the
-    episode. A call that was carried out and failed is not void."""
+    """A turn without an effect: no readable tool call, no final answer, no action, and no end of the episode. A call that
+    was executed and failed is not void."""
 
     settings: VoidTurnConfig | None = field(default=None, compare=False)
     name = "void_turn"
@@ -42,7 +42,7 @@ class VoidTurn:
 
 @dataclass(frozen=True)
 class WrongFormat:
-    """A turn whose answer does not have the format that was asked for, or names something that does not exist."""
+    """A turn whose answer does not have the required format, or names an action that does not exist."""
 
     settings: FormatErrorConfig | None = field(default=None, compare=False)
     name = "format_error"
@@ -97,7 +97,7 @@ class Overlong:
 
 @dataclass(frozen=True)
 class NoTrainableToken:
-    """A trajectory in which nothing was sampled that could be trained on."""
+    """A trajectory without a trainable token."""
 
     settings: NoTrainableTokenConfig | None = field(default=None, compare=False)
     name = "no_trainable_token"
