@@ -1,18 +1,18 @@
-"""How fast the stores are, beside agentlightning's, and whether they stay so with 100,000 rollouts.
+"""Throughput of the stores beside agentlightning's, and the cost of an operation among 100,000 other rollouts.
 
     python bench/store.py [--only-sqlite] [ROUNDS]
 
-Four workers enqueue, claim, keep alive and finish rollouts one by one. Every arm is a process of its own; the arms
-take turns, forwards and backwards, and what counts is the median over the rounds of the ratio of two arms in the same
-round: a machine that is busy for a while slows both. The CPU time stands beside the time, to tell a slow disk from a
-slow store. Then the same is played with few and with very many other rollouts waiting and held in the store, to see
-what one operation costs. Prints tables and writes `bench/results/store.json`, with every round in it. agentlightning
-gets a virtual environment of its own under `.venvs/`, made when it is not there yet (800 MB). Takes about twenty
-minutes, and a few more for that. The garbage collector is set in every arm as rollwright sets it in a run, so that none
-is measured while it looks through everything that is kept.
+Four workers enqueue, claim, heartbeat and finish rollouts one by one. Every arm is a process of its own; the arms
+alternate, forwards and backwards, and the result is the median over the rounds of the ratio of two arms in the same
+round: a machine that is busy for a while slows both. The CPU time is printed beside the wall time, to tell a slow disk
+from a slow store. The second part runs the same load with few and with very many other rollouts in the store, which gives
+the cost of one operation at scale. Prints tables and writes `bench/results/store.json`, with every round in it.
+agentlightning gets a virtual environment of its own under `.venvs/`, created on first use (800 MB). Takes about twenty
+minutes, and a few more for the environment. Every arm has rollwright's garbage collector settings, so that no collection
+of all objects falls into a measurement.
 
-With `--only-sqlite` only the speed of SQLite is measured, beside agentlightning's memory store, in half a minute; nothing
-is written.
+With `--only-sqlite` only the throughput of SQLite is measured, beside agentlightning's memory store, in half a minute;
+nothing is written.
 """
 
 import argparse
@@ -43,23 +43,24 @@ ROUNDS = 5
 
 PLAYED = 2_000
 PLAYED_BY_SLOW_PEER = 400
-"""Over HTTP agentlightning plays some hundred a second."""
+"""Fewer rollouts for agentlightning over HTTP, which plays some hundred a second."""
 PLAYED_IN_MEMORY = 20_000
-"""Where the cost of one operation is measured: ours are over in an instant, and the collector's pauses must average
+"""For the memory store's cost at scale: fewer would be over in an instant, and the collector's pauses would not average
 out."""
 FEW, MANY = 2_000, 100_000
-"""Rollouts that wait, and as many that are held by others, while the cost of one operation is measured."""
+"""Rollouts that wait in the store during the scale measurement; as many more are held by other workers."""
 
 MEMORY_RATIO, SQLITE_RATIO, HTTP_RATIO = 10.0, 2.0, 10.0
-"""Promised: our memory store against theirs, SQLite on disk against their memory store, HTTP against HTTP."""
+"""Promised ratios of throughput: memory against their memory store, SQLite on disk against their memory store, HTTP
+against HTTP."""
 SCALE_RATIO, SQLITE_SCALE_RATIO = 1.3, 1.2
-"""Promised: the cost of an operation among many rollouts against that among few."""
+"""Promised ratios of the cost of an operation among many rollouts to that among few."""
 
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-"""What agentlightning imports would else try, while it is measured, to fetch a list of prices."""
+"""Keeps a library that agentlightning imports from downloading a price list during the measurement."""
 
 COLLECTOR = inspect.getfile(gc_tuning)
-"""Given to the peer's interpreter, which has no rollwright."""
+"""File of the collector settings, loaded by the peer's interpreter, which does not have rollwright."""
 
 Figures = Mapping[str, Any]
 
@@ -79,7 +80,7 @@ def run(python: Path | str, script: object, *arguments: object) -> Figures:
 def speed(
     rounds: int, peer: Path, console: Console, ours: Sequence[str] = OURS, theirs: Sequence[str] = THEIRS
 ) -> dict[str, dict[str, Any]]:
-    """Rollouts per second of every arm."""
+    """Measures the rollouts per second of every arm."""
     arms: list[tuple[str, Path | str, list[object]]] = []
     for arm in ours:
         arms.append((arm, sys.executable, ["store_load.py", arm, 0, PLAYED]))
@@ -110,7 +111,7 @@ def rates(rounds: Sequence[Figures]) -> dict[str, Any]:
 
 
 def scale(rounds: int, peer: Path, console: Console) -> dict[str, dict[str, Any]]:
-    """Microseconds for a rollout among few and among many others."""
+    """Measures the microseconds per rollout among few and among many others."""
     arms: list[tuple[Path | str, str, str, str, list[object]]] = []
     for arm in OURS[:4]:
         arms.append((sys.executable, "store_load.py", arm, arm, []))
@@ -139,7 +140,7 @@ def scale(rounds: int, peer: Path, console: Console) -> dict[str, dict[str, Any]
 
 
 def compare(speeds: Mapping[str, Figures], ours: str, theirs: str) -> float:
-    """How many times as fast ours is as theirs: the median over the rounds."""
+    """The median over the rounds of our throughput divided by theirs."""
     pairs = zip(speeds[ours]["every_round"], speeds[f"agentlightning {theirs}"]["every_round"], strict=True)
     return median(mine / other for mine, other in pairs)
 
@@ -197,10 +198,10 @@ def show(console: Console, figures: Mapping[str, Any]) -> None:
 
 def main() -> None:
     console = Console()
-    options = argparse.ArgumentParser(description="How fast the stores are, beside agentlightning's.")
-    options.add_argument("rounds", nargs="?", type=int, default=ROUNDS, help="of every arm")
+    options = argparse.ArgumentParser(description="Throughput of the stores beside agentlightning's.")
+    options.add_argument("rounds", nargs="?", type=int, default=ROUNDS, help="rounds of every arm")
     options.add_argument(
-        "--only-sqlite", action="store_true", help="its speed beside the peer's memory store"
+        "--only-sqlite", action="store_true", help="measure only SQLite, beside the peer's memory store"
     )
     given = options.parse_args()
     rounds, load = given.rounds, os.getloadavg()[0]

@@ -1,11 +1,11 @@
-"""The peer's arm of `bench/store.py`, run by the interpreter that has agentlightning.
+"""The peer's arm of `bench/store.py`, for the interpreter that has agentlightning.
 
     .venvs/agentlightning/bin/python bench/store_agentlightning.py memory|http KEPT PLAYED COLLECTOR
 
-Plays the same rollouts as `store_load.py` and prints the same figures. `http` talks to `agl store` in a process of its
-own. What is kept as background is enqueued after the rollouts that are played, because its queue has no priorities.
-`COLLECTOR` is the file of the module that makes the garbage collector's looks rare, for this process as for
-`store_load.py`; `agl store` runs as it starts itself.
+Plays the same rollouts as `store_load.py` and prints the same measurements. `http` calls `agl store` in a process of its
+own. Background rollouts are enqueued after the rollouts that are played, because the peer's queue has no priorities.
+`COLLECTOR` is the file with rollwright's garbage collector settings, applied to this process as to `store_load.py`;
+`agl store` runs with its own.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from agentlightning.types import EnqueueRolloutRequest
 WORKERS = 4
 CHUNK = 1000
 START_SECONDS = 120.0
-"""How long `agl store` may take until it answers; importing it takes about ten seconds."""
+"""Time limit for the start of `agl store`, which imports for about ten seconds."""
 
 
 async def measure(store: Any, kept: int, played: int) -> dict[str, Any]:
@@ -48,7 +48,7 @@ async def measure(store: Any, kept: int, played: int) -> dict[str, Any]:
             claimed = await store.dequeue_rollout(worker_id=name)
             await store.update_worker(name, {"busy": True})
             await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
-            await asyncio.sleep(0)  # else one worker plays them all
+            await asyncio.sleep(0)  # else one worker would play them all
 
     cpu = time.process_time()
     enqueue_seconds = await timed(enqueue)
@@ -81,7 +81,7 @@ async def opened(arm: str) -> AsyncIterator[Any]:
     command = [Path(sys.executable).with_name("agl"), "store", "--host", "127.0.0.1", "--port", str(port)]
     server = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)
     try:
-        await answers(port)
+        await wait_for_answer(port)
         client = LightningStoreClient(f"http://127.0.0.1:{port}")
         yield client
         await client.close()
@@ -90,7 +90,7 @@ async def opened(arm: str) -> AsyncIterator[Any]:
         await server.wait()
 
 
-async def answers(port: int) -> None:
+async def wait_for_answer(port: int) -> None:
     give_up = time.monotonic() + START_SECONDS
     while time.monotonic() < give_up:
         try:
@@ -103,8 +103,8 @@ async def answers(port: int) -> None:
     raise SystemExit(f"agl store has not answered for {START_SECONDS:g} s")
 
 
-def collector(file: str) -> Any:
-    """The module of that file: this interpreter has no rollwright, and the file needs none."""
+def load_collector(file: str) -> Any:
+    """Loads the module from its file: this interpreter does not have rollwright, and the file does not import it."""
     spec = importlib.util.spec_from_file_location("collector", file)
     assert spec is not None
     assert spec.loader is not None
@@ -115,7 +115,7 @@ def collector(file: str) -> Any:
 
 async def main(arm: str, kept: int, played: int, collector_file: str) -> None:
     async with opened(arm) as store:
-        with collector(collector_file).rare_collections():
+        with load_collector(collector_file).rare_collections():
             print(json.dumps(await measure(store, kept, played)))
 
 

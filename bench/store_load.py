@@ -1,10 +1,10 @@
-"""One arm of `bench/store.py`: opens one of rollwright's stores, plays rollouts on it, prints its figures as JSON.
+"""One arm of `bench/store.py`: opens one of rollwright's stores, plays rollouts on it, prints the measurements as JSON.
 
     python bench/store_load.py memory|sqlite|postgres|http|http_sqlite KEPT PLAYED
 
-`KEPT` rollouts wait in the store and as many are held by others all the while, as background; `PLAYED` rollouts are
-enqueued, claimed, kept alive with a heartbeat and finished by four workers. The garbage collector looks as rarely as in a
-run, and in the server's process as briefly as in a server; else one look at 100,000 rollouts falls into the measured part.
+`KEPT` rollouts wait in the store during the measurement, and as many more are held by other workers; `PLAYED` rollouts
+are enqueued, claimed, kept alive with a heartbeat and finished by four workers. The garbage collector has the settings of
+a run, and in the server's process those of a server; otherwise a collection over 100,000 rollouts would be measured.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from rollwright.store.sql.sqlite import SqliteDriver
 
 WORKERS = 4
 CHUNK = 1000
-"""Rollouts in one call while the background is laid."""
+"""Rollouts per call while the background rollouts are created."""
 TRAJECTORY = bytes(range(256)) * 4
-"""About as much as a short episode."""
+"""About the size of a short episode."""
 PLAYED_FIRST = 1
 """Priority of the rollouts that are played, so that the background stays."""
 
 
-async def lay_background(store: Store, kept: int) -> None:
+async def create_background(store: Store, kept: int) -> None:
     for held in (True, False):
         config = RolloutConfig(unresponsive_seconds=3600)
         for first in range(0, kept, CHUNK):
@@ -49,9 +49,9 @@ async def lay_background(store: Store, kept: int) -> None:
 
 
 async def measure(store: Store, kept: int, played: int) -> dict[str, Any]:
-    await lay_background(store, kept)
+    await create_background(store, kept)
     if kept:
-        os.sync()  # else the system writes the background to disk while the rest is measured
+        os.sync()  # else the kernel writes the background to disk during the measurement
     share = played // WORKERS
 
     async def enqueue(worker: int) -> None:
@@ -109,7 +109,7 @@ async def opened(arm: str, folder: Path) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def server_process(arm: str, folder: Path) -> AsyncIterator[str]:
-    """The server in a process of its own."""
+    """Starts the server in a process of its own; yields its URL."""
     socket = folder / "socket"
     process = await asyncio.create_subprocess_exec(sys.executable, __file__, "serve", arm, str(folder))
     while not socket.exists():

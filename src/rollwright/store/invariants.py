@@ -1,7 +1,7 @@
 """Checks a store's event log against the store's invariants. Pure: events in, complaints out.
 
 It depends on no backend, only on what may never happen: a rollout with two attempts at once, a result from an attempt
-with an expired lease, a rollout that ends twice or goes on after its end, an end that is not in the completion log. Run
+with an expired lease, a rollout that ends twice or is claimed after its end, an end that is not in the completion log. Run
 it over the log of a store that was killed and opened again.
 """
 

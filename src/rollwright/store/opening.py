@@ -29,12 +29,12 @@ USUAL_PATIENCE = 60.0
 
 
 OnOutage = Callable[[str], None] | None
-"""Is told, in a line for people, that a store cannot be reached."""
+"""Gets a message for people that a store cannot be reached."""
 
 
 class StoreOpener(Protocol):
-    """Opens the store of an address. `must_exist`: a store that would have to be made is refused. `patience`: seconds that
-    a store which cannot be reached is tried for; `on_outage` is told every few of them."""
+    """Opens the store of an address. `must_exist`: reject an address whose store would have to be created. `patience`:
+    seconds of retries for a store that cannot be reached; `on_outage` gets a message every few seconds."""
 
     def __call__(
         self, address: str, *, must_exist: bool, patience: float, on_outage: OnOutage
@@ -56,7 +56,7 @@ STORES: Registry[StoreOpener] = Registry(
     protocol="rollwright.store.opening:StoreOpener",
     key="--store SCHEME://…",
 )
-"""By the scheme of an address."""
+"""Openers by the scheme of an address."""
 
 
 def sqlite_path(address: str) -> Path | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 TELL_SECONDS = 5.0
-"""Between two lines about the same server."""
+"""Seconds between two lines about the same server."""
 
 
 class Outage:

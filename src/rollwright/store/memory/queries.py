@@ -28,10 +28,10 @@ Row = TypeVar("Row")
 
 
 class MemoryQueries(Backend):
-    """The handlers of calls that change no rollout."""
+    """Handlers of the calls that change no rollout."""
 
     def __init__(self, *, clock: Callable[[], float] | None = None, record_events: bool = True) -> None:
-        bind_to_process(self)  # a fork would go on with a copy of its own
+        bind_to_process(self)  # a fork would have a copy that diverges
         self._clock = clock if clock is not None else LoopClock()
         self._state = StoreState(record_events=record_events)
         self._resources = ResourceVersions()
@@ -181,7 +181,7 @@ def _ordered(rows: list[StoredRollout], sort_by: str, sort_order: str) -> list[S
     """By a field, then by arrival; rows without a value come last in either order.
 
     Sorts by arrival first, which most rows are in already, and then by the field alone: the sort is stable, and comparing
-    numbers or strings is several times quicker than comparing tuples.
+    numbers or strings is several times faster than comparing tuples.
     """
     backwards = sort_order == "desc"
     rows.sort(key=_place, reverse=backwards)

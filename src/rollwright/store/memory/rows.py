@@ -35,7 +35,7 @@ class StoredAttempt:
     reason: str | None = None
     metadata: bytes = EMPTY
     last_append_id: str | None = None
-    """Of the journal; a repeated one is skipped."""
+    """Idempotency key of the last journal append; a repeat is skipped."""
 
     def record(self) -> Attempt:
         return Attempt(

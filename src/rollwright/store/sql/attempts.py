@@ -1,6 +1,7 @@
-"""The operations of a worker: report_many on attempts, record_heartbeats, the turn journal; and housekeeping.
+"""Operations of workers: reports on attempts, heartbeats, the turn journal, notices of lost attempts.
 
-As in `queueing`, a call that is refused has written nothing but that fact.
+As in `queue`, an operation checks everything that can be rejected before its first write; a rejected report writes
+nothing but its event.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,17 +44,17 @@ from rollwright.store.transitions import (
 )
 
 Pair = tuple[str, str]
-"""A rollout and an attempt."""
-Held = tuple[str, Pair]
-"""A worker, and what it plays."""
+"""A rollout id and an attempt id."""
+Holding = tuple[str, Pair]
+"""A worker id, and the attempt that it plays."""
 Turn = tuple[str, str, bytes]
-"""A rollout, an attempt, and what is journalled."""
+"""A rollout id, an attempt id, and an entry of the journal."""
 Heartbeat = tuple[str, bytes | None, Sequence[Pair] | None]
-"""A worker's sign of life: its figures, packed, and the attempts that it plays; `None`: all that it holds."""
+"""A worker id, its packed statistics, and the attempts that it plays; `None`: all that it holds."""
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):
-    """What a worker says of an attempt; `None`: nothing about that."""
+    """A worker's report on an attempt; `None` leaves a field as it is."""
 
     rollout_id: str
     attempt_id: str
@@ -65,7 +66,7 @@ class Report(msgspec.Struct, frozen=True, gc=False):
 
 
 def report_many(tx: Transaction, given: Sequence[Report]) -> Operation[list[Attempt | StoreError]]:
-    """Several callers'. The ends of attempts that are known to hold their rollouts are written with one statement."""
+    """Reports of several callers. Consecutive ends of attempts that hold cached rollouts share a statement."""
     outcomes: list[Attempt | StoreError] = []
     endings: list[Ending] = []
     for each in given:
@@ -101,7 +102,7 @@ def report(tx: Transaction, each: Report) -> Operation[Attempt]:
 
 
 def _end_by_report(tx: Transaction, row: RolloutRow, each: Report) -> Ending:
-    """Of the attempt that holds the rollout."""
+    """Ends the attempt that holds the rollout, as it reports itself."""
     assert each.status is not None
     packed = _accept_report(tx, row, each)
     worker_id = each.worker_id if row.worker_id is None else row.worker_id
@@ -111,7 +112,7 @@ def _end_by_report(tx: Transaction, row: RolloutRow, each: Report) -> Ending:
 
 
 def _accept_report(tx: Transaction, row: RolloutRow, each: Report) -> bytes:
-    """Refuses what the attempt that holds the rollout may not report; returns its metadata after the report."""
+    """Rejects a report that the holding attempt may not make; returns its metadata after the report."""
     _require_held(tx, row, each.worker_id, each.status)
     if each.status is not None and each.status != row.status:
         check_attempt_change(each.attempt_id, row.attempt_status, each.status)
@@ -119,7 +120,7 @@ def _accept_report(tx: Transaction, row: RolloutRow, each: Report) -> bytes:
 
 
 def give_back(tx: Transaction, claimed: Sequence[AttemptedRollout], reason: str) -> Operation[None]:
-    """Puts rollouts back into the queue whose claim nobody will ever read."""
+    """Requeues rollouts whose caller was cancelled before it received the claim."""
     for each in claimed:
         row = yield from _find(tx, each.rollout_id)
         if row.attempt_id == each.attempt.attempt_id:
@@ -127,7 +128,7 @@ def give_back(tx: Transaction, claimed: Sequence[AttemptedRollout], reason: str)
 
 
 def record_heartbeats(tx: Transaction, beats: Sequence[Heartbeat]) -> Operation[list[list[Pair]]]:
-    """Several callers'; each learns what it does not hold any more."""
+    """Heartbeats of several callers; returns for each the attempts that it does not hold any more."""
     known = [recall_heartbeat(tx, beat) for beat in beats]
     unknown = [beat for beat, answer in zip(beats, known, strict=True) if answer is None]
     kept = yield from _extend_leases(
@@ -146,8 +147,8 @@ def record_heartbeats(tx: Transaction, beats: Sequence[Heartbeat]) -> Operation[
 
 
 def recall_heartbeat(tx: Transaction, beat: Heartbeat) -> list[Pair] | None:
-    """The answer to a heartbeat that writes nothing: all that it names is known to be its own and to have been renew_lease of
-    a moment ago. `None`: the rollouts have to be looked at."""
+    """Answers a heartbeat from the cached rows: the worker holds all attempts that it names, and renewed their leases a
+    moment ago, so nothing is written. `None`: the heartbeat needs a transaction."""
     worker_id, stats, pairs = beat
     if pairs is None:
         return None
@@ -166,13 +167,13 @@ def _is_one(pairs: Sequence[Pair] | None) -> TypeGuard[Sequence[Pair]]:
     return pairs is not None and len(pairs) == 1
 
 
-def _extend_leases(tx: Transaction, asked: Sequence[Held]) -> Operation[set[Held]]:
-    """One attempt of each worker; returns those that are alive and that worker's. A lease that was extended a moment
-    ago is left as it is, which writes nothing."""
+def _extend_leases(tx: Transaction, asked: Sequence[Holding]) -> Operation[set[Holding]]:
+    """Extends the lease of one attempt per worker; returns those that are alive and belong to the worker. A lease that was
+    extended a moment ago stays as it is, which writes nothing."""
     if not asked:
         return set()
     values = [(tx.now, worker_id, rollout_id, attempt_id) for worker_id, (rollout_id, attempt_id) in asked]
-    kept: set[Held] = set()
+    kept: set[Holding] = set()
     extended: list[Values] = []
     for worker_id, rollout_id, attempt_id, place, start, heard_at, packed in (yield ALIVE.many(values)):
         kept.add((worker_id, (rollout_id, attempt_id)))
@@ -221,8 +222,8 @@ def _by_column(pairs: Sequence[Pair]) -> dict[str, list[str]]:
 
 
 def append_turns(tx: Transaction, turns: Sequence[Turn]) -> Operation[list[StoreError | None]]:
-    """Several callers', one turn each, which are never asked for again. For attempts that were renew_lease of a moment ago,
-    as most were, the rollouts' rows stay as they are."""
+    """Appends one turn for each of several callers, without idempotency keys. Rows of rollouts whose lease was extended a
+    moment ago, which are most, stay unchanged."""
     ready = _find_ready(tx, turns)
     unknown = [rollout_id for rollout_id, _, _ in turns if rollout_id not in tx.held]
     if unknown:
@@ -243,7 +244,7 @@ def append_turns(tx: Transaction, turns: Sequence[Turn]) -> Operation[list[Store
 
 
 def _find_ready(tx: Transaction, turns: Sequence[Turn]) -> dict[Pair, int]:
-    """The places of those that are known to be `READY`."""
+    """The places of the cached rollouts that satisfy the conditions of `READY`."""
     found: dict[Pair, int] = {}
     for rollout_id, attempt_id, _ in turns:
         row = tx.held.get(rollout_id)
@@ -258,7 +259,7 @@ def _find_ready(tx: Transaction, turns: Sequence[Turn]) -> dict[Pair, int]:
 def append_journal(
     tx: Transaction, rollout_id: str, attempt_id: str, entries: Sequence[bytes], append_id: str | None
 ) -> Operation[None]:
-    """`append_id`: under which it may be asked for again; `None`: it never is."""
+    """`append_id`: the idempotency key; `None`: the call is never repeated."""
     row = yield from _find_held(tx, rollout_id, attempt_id)
     if append_id is None or append_id != row.last_append_id:
         yield from renew_lease(tx, row, status=AttemptStatus.RUNNING, append_id=append_id)
@@ -272,7 +273,7 @@ def clear_journal(tx: Transaction, rollout_id: str, attempt_id: str) -> Operatio
 
 
 def take_lost_attempts(tx: Transaction, worker_id: str) -> Operation[list[tuple[str, str]]]:
-    """What was taken from the worker since it was last told."""
+    """The attempts that the worker has lost since the last call; marks them as reported."""
     yield from tx.write_inserts()
     rows = yield LOST_ATTEMPTS(worker_id=worker_id)
     if rows:
@@ -281,13 +282,13 @@ def take_lost_attempts(tx: Transaction, worker_id: str) -> Operation[list[tuple[
 
 
 def write_stamps(tx: Transaction) -> Operation[None]:
-    """Makes the signs of life of workers visible."""
+    """Writes the pending signs of life of workers."""
     tx.stamps_at_once = True
     yield from ()
 
 
 def _find(tx: Transaction, rollout_id: str) -> Operation[RolloutRow]:
-    """The rollout, locked."""
+    """The rollout, from the cache or read with a row lock."""
     known = tx.held.get(rollout_id)
     if known is not None:
         return known
@@ -298,7 +299,7 @@ def _find(tx: Transaction, rollout_id: str) -> Operation[RolloutRow]:
 
 
 def _find_ended(tx: Transaction, row: RolloutRow, attempt_id: str) -> Operation[Attempt | None]:
-    """The attempt as it ended, or `None` if it is the one that holds the rollout."""
+    """The attempt if it has ended, or `None` if it holds the rollout."""
     if row.attempt_id is not None and attempt_id in (row.attempt_id, LATEST):
         return None
     yield from tx.write_inserts()
@@ -310,6 +311,7 @@ def _find_ended(tx: Transaction, row: RolloutRow, attempt_id: str) -> Operation[
 
 
 def _find_held(tx: Transaction, rollout_id: str, attempt_id: str) -> Operation[RolloutRow]:
+    """The rollout if the attempt holds it; otherwise the call is rejected."""
     row = yield from _find(tx, rollout_id)
     ended = yield from _find_ended(tx, row, attempt_id)
     if ended is not None:
@@ -327,7 +329,7 @@ def _require_held(
     tx: Transaction, row: RolloutRow, worker_id: str | None, status: AttemptStatus | None
 ) -> None:
     if lapsed(row.lease_expires, tx.now):
-        _refuse(tx, row.attempt(), status, "its lease has just run out")
+        _refuse(tx, row.attempt(), status, "its lease has just expired")
     if worker_id is not None and row.worker_id not in (worker_id, None):
         _refuse(tx, row.attempt(), status, f"worker {row.worker_id} holds it, not {worker_id}")
 
@@ -363,8 +365,8 @@ _many = [any_of(rollouts.c.rollout_id, "ids"), any_of(rollouts.c.attempt_id, "at
 
 
 def _extend(*conditions: Any, **also: Any) -> Statement:
-    """Extends the leases of attempts that are alive. A row that another transaction has locked is passed over:
-    it is being reported on in this moment, and to wait for it while holding others could block both."""
+    """Extends the leases of attempts that are alive. Rows that another transaction has locked are skipped: an attempt of
+    theirs reports at this moment, and waiting for them while holding other locks could deadlock."""
     free = select(rollouts.c.place).where(*_alive, *conditions).with_for_update(skip_locked=True)
     return Statement(
         update(rollouts)
@@ -395,7 +397,7 @@ KEEP = Statement(
 EXTEND_ALL = _extend(_own)
 EXTEND = _extend(_own, *_many)
 ADOPT = _extend(rollouts.c.worker_id.is_(None), *_many, worker_id=_worker)
-"""Takes on attempts that were claimed without a worker."""
+"""Assigns attempts that were claimed without a worker id to this worker."""
 HELD_OF = Statement(select(rollouts.c.rollout_id, rollouts.c.attempt_id).where(*_alive, _own, *_many))
 
 INSERT_JOURNAL = Statement(insert_into(journal, "position"))
@@ -408,7 +410,7 @@ READY = Statement(
         > bindparam("at", type_=Double) - rollouts.c.unresponsive_seconds * literal_column(f"{SAME_MOMENT}"),
     )
 )
-"""Those whose attempt was renew_lease of a moment ago, and is running."""
+"""Rollouts whose attempt is running and had its lease extended a moment ago."""
 
 LOST_ATTEMPTS = Statement(
     select(rollouts.c.rollout_id, attempts.c.attempt_id, attempts.c.number)

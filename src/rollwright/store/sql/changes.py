@@ -1,7 +1,7 @@
-"""The changes that operations are made of: an attempt is heard of, an attempt ends, a rollout is finished.
+"""Changes that several operations share: a lease is renewed or expires, an attempt ends, a rollout is withdrawn.
 
-Each asks the rules of `transitions` first, and tells the transaction what others may be waiting for. Whoever
-changes a rollout has locked its row when it read it.
+Each applies the rules of `transitions` first, and records in the transaction what waiting calls depend on. The caller has
+locked the rollout's row when it read it.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ _CANCELLED, _RUNNING, _REQUEUING = (
     AttemptStatus.RUNNING.value,
     RolloutStatus.REQUEUING,
 )
-"""Asking an enum for a member takes as long as making a small record."""
+"""Looked up once: access to an enum member costs as much as creating a small record."""
 EXPIRY_BATCH = 500
-"""Leases ended in one go, so that ending very many holds up nobody for long."""
+"""Leases ended by one query, so that ending very many blocks no other call for long."""
 
 
 def with_report(
@@ -38,7 +38,7 @@ def with_report(
     metadata: bytes | None = None,
     append_id: str | None = None,
 ) -> RolloutRow:
-    """The rollout after a sign of life of the attempt that holds it; `None` leaves a field as it is."""
+    """The rollout after a report of the attempt that holds it; `None` leaves a field as it is."""
     return replace(
         row,
         status=row.status if status is None else status._value_,
@@ -50,7 +50,7 @@ def with_report(
 
 
 def renew_lease(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[RolloutRow]:
-    """Extends the lease of the attempt that holds the rollout, and writes down what else it reports."""
+    """Extends the lease of the attempt that holds the rollout, and writes the fields that it reports."""
     assert row.attempt_start is not None
     lease = lease_end(row.config, row.attempt_start, tx.now)
     after = replace(with_report(row, tx.now, **reported), lease_expires=lease)
@@ -72,19 +72,19 @@ def renew_lease(tx: Transaction, row: RolloutRow, **reported: Any) -> Operation[
 
 
 class Ending(NamedTuple):
-    """An attempt that has ended; `write_endings` is still to write what it changes in its rollout."""
+    """An attempt that ends; `write_endings` writes the changes of its rollout."""
 
     attempt: Attempt
     release: tuple[Any, ...]
     """The values of `RELEASE`."""
     journal_of: int | None
-    """The place of a rollout whose journal is done with."""
+    """The place of a rollout whose journal is to be deleted."""
 
 
 def end(
     tx: Transaction, row: RolloutRow, status: AttemptStatus, reason: str | None, **how: Any
 ) -> Operation[Attempt]:
-    """Ends the attempt that holds the rollout; `how` as for `ending`."""
+    """Ends the attempt that holds the rollout; `how` as for `prepare_ending`."""
     ended = prepare_ending(tx, row, status, reason, **how)
     yield from write_endings([ended])
     return ended.attempt
@@ -109,10 +109,10 @@ def prepare_ending(
     trajectory: bytes | None = None,
     last: tuple[str | None, float | None, bytes] | None = None,
 ) -> Ending:
-    """Ends the attempt that holds the rollout, and gives the rollout the status that follows.
+    """Ends the attempt that holds the rollout, and decides the rollout's next status.
 
-    `becomes`: decided by a caller instead of the retry rules. `taken`: its worker does not know yet. `last`: its worker,
-    its last heartbeat and its metadata, if it was heard of now.
+    `becomes`: a status chosen by a caller instead of the retry rules. `taken`: the worker has to be notified. `last`: the
+    worker, the last heartbeat and the metadata, if the attempt reports its end itself.
     """
     assert row.attempt_id is not None
     assert row.attempt_start is not None
@@ -148,7 +148,7 @@ def prepare_ending(
     if not waits:
         if trajectory is not None:
             tx.insert_later(INSERT_TRAJECTORY, (row.place, trajectory))
-        if row.attempts > 1 or row.status == _RUNNING:  # as it is once it has journalled a turn
+        if row.attempts > 1 or row.status == _RUNNING:  # the first journalled turn makes it running
             journal_of = row.place
         tx.complete(row.place, row.rollout_id, row.attempt_id, after, reason)
     release = (after._value_, int(waits), None if waits else tx.now, tries, row.place)
@@ -156,7 +156,7 @@ def prepare_ending(
 
 
 def _archive(tx: Transaction, place: int, attempt: Attempt, metadata: bytes, taken: bool) -> None:
-    """The attempt as one that has ended."""
+    """Inserts the attempt into the table of ended ones."""
     why = () if attempt.reason is None else (attempt.reason,)
     values = (
         place * ATTEMPTS_OF_ONE + attempt.sequence_id,
@@ -177,7 +177,7 @@ def _archive(tx: Transaction, place: int, attempt: Attempt, metadata: bytes, tak
 
 
 def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: str | None) -> Operation[None]:
-    """Takes the rollout from its worker, if it has one, and gives it another status."""
+    """Sets a status chosen by a caller, and ends the attempt that holds the rollout, if any."""
     if row.attempt_id is not None:
         yield from end(tx, row, AttemptStatus.CANCELLED, reason, becomes=status, taken=True)
         return
@@ -191,13 +191,13 @@ def withdraw(tx: Transaction, row: RolloutRow, status: RolloutStatus, reason: st
 
 
 def expire(tx: Transaction) -> Operation[None]:
-    """Ends the attempts whose lease is over."""
+    """Ends the attempts whose lease has expired."""
     ended: set[int] = set()
     while rows := (yield LAPSED(now=tx.now)):
         for found in rows:
             row = RolloutRow(*found)
             if row.place in ended:
-                raise StoreDamaged(f"rollout {row.rollout_id}: its lease is over again and again")
+                raise StoreDamaged(f"rollout {row.rollout_id}: its lease has expired, and cannot be ended")
             ended.add(row.place)
             assert row.attempt_start is not None
             assert row.lease_expires is not None

@@ -1,7 +1,7 @@
-"""What a SQL store needs of a database: two ways to run operations, and word of changes.
+"""The interface between a SQL store and a database: writes, reads, and notifications of changes.
 
-Calls that share a transaction run in the order in which they came. Neighbours of one kind (`BatchedCall`) are run as one
-operation, with a statement for all of them instead of one for each.
+Calls that share a transaction run in the order of their arrival. Consecutive calls of one kind (`BatchedCall`) run as
+one operation, with one statement for all of them.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from rollwright.store.sql.transaction import Changes, Stamps, Transaction
 Result = TypeVar("Result")
 Argument = TypeVar("Argument")
 Write = Callable[[Transaction], Operation[Result]]
-"""Makes the operation anew each time it is called: a transaction that failed is run again."""
+"""Returns a new operation each time: a transaction that failed is run again."""
 Read = Callable[[], Operation[Result]]
 
 
 Outcome = tuple[Any, BaseException | None]
-"""A result, or what went wrong instead."""
+"""A result, or an error."""
 
 
 class BatchedCall(msgspec.Struct, Generic[Argument, Result], frozen=True):
-    """A call that can be run with others of its kind."""
+    """A call that can run together with others of its kind, as one operation."""
 
     run: Callable[[Transaction, Sequence[Argument]], Operation[Sequence[Result | StoreError]]]
-    """Gives a result for each argument, or why that one is refused; the others are not touched by it."""
+    """Returns a result or an error for each argument; an error of one has no effect on the others."""
     argument: Argument
     recall: Callable[[Transaction, Argument], Result | None] | None = None
-    """Gives the result, if what the transaction remembers tells it and nothing is to be written."""
+    """Returns the result if it follows from the held rows and nothing has to be written, else `None`."""
 
     def __call__(self, tx: Transaction) -> Operation[Result]:
         [result] = yield from self.run(tx, [self.argument])
@@ -42,7 +42,7 @@ class BatchedCall(msgspec.Struct, Generic[Argument, Result], frozen=True):
 
 
 class Job(msgspec.Struct, Generic[Result], frozen=True):
-    """A call that waits to be run."""
+    """A call that waits for execution; the fields are those of `Driver.write`."""
 
     make: Callable[..., Operation[Result]]
     future: "asyncio.Future[Result]"
@@ -52,7 +52,7 @@ class Job(msgspec.Struct, Generic[Result], frozen=True):
 
 
 def run_all(tx: Transaction, batch: Sequence[Job[Any]]) -> Operation[list[Outcome]]:
-    """All calls of a transaction, and what it has gathered at its end."""
+    """Runs all calls of a transaction, then writes the rows that they gathered."""
     outcomes: list[Outcome] = []
     first = 0
     while first < len(batch):
@@ -75,6 +75,7 @@ def run_all(tx: Transaction, batch: Sequence[Job[Any]]) -> Operation[list[Outcom
 
 
 def answer(jobs: Sequence[Job[Any]], outcomes: Sequence[Outcome]) -> None:
+    """Sets the futures of the calls."""
     for job, (result, error) in zip(jobs, outcomes, strict=True):
         if job.future.done():  # the caller was cancelled
             if job.orphaned is not None and error is None:
@@ -87,11 +88,11 @@ def answer(jobs: Sequence[Job[Any]], outcomes: Sequence[Outcome]) -> None:
 
 class Driver(Protocol):
     repeats: bool
-    """Whether an operation may be run twice, because it cannot be known if the first time was committed."""
+    """Whether an operation may run twice, because the outcome of a commit on a lost connection is unknown."""
     stamps: Stamps
-    """Of its workers, not yet written."""
+    """Signs of life of workers that are not yet written."""
     where: str
-    """The database, for messages."""
+    """The database's address for messages."""
 
     def write(
         self,
@@ -103,25 +104,25 @@ class Driver(Protocol):
     ) -> "asyncio.Future[Result]":
         """Runs the operation in a transaction, alone or with others, and returns when it is committed.
 
-        `durable`: it must survive a power cut, not only the death of every process. What is not, such as a claim
-        or a heartbeat, is as if it had never happened if the power fails: the rollout is given out again.
+        `durable`: the commit must survive a power cut, not only the death of every process. A power cut can take back
+        other commits, such as claims and heartbeats, unless a durable one followed.
         `brief`: it touches a handful of rows, so a driver without a server may run it in the event loop itself.
-        `orphaned` gets the result if the caller was cancelled while it waited. A transaction first ends the
-        attempts whose lease is over, if it is time to look for them.
+        `orphaned` gets the result if the caller was cancelled while it waited. A transaction first ends expired leases, if
+        it is time to look for them.
         """
         ...
 
     def read(self, make: Read[Result]) -> Awaitable[Result]:
-        """Runs an operation that changes nothing."""
+        """Runs a read-only operation."""
         ...
 
     def watch(self, on_change: Callable[[Changes], None], has_waiters: Callable[[], bool]) -> None:
-        """Calls `on_change` in the event loop for what this or any other process commits.
+        """Calls `on_change` in the event loop for the commits of this and every other process.
 
-        What others commit may be looked for less often while `has_waiters()` is false.
+        Commits of other processes may be polled for less often while `has_waiters()` is false.
         """
         ...
 
     async def close(self) -> None:
-        """Does what was asked for before, unless the database is away, and lets go of it."""
+        """Finishes the calls from before, unless the database is away, and closes the connections."""
         ...

@@ -1,7 +1,7 @@
-"""Brings a database to the newest schema when it is opened.
+"""Migrates a database to the newest schema when it is opened.
 
-Alembic renders the missing steps as SQL, and the driver runs them in one transaction under a lock, so several
-processes may open a new database at once, and so may several threads of one. A database of a newer release is refused.
+Alembic renders the missing steps as SQL, and the driver runs them in one transaction under a lock, so several processes,
+or several threads of one, may open a new database at once. A database of a newer release is rejected.
 """
 
 import threading
@@ -12,15 +12,15 @@ from rollwright.store.errors import StoreError
 from rollwright.store.sql.statements import Dialect
 
 VERSION_TABLE = "rollwright_schema"
-"""Not alembic's own name for it: the database may belong to somebody who uses alembic too."""
+"""Not alembic's default name: the database may have tables of another program that uses alembic."""
 
 READ_VERSION = f"SELECT version_num FROM {VERSION_TABLE}"
 
 NEWEST = "0002"
-"""The last step in `migrations`. Written down so that opening a current database needs no alembic."""
+"""The last step in `migrations`. A constant, so that opening a current database does not import alembic."""
 
 _alembic = threading.Lock()
-"""Alembic keeps what it is doing in variables of its modules, so one thread at a time."""
+"""Alembic keeps its state in module variables, so only one thread may use it at a time."""
 
 
 def missing_steps(dialect: Dialect, version: str | None, where: str) -> str:

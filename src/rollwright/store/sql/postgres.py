@@ -1,14 +1,14 @@
-"""PostgreSQL as a driver: a few connections write, others read, and one listens for what everybody commits.
+"""The PostgreSQL driver: a few connections write, others read, and one listens for notifications of commits.
 
-Calls that write gather while the writers are busy, and the next free writer runs all of them in one transaction.
-Rows are locked as they are read (`FOR UPDATE`, and `SKIP LOCKED` where somebody else's work is not waited for),
-so any number of processes on any number of machines can share the database. Each commit says with `NOTIFY` what
-others may wait for. Leases that are over are ended by one transaction at a time: another one that finds them waits
-until that is committed, so a claim never passes over a rollout that is coming back into the queue at that moment.
+Writes queue while the writers are busy, and the next free writer runs all of them in one transaction. Rows are locked
+as they are read (`FOR UPDATE`, with `SKIP LOCKED` where another transaction's rows are not needed), so any number of
+processes on any number of machines can share the database. Each commit announces with `NOTIFY` the changes that waiting
+calls depend on. One transaction at a time ends expired leases: another one that finds some waits for its commit, so a
+claim never misses a rollout that is being requeued at that moment.
 
-A broken connection is made anew and the transaction run again, for up to `RETRY_SECONDS`: a restart of the
-server is a pause, not a failure. Nobody can know whether a commit came through whose answer was lost; the
-operations are safe to repeat.
+After a connection is lost the driver reconnects and runs the transaction again, for up to `RETRY_SECONDS`: a restart of
+the server is a pause, not a failure. The outcome of a commit whose answer was lost is unknown; the operations may be
+repeated.
 """
 
 import asyncio
@@ -33,29 +33,29 @@ from rollwright.store.sql.transaction import Changes, Stamps, Transaction
 from rollwright.store.transitions import lapsed
 
 WRITERS = 2
-"""Of each kind: for what must last, and for what need not be flushed to disk. One commits while the other runs its
-statements; more would only contend for the same processor here."""
+"""Connections for durable writes, and as many for other writes. One commits while the other executes statements; more
+would only compete for the CPU of this process."""
 READERS = 2
 
 MAX_BATCH = 64
-"""Calls in one transaction: they hold their locks until all of them are done."""
+"""Most calls in one transaction: they hold their locks until all of them are done."""
 
 RETRY_SECONDS = 60.0
 """A restart of the server takes seconds; a fail-over up to a minute."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between two tries to connect, doubled from the first to the longest."""
+"""Seconds between two attempts to connect, doubled each time up to the longest."""
 CONNECT_SECONDS = 10.0
 COMMAND_SECONDS = 60.0
-"""A statement that takes longer has lost its server: the slowest ones take milliseconds."""
+"""Time limit of a statement: the slowest ones take milliseconds, so the server is lost."""
 
 _CLOSE_SECONDS = 2.0
-"""For a farewell to the server; after that the connection is just dropped."""
+"""Time limit of an orderly disconnect; after it the connection is dropped."""
 
 _MIGRATION_LOCK = 0x726F6C6C
-"""Held while the schema is changed; any number will do that other programs are unlikely to use."""
+"""Advisory lock of migrations; an arbitrary number that other programs are unlikely to use."""
 _EXPIRY_LOCK = 0x6C656173
-"""Held, together with the schema's name, by the transaction that ends leases. It is taken before any row is locked, so
-nobody who waits for it can hold up its holder."""
+"""Advisory lock, with the schema's name, of the transaction that ends leases. It is taken before any row lock, so a
+transaction that waits for it cannot block its holder."""
 
 LOST = (
     OSError,
@@ -67,18 +67,18 @@ LOST = (
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
 )
-"""The server went away, or is coming back. So is an `InterfaceError` of a connection that is closed. An
-`InternalClientError` comes from a connection that broke in the middle of something and is good for nothing more."""
+"""The server is away, or starting. An `InterfaceError` of a closed connection means the same. An `InternalClientError`
+comes from a connection that broke in the middle of a command, and cannot be used any more."""
 NOT_TEXT = (asyncpg.DataError, asyncpg.CharacterNotInRepertoireError, UnicodeEncodeError)
-"""PostgreSQL's text holds no zero characters and no half characters."""
+"""PostgreSQL's text type accepts no zero characters and no lone surrogates."""
 CONFLICT = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-"""PostgreSQL ended one of two transactions that waited for each other."""
+"""PostgreSQL aborted one of two transactions that waited for each other."""
 
 Result = TypeVar("Result")
 
 
 async def drive(connection: "asyncpg.Connection", operation: Operation[Result]) -> Result:
-    """Runs an operation to its end."""
+    """Runs an operation to its end: executes each statement that it yields, and sends it the rows."""
     try:
         statement, values = next(operation)
         while True:
@@ -98,7 +98,7 @@ async def drive(connection: "asyncpg.Connection", operation: Operation[Result]) 
 
 
 class PostgresDriver:
-    """Belongs to the event loop it was opened in."""
+    """Belongs to the event loop that it was opened in."""
 
     repeats = True
 
@@ -111,9 +111,9 @@ class PostgresDriver:
         patience: float = RETRY_SECONDS,
         on_outage: Callable[[str], None] | None = None,
     ) -> "PostgresDriver":
-        """The tables live in a schema of their own, which is made if it is not there.
+        """The tables are in a schema of their own, which is created if it does not exist.
 
-        `patience`: seconds that a server which went away is waited for; `on_outage` is told meanwhile.
+        `patience`: seconds to wait for a server that is away; `on_outage` gets a message meanwhile.
         """
         driver = cls(url, schema, patience, Outage(redacted(url), on_outage))
         try:
@@ -132,7 +132,7 @@ class PostgresDriver:
         self.where = redacted(url)
         self._on_change: Callable[[Changes], None] = lambda changes: None
         self._queues = {True: _Queue(), False: _Queue()}
-        """Calls that must last, and those that need not."""
+        """Pending durable writes under `True`, other writes under `False`."""
         self._writers: list[asyncio.Task[None]] = []
         self._listener: asyncio.Task[None] | None = None
         self._links: list[_Link] = []
@@ -203,12 +203,12 @@ class PostgresDriver:
                 lambda connection, repeated: self._transaction(connection, batch, repeated)
             )
         except CONFLICT:
-            for job in batch:  # alone, a call locks its rows in one order and meets nobody half-way
+            for job in batch:  # alone, each call locks its rows in one order and cannot deadlock
                 await self._commit(link, [job])
             return
-        except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
+        except Exception as error:  # noqa: BLE001 - passed on to the caller
             if len(batch) > 1 and not isinstance(error, StoreUnavailable):
-                for job in batch:  # so that only the call that fails is told
+                for job in batch:  # one by one, so that only the failing call is rejected
                     await self._commit(link, [job])
                 return
             outcomes = [(None, _as_store_error(error))] * len(batch)
@@ -227,20 +227,20 @@ class PostgresDriver:
             if lapsed(lease, now):
                 await drive(connection, expire(tx))
             outcomes = await drive(connection, run_all(tx, batch))
-            if news := _news(tx.changes):
+            if news := _payload(tx.changes):
                 await connection.execute("SELECT pg_notify($1, $2)", self._schema, news)
         return outcomes, tx.changes
 
-    # -- word of changes ----------------------------------------------------------------------------
+    # -- notifications ------------------------------------------------------------------------------
 
     def watch(self, on_change: Callable[[Changes], None], has_waiters: Callable[[], bool]) -> None:
         self._on_change = on_change
         self._listener = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
-        """Stays connected; after an interruption everybody looks again."""
+        """Keeps a connection that listens; after each reconnect all waiting calls are woken, which may have missed a change."""
 
-        def heard(connection: Any, pid: int, channel: str, news: str) -> None:
+        def receive(connection: Any, pid: int, channel: str, news: str) -> None:
             if pid not in [link.pid for link in self._links]:
                 self._on_change(_changes(news))
 
@@ -253,7 +253,7 @@ class PostgresDriver:
                 continue
             try:
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
-                await connection.add_listener(self._schema, heard)
+                await connection.add_listener(self._schema, receive)
                 self._on_change(Changes(waiting=True, completed=True, taken=True))
                 await lost.wait()
             except LOST:
@@ -276,7 +276,7 @@ class PostgresDriver:
 
 
 class _Queue:
-    """Calls that wait for a writer; it takes all of them, up to a limit."""
+    """Calls that wait for a writer, which takes all of them, up to a limit."""
 
     def __init__(self) -> None:
         self._jobs: deque[Job[Any]] = deque()
@@ -292,7 +292,7 @@ class _Queue:
         self._arrived.set()
 
     async def take(self) -> list[Job[Any]]:
-        """At least one; none when the queue has ended and is empty."""
+        """Returns at least one call; an empty list when the queue has ended."""
         while not self._jobs and not self._ended:
             self._arrived.clear()
             await self._arrived.wait()
@@ -300,7 +300,7 @@ class _Queue:
 
 
 class _Link:
-    """One connection that is made anew when it breaks."""
+    """A connection that reconnects after it is lost."""
 
     def __init__(
         self, connect: Callable[[], Awaitable["asyncpg.Connection"]], patience: float, outage: Outage
@@ -310,12 +310,13 @@ class _Link:
         self._outage = outage
         self._connection: asyncpg.Connection | None = None
         self.pid: int | None = None
-        """Of the server's process for it."""
+        """The process id of the server's backend."""
         self.patient = True
-        """Whether a server that is away is waited for."""
+        """Whether to wait for a server that is away."""
 
     async def run(self, work: Callable[["asyncpg.Connection", bool], Awaitable[Result]]) -> Result:
-        """Does the work, again and again until the connection lasts to its end; tells it if it may be done."""
+        """Runs the work, again after each loss of the connection. The second argument says that an earlier run may have been
+        committed."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._patience
         pause, repeated = _FIRST_PAUSE, False
@@ -335,13 +336,13 @@ class _Link:
                     raise StoreUnavailable(f"PostgreSQL does not answer: {error}") from None
                 self._outage.lasts(f"does not answer: {error}", loop.time(), give_up - loop.time())
             except asyncio.CancelledError:
-                self.drop()  # it is in the middle of something
+                self.drop()  # it is in the middle of a command
                 raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _is_lost(self, error: Exception) -> bool:
-        """A mistake in a call is an `InterfaceError` too, and would not go away by trying again."""
+        """Whether the connection is lost: an `InterfaceError` of an open one is a wrong call, and not retried."""
         return isinstance(error, LOST) or self._connection is None or self._connection.is_closed()
 
     def drop(self) -> None:
@@ -357,7 +358,7 @@ class _Link:
 
 
 async def _prepare(connection: "asyncpg.Connection", schema: str, where: str) -> None:
-    """Makes the tables or brings them up to date."""
+    """Creates or migrates the tables."""
     try:
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
@@ -380,8 +381,8 @@ def _as_store_error(error: Exception) -> Exception:
 _NEWS = {"w": "waiting", "c": "completed", "t": "taken"}
 
 
-def _news(changes: Changes) -> str:
-    """What to tell other processes, one letter for each kind."""
+def _payload(changes: Changes) -> str:
+    """The payload for other processes: one letter for each kind of change."""
     return "".join(letter for letter, name in _NEWS.items() if getattr(changes, name))
 
 

@@ -1,4 +1,4 @@
-"""The operations that only read."""
+"""Read-only operations: queries, counts, logs, and the state that waiting calls depend on."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -37,7 +37,7 @@ from rollwright.store.sql.transaction import LAST_GIVEN
 from rollwright.store.transitions import FINAL_ROLLOUT, HELD, WAITING, worker_status
 
 NO_LIMIT = 2**62
-"""More rows than any table has; the dialects disagree on how to say "all"."""
+"""More rows than any table has, because the dialects differ in their syntax for "all"."""
 
 
 def find_rollouts(rollout_ids: Sequence[str]) -> Operation[dict[str, Rollout]]:
@@ -72,7 +72,7 @@ _PHASES: tuple[tuple[frozenset[RolloutStatus], Any], ...] = (
 
 
 def _phase(statuses: Sequence[RolloutStatus] | None) -> int | None:
-    """Which of the phases all the statuses belong to; each has an index of its own, or the completion log."""
+    """The number of the phase that all statuses belong to, if any; a phase has an index, or the completion log."""
     for number, (phase, _) in enumerate(_PHASES):
         if statuses and phase.issuperset(statuses):
             return number
@@ -83,7 +83,7 @@ def _phase(statuses: Sequence[RolloutStatus] | None) -> int | None:
 def _rollout_query(
     filters: frozenset[str], phase: int | None, sort_by: str, sort_order: str
 ) -> tuple[Statement, Statement]:
-    """How many match, and a page of them."""
+    """The statements for the number of matches and for one page of them."""
     conditions: dict[str, ColumnElement[bool]] = {
         "statuses": any_of(rollouts.c.status, "statuses"),
         "ids": any_of(rollouts.c.rollout_id, "ids"),
@@ -118,7 +118,7 @@ def query_attempts(rollout_id: str, sort_order: str, limit: int, offset: int) ->
 
 
 def _attempts(rollout_id: str) -> Operation[list[Attempt] | None]:
-    """Those that have ended and the current one, in order; `None` if there is no such rollout."""
+    """The ended attempts and the current one, in order; `None` if there is no such rollout."""
     rows = yield ROLLOUTS(ids=[rollout_id])
     if not rows:
         return None
@@ -133,7 +133,7 @@ def _attempts(rollout_id: str) -> Operation[list[Attempt] | None]:
 def query_workers(
     statuses: Sequence[WorkerStatus] | None, limit: int, offset: int
 ) -> Operation[Page[WorkerRecord]]:
-    """All of them are read: a worker's status depends on the time."""
+    """Reads all workers and filters them here, because a worker's status depends on the time."""
     rows = yield WORKERS()
     found = yield from _workers(rows)
     matching = [worker for worker in found if statuses is None or worker.status in statuses]
@@ -199,25 +199,25 @@ def get_trajectories(rollout_ids: Sequence[str], failed: bool) -> Operation[dict
 
 
 def statuses(rollout_ids: Sequence[str]) -> Operation[tuple[int, dict[str, str]]]:
-    """The last cursor of the completion log, and where each of the rollouts stands."""
+    """The last cursor of the completion log, and the status of each rollout."""
     [[cursor]] = yield LAST_CURSOR()
     rows = yield STATUSES(ids=list(rollout_ids))
     return cursor, {row[0]: row[1] for row in rows}
 
 
 def has_lost_attempts(worker_id: str) -> Operation[bool]:
-    """Whether an attempt was taken from the worker."""
+    """Whether the worker has lost an attempt that was not reported to it."""
     return bool((yield UNREPORTED(worker_id=worker_id)))
 
 
 def progress() -> Operation[tuple[bool, int, bool]]:
-    """What waiting calls look for: is anything waiting, the last cursor, is any worker to be told."""
+    """The state that waiting calls depend on: whether rollouts wait, the last cursor, whether lost attempts are unreported."""
     [[waiting, cursor, taken]] = yield PROGRESS()
     return bool(waiting), cursor, bool(taken)
 
 
 def first_lease() -> Operation[tuple[float | None, float]]:
-    """When the next lease ends, and the time now."""
+    """The end of the next lease to expire, and the current time."""
     [[lease]] = yield FIRST_LEASE()
     [[now]] = yield CLOCK()
     return lease, now

@@ -28,11 +28,11 @@ from rollwright.store.transitions import lapsed
 Result = TypeVar("Result")
 
 MOST_ROUNDS = 1000
-"""Of ending leases before a read: the next one may end meanwhile, but not always another one."""
+"""Most repetitions of a read that found an expired lease: another lease may expire meanwhile, but not each time."""
 
 
 class SqlQueries(Backend):
-    """The handlers of calls that change no rollout."""
+    """Handlers of the calls that change no rollout, and the access to the driver."""
 
     def __init__(self, driver: Driver) -> None:
         bind_to_process(self)
@@ -52,7 +52,7 @@ class SqlQueries(Backend):
         return self._driver.write(make, durable=durable, brief=brief, orphaned=orphaned)
 
     async def _read(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
-        """Never shows an attempt whose lease is over as alive: it is ended first."""
+        """Runs a read. An attempt whose lease has expired is ended first, so that it is never shown as alive."""
         if self._closed:
             raise StoreError("the store is closed")
         for _ in range(MOST_ROUNDS):
@@ -60,16 +60,16 @@ class SqlQueries(Backend):
             if found is not None:
                 return found[0]
             await self._driver.write(expire, durable=False)
-        raise StoreDamaged(f"{self._driver.where} is damaged: a lease that is over cannot be ended")
+        raise StoreDamaged(f"{self._driver.where} is damaged: an expired lease cannot be ended")
 
     async def _read_settled(self, make: Callable[..., Operation[Result]], *arguments: Any) -> Result:
-        """What has nothing to do with attempts that are alive."""
+        """Runs a read whose result does not depend on attempts that are alive."""
         if self._closed:
             raise StoreError("the store is closed")
         return await self._driver.read(partial(make, *arguments))
 
     async def _write_stamps(self) -> None:
-        """Workers were heard of in this process that the database does not know of yet."""
+        """Writes signs of life that are still pending in this process, before a query of workers."""
         if self._driver.stamps:
             await self._write(write_stamps, durable=False)
 
@@ -153,7 +153,7 @@ class SqlQueries(Backend):
 def _unless_lapsed(
     make: Callable[..., Operation[Result]], arguments: Sequence[Any]
 ) -> Operation[tuple[Result] | None]:
-    """The result, or `None` if there is a lease to be ended first."""
+    """The result in a tuple, or `None` if an expired lease has to be ended first."""
     lease, now = yield from queries.first_lease()
     if lapsed(lease, now):
         return None

@@ -1,7 +1,7 @@
-"""The operations on the queue: rollouts come in, are given out, are changed or withdrawn by callers.
+"""Operations on the queue: rollouts are enqueued, claimed, changed and cancelled.
 
-All that can be refused is checked before the first write, so operations that share a transaction need no
-savepoints: a refused one leaves nothing for the others to commit.
+An operation checks everything that can be rejected before its first write. So operations that share a transaction need
+no savepoints: a rejected one leaves nothing behind that the others would commit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,14 +30,14 @@ from rollwright.store.sql.transaction import Transaction
 from rollwright.store.transitions import FINAL_ROLLOUT, WAITING, check_caller_change, lease_end, unchanged
 
 _QUEUING, _PREPARING = RolloutStatus.QUEUING, RolloutStatus.PREPARING
-"""Asking an enum for a member takes as long as making a small record."""
+"""Looked up once: access to an enum member costs as much as creating a small record."""
 
 Ask = tuple[int, str | None, str | None]
-"""How many at most, for which worker, under which claim id."""
+"""Most rollouts to claim, the worker's id, the claim id."""
 
 
 def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> Operation[list[Rollout]]:
-    """One caller's; an id that is there already gives that rollout."""
+    """Enqueues the rollouts of one caller; an id that exists returns that rollout."""
     yield from require_resources(each.resources_id for each in new)
     inserted = {row[0] for row in (yield INSERT_ROLLOUT.many([_values(each, tx.now) for each in new]))}
     records: dict[str, Rollout] = {}
@@ -54,8 +54,8 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> Operation[list[Rollou
 
 
 def enqueue_many(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Operation[list[list[Rollout]]]:
-    """Several callers': under ids that were made for these calls, and without resources."""
-    if tx.repeated:  # they may be there already
+    """Enqueues the rollouts of several callers, with ids that were generated for these calls and without resources."""
+    if tx.repeated:  # the first execution may have been committed
         again = []
         for new in calls:
             again.append((yield from enqueue(tx, new)))
@@ -69,7 +69,7 @@ def enqueue_many(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Oper
 
 
 def _insert_new(new: Sequence[NewRollout], now: float) -> Call:
-    """Most have nothing but an input, and are inserted without the columns that they leave empty."""
+    """Most rollouts have nothing but an input; their insert omits the columns that stay empty."""
     for each in new:
         if each.mode is not None or each.resources_id is not None or each.config.timeout_seconds is not None:
             return INSERT_NEW.many([_values(each, now) for each in new])
@@ -77,7 +77,7 @@ def _insert_new(new: Sequence[NewRollout], now: float) -> Call:
 
 
 def _values(new: NewRollout, now: float) -> tuple[Any, ...]:
-    """In the order of the columns."""
+    """The values of `INSERT_NEW`."""
     config = new.config
     return (
         new.rollout_id,
@@ -94,7 +94,7 @@ def _values(new: NewRollout, now: float) -> tuple[Any, ...]:
 
 
 def _plain_values(new: NewRollout, now: float) -> tuple[Any, ...]:
-    """Bytes as byte arrays, which SQLite's driver binds quicker."""
+    """The values of `INSERT_PLAIN`. Byte arrays, because SQLite's driver binds them faster than bytes."""
     return (
         new.rollout_id,
         now,
@@ -123,7 +123,7 @@ def _record(new: NewRollout, now: float) -> Rollout:
 def claim(
     tx: Transaction, limit: int, worker_id: str | None, claim_id: str | None, *, new: bool = False
 ) -> Operation[list[AttemptedRollout]]:
-    """`new`: this claim id was made for this call, so only a repetition can find it used."""
+    """Claims for one caller. `new`: the claim id was generated for this call, so only a repetition can find it used."""
     if claim_id is not None and (tx.repeated or not new):
         held = yield CLAIMED(claim_id=claim_id)
         if held:
@@ -135,7 +135,7 @@ def claim(
 
 
 def claim_many(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
-    """Several callers': under claim ids that were made for these calls."""
+    """Claims for several callers, with claim ids that were generated for these calls."""
     given: list[list[AttemptedRollout]] = []
     if tx.repeated or len(asks) == 1:
         for ask in asks:
@@ -156,7 +156,7 @@ def claim_many(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[Atte
 def _begin_attempt(
     tx: Transaction, row: Row, worker_id: str | None, name: str
 ) -> tuple[RolloutRow, AttemptedRollout]:
-    """A row of `NEXT` with its new attempt, which is still to be written down. `name`: of this round of claims."""
+    """A row of `NEXT` with a new attempt, which `TAKE` has to write. `name`: the common part of the attempts' ids."""
     place, rollout_id, start_time, mode, resources_id, packed, metadata, priority, tries, attempts, input = (
         row
     )
@@ -218,7 +218,7 @@ def _take_values(held: RolloutRow, claim_id: str | None) -> tuple[Any, ...]:
 
 
 def claim_for_each(tx: Transaction, claimants: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
-    """Serves waiting claimants in their order, until the queue is empty."""
+    """Claims for waiting callers in their order, until the queue is empty."""
     served = []
     for limit, worker_id, claim_id in claimants:
         given = yield from claim(tx, limit, worker_id, claim_id)
@@ -248,7 +248,7 @@ def start_new(
 
 
 def _attempt(tx: Transaction, worker_id: str | None, claim_id: str | None) -> dict[str, Any]:
-    """What a claim writes. The id of each attempt is the given one with the rollout's place behind it."""
+    """The values of a claim. An attempt's id is `new_attempt` followed by the rollout's place."""
     return {"new_attempt": new_id("at"), "new_worker": worker_id, "new_claim": claim_id, "now": tx.now}
 
 
@@ -294,7 +294,7 @@ def update_rollout(
     if status is not None:
         yield from withdraw(tx, before, status, reason or f"set to {status} by a caller")
     elif before.status in WAITING:
-        tx.changes.waiting = True  # whoever wanted to claim it meanwhile has passed it over
+        tx.changes.waiting = True  # a concurrent claim skipped the locked row
     [row] = yield ROLLOUTS(ids=[rollout_id])
     return RolloutRow(*row).record()
 
@@ -376,7 +376,7 @@ _KNOWN = [
     rollouts.c.attempts,
     rollouts.c.input,
 ]
-"""What a waiting rollout has: the others say who holds it, or when it ended."""
+"""Columns that a waiting rollout fills; the others belong to its attempt or its end."""
 NEXT = Statement(_next.with_only_columns(*_KNOWN).limit(bindparam("count")))
 TAKE = Statement(
     update(rollouts)

@@ -1,4 +1,4 @@
-"""The operations on resources and their versions."""
+"""Operations on resources and their versions."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -35,7 +35,7 @@ def update_resources(
         _, version, create_time, _, newest = rows[0]
         if newest == data:
             return _record(rows[0])
-        # Another update that takes this version number at the same time inserts first; then look again.
+        # A concurrent update may insert this version first; then this insert does nothing, and the loop reads it.
         yield INSERT(
             resources_id=resources_id,
             version=version + 1,

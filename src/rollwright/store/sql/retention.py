@@ -25,13 +25,13 @@ EVENTS_AT_ONCE = 100_000
 
 
 def release_trajectories(tx: Transaction, rollout_ids: Sequence[str]) -> Operation[int]:
-    yield from tx.write_gathered()  # a trajectory that is not yet written could not be deleted
+    yield from tx.write_gathered()  # else a trajectory of the same transaction would not be deleted
     rows = yield RELEASE_TRAJECTORIES(ids=list(dict.fromkeys(rollout_ids)))
     return len(rows)
 
 
 def delete_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> Operation[int]:
-    yield from tx.write_gathered()  # a completion that is not yet written could not be deleted
+    yield from tx.write_gathered()  # else a completion of the same transaction would not be deleted
     rows = yield PLACES(ids=list(dict.fromkeys(rollout_ids)))
     for _, rollout_id, status in rows:
         if status not in FINAL_ROLLOUT:
@@ -52,7 +52,7 @@ def delete_finished(tx: Transaction, older_than: float, limit: int) -> Operation
 def _delete(tx: Transaction, rows: Sequence[tuple[int, str]]) -> Operation[int]:
     if rows:
         if tx.alone:
-            yield KEEP_CURSOR()  # which none of those that are left may have
+            yield KEEP_CURSOR()  # the cursors of deleted completions must not be assigned again
         yield DELETE_COMPLETIONS(ids=[rollout_id for _, rollout_id in rows])
         for statement in DELETE_BY_PLACE:
             yield statement.many([{"at_place": place} for place, _ in rows])

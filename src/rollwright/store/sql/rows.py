@@ -1,6 +1,6 @@
-"""Rows as operations read them, and the records made of them.
+"""Rows of the database, and their conversion to records.
 
-The order of a row's fields is the order of the columns that are selected for it.
+A row type's fields have the order of the columns that are selected for it.
 """
 
 from typing import Any
@@ -22,11 +22,11 @@ from rollwright.store.sql.schema import attempts, rollouts
 
 _ROLLOUT_STATUS = {status.value: status for status in RolloutStatus}
 _ATTEMPT_STATUS = {status.value: status for status in AttemptStatus}
-"""Quicker than calling the enums, and these are looked up for every row."""
+"""Faster than calling the enums, for every row."""
 
 
 def stored_config(data: bytes) -> RolloutConfig:
-    """A config that the store wrote itself: one that cannot be read is no refusal of a call."""
+    """Decodes a config that the store wrote itself: an unreadable one means damage, not an invalid call."""
     try:
         return config_from_bytes(data)
     except StoreError as error:
@@ -34,7 +34,7 @@ def stored_config(data: bytes) -> RolloutConfig:
 
 
 class RolloutRow(msgspec.Struct, frozen=True, gc=False):
-    """A rollout with the attempt that holds it, if one does."""
+    """A rollout with the attempt that holds it, if any."""
 
     place: int
     rollout_id: str
@@ -56,7 +56,7 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
     last_append_id: str | None
     attempt_metadata: bytes | None
     input: bytes = b""
-    """Left out where only the rules are to be asked."""
+    """Not selected where only the transition rules are needed."""
 
     @property
     def config(self) -> RolloutConfig:
@@ -68,7 +68,7 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def attempt_status(self) -> AttemptStatus:
-        """Of the attempt that holds it: the two are always the same."""
+        """The status of the attempt that holds the rollout: always equal to the rollout's."""
         return _ATTEMPT_STATUS[self.status]
 
     def record(self) -> Rollout:
@@ -86,7 +86,7 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
         )
 
     def attempt(self) -> Attempt:
-        """The current attempt: its status is the rollout's."""
+        """The attempt that holds the rollout."""
         assert self.attempt_id is not None
         assert self.attempt_start is not None
         return Attempt(
@@ -104,7 +104,7 @@ class RolloutRow(msgspec.Struct, frozen=True, gc=False):
         )
 
     def attempted(self) -> AttemptedRollout:
-        """With the attempt that holds it."""
+        """The rollout with the attempt that holds it."""
         return AttemptedRollout(
             self.rollout_id,
             unpack(self.input),
@@ -154,5 +154,5 @@ ROLLOUT_COLUMNS: list[ColumnElement[Any]] = [
     rollouts.c["config" if name == "config_data" else name] for name in RolloutRow.__struct_fields__
 ]
 RULE_COLUMNS = ROLLOUT_COLUMNS[:-1]
-"""Without the input."""
+"""All columns but the input."""
 ATTEMPT_COLUMNS: list[ColumnElement[Any]] = [attempts.c[name] for name in AttemptRow.__struct_fields__]

@@ -1,11 +1,10 @@
-"""The tables of a SQL store, in both dialects. `migrations` makes them; a test holds the two together.
+"""The tables of a SQL store, in both dialects. `migrations` creates them; a test compares the two.
 
-A rollout's row holds its current attempt too, so a claim, a heartbeat or a lookup touches one row; `attempts`
-keeps those that have ended. `place`, a rollout's number in the order of arrival, joins the tables: small, and in
-the order in which rows are written and read. There are no foreign keys: every change goes through the
-operations of this package, which keep the tables in step, and each key would cost a lookup on the hot path.
-The partial indexes hold only what is waiting, held or untold, so that claims and the health check cost the
-same however many rollouts there are.
+A rollout's row also has its current attempt, so a claim, a heartbeat or a lookup touches one row; `attempts` has the
+ended ones. `place`, a rollout's number in the order of arrival, joins the tables: it is small, and rows are written and
+read in its order. There are no foreign keys: all changes go through the operations of this package, which keep the tables
+consistent, and each key would cost a lookup on the hot path. The partial indexes cover only rows that are waiting, held
+or unreported, so that claims and expiry checks cost the same for any number of rollouts.
 """
 
 from typing import Any
@@ -28,19 +27,19 @@ from sqlalchemy import (
 metadata = MetaData()
 
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers rows by itself only in a column whose type is exactly INTEGER. It gives the number of a deleted last
-row again, which does no harm: the last event is never deleted, and all that a rollout's number joins goes with it."""
+"""SQLite numbers rows only in a column whose type is exactly INTEGER. It reuses the number of a deleted last row, which is
+harmless: the last event is never deleted, and a rollout is deleted with all rows that its number joins."""
 _TEXT = String().with_variant(String(collation="C"), "postgresql")
-"""Compared byte by byte in both dialects, whatever the language of the database."""
+"""Compared byte by byte in both dialects, for any language of the database."""
 
 ATTEMPTS_OF_ONE = 2**20
-"""More attempts than a rollout ever gets; leaves 43 bits for its place."""
+"""More attempts than a rollout ever has; leaves 43 bits for its place."""
 
 WAITING = text("waiting = 1")
 HELD = text("attempt_id IS NOT NULL")
 CLAIMED = text("claim_id IS NOT NULL")
 UNREPORTED = text("taken = 1")
-"""Queries repeat these words exactly: only then does SQLite use the index."""
+"""Queries use exactly these texts: only then does SQLite use the partial index."""
 
 
 def _where(condition: Any) -> dict[str, Any]:
@@ -75,8 +74,9 @@ rollouts = Table(
     Column("attempt_metadata", LargeBinary),
     Column("input", LargeBinary, nullable=False),
 )
-"""`waiting` follows from the status; it has a column of its own so that no other index suits a claim. The two
-limits repeat what `config` says. The columns from `attempt_id` on are empty unless an attempt holds the rollout."""
+"""`waiting` follows from the status; with a column of its own, no other index matches a claim. The two time limits repeat
+values of `config`, for SQL. The columns from `attempt_id` to `attempt_metadata` are empty unless an attempt holds the
+rollout."""
 Index("rollouts_waiting", rollouts.c.priority.desc(), rollouts.c.place, **_where(WAITING))
 Index("rollouts_lease", rollouts.c.lease_expires, **_where(HELD))
 Index("rollouts_claim", rollouts.c.claim_id, **_where(CLAIMED))
@@ -99,8 +99,9 @@ attempts = Table(
     Column("metadata", LargeBinary, nullable=False),
     Column("taken", SmallInteger, nullable=False),
 )
-"""`number`: `place * ATTEMPTS_OF_ONE + sequence_id`, so that a rollout's lie side by side, and the newest ones at the
-end of the table, where SQLite adds a row without moving others. `taken`: 1 while the worker has not been told that the attempt was taken from it."""
+"""`number` is `place * ATTEMPTS_OF_ONE + sequence_id`: the attempts of a rollout are adjacent, and the newest ones are at
+the end of the table, where SQLite appends a row without moving others. `taken` is 1 while the worker has not been notified
+that it lost the attempt."""
 Index("attempts_taken", attempts.c.worker_id, **_where(UNREPORTED))
 
 trajectories = Table(
@@ -173,8 +174,8 @@ clocks = Table(
     Column("boot_id", _TEXT, primary_key=True),
     Column("offset", Double, nullable=False),
 )
-"""SQLite only. For each start of the machine, what to add to its monotonic clock to get the store's time: so all
-processes have the same time, and a jump of the system's clock does not reach the leases."""
+"""SQLite only. For each boot of the machine, the offset from its monotonic clock to the store's time: so all processes
+have the same time, and a jump of the system's clock does not affect leases."""
 
 counters = Table(
     "counters",
@@ -182,7 +183,6 @@ counters = Table(
     Column("name", _TEXT, primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""`completions`: the last cursor given out. On PostgreSQL its row is locked until the end of the transaction that took
-a cursor, so cursors become visible in their order and a reader never passes one that comes later. SQLite has one
-transaction at a time, which counts on from the last completion; the row then only says which cursors were given to
-rollouts that are deleted."""
+"""`completions`: the last cursor that was assigned. On PostgreSQL a transaction that takes a cursor locks the row until its
+end, so cursors become visible in their order and a reader never skips one. SQLite has one write transaction at a time,
+which counts on from the last completion; there the row only keeps the cursors of deleted rollouts from being reused."""

@@ -1,7 +1,7 @@
-"""SQLite as a driver: one connection writes, one reads in a thread of its own.
+"""The SQLite driver: one connection writes, another one reads in a thread of its own.
 
-A read sees the file as it was when it began, whatever is written meanwhile. A change made by another process is
-noticed by polling `data_version`, which reads a few bytes of shared memory.
+A read sees a snapshot of the file from its beginning. Changes of other processes are found by polling `data_version`,
+which reads a few bytes of shared memory.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ from rollwright.store.sql.transaction import Changes, Stamps
 _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
-"""How often to look for other processes' changes while somebody waits for one."""
+"""Interval of the polls for other processes' changes while a call waits for one."""
 IDLE_POLL_SECONDS = 0.25
 _PAUSE_SECONDS = 1.0
-"""Between two looks at a file that cannot be read."""
+"""Pause after a poll of a file that cannot be read."""
 
 Result = TypeVar("Result")
 
 
 class SqliteDriver:
-    """Belongs to the event loop it was opened in."""
+    """Belongs to the event loop that it was opened in."""
 
     repeats = False
     fork_error = StoreError
@@ -117,10 +117,12 @@ class SqliteDriver:
             if not has_waiters():
                 continue
             try:
-                version, news = await self.read(partial(_news, version))
+                version, news = await self.read(partial(_progress_since, version))
             except RollwrightError as error:
-                _log.warning("cannot look for changes, trying again: %s", error)
-                self._on_change(Changes(waiting=True, completed=True, taken=True))  # who waits is told
+                _log.warning("cannot poll for changes, will retry: %s", error)
+                self._on_change(
+                    Changes(waiting=True, completed=True, taken=True)
+                )  # so that waiting calls read, and fail
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             if news is not None:
@@ -130,9 +132,10 @@ class SqliteDriver:
 
 
 class _Reader:
-    """Runs the reads of one round of the event loop one after the other, and answers them together.
+    """Runs the reads of one iteration of the event loop one after the other, and answers them together.
 
-    Always in its thread: whoever reads news there finds some more of it than in the event loop, and reads less often.
+    Always in its thread, also for brief reads: a reader of a log that is answered a little later finds more entries, and
+    reads less often.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class _Reader:
         connection: sqlite3.Connection,
         call_when_flushed: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`call_when_flushed` is called in the event loop with the answering, and calls it."""
+        """`call_when_flushed` gets a callback that answers the reads, and calls it in the event loop."""
         self._path = path
         self._file = file_identity(path)
         self._call_when_flushed = call_when_flushed
@@ -157,13 +160,13 @@ class _Reader:
         self._gathered.append(job)
 
     def finish(self) -> None:
-        """Leaves what has gathered to the thread; `stop` waits for it."""
+        """Hands the pending reads to the thread; `stop` waits for them."""
         if self._gathered:
             batch, self._gathered = self._gathered, []
             self._thread.put(partial(self._read_each, batch), partial(self._fail, batch))
 
     def stop(self) -> None:
-        """In any thread; returns when the jobs that came before `finish` are done."""
+        """Returns when all reads from before `finish` are done. May be called in any thread."""
         self._thread.stop()
 
     def _read_each(self, batch: Sequence[Job[Any]]) -> None:
@@ -173,14 +176,14 @@ class _Reader:
                 check_file(self._path, self._file)
                 self._cursor.execute("BEGIN")
                 outcomes.append((drive(self._cursor, job.make()), None))
-            except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
+            except Exception as error:  # noqa: BLE001 - passed on to the caller
                 outcomes.append((None, as_store_error(error, self._path)))
             finally:
                 self._end_transaction()
         self._answer(batch, outcomes)
 
     def _end_transaction(self) -> None:
-        """Never raises: a connection that cannot even do that says so to the next call."""
+        """Never raises: a connection that cannot end its transaction fails the next call."""
         for way in ("COMMIT", "ROLLBACK"):
             with suppress(sqlite3.Error):
                 if self._connection.in_transaction:
@@ -190,12 +193,12 @@ class _Reader:
         self._answer(batch, [(None, as_store_error(error, self._path))] * len(batch))
 
     def _answer(self, batch: Sequence[Job[Any]], outcomes: Sequence[Outcome]) -> None:
-        if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
+        if not self._loop.is_closed():  # a closed loop has no callers
             self._loop.call_soon_threadsafe(self._call_when_flushed, partial(answer, batch, outcomes))
 
 
-def _news(version: int) -> Operation[tuple[int, tuple[bool, int, bool] | None]]:
-    """The file's version, and what waiting calls look for if it is another one than before."""
+def _progress_since(version: int) -> Operation[tuple[int, tuple[bool, int, bool] | None]]:
+    """The file's version, and the state that waiting calls depend on if the version has changed."""
     [[now]] = yield DATA_VERSION()
     return now, None if now == version else (yield from progress())
 

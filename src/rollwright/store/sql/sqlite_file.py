@@ -1,7 +1,7 @@
-"""Opening a SQLite file: its tables are made or brought up to date, its clock is found, its log is laid out.
+"""Opens a SQLite file: creates or migrates its tables, reads its clock, preallocates its write-ahead log.
 
-A flush to disk costs twice as much, and waits for the file system's own journal, where it makes a file longer. So
-the write-ahead log has its full length before the first call, and checkpoints start it again from its beginning.
+A flush that extends a file costs twice as much, and waits for the file system's own journal. So the write-ahead log has
+its full length before the first call, and each checkpoint restarts it from its beginning.
 """
 
 import os
@@ -18,40 +18,38 @@ from rollwright.store.sql.sqlite_integrity import one_line
 from rollwright.store.sql.statements import Dialect
 
 BUSY_SECONDS = 30.0
-"""How long to wait for another process's lock. Its transactions take milliseconds."""
+"""Time limit for another process's lock. Transactions take milliseconds."""
 
 _CACHED_STATEMENTS = 256
-"""More than the store has, so that none is prepared twice."""
+"""More statements than the store has, so that none is prepared twice."""
 _CACHE_KIB = 65536
-"""Keeps the hot pages of some 100,000 rollouts in memory."""
+"""Enough for the hot pages of some 100,000 rollouts."""
 CHECKPOINT_PAGES = 7500
-"""Of the write-ahead log (30 MB) before they are copied into the file: a page that changes with every call is copied
-once for all of them, and all wait until the file is flushed, for milliseconds. Opening the file after a crash reads as
-much, in milliseconds."""
+"""Length of the write-ahead log (30 MB) at which it is copied into the file. A page that changes with every call is copied
+once for all of them. All calls wait for the checkpoint, some milliseconds; opening the file after a crash reads as much,
+in milliseconds."""
 LOG_BYTES = 36 * 2**20
-"""Of the log from the beginning: as much as it holds at a checkpoint, and room for what is committed until then."""
+"""Preallocated length of the log: that of a checkpoint, and room for the commits until the checkpoint runs."""
 _ZEROS = bytes(2**16)
-"""The log is laid out in pieces of this size. The kernel caches a file in folios as large as the writes that made it, and
-goes through all blocks of a folio for each small write into it: with pieces of a MiB a commit takes half as long again."""
+"""One write of the preallocation. The kernel caches a file in folios as large as the writes that created it, and visits
+all blocks of a folio for each small write into it: with writes of 1 MiB a commit takes half as long again."""
 _OLDEST_SQLITE = (3, 35)
-"""The first with `RETURNING`."""
+"""The first version with `RETURNING`."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Linux names each start of the machine here."""
+"""Linux: an id of the current boot."""
 
 
 Clock = Callable[[], float]
 
 
 def open_file(path: Path, clock: Clock | None) -> tuple[Clock, sqlite3.Connection, sqlite3.Connection]:
-    """The file's clock, unless another one is given, and a connection to write and one to read with."""
+    """Returns the clock (the file's own unless one is given), a connection for writes and one for reads."""
     with _opening(path), ExitStack() as undo:
         own = prepare(path)
         writer, reader = (undo.enter_context(closing(connect(path, clock or own))) for _ in range(2))
-        lay_out_log(path, writer)
-        writer.execute(
-            "PRAGMA busy_timeout=0"
-        )  # it asks again by itself, at shorter intervals than SQLite does
+        preallocate_log(path, writer)
+        writer.execute("PRAGMA busy_timeout=0")  # the writer retries itself, at shorter intervals than SQLite
         reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
         undo.pop_all()
     return clock or own, writer, reader
@@ -59,7 +57,7 @@ def open_file(path: Path, clock: Clock | None) -> tuple[Clock, sqlite3.Connectio
 
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
-    """Whatever a damaged file leads to is told in one line."""
+    """Turns any error that a damaged file causes into one line."""
     try:
         yield
     except RollwrightError:
@@ -74,7 +72,7 @@ def file_identity(path: Path) -> tuple[int, int]:
 
 
 def check_file(path: Path, opened: tuple[int, int]) -> None:
-    """Raises if the path is no longer that of the file that was opened."""
+    """Raises if the path no longer names the file that was opened."""
     try:
         found = file_identity(path)
     except OSError as error:
@@ -86,7 +84,7 @@ def check_file(path: Path, opened: tuple[int, int]) -> None:
 
 
 def connect(path: Path, clock: Clock) -> sqlite3.Connection:
-    """For one thread at a time, but not for always the same."""
+    """A connection that any thread may use, one at a time."""
     connection = sqlite3.connect(
         path,
         timeout=BUSY_SECONDS,
@@ -108,14 +106,14 @@ def _set_up(connection: sqlite3.Connection, clock: Clock) -> None:
         "synchronous=FULL",
         f"wal_autocheckpoint={CHECKPOINT_PAGES}",
         f"cache_size=-{_CACHE_KIB}",
-        "secure_delete=OFF",  # some builds of SQLite overwrite whatever is deleted, such as each index entry
+        "secure_delete=OFF",  # some builds of SQLite overwrite deleted content by default, such as each index entry
     ):
         connection.execute(f"PRAGMA {setting}")
     connection.create_function("store_now", 0, clock)
 
 
 def prepare(path: Path) -> Clock:
-    """Makes the file ready for use; returns its clock."""
+    """Creates or migrates the tables; returns the file's clock."""
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old: the store needs 3.35 or newer")
     with _opening(path), closing(connect(path, time.time)) as connection:
@@ -127,11 +125,10 @@ def prepare(path: Path) -> Clock:
     return clock
 
 
-def lay_out_log(path: Path, connection: sqlite3.Connection) -> None:
-    """Gives the write-ahead log its full length on disk.
+def preallocate_log(path: Path, connection: sqlite3.Connection) -> None:
+    """Extends the write-ahead log to its full length with zeros, which SQLite reads as the end of the log.
 
-    Behind what it holds come zeros, which SQLite takes for the end of the log. They are written under the write lock:
-    nobody else can make the log longer meanwhile, and nobody deletes it while this connection has it open.
+    Under the write lock: no other process can append to the log meanwhile, or delete it while this connection is open.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -164,8 +161,8 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _clock(connection: sqlite3.Connection) -> Clock:
-    """The monotonic clock, shifted so that it was right when the file was first opened since the machine
-    started. So all processes have the same time, and it never jumps."""
+    """The monotonic clock plus an offset that the first process to open the file since the boot has stored. So all
+    processes have the same time, and it never jumps."""
     offset = time.time() - time.monotonic()
     if _BOOT_ID.exists():
         boot_id = _BOOT_ID.read_text().strip()

@@ -1,12 +1,10 @@
-"""Whether a SQLite file is sound, asked without changing it: nothing is repaired, and its log is not copied into it.
+"""Checks a SQLite file for damage without changing it, and reads trajectories from a damaged one.
 
-A file passes if SQLite finds its structure whole and a store's tables in it. Bytes that were changed inside a value
-leave the structure whole; what a run keeps there (trajectories, turns) has checksums of its own.
+A file passes if SQLite finds its structure intact and the store's tables in it; nothing is repaired, and the log is not
+copied into the file. Bytes that changed inside a value leave the structure intact; trajectories and turns have checksums
+of their own.
 
-What can still be read of a damaged SQLite file, after it was moved aside.
-
-By connections of its own, apart from any store that has the file open: reading a damaged file must not be able to hold up
-anybody else.
+All reads use connections of their own: a damaged file must not block a store that has it open.
 """
 
 import sqlite3
@@ -19,23 +17,22 @@ from rollwright.store.sql.migrate import NEWEST, READ_VERSION, VERSION_TABLE
 from rollwright.store.sql.schema import metadata
 
 THOROUGH_BYTES = 64 * 2**20
-"""Up to this size every index is compared with its table, half a second's work; of larger files only the pages and rows
-themselves are looked at, at several times the speed."""
+"""Up to this size every index is compared with its table, which takes half a second; of larger files only the pages and
+rows are read, several times as fast."""
 
 _BUSY_SECONDS = 30.0
-"""How long to wait for a process that has the file locked while it recovers the log: that takes milliseconds."""
+"""Time limit for another process that has the file locked while it recovers the log, which takes milliseconds."""
 _STORE_TABLES = 3
-"""Of the tables that every store has had since the first release, those that are looked for."""
+"""Number of tables that the check looks for; every store has had them since the first release."""
 _SHOWN = 20
-"""Problems told of one file; damage to a page near the root brings one for every page below it."""
+"""Most problems reported for one file; damage to a page near the root causes one for every page below it."""
 
 
 def check_integrity(path: Path, *, full: bool | None = None) -> list[str]:
-    """The problems of the file, one line each that begins with its name; empty if it is sound.
+    """The problems of the file, one line each that begins with its path; empty if it is intact.
 
-    `full` also compares every index with its table, which reads the whole file; without it the time is that of reading
-    the pages in order; `None`: where the file is small enough. Other processes may have the file open; one that keeps it
-    locked is at work on it, and would notice damage itself.
+    `full` also compares every index with its table, which reads the whole file; `None`: only if the file is small. Other
+    processes may have the file open; one that keeps it locked is using it, and would find damage itself.
     """
     if not path.is_file():
         return [f"{path}: there is no such file"]
@@ -48,9 +45,8 @@ def check_integrity(path: Path, *, full: bool | None = None) -> list[str]:
                 "SELECT count(*) FROM sqlite_master WHERE name IN ('rollouts', 'completions', ?)",
                 [VERSION_TABLE],
             ).fetchone()[0]
-            if (
-                known == _STORE_TABLES and _version(connection) == NEWEST
-            ):  # an older one gets its columns when opened
+            # A file with an older schema gets its missing columns when it is opened.
+            if known == _STORE_TABLES and _version(connection) == NEWEST:
                 _find_columns(connection)
     except sqlite3.OperationalError as error:
         locked = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -74,14 +70,14 @@ def _version(connection: sqlite3.Connection) -> str | None:
 
 
 def _find_columns(connection: sqlite3.Connection) -> None:
-    """Damage can change the name of a table or a column; then it is not found."""
+    """Fails if a table or a column is missing, because damage can change their names."""
     for table in metadata.sorted_tables:
         columns = ", ".join(f'found."{column.name}"' for column in table.columns)
         connection.execute(f'SELECT {columns} FROM "{table.name}" AS found LIMIT 0')
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Read-only: such a connection does not copy the log into the file when it is closed."""
+    """A read-only connection, which does not copy the log into the file when it is closed."""
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     connection = sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS)
     try:
@@ -90,7 +86,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         if path.with_name(f"{path.name}-wal").exists():
             raise
-        # In a folder that cannot be written SQLite cannot make the log's index, and without a log it needs none.
+        # In a read-only folder SQLite cannot create the index of the log, and without a log it needs none.
         connection = sqlite3.connect(f"{address}&immutable=1", uri=True)
     except sqlite3.Error:
         connection.close()
@@ -99,11 +95,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 _MOST_PLACES = 10_000_000
-"""A damaged number must not keep anybody looking for ever."""
+"""Upper limit of the search, in case the largest number itself is damaged."""
 
 
 def move_aside(path: Path) -> Path:
-    """Gives a damaged file and its write-ahead log another name; gives that."""
+    """Renames a damaged file and its write-ahead log; returns the new path."""
     aside, number = path.with_name(f"{path.name}.damaged"), 2
     while aside.exists():
         aside = path.with_name(f"{path.name}.damaged-{number}")
@@ -115,10 +111,10 @@ def move_aside(path: Path) -> Path:
 
 
 def readable_trajectories(path: Path) -> Iterator[bytes]:
-    """What can still be read of the trajectories in a damaged file, one by one."""
+    """The trajectories of a damaged file that can still be read, one by one."""
     with closing(sqlite3.connect(path)) as connection:
         with suppress(sqlite3.Error):
-            # A table whose description is damaged then does not make the others unreadable.
+            # Else one table with a damaged definition makes all others unreadable.
             connection.execute("PRAGMA writable_schema=ON")
         for place in range(1, _last_place(connection) + 1):
             try:
@@ -130,7 +126,7 @@ def readable_trajectories(path: Path) -> Iterator[bytes]:
 
 
 def _last_place(connection: sqlite3.Connection) -> int:
-    """0: not even that can be read."""
+    """The largest place of any rollout; 0 if it cannot be read."""
     for table in ("trajectories", "rollouts", "completions"):
         try:
             [place] = connection.execute(f"SELECT max(place) FROM {table}").fetchone()

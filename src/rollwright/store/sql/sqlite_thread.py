@@ -1,7 +1,7 @@
-"""A SQLite connection, the thread that may block on it, and how operations run on it.
+"""A thread that owns a SQLite connection, the execution of operations on it, and the translation of its errors.
 
-True of it: what is put into a thread is run in that order, and all of it before the connection is closed. The thread
-ends only when it is stopped: whatever goes wrong is told to those whose work it was.
+Work runs in the order in which it was put into the thread, all of it before the connection is closed. The thread ends
+only when it is stopped: an exception is passed to the callback of the work that raised it.
 """
 
 import sqlite3
@@ -21,11 +21,11 @@ Result = TypeVar("Result")
 Failed = Callable[[BaseException], None]
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_ERROR)
-"""A as_store_error `SQLITE_ERROR` is a table or a column that is missing: the statements themselves are right."""
+"""A bare `SQLITE_ERROR` means a missing table or column: the statements themselves are correct."""
 
 
 def drive(cursor: sqlite3.Cursor, operation: Operation[Result]) -> Result:
-    """Runs an operation to its end."""
+    """Runs an operation to its end: executes each statement that it yields, and sends it the rows."""
     try:
         statement, values = next(operation)
         while True:
@@ -44,7 +44,7 @@ def drive(cursor: sqlite3.Cursor, operation: Operation[Result]) -> Result:
 
 
 class ConnectionThread:
-    """Takes over the connection; `stop` closes it."""
+    """Owns the connection; `stop` closes it."""
 
     def __init__(self, name: str, connection: sqlite3.Connection) -> None:
         self._work: SimpleQueue[tuple[Callable[[], None], Failed] | None] = SimpleQueue()
@@ -53,11 +53,11 @@ class ConnectionThread:
         self._thread.start()
 
     def put(self, work: Callable[[], None], failed: Failed) -> None:
-        """`failed` is called in the thread with what `work` raises, and tells those who wait for it."""
+        """Runs `work` in the thread. An exception is passed to `failed`, which rejects the waiting callers."""
         self._work.put((work, failed))
 
     def stop(self) -> None:
-        """Returns when all that was put in is done."""
+        """Returns when all work is done."""
         self._work.put(None)
         self._thread.join()
 
@@ -66,27 +66,27 @@ class ConnectionThread:
             work, failed = given
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 - a thread that ended would leave its callers waiting
-                with suppress(Exception):  # a loop that is gone has nobody left to tell
+            except BaseException as error:  # noqa: BLE001 - if the thread ended, later callers would wait for ever
+                with suppress(Exception):  # a closed loop has no callers
                     failed(error)
-        with suppress(sqlite3.Error):  # nobody waits for it any more
+        with suppress(sqlite3.Error):  # no caller is left
             self._connection.close()
 
 
 def as_store_error(error: BaseException, path: Path) -> Exception:
-    """What the caller is told: one line that names the file, unless it is a refusal of the store's own."""
-    told = _told(error, path)
-    if told is not error:
-        told.__cause__ = error
-    return told
+    """The error for the caller: one line that names the file. The store's own errors stay as they are."""
+    translated = _translate(error, path)
+    if translated is not error:
+        translated.__cause__ = error
+    return translated
 
 
-def _told(error: BaseException, path: Path) -> Exception:
+def _translate(error: BaseException, path: Path) -> Exception:
     if isinstance(error, StoreDamaged) and str(path) not in str(error):
         return StoreDamaged(f"{path} is damaged: {error}")
     if isinstance(error, RollwrightError):
         return error
-    if isinstance(error, UnicodeEncodeError):  # half a character
+    if isinstance(error, UnicodeEncodeError):  # a lone surrogate
         return StoreError(f"a text that cannot be stored: {error}")
     if isinstance(error, OverflowError | sqlite3.ProgrammingError | sqlite3.InterfaceError):
         return StoreError(f"{path}: a value that cannot be stored: {one_line(error)}")

@@ -1,18 +1,22 @@
-"""Who writes to a SQLite file: many calls in one transaction, on disk before any of them is answered.
+"""The writer of a SQLite file: batches calls into transactions, and answers a durable call when it is on disk.
 
-The connection is used by one at a time. All calls of one round of the event loop make a batch: callers that were
-answered together ask together. A brief batch runs where the callers are, in the event loop's own thread, because
-handing it to another thread and back costs more than its statements do. Whatever can take long is left to the writer
-thread: flushing the log to disk, a checkpoint, waiting for another process's lock, ending leases, calls with much to
-do. What has to last is answered when it is on disk (it survives a power cut); until then whatever else has to last
-gathers, to share the next flush, and what need not goes on. The busier the store, the more calls share a commit.
+One thread at a time uses the connection. All calls of one iteration of the event loop form a batch, which runs as one
+transaction; callers that are answered together call again together. A brief batch runs in the event loop's own thread,
+because a hand-over to another thread and back costs more than its statements. The writer thread gets everything that
+can take long: flushes of the log, checkpoints, waiting for another process's lock, expired leases, calls with many
+rows. While a flush runs, further durable calls wait and share the next flush; other calls proceed. The busier the store,
+the more calls share a commit.
 
-The thread commits with `synchronous=FULL`. A batch that ran in the event loop is committed without a flush, and the
-thread flushes the log: the same, in two steps. Whoever reads in between is answered after the flush.
+The thread commits with `synchronous=FULL`. A batch in the event loop commits with `NORMAL` and is flushed afterwards,
+which is the same in two steps. Reads in between are answered after the flush, because they may show the commit.
 
-Several processes may open the same file. Each transaction begins with the write lock, so they take turns, and
-a process that sees another one writing makes a short pause after each commit: SQLite's lock has no queue, and
-without the pause the process that just released it would get it again.
+A claim or a heartbeat is answered after its commit, without a flush of its own. That is safe because the log is
+sequential: the flush of any later call, such as the first turn of a claimed attempt, writes all earlier commits too. A
+power cut can take back only claims that no durable call followed; their rollouts are then claimed again.
+
+Several processes may open the same file. Each transaction begins with the write lock, so they take turns. A process that
+sees another one write pauses shortly after each commit: SQLite's lock has no queue, and without the pause the process
+that just released it would get it again.
 """
 
 import asyncio
@@ -34,25 +38,25 @@ from rollwright.store.sql.sqlite_thread import ConnectionThread, as_store_error,
 from rollwright.store.sql.transaction import Changes, HeldRows, Stamps, Transaction
 
 MAX_BATCH = 128
-"""A transaction with so many calls takes no more: enough to hide the cost of a flush, few enough to hold up the event
-loop for a millisecond or two. In the thread they would take it as long: most of their time is Python's, which runs
-in one thread at a time."""
+"""Most calls in one transaction: enough to amortize a flush, few enough to block the event loop for no more than a
+millisecond or two. The thread would block it as long: most of the time is Python's, under the interpreter lock."""
 LOOP_COMMITS = 100
-"""Batches committed in the event loop, after which one goes to the thread, which may copy the log into the file."""
+"""Consecutive batches committed in the event loop; the next one goes to the thread, which may run a checkpoint."""
 LOOP_FLUSHES = 128
-"""How often the event loop waits for the disk itself, after it had nothing else to do while the thread did."""
+"""Flushes that the event loop runs itself after it was idle during a flush of the thread."""
 QUICK_FLUSH_SECONDS = 0.0005
-"""A flush that takes longer is the thread's."""
+"""Longest flush that the event loop may run itself; after a slower one the thread runs them again."""
 IDLE_SHARE = 0.25
-"""Of the time of a flush: with less work in it, the event loop had nothing else to do."""
+"""Fraction of a flush's time: an event loop with less CPU time than that counts as idle during the flush."""
 
 _RETRY_SECONDS = 0.0002
-"""Pause between two tries to get the write lock; shorter than the courtesy pause, so that it falls into it."""
+"""Pause between two attempts to get the write lock; shorter than the courtesy pause, so that one of them falls into it."""
 _COURTESY_SECONDS = 0.0005
+"""Pause after a commit while another process writes, so that it gets the lock."""
 _CONTENTION_SECONDS = 1.0
-"""For how long after it was last seen writing another process is treated as present."""
+"""How long after its last write another process is assumed to be writing still."""
 _CHECK_SECONDS = 0.01
-"""How often to look whether another process let a lease run out, and whether the file is still there."""
+"""Interval of the checks for expired leases of other processes, and for a file that was removed or replaced."""
 
 
 Argument = TypeVar("Argument")
@@ -60,7 +64,7 @@ Result = TypeVar("Result")
 
 
 class BatchResult(NamedTuple):
-    """A transaction that is over, and what came of its calls."""
+    """A finished transaction and the outcomes of its calls."""
 
     jobs: Sequence[Job[Any]]
     outcomes: Sequence[Outcome]
@@ -68,7 +72,7 @@ class BatchResult(NamedTuple):
 
 
 class Writer:
-    """Belongs to the event loop it was made in. `deliver` is called there with all that was done."""
+    """Belongs to the event loop that it was created in. `deliver` is called there with each finished batch."""
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class Writer:
         self._path = path
         self._connection = connection
         self._cursor = connection.cursor()
-        """One for all: making one costs as much as a small statement."""
+        """Reused: creating a cursor costs as much as a small statement."""
         self._clock = clock
         self._stamps = stamps
         self._deliver = deliver
@@ -90,40 +94,44 @@ class Writer:
         self._log = os.open(f"{path}-wal", os.O_RDONLY)
         self._gathered: list[Job[Any]] = []
         self._batch_scheduled = False
-        """Whether the event loop is going to call `_begin_batch`."""
+        """Whether the event loop has a pending call of `_begin_batch`."""
         self._thread_has_connection = False
-        """Whether the thread has the connection."""
+        """Whether the thread runs a batch; the event loop must not touch the connection."""
         self._flushing = False
-        """Whether the thread is about to flush what was committed here."""
+        """Whether the thread is flushing a commit of the event loop."""
         self._delayed_reads: list[Callable[[], None]] = []
-        """Answers to reads, which may have seen what is not on disk yet."""
+        """Answers to reads that may have seen a commit which is not on disk yet."""
         self._broken: StoreUnavailable | None = None
-        """Why nothing more is taken: what the disk has is not known any more."""
+        """Why every call is rejected: the state of the file on disk is unknown."""
         self._file = file_identity(path)
         self._next_file_check = 0.0
-        """When, by the monotonic clock, to look whether the file is still where it was."""
+        """When, on the monotonic clock, to check that the path still names the opened file."""
         self._loop_commits = 0
         self._loop_flushes = 0
-        """How many more the event loop waits for itself."""
+        """How many more flushes the event loop runs itself."""
         self._worked = 0.0
-        """CPU time of the event loop's thread when a flush began."""
+        """CPU time of the event loop's thread at the start of the thread's flush."""
         self._held = HeldRows()
-        """Good as long as nobody else writes, which is looked at in each transaction."""
-        self._asked = Transaction(0.0, stamps, held=self._held)
-        """For calls that need none: it never writes."""
+        """Valid while no other process writes, which each transaction checks."""
+        self._without_writes = Transaction(0.0, stamps, held=self._held)
+        """Passed to calls that are answered from the held rows alone."""
         self._others_checked = False
-        """Whether others' writes were looked for since the event loop last came to `_begin_batch`, which was called for no
-        later than the look. Once is enough: whoever hears of a later write hears of it in a callback behind that one."""
+        """Whether writes of other processes were checked for since the last `_begin_batch`, which is always scheduled by the
+        time of the check. One check per iteration is enough: a callback that learns of a later write from elsewhere runs
+        behind that `_begin_batch`."""
         self._pragmas: tuple[bool, bool] | None = None
-        """How `_set_pragmas` was last called."""
+        """The last arguments of `_set_pragmas`."""
         self._next_expiry = 0.0
-        """When, by the store's clock, to look for leases that are over."""
+        """When, on the store's clock, to look for expired leases."""
         self._seen_version = 0
+        """SQLite's `data_version` at the last check; another connection's commit changes it."""
         self._contended_until = 0.0
+        """Until when, on the monotonic clock, another process counts as writing."""
 
     # -- in the event loop --------------------------------------------------------------------------
 
     def gather(self, job: Job[Any]) -> None:
+        """Adds the call to the next batch."""
         self._gathered.append(job)
         if not self._batch_scheduled and not self._thread_has_connection:
             self._schedule_batch()
@@ -131,34 +139,36 @@ class Writer:
     def recall(
         self, answer: Callable[[Transaction, Argument], Result | None], argument: Argument
     ) -> Result | None:
-        """The answer to a call that needs no transaction, or `None` if this one does. It may overtake calls that have
-        gathered: none of them has been answered, so nobody can tell in which order they came."""
+        """Answers a call from the held rows; `None` if it needs a transaction.
+
+        It may overtake calls in the next batch: none of them has been answered, so their order is not observable.
+        """
         if self._thread_has_connection or self._broken is not None:
             return None
         if not self._others_checked:
             try:
                 self._check_other_writers()
-            except sqlite3.Error:  # the transaction finds out what is wrong, and whom to tell
+            except sqlite3.Error:  # a transaction meets the same error, and reports it to the caller
                 return None
             self._others_checked = True
             if not self._batch_scheduled:
                 self._schedule_batch()
-        self._asked.now = self._clock()
-        return answer(self._asked, argument)
+        self._without_writes.now = self._clock()
+        return answer(self._without_writes, argument)
 
     def finish(self) -> None:
-        """Leaves what has gathered to the thread; `stop` waits for it."""
+        """Hands the pending calls to the thread; `stop` waits for them."""
         if self._gathered:
             self._hand_over(self._gathered)
             self._gathered = []
 
     def stop(self) -> None:
-        """In any thread; returns when the jobs that came before `finish` are done."""
+        """Returns when all calls from before `finish` are done. May be called in any thread."""
         self._thread.stop()
         os.close(self._log)
 
     def call_when_flushed(self, answer: Callable[[], None]) -> None:
-        """Calls it when all that is committed now is on disk."""
+        """Calls `answer` when everything that is committed now is on disk."""
         if self._flushing:
             self._delayed_reads.append(answer)
         else:
@@ -180,15 +190,16 @@ class Writer:
                 self._run_in_loop(batch)
             else:
                 self._hand_over(batch)
-        except Exception as error:  # noqa: BLE001 - they would wait for ever
+        except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
             self._end_batch([self._refuse(batch, error)])
 
     def _next_batch(self) -> list[Job[Any]]:
-        """While the disk is written, what has to last stays where it is."""
+        """Takes the calls of the next transaction; during a flush, durable calls stay for the one after it."""
         may_run = self._gathered
         waits: list[Job[Any]] = []
-        # Not split in two groups of which one runs while the other is flushed: with few callers each group would pay for
-        # a transaction and a flush of its own, which costs more than the disk's idle time.
+        # The callers are not split into two groups, one of which executes while the other is flushed. Measured with four
+        # callers on a disk with flushes of 0.1 ms, that takes half as long again: each group pays for a transaction, a
+        # flush and a thread switch of its own, 75 µs of CPU for each rollout, to hide 35 µs of waiting.
         if self._flushing:
             may_run = [job for job in self._gathered if not job.durable]
             waits = [job for job in self._gathered if job.durable]
@@ -204,34 +215,32 @@ class Writer:
         return time.monotonic() >= self._contended_until and not self._has_expired_leases()
 
     def _has_expired_leases(self) -> bool:
-        """Whether leases are over. Ending them may take long; looking for them does not."""
+        """Whether there are expired leases: the thread ends them, which may take long."""
         now = self._clock()
         if now >= self._next_expiry:
             try:
                 [lease] = self._connection.execute(FIRST_LEASE.sqlite.sql).fetchone()
-            except Exception:  # noqa: BLE001 - the thread finds out what is wrong, and whom to tell
+            except Exception:  # noqa: BLE001 - the thread meets the same error, and reports it to the caller
                 return True
             self._next_expiry = now + _CHECK_SECONDS if lease is None else min(lease, now + _CHECK_SECONDS)
         return now >= self._next_expiry
 
     def _run_in_loop(self, batch: Sequence[Job[Any]]) -> None:
         try:
-            self._set_pragmas(
-                durable=False, checkpoint=False
-            )  # flushed afterwards, without holding the write lock
-            # IMMEDIATE: a transaction that read first and then wanted the lock could find that what it read is old.
+            self._set_pragmas(durable=False, checkpoint=False)  # flushed afterwards, without the write lock
+            # IMMEDIATE: a transaction that reads first and asks for the lock later fails if its snapshot is old by then.
             self._cursor.execute("BEGIN IMMEDIATE")
             self._check_other_writers()
             done = self._run(batch)
             self._cursor.execute("COMMIT")
-        except Exception:  # noqa: BLE001 - the thread waits for the lock, and finds the call that fails
+        except Exception:  # noqa: BLE001 - the thread waits for the lock, and isolates a failing call
             self._roll_back()
             self._hand_over(batch)
             return
         self._loop_commits += 1
         for job in batch:
             if job.durable:
-                self._make_durable(done)  # one flush for all of them; the others are answered with it
+                self._make_durable(done)  # one flush for the whole batch, which is answered together
                 return
         self._end_in_loop(done)
 
@@ -243,20 +252,19 @@ class Writer:
                 self._loop_flushes = 0
             self._end_in_loop(done)
         else:
-            self._flushing = (
-                True  # from here on answers to reads are held back: they may show what the disk lacks
-            )
+            # From here on answers to reads are delayed: they may show what is not on disk.
+            self._flushing = True
             self._worked = time.thread_time()
             self._thread.put(partial(self._flush_in_thread, done), partial(self._fail_flush, done))
 
     def _end_in_loop(self, done: BatchResult) -> None:
-        # The transaction has just looked for others' writes: a heartbeat of a caller that is answered now need not.
+        # The transaction has just checked for other writers: heartbeats of the callers it answers need not.
         self._others_checked = True
         self._end_batch([done])
 
     def _hand_over(self, batch: Sequence[Job[Any]]) -> None:
         self._thread_has_connection = True
-        self._loop_commits = 0  # the thread's commit may copy the log into the file
+        self._loop_commits = 0  # the thread's commit checkpoints if the log is long
         self._thread.put(partial(self._run_in_thread, batch), partial(self._fail_batch, batch))
 
     def _take_back(self, done: Sequence[BatchResult]) -> None:
@@ -267,16 +275,15 @@ class Writer:
         self._flushing = False
         if may_flush_in_loop(seconds, time.thread_time() - self._worked):
             self._loop_flushes = LOOP_FLUSHES
-        held_back, self._delayed_reads = self._delayed_reads, []
+        delayed, self._delayed_reads = self._delayed_reads, []
         self._end_batch([done])
-        for answer in held_back:
+        for answer in delayed:
             answer()
 
     def _end_batch(self, done: Sequence[BatchResult]) -> None:
         for each in done:
             self._deliver(each)
-        # Those who were just answered run before this, in the same round of the event loop, and what they ask for next
-        # takes part.
+        # Scheduled behind the callers that were just answered, so that their next calls are in the batch.
         if not self._batch_scheduled and not self._thread_has_connection:
             self._schedule_batch()
 
@@ -307,9 +314,9 @@ class Writer:
             self._check_other_writers()
             done = self._run(batch)
             self._cursor.execute("COMMIT")
-        except Exception as error:  # noqa: BLE001 - passed on to whoever made the call
+        except Exception as error:  # noqa: BLE001 - passed on to the caller
             self._roll_back()
-            if len(batch) > 1:  # so that only the call that fails is told
+            if len(batch) > 1:  # one by one, so that only the failing call is rejected
                 return [done for job in batch for done in self._transact([job])]
             return [self._refuse(batch, error)]
         return [done]
@@ -330,15 +337,15 @@ class Writer:
                 time.sleep(_RETRY_SECONDS)
 
     def _answer(self, done: Sequence[BatchResult]) -> None:
-        if not self._loop.is_closed():  # a loop that is gone has nobody left to tell
+        if not self._loop.is_closed():  # a closed loop has no callers
             self._loop.call_soon_threadsafe(self._take_back, done)
 
-    # -- whoever has the connection -----------------------------------------------------------------
+    # -- in the thread that has the connection ------------------------------------------------------
 
     def _set_pragmas(self, *, durable: bool, checkpoint: bool) -> None:
-        """Whether the next commit is flushed to disk, and whether it may copy the log into the file."""
+        """Sets whether the next commit is flushed, and whether it may checkpoint the log."""
         if (durable, checkpoint) != self._pragmas:
-            # As a script, which is compiled each time: some pragmas take effect when they are compiled.
+            # As a script, which is compiled each time: some pragmas take effect at compile time, not when executed.
             self._connection.executescript(
                 f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'};"
                 f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES if checkpoint else 0}"
@@ -346,7 +353,7 @@ class Writer:
             self._pragmas = (durable, checkpoint)
 
     def _check_other_writers(self) -> None:
-        """Forgets what is remembered if another process has written since."""
+        """Drops the held rows if another process has written since the last check."""
         [version] = self._cursor.execute("PRAGMA data_version").fetchone()
         if version != self._seen_version:
             self._held.clear()
@@ -354,11 +361,11 @@ class Writer:
             self._seen_version = version
 
     def _run(self, batch: Sequence[Job[Any]]) -> BatchResult:
-        """All of the transaction but its beginning and its end."""
+        """Executes the batch between `BEGIN` and `COMMIT`."""
         self._check_file()
         tx = Transaction(self._clock(), self._stamps, alone=True, held=self._held)
         if tx.now >= self._next_expiry:
-            # Leases that this process gave end on time; those of others are looked for now and then.
+            # `_next_expiry` is exact for leases of this process; for those of others it is the next periodic check.
             drive(self._cursor, expire(tx))
             self._next_expiry = tx.now + _CHECK_SECONDS
         outcomes = drive(self._cursor, run_all(tx, batch))
@@ -366,12 +373,12 @@ class Writer:
         return BatchResult(batch, outcomes, tx.changes)
 
     def _flush(self, done: BatchResult) -> tuple[BatchResult, float]:
-        """What its callers are to be told once the log is on disk, and how long that took."""
+        """Flushes the log; returns the outcomes for the callers and the duration."""
         began = time.perf_counter()
         try:
             flush(self._log)
         except OSError as error:
-            # The system may have dropped the pages that it could not write, so a second flush that succeeds proves nothing.
+            # The kernel may have dropped the pages that it could not write: a later flush that succeeds proves nothing.
             self._broken = StoreUnavailable(
                 f"{self._path}: cannot be flushed to disk; open it again: {error}"
             )
@@ -379,7 +386,7 @@ class Writer:
         return done, time.perf_counter() - began
 
     def _check_file(self) -> None:
-        """A file that was deleted or replaced can still be written, for nobody ever to read."""
+        """Fails if the file was deleted or replaced: writes to it would succeed, and never be read."""
         now = time.monotonic()
         if now >= self._next_file_check:
             self._next_file_check = now + _CHECK_SECONDS
@@ -395,19 +402,19 @@ class Writer:
         return BatchResult(batch, [(None, as_store_error(error, self._path))] * len(batch), Changes())
 
     def _roll_back(self) -> None:
-        """Never raises: a connection that cannot even do that says so to the next call."""
-        self._held.clear()  # it may remember rows as the transaction would have left them
+        """Never raises: a connection that cannot roll back fails the next call."""
+        self._held.clear()  # it may have rows of the transaction
         with suppress(sqlite3.Error):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 
 
 def may_flush_in_loop(seconds: float, worked: float) -> bool:
-    """Whether the event loop may wait for the disk itself, after a flush that took so long, in which it worked so much.
-    That spares the way to another thread and back, which costs about as much again."""
+    """Whether the event loop may run the next flushes, after one of `seconds` during which it had `worked` seconds of CPU
+    time. That saves the hand-over to the thread and back, which costs about as much as the flush."""
     return seconds <= QUICK_FLUSH_SECONDS and worked < seconds * IDLE_SHARE
 
 
 def flush(file: int) -> None:
-    """Its contents and its length."""
+    """Flushes the contents and the length of the file, without its timestamps where the system can."""
     os.fdatasync(file) if hasattr(os, "fdatasync") else os.fsync(file)

@@ -1,11 +1,10 @@
-"""SQL written once with SQLAlchemy Core, compiled once for each dialect, and run on the bare driver.
+"""SQL statements, written once with SQLAlchemy Core, compiled once per dialect, and executed on the bare driver.
 
-So a call on the hot path costs what the driver costs: no compiling, no result objects. A statement asks for
-the time with `NOW`, which is `store_now()`: on PostgreSQL a function of the schema, on SQLite one of the
-connection.
+A call on the hot path so costs no more than the driver: no compilation, no result objects. A statement gets the time from
+`NOW`, which is `store_now()`: a function of the schema on PostgreSQL, of the connection on SQLite.
 
-An operation is a generator: it yields calls of statements and is sent the rows, and does no I/O itself. So the
-same operation runs in SQLite's writer thread and on PostgreSQL's asynchronous connection.
+An operation is a generator: it yields calls of statements, is sent their rows, and does no I/O itself. So the same
+operation runs on a SQLite connection in any thread and on PostgreSQL's asynchronous connection.
 """
 
 import json
@@ -36,7 +35,7 @@ NOW: ColumnElement[float] = func.store_now(type_=Double)
 
 
 class any_of(ColumnElement[bool]):
-    """Whether a text column has one of the values of a list parameter, however many they are."""
+    """Whether a text column equals one of the values of a list parameter of any length."""
 
     inherit_cache = False
 
@@ -58,23 +57,23 @@ def _any_of_postgresql(element: any_of, compiler: SQLCompiler, **options: Any) -
 
 
 Values = Mapping[str, Any] | tuple[Any, ...]
-"""By name; or in the order of the placeholders, which for `insert_into` is that of the columns."""
+"""Values by name, or in the order of the placeholders, which for `insert_into` is that of the columns."""
 Arguments = Callable[[Mapping[str, Any]], Sequence[Any]]
 
 
 class Compiled(NamedTuple):
     sql: str
     by_name: Arguments
-    """Puts values that came by name in the order of the placeholders; a missing one is a `KeyError`."""
+    """Puts values by name into the order of the placeholders; a missing one raises `KeyError`."""
     returns_rows: bool
 
     def arguments(self, values: Sequence[Values]) -> Iterable[Sequence[Any]]:
-        """For each set of values, those of one call in one and the same form."""
+        """The arguments for each set of values; the sets of one call have the same form."""
         return values if values and type(values[0]) is tuple else map(self.by_name, values)  # type: ignore[arg-type, return-value]
 
 
 def _arguments(order: Sequence[str], fixed: Mapping[str, Any]) -> Arguments:
-    """`fixed` are the values that are part of the statement."""
+    """`fixed`: values that belong to the statement."""
     pick = itemgetter(*order) if len(order) > 1 else lambda values: tuple(values[name] for name in order)
     return (lambda values: pick({**fixed, **values})) if fixed else pick
 
@@ -84,7 +83,7 @@ Result = TypeVar("Result")
 
 
 Call = tuple["Statement", Sequence[Values]]
-"""One statement, to be run once for each set of values."""
+"""One statement, and the sets of values to execute it with, one after the other."""
 
 Operation = Generator[Call, list[Row], Result]
 
@@ -94,21 +93,21 @@ def _lists_as_json(arguments: Arguments) -> Arguments:
 
 
 def constant(value: str | int) -> ColumnElement[Any]:
-    """A value that is part of the statement's text instead of a parameter of every call. Only for our own words."""
+    """A value in the statement's text instead of a parameter. Only for constants of this package: it is not escaped."""
     return literal_column(repr(value))
 
 
-def insert_into(table: Table, *numbered: str) -> Insert:
-    """Inserts a row with a value for every column but those that the database numbers itself.
+def insert_into(table: Table, *omitted: str) -> Insert:
+    """An insert with a value for every column except `omitted`.
 
-    Inline: a key that is computed is not asked for, which would take a call for each row instead of one for all.
+    Inline: SQLAlchemy then does not return computed keys, which would take one call per row.
     """
-    names = [column.name for column in table.columns if column.name not in numbered]
+    names = [column.name for column in table.columns if column.name not in omitted]
     return insert(table).values({name: bindparam(name) for name in names}).inline()
 
 
 class Statement:
-    """Used by operations as `rows = yield FIND(rollout_id="ro-1")`."""
+    """A statement, compiled on first use. Operations execute it with `rows = yield FIND(rollout_id="ro-1")`."""
 
     def __init__(self, clause: ClauseElement) -> None:
         self._clause = clause

@@ -1,9 +1,9 @@
-"""`SqlStore`: the store's API over a SQL database, SQLite or PostgreSQL.
+"""`SqlStore`: the store on a SQL database, SQLite or PostgreSQL.
 
-Calls become operations that a driver runs; waiting calls are woken by the driver's word of changes, their own
-process's or another's. A watch sleeps until the next lease ends, so that leases end in a store nobody calls.
-Every write is safe to run twice, because a driver whose connection broke cannot know whether its commit came
-through: ids, claims and journal entries are named before they are sent.
+Handlers turn calls into operations, which a driver executes; the driver's notifications of changes, of this process or
+another, wake waiting calls. A task sleeps until the next lease expires, so that leases expire in a store that nobody
+calls. Every write may run twice, because the outcome of a commit on a lost connection is unknown: ids, claims and journal
+entries have idempotency keys.
 """
 
 import asyncio
@@ -29,26 +29,26 @@ from rollwright.store.waiting import Deadline, Signal
 _log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 1.0
-"""How often to look for the leases of other processes, whose claims nobody tells this one of."""
+"""Interval of the checks for leases of other processes, whose claims this process is not notified of."""
 
 _EARLIEST_WATCH = 0.001
-"""Clocks round: looking at the exact end of a lease could come just before it, again and again."""
+"""Shortest sleep. Clocks round: a check at the exact end of a lease could come just before it, again and again."""
 
 RECHECK_SECONDS = 10.0
-"""A rollout that ended and was deleted before its waiter looked is found missing after this time."""
+"""How often a waiter reads statuses without a notification, to find rollouts that were deleted meanwhile."""
 
 CLOSE_SECONDS = 2.0
-"""How long `close` waits for what is not yet written, if the database is away: leases decide the rest."""
+"""Time limit of `close` for pending writes if the database is away; leases decide the rest."""
 
 _NEWS = 10_000
-"""Completions read at once by a waiter; the log is read on if there are more."""
+"""Completions that a waiter reads at once; it reads again if there are more."""
 
 BRIEF_ROWS, BRIEF_BYTES = 32, 65536
-"""A call with no more of both is brief: SQLite takes some microseconds for each row, and as long for each page."""
+"""Limits of a brief call: SQLite takes some microseconds for each row, and as long for each page."""
 
 
 class SqlStore(SqlQueries):
-    """Takes over the driver; `close` closes it."""
+    """Owns the driver; `close` closes it."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -94,7 +94,7 @@ class SqlStore(SqlQueries):
     async def _dequeue_many_rollouts(self, call: calls.DequeueManyRollouts) -> list[AttemptedRollout]:
         ask = (call.limit, call.worker_id, call.claim_id or self._idempotency_key("cl"))
         if self._claimants and call.timeout > 0:
-            claimed = []  # earlier waiters are served first
+            claimed = []  # callers that wait already are served first
         else:
             claimed = await self._write(
                 BatchedCall(queue.claim_many, ask)
@@ -109,11 +109,11 @@ class SqlStore(SqlQueries):
         return claimed
 
     def _idempotency_key(self, prefix: str) -> str | None:
-        """For a call that the driver may run again, so that the second time is known for what it is."""
+        """A key for a call that the driver may run twice, by which the second execution finds the first."""
         return new_id(prefix) if self._driver.repeats else None
 
     def _requeue_abandoned(self, claimed: Sequence[AttemptedRollout]) -> None:
-        """The caller stopped waiting while its claim was made: back into the queue with it."""
+        """Requeues rollouts whose caller was cancelled during the claim."""
         if claimed and not self._closed:
             task = asyncio.get_running_loop().create_task(self._give_back(claimed))
             self._background.add(task)
@@ -246,7 +246,7 @@ class SqlStore(SqlQueries):
 
     @handles(calls.ReleaseTrajectories)
     async def _release_trajectories(self, call: calls.ReleaseTrajectories) -> int:
-        # A power cut that brings some of them back does no harm.
+        # Not durable: a power cut that brings some copies back is harmless.
         return await self._write(
             lambda tx: retention.release_trajectories(tx, call.rollout_ids), durable=False
         )
@@ -301,8 +301,8 @@ class SqlStore(SqlQueries):
                 in_a_row = in_a_row + 1 if lapsed(lease, now) else 0
                 if 0 < in_a_row < MOST_ROUNDS:
                     continue
-            except Exception as error:  # noqa: BLE001 - whoever calls is told; the watch goes on
-                _log.warning("cannot look for leases that are over, trying again: %s", error)
+            except Exception as error:  # noqa: BLE001 - callers get the error from their own calls; this task continues
+                _log.warning("cannot check for expired leases, will retry: %s", error)
                 lease, now = None, inf
             ends_in = inf if lease is None else lease - now
             delay = min(max(ends_in, _EARLIEST_WATCH), WATCH_SECONDS)

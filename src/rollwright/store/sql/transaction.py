@@ -1,8 +1,8 @@
-"""What a transaction gathers while its operations run, and writes at its end in one go.
+"""The rows that a transaction gathers while its operations run, and writes together at its end.
 
-Many operations of different callers share a transaction. Their stamps of workers, events and completions are
-written last, always in this order, and the counter of the completion log after all of them. Two transactions
-that both wait for such rows therefore wait in the same order and cannot block each other.
+Many operations of different callers share a transaction. Their worker stamps, events and completions are written last,
+always in this order, and the counter of the completion log after all of them. Two transactions that lock such rows
+therefore lock them in the same order and cannot deadlock.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -18,34 +18,34 @@ from rollwright.store.sql.schema import HELD, completions, counters, events, rol
 from rollwright.store.sql.statements import Operation, Statement, Values, constant, insert_into
 
 COMPLETIONS = "completions"
-"""Name of the counter."""
+"""Name of the completion log's counter."""
 
 STAMP_SECONDS = 1.0
-"""How long a worker's sign of life may wait before it is written. Only whoever looks at workers reads it, and
-they make it be written first; other processes see it this much later."""
+"""How long a worker's sign of life may wait before it is written. Only queries of workers read it, and they write pending
+ones first; other processes see it this much later."""
 
 
 MOST_HELD = 8192
-"""Rows remembered, of a few hundred bytes: more than a process plays at a time."""
+"""Most rows in memory, of a few hundred bytes each: more rollouts than a process plays at a time."""
 
 
 @dataclass(slots=True)
 class Changes:
-    """What others may be waiting for."""
+    """The changes of a transaction that waiting calls depend on."""
 
     waiting: bool = False
-    """A rollout came into the queue."""
+    """A rollout entered the queue."""
     completed: bool = False
     """The completion log grew."""
     taken: bool = False
     """An attempt was taken from its worker."""
     lease: float = inf
-    """The earliest end of a lease that was given or extended."""
+    """The earliest end of a lease that was granted or extended."""
 
 
 @dataclass(slots=True)
 class _Stamp:
-    """What is new of a worker, in the order of the columns; `None`: nothing."""
+    """New values of a worker's row, in the order of the columns; `None`: unchanged."""
 
     worker_id: str
     heartbeat_stats: bytes | None = None
@@ -55,10 +55,10 @@ class _Stamp:
 
 
 class HeldRows(dict[str, RolloutRow]):
-    """Rollouts that an attempt holds, by their ids, as they are in the database and without their inputs.
+    """A cache of rollouts that an attempt holds, by id, equal to their rows in the database but without their inputs.
 
-    A driver may keep them from one transaction to the next only while nobody else can have changed them. Whatever
-    changes a rollout that is held changes it here too, or removes it: whoever does not find it reads it.
+    A driver may keep it from one transaction to the next only while no other process can have changed the rows. Every
+    change of a held rollout updates its entry or removes it; a missing entry is read from the database.
     """
 
     def keep(self, row: RolloutRow) -> None:
@@ -71,7 +71,7 @@ class HeldRows(dict[str, RolloutRow]):
 
 
 class Stamps:
-    """Signs of life of workers that are still to be written; one for each store, over all its transactions."""
+    """Signs of life of workers that are not yet written; one object per store, for all its transactions."""
 
     def __init__(self) -> None:
         self._stamps: dict[str, _Stamp] = {}
@@ -90,7 +90,7 @@ class Stamps:
         busy: bool = False,
         stats: bytes | None = None,
     ) -> None:
-        """A sign of life: it asks for rollouts, was given one, told its figures."""
+        """Records a sign of life: the worker asks for rollouts, got one, or sent its statistics."""
         if worker_id is None:
             return
         stamp = self._stamps.get(worker_id)
@@ -106,7 +106,7 @@ class Stamps:
             stamp.heartbeat_stats = stats
 
     def record_release(self, worker_id: str | None, now: float) -> None:
-        """It holds one attempt less; written down if it is idle when this is written."""
+        """Records that the worker holds one attempt less; its idle time is written only if it holds none by then."""
         if worker_id is not None:
             self._released[worker_id] = now
             self._since = min(self._since, now)
@@ -124,21 +124,23 @@ class Stamps:
 
 @dataclass(slots=True)
 class Transaction:
+    """One transaction: its time, and the rows and changes that its operations gather."""
+
     now: float
-    """The store's time; the same for all that happens in the transaction."""
+    """The store's time, the same for all operations of the transaction."""
     stamps: Stamps
     repeated: bool = False
-    """Whether the same operations were run before, and nobody knows if they were committed."""
+    """Whether the same operations ran before, with an unknown outcome of the commit."""
     stamps_at_once: bool = False
     alone: bool = False
-    """Whether no other transaction is open at the same time, in any process."""
+    """Whether no other write transaction is open at the same time, in any process."""
     held: HeldRows = field(default_factory=HeldRows)
     changes: Changes = field(default_factory=Changes)
     _events: list[tuple[Statement, list[Values]]] = field(default_factory=list)
-    """In their order; neighbours of one kind share a statement."""
+    """In their order; consecutive events of one kind share a statement."""
     _completions: list[tuple[Any, ...]] = field(default_factory=list)
     _reasons: list[str | None] = field(default_factory=list)
-    """Of the completions; most have none."""
+    """The reasons of the completions; most have none."""
     _later: dict[Statement, list[Values]] = field(default_factory=dict)
 
     def log_event(
@@ -151,7 +153,7 @@ class Transaction:
         lease_expires: float | None = None,
         becomes: str | None = None,
     ) -> None:
-        """The statuses as plain text: an enum is bound more slowly."""
+        """Takes statuses as plain strings: an enum is bound more slowly."""
         self._log(
             INSERT_EVENT,
             (self.now, kind._value_, rollout_id, attempt_id, worker_id, status, lease_expires, becomes),
@@ -191,7 +193,7 @@ class Transaction:
         self.changes.completed = True
 
     def insert_later(self, insert: Statement, values: Values) -> None:
-        """Inserts a row at the end, together with others; `settle` before reading its table."""
+        """Inserts a row at the end, together with others; call `write_inserts` before reading its table."""
         self._later.setdefault(insert, []).append(values)
 
     def write_inserts(self) -> Operation[None]:
@@ -264,7 +266,7 @@ INSERT_CLAIMED = Statement(
     ).values(kind=constant(EventKind.CLAIMED.value))
 )
 INSERT_ENDED = Statement(insert_into(events, "sequence", "kind").values(kind=constant(EventKind.ENDED.value)))
-"""These name no column that they leave empty: SQLite's driver takes as long to bind an empty value as to insert one."""
+"""These omit the columns that stay empty: SQLite's driver takes as long to bind an empty value as any other."""
 _is_last_cursor = counters.c.name == constant(COMPLETIONS)
 COUNT = Statement(update(counters).where(_is_last_cursor).values(value=counters.c.value + bindparam("count")))
 INSERT_COMPLETION = Statement(
@@ -273,13 +275,13 @@ INSERT_COMPLETION = Statement(
         - bindparam("before_last", type_=completions.c.cursor.type)
     )
 )
-"""Counts back from the counter's value, so that it need not be asked for."""
+"""Counts back from the counter's value, which saves a query for it."""
 _counter = select(counters.c.value).where(_is_last_cursor)
 _last_left = select(func.coalesce(func.max(completions.c.cursor), constant(0)))
 _given = union_all(_counter, _last_left).subquery("given")
 LAST_GIVEN = select(func.max(_given.c.value))
-"""The last cursor that was given out."""
+"""The last cursor that was assigned."""
 _next_cursor = func.max(_counter.scalar_subquery(), _last_left.scalar_subquery()) + constant(1)
 APPEND_COMPLETION = Statement(insert_into(completions).values(cursor=_next_cursor))
 APPEND_WITHOUT_REASON = Statement(insert_into(completions, "reason").values(cursor=_next_cursor))
-"""For SQLite, whose `max` also compares two values. Spares it the page of the counter."""
+"""For SQLite, whose `max` also takes two values. Saves writing the page of the counter."""

@@ -1,6 +1,6 @@
-"""Waiting dequeues of a SQL store: served first come, first served, many with one transaction.
+"""Waiting dequeues of a SQL store: served in the order of their arrival, many with one transaction.
 
-True of it: a rollout that was claimed for a caller who has gone in the meantime is given back.
+A rollout that was claimed for a caller who stopped waiting meanwhile is requeued.
 """
 
 import asyncio
@@ -21,12 +21,14 @@ class _Claimant:
 
 
 class Claimants:
+    """The callers that wait for a rollout."""
+
     def __init__(
         self,
         claim: Callable[[Sequence[Ask]], Awaitable[list[list[AttemptedRollout]]]],
         abandon: Callable[[Sequence[AttemptedRollout]], None],
     ) -> None:
-        """`claim` serves the first of those that ask, as many as it can; `abandon` gives back what nobody wants."""
+        """`claim` serves as many of the callers as it can, from the first; `abandon` requeues unwanted rollouts."""
         self._claim = claim
         self._abandon = abandon
         self._waiting: list[_Claimant] = []
@@ -38,14 +40,14 @@ class Claimants:
         return bool(self._waiting)
 
     async def wait(self, ask: Ask, timeout: float) -> list[AttemptedRollout]:
-        if self._closed:  # meanwhile, while the caller looked for itself
+        if self._closed:  # the store was closed during the caller's own claim
             return []
         for earlier in self._waiting:
             if ask[2] is not None and earlier.ask[2] == ask[2]:
-                resolve(earlier.future)  # the caller lost that connection and asks again
+                resolve(earlier.future)  # the same caller, repeating its call after it lost the connection
         claimant = _Claimant(ask, asyncio.get_running_loop().create_future())
         self._waiting.append(claimant)
-        if self._again:  # something came between the caller's own look and now
+        if self._again:  # a rollout was enqueued since the caller's own claim found none
             self.wake()
         try:
             await wait_until(claimant.future, timeout)
@@ -58,13 +60,13 @@ class Claimants:
         return claimant.claimed
 
     def wake(self) -> None:
-        """There may be something to claim."""
+        """Serves the waiting callers, because a rollout may have been enqueued."""
         self._again = True
         if self._waiting and self._serving is None:
             self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     def close(self) -> None:
-        """Everyone goes away with nothing; the store must not be asked any more."""
+        """Ends all waits without a rollout; the store is not called any more."""
         self._closed = True
         for claimant in self._waiting:
             resolve(claimant.future)
