@@ -192,7 +192,7 @@ def test_what_an_agent_does_wrong_is_one_line_with_its_rollout_and_never_a_rewar
         ("none:here", {}, r"custom_envs\.Sums\.agent: .*no module named 'none'"),
         ("{module}:nobody", {}, r"custom_envs\.Sums\.agent: .*has no 'nobody'"),
         ("{module}:takes_one", {}, r"custom_envs\.Sums\.agent: is called as \(task, session\)"),
-        ("nonsense", {}, r"custom_envs\.Sums\.agent\.function: got 'nonsense'"),
+        ("nonsense", {}, r"custom_envs\.Sums\.agent: agent: unknown `nonsense`; expected module:name"),
         ({"command": []}, {}, r"custom_envs\.Sums\.agent\.command"),
         ("{module}:asks", {"strategy": {"kind": "tree"}}, r"strategy\.kind: an agent plays along one path"),
         ("{module}:asks", {"orchestras": {"Sums": {"kind": "math"}}}, "plays the tag already"),
