@@ -11,9 +11,11 @@ from rollwright.run.config_check import check_config
 
 from rollwright.config import build
 from rollwright.errors import ConfigError
+from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 from rollwright.rollout import TooManyRefills
 from rollwright.run.folder import RunReader
 from rollwright.run.run import Run
+from rollwright.tasks import draw_of, epoch_row
 from rollwright.trajectory import Trajectory, check
 
 AGENTS = """
@@ -192,7 +194,7 @@ def test_what_an_agent_does_wrong_is_one_line_with_its_rollout_and_never_a_rewar
         ("none:here", {}, r"custom_envs\.Sums\.agent: .*no module named 'none'"),
         ("{module}:nobody", {}, r"custom_envs\.Sums\.agent: .*has no 'nobody'"),
         ("{module}:takes_one", {}, r"custom_envs\.Sums\.agent: is called as \(task, session\)"),
-        ("nonsense", {}, r"custom_envs\.Sums\.agent\.function: got 'nonsense'"),
+        ("nonsense", {}, r"custom_envs\.Sums\.agent: agent: unknown `nonsense`; expected module:name"),
         ({"command": []}, {}, r"custom_envs\.Sums\.agent\.command"),
         ("{module}:asks", {"strategy": {"kind": "tree"}}, r"strategy\.kind: an agent plays along one path"),
         ("{module}:asks", {"orchestras": {"Sums": {"kind": "math"}}}, "plays the tag already"),
@@ -232,3 +234,49 @@ def test_a_killed_run_pays_no_recorded_call_of_an_agent_twice(
     assert {each.components["exact_match"] for each in played} == {1.0}
     summary = reader.summary() or {}
     assert summary["activity"]["turns"] <= 32 - recorded + summary["activity"]["replayed_turns"]
+
+
+def test_ray_actors_open_the_same_file_and_play_the_same_agent(tmp_path: Path, module: str) -> None:
+    pytest.importorskip("ray", reason="needs rollwright[ray]")
+    settings = content(tmp_path, f"{module}:by_sdk", [LAST_WORD])
+    here = asyncio.run(play(settings))
+    there = asyncio.run(play(settings, ray="local", processes=1))
+    assert {each.group_id: each.seed for each in here} == {each.group_id: each.seed for each in there}
+    assert {each.components["exact_match"] for each in there} == {1.0}
+
+
+def test_a_killed_training_goes_on_with_the_same_rows_and_trains_every_batch_once(
+    crash_lab: Any, tmp_path: Path, module: str
+) -> None:
+    tokenizer = tiny_tokenizer(["0123456789 + = ?"], vocabulary_size=270)
+    tiny_llama(len(tokenizer), hidden_size=16, layers=1, heads=2, max_length=512).save_pretrained(
+        tmp_path / "m"
+    )
+    tokenizer.save_pretrained(tmp_path / "m")
+    settings = content(tmp_path, f"{module}:by_sdk", [{"kind": "length", "limit": 0, "ramp": 50}])
+    settings |= {"name": "crash", "max_steps": 6, "training": {"device": "cpu", "checkpoint_steps": 2}}
+    settings["policy"] = {
+        "kind": "torch",
+        "model": str(tmp_path / "m"),
+        "renderer": "template",
+        "device": "cpu",
+    }
+    settings["custom_envs"]["Sums"]["max_tokens_per_step"] = 8
+    del settings["folder"]
+    crash_lab.config(**settings)
+    run = crash_lab.start("train", "crash.yaml")
+    log = crash_lab.run_folder / "metrics.jsonl"
+    crash_lab.until(lambda: log.exists() and len(log.read_text().splitlines()) >= 3, "three batches")
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    crash_lab.do("train", "--resume", crash_lab.run_folder)
+    reader = RunReader(crash_lab.run_folder)
+    rows = reader.metrics()
+    assert [row["step"] for row in rows] == list(range(6))
+    played = {each.group_id: each.seed for each in reader.trajectories()}
+    slots = ["Sums", "Sums"]
+    assert played == {
+        f"crash.train-g{index}": epoch_row(42, "Sums", draw_of(index, "Sums", slots), 16)
+        for index in range(12)
+    }
+    assert (crash_lab.run_folder / "model").is_dir()

@@ -31,7 +31,7 @@ from rollwright.rollout.concurrency import InflightLimit
 from rollwright.rollout.episode import EpisodeSettings, new_session, play_episode, read_episode
 from rollwright.rollout.function import AgentFunction, function_session, play_function
 from rollwright.rollout.recovery import StoreJournal
-from rollwright.rollout.scoring import NO_TASK, EpisodeRewards
+from rollwright.rollout.scoring import EpisodeRewards, task_of
 from rollwright.store.api import Store
 from rollwright.store.errors import AttemptRefused, NotFound
 from rollwright.store.records import AttemptedRollout
@@ -182,7 +182,7 @@ class RolloutAttempt:
         with self._shown_in_flight(session):
             make_env = partial(self._context.make_env, settings)
             trajectory = await play_episode(session, env, settings, assignment.policy, make_env)
-            return await self._score(settings.rewards, getattr(env, "task", NO_TASK), trajectory)
+            return await self._score(settings.rewards, task_of(env), trajectory)
 
     async def _score(
         self, rewards: EpisodeRewards | None, task: Mapping[str, Any], trajectory: Trajectory

@@ -29,6 +29,12 @@ NO_TASK: Mapping[str, Any] = {}
 """The task of an episode in an environment that plays no rows."""
 
 
+def task_of(env: object) -> Mapping[str, Any]:
+    """The task that an environment plays: its attribute `task`, where that is a mapping."""
+    task = getattr(env, "task", NO_TASK)
+    return task if isinstance(task, Mapping) else NO_TASK
+
+
 @dataclass(frozen=True)
 class EpisodeRewards:
     """The rewards of one tag."""

@@ -316,8 +316,9 @@ class FunctionAgentConfig(Settings):
 
     kind: Literal["function"] = "function"
     """Chooses this agent."""
-    function: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
-    """As `module:function`, called with the task and a session; async or plain."""
+    function: str
+    """As `module:function`, or the name that an installed package offers it by. Called with the task and a session; async or
+    plain."""
 
 
 class CommandAgentConfig(Settings):

@@ -55,11 +55,26 @@ class Subset:
         return self._source.row(self._numbers[number])
 
 
+_Parts = tuple["array[int]", "array[int]"]
+
+_SPLITS: dict[tuple[str, float], _Parts] = {}
+"""The last splits of this process: a run opens its tasks several times while it is prepared, and a split looks at every row.
+"""
+
+_KEPT_SPLITS = 8
+
+
 def split(source: TaskSource, share: float, name: str) -> tuple[TaskSource, TaskSource]:
     """The rows to train on, and those that are held out: a `share` of all, chosen by their content."""
-    parts = array("Q"), array("Q")
-    for number in range(len(source)):
-        parts[is_held_out(source.key(number), share)].append(number)
+    key = source.fingerprint, share
+    parts = _SPLITS.get(key)
+    if parts is None:
+        parts = array("Q"), array("Q")
+        for number in range(len(source)):
+            parts[is_held_out(source.key(number), share)].append(number)
+        while len(_SPLITS) >= _KEPT_SPLITS:
+            del _SPLITS[next(iter(_SPLITS))]
+        _SPLITS[key] = parts
     if not all(parts):
         raise TaskError(
             f"{name}: {len(source)} rows cannot be split with {share:g} held out; give a file of its own instead"
