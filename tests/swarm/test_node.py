@@ -167,7 +167,7 @@ async def test_the_log_probabilities_of_a_check_are_those_of_the_own_engine(
         ({"training": None}, "training: is not set"),
         (
             {"train_env_manager": {"num_env_groups": 2, "tags": [TAG]}},
-            "group_size: 1 gives groups that nobody",
+            "group_size: 1 gives groups without an advantage",
         ),
         ({"rollout_batch_size": 64}, "rollout_batch_size: 64 is not local_groups x group_size, which is 4"),
     ],
