@@ -15,7 +15,7 @@ REGISTRIES = (
     "rollwright.training.settings:ADVANTAGES",
     "rollwright.training.settings:LOSSES",
     "rollwright.training.settings:METRIC_WRITERS",
-    "rollwright.rollout.settings:FILTERS",
+    "rollwright.rollout.filters.settings:FILTERS",
     "rollwright.rollout.settings:BRANCH_POLICIES",
     "rollwright.rollout.settings:CURRICULA",
     "rollwright.store.opening:STORES",

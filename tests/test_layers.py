@@ -160,7 +160,7 @@ def imported_modules(file: Path) -> set[str]:
 
 
 def is_settings(module: str) -> bool:
-    return module.count(".") == 1 and module.endswith(f".{SETTINGS}")
+    return module.endswith(f".{SETTINGS}")
 
 
 def test_every_box_is_placed() -> None:

@@ -30,7 +30,7 @@ from rollwright.rollout.filters import (
     judge,
     judge_group,
 )
-from rollwright.rollout.settings import (
+from rollwright.rollout.filters.settings import (
     AccuracyBandConfig,
     OverlongConfig,
     RepetitionConfig,

@@ -19,7 +19,7 @@ from rollwright.rollout.filters import (
     judge,
     judge_group,
 )
-from rollwright.rollout.settings import OverlongConfig
+from rollwright.rollout.filters.settings import OverlongConfig
 from rollwright.run.run import Run
 from rollwright.simulation.players import RandomPlayer
 from rollwright.training.advantages import ADVANTAGES, Advantage, left_out, make_advantage

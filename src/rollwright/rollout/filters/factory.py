@@ -8,7 +8,8 @@ from typing import Any, cast
 from rollwright.errors import ConfigError
 from rollwright.rollout.filters.base import Action, Filter, Test
 from rollwright.rollout.filters.filters import OwnTest, group_filter
-from rollwright.rollout.settings import FILTERS, AnyFilterConfig, EnvManagerConfig, OwnFilterConfig
+from rollwright.rollout.filters.settings import FILTERS, AnyFilterConfig, OwnFilterConfig
+from rollwright.rollout.settings import EnvManagerConfig
 
 _METHODS = ("catches_turn", "catches", "catches_group", "caught_members")
 """The methods of which a test has at least one."""

@@ -12,7 +12,7 @@ from rollwright.aio import is_cancellation
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.registry import import_object, is_path
 from rollwright.rollout.filters.base import Action, Filter
-from rollwright.rollout.settings import (
+from rollwright.rollout.filters.settings import (
     AccuracyBandConfig,
     DuplicateConfig,
     FormatErrorConfig,
