@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from rollwright.run.folder import SIMULATED
+from rollwright.run.folder import SIMULATED, TREE_PREFIX
 
 if TYPE_CHECKING:
     from rollwright.engines.base import Capabilities
@@ -119,8 +119,6 @@ def _add_trees(table: Table, trees: Mapping[str, int]) -> None:
 
 def _add_counters(table: Table, results: Sequence[Mapping[str, Any]]) -> None:
     """Sums of the episodes' own metrics by environment, such as a team's discarded calls."""
-    from rollwright.run.statistics import TREE_PREFIX
-
     rows = [
         (f"{result['mode']} {result['tag']}: {name}", value)
         for result in results

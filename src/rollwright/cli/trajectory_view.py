@@ -20,8 +20,7 @@ from rollwright.engines.rendering.bytes import ASSISTANT, END, SYSTEM, TOOL, USE
 from rollwright.engines.settings import EnginePolicyConfig, TorchPolicyConfig
 from rollwright.errors import RollwrightError
 from rollwright.rollout.tree import COPIED_BY
-from rollwright.run.folder import SIMULATED
-from rollwright.run.statistics import TREE_PREFIX
+from rollwright.run.folder import SIMULATED, TREE_PREFIX
 from rollwright.training.advantages.tree import turn_values
 from rollwright.trajectory import TokenIds, Trajectory, Turn, children, leaves, path, turn_weights
 

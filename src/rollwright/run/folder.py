@@ -39,6 +39,9 @@ CONFIG, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
 )
 
 
+TREE_PREFIX = "tree_"
+"""Prefix of the metrics that a tree search records in its trajectory."""
+
 SIMULATED = "SIMULATED"
 """Part of every title of a run that the simulated engine has played: its figures say nothing about a model."""
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rollwright.rollout import Activity, Batch, Ledger
+from rollwright.run.folder import TREE_PREFIX
 from rollwright.run.reference_scores import EPISODES, Baseline
 from rollwright.trajectory import Trajectory
 
@@ -201,10 +202,6 @@ class ViewSizes:
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
-
-
-TREE_PREFIX = "tree_"
-"""Prefix of the metrics that a tree search records in its trajectory."""
 
 
 @dataclass
