@@ -120,8 +120,7 @@ assert found.losses.tolist() == [-1.0, -1.0, -1.0]
 import asyncio
 import sys
 
-from rollwright.rewards import Rewards
-from rollwright.trajectory import Trajectory, Turn
+from rollwright import Rewards, Trajectory, Turn
 
 
 class Mentions:
@@ -158,9 +157,8 @@ assert asyncio.run(rewards.evaluate({}, trajectory)).components == {"right": 1.0
 ```python
 import sys
 
-from rollwright.config import build
+from rollwright import RandomPlayer, load_config
 from rollwright.engines.factory import build_policy
-from rollwright.simulation.players import RandomPlayer
 
 
 class MyPolicy(RandomPlayer):
@@ -172,7 +170,7 @@ class MyPolicy(RandomPlayer):
 
 
 sys.modules["my_package"] = sys.modules["__main__"]
-config = build({"policy": {"kind": "my_package:MyPolicy", "options": {"luck": 0.9}}})
+config = load_config({"policy": {"kind": "my_package:MyPolicy", "options": {"luck": 0.9}}})
 assert build_policy(config.policy).luck == 0.9
 ```
 
@@ -192,7 +190,7 @@ policy:
 ```python
 import sys
 
-from rollwright.config import build
+from rollwright import load_config
 from rollwright.rollout.filters import build_filters
 
 
@@ -211,7 +209,7 @@ class Short:
 sys.modules["my_package"] = sys.modules["__main__"]
 short = {"kind": "my_package:Short", "action": "mask"}
 manager = {"num_env_groups": 1, "tags": ["FrozenLake"], "filters": [short]}
-(found,) = build_filters(build({"train_env_manager": manager}).train_env_manager)
+(found,) = build_filters(load_config({"train_env_manager": manager}).train_env_manager)
 assert found.name == "short"
 ```
 

@@ -41,30 +41,16 @@ async def main() -> None:
 asyncio.run(main())
 ```
 
-A training takes a configuration, or a model and environments, and leaves a folder that can be resumed:
+A training takes a configuration, or a model and environments, and leaves a folder that can be resumed; from the project's
+folder:
 
-```python
-import tempfile
-
-import rollwright as rw
-
-settings = {
-    "policy": {"kind": "torch", "model": "models/frozen_lake"},
-    "agent": {"history": {"mode": "current"}},
-    "custom_envs": {
-        "Lake": {
-            "env_type": "FrozenLake",
-            "env_config": {"action_pattern": "(.+)", "answer_template": "{action}"},
-            "agent_system_template": "",
-            "agent_opening_template": "{observation}",
-            "max_tokens_per_step": 1,
-        }
-    },
-    "train_env_manager": {"num_env_groups": 2, "group_size": 4, "tags": ["Lake"]},
-}
-trained = rw.train(settings, steps=1, runs=tempfile.mkdtemp())
-print(trained.model)                            # a folder that `policy.model` takes
-print(rw.train(resume=trained.folder, steps=2).summary["training"]["steps"])
+```pycon
+>>> import rollwright as rw
+>>> trained = rw.train("configs/frozen_lake_train.yaml", steps=3)
+>>> trained.model                               # a folder that `policy.model` takes
+PosixPath('runs/frozen_lake_train/model')
+>>> rw.train(resume=trained.folder, steps=4).summary["training"]["steps"]
+4
 ```
 
 ## Names
