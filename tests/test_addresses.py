@@ -82,7 +82,7 @@ def in_the_run_folder(address: str) -> str:
 def in_the_workers_command(address: str) -> str:
     fleet = ProcessFleet(MemoryStore(), address, ScaleRules(envs_per_worker=1, maximum=1), Activity())
     assert fleet._environment[ADDRESS_VARIABLE] == address
-    return " ".join(fleet._words)
+    return " ".join(fleet._command)
 
 
 def in_the_error_of_opening(address: str) -> str:

@@ -148,7 +148,7 @@ def installed_packages(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("installed_packages")
 async def test_installed_packages_offer_environments_by_entry_point() -> None:
     assert {"Whisper", "Spec", "FrozenLake"} <= set(registry.tags())
-    assert registry.spec("Whisper").description == "Says what it hears."
+    assert registry.spec("Whisper").description == "Echoes the answer."
     assert (await registry.make("Whisper").reset(2)).observation == "hello 2"
     spec = registry.spec("Spec")
     assert (spec.tag, spec.description, spec.max_steps) == ("Spec", "from a package", 5)

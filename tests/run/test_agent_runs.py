@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollwright.run.config_check import check_config
 
 from rollwright.config import build
 from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 from rollwright.rollout import TooManyRefills
+from rollwright.run.checks import check_config
 from rollwright.run.folder import RunReader
 from rollwright.run.run import Run
 from rollwright.tasks import draw_of, epoch_row

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollwright.run.config_check import check_config
 
 from rollwright.config import RunConfig, build, load
 from rollwright.errors import ConfigError
 from rollwright.rollout.groups import GroupBook, GroupRules
 from rollwright.run.build import SettingsTable
+from rollwright.run.checks import check_config
 from rollwright.run.folder import RunReader
 from rollwright.run.run import Run
 from rollwright.simulation.players import OraclePlayer

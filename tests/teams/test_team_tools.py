@@ -313,7 +313,7 @@ def test_wrong_tools_are_refused_in_one_line(tools: list[Any], message: str) -> 
 
 def test_a_policy_that_cannot_be_told_of_tools_is_refused() -> None:
     text = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m", "api": "completions"}
-    with pytest.raises(ConfigError, match=r"agents\.solver\.tools: this agent's policy speaks text"):
+    with pytest.raises(ConfigError, match=r"agents\.solver\.tools: this agent's policy takes no tools"):
         build_run_policy(build({**one_agent("calculator"), "policy": text}))
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollwright.run.config_check import check_config
 from typer.testing import CliRunner
 
 from rollwright.cli.main import app
 from rollwright.config import load
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
+from rollwright.run.checks import check_config
 from rollwright.run.folder import RunReader
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_own_agent"

@@ -513,5 +513,5 @@ def test_other_errors_are_not_taken_for_missing_memory(
 def test_a_device_that_is_not_there_is_refused(model: Any) -> None:
     if torch.cuda.is_available():
         pytest.skip("cuda is there")
-    with pytest.raises(ConfigError, match="device cuda is not there; accepted here: auto, cpu"):
+    with pytest.raises(ConfigError, match="device cuda does not exist here; accepted: auto, cpu"):
         Trainer(model, settings(device="cuda"))
