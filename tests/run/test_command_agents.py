@@ -61,7 +61,7 @@ def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
     rows = [{"question": f"{n} + 1 = ?", "answer": n + 1} for n in range(4)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    for name, text in (("agent.py", AGENT), ("claude.py", ANTHROPIC), ("child.py", LEAVES_A_CHILD)):
+    for name, text in (("agent.py", AGENT), ("anthropic_agent.py", ANTHROPIC), ("child.py", LEAVES_A_CHILD)):
         (tmp_path / name).write_text(text, encoding="utf-8")
 
 
@@ -120,7 +120,7 @@ def test_a_command_plays_a_task_with_the_usual_variables_and_its_output_is_kept(
 
 def test_the_anthropic_sdk_finds_its_way_too(tmp_path: Path) -> None:
     told: list[str] = []
-    played = asyncio.run(play(content(tmp_path, ["claude.py"]), told))
+    played = asyncio.run(play(content(tmp_path, ["anthropic_agent.py"]), told))
     assert {each.components["exact_match"] for each in played} == {1.0}, told
 
 
