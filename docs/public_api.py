@@ -14,9 +14,9 @@ takes a few milliseconds and needs no extra. The names on this page are stable; 
 import rollwright as rw
 
 found = rw.evaluate(tags=["FrozenLake"], episodes=32, policy={"kind": "random"})
-print(found)                                    # reward with its interval, share of solved levels, failures
+print(found)  # reward with its interval, share of solved levels, failures
 print(found.scores["FrozenLake"].interval)
-print(found.trajectories[0].turns[0].text)      # what was said, turn by turn
+print(found.trajectories[0].turns[0].text)  # what was said, turn by turn
 ```
 
 `rw.evaluate` and `rw.train` block until they are done, also beside a running event loop, as in a notebook. `rw.Run` is for
@@ -28,7 +28,10 @@ import asyncio
 import rollwright as rw
 
 config = rw.load_config(
-    {"rollout_batch_size": 8, "train_env_manager": {"num_env_groups": 2, "group_size": 4, "tags": ["FrozenLake"]}}
+    {
+        "rollout_batch_size": 8,
+        "train_env_manager": {"num_env_groups": 2, "group_size": 4, "tags": ["FrozenLake"]},
+    }
 )
 
 
@@ -47,7 +50,7 @@ folder:
 ```pycon
 >>> import rollwright as rw
 >>> trained = rw.train("configs/frozen_lake_train.yaml", steps=3)
->>> trained.model                               # a folder that `policy.model` takes
+>>> trained.model  # a folder that `policy.model` takes
 PosixPath('runs/frozen_lake_train/model')
 >>> rw.train(resume=trained.folder, steps=4).summary["training"]["steps"]
 4
