@@ -44,6 +44,7 @@ class MathVerify:
                 f"reward {name}: math_verify needs the package `math-verify`: pip install rollwright[rewards]"
             )
         self._settings = settings
+        self._allow_unconfined = settings.allow_unconfined
         self._limits = SandboxLimits(
             seconds=settings.time_limit,
             cpu_seconds=settings.cpu_seconds,
@@ -83,7 +84,7 @@ class MathVerify:
         try:
             sandbox = Sandbox(self._starter.start(self._limits, is_confined=self._is_confined), self._limits)
             missing = await sandbox.wait_until_ready()
-            if missing and self._is_confined and self._settings.allow_unconfined:
+            if missing and self._is_confined and self._allow_unconfined:
                 self._is_confined = False
                 return await self._open()
         except SandboxError as error:
