@@ -20,6 +20,7 @@ FOUNDATION = {
     "addresses",
     "registry",
     "settings",
+    "cache",
 }
 """Modules that know nobody but each other, and that everybody may use."""
 
