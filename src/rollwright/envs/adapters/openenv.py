@@ -7,7 +7,7 @@ server's `reset`; whether levels follow from it is the environment's affair. It 
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,16 @@ class OpenEnv(ForeignEnv):
             "success": bool(reply["done"]) and reward > 0,
         }
         return Step(self._text, float(reward), bool(reply["done"]), last and not reply["done"], info)
+
+    def actions(self) -> Sequence[str]:
+        """No finite list of actions exists."""
+        return ()
+
+    def best_action(self) -> str | None:
+        return None
+
+    def answer(self, action: str) -> str:
+        return self._format.write(action)
 
     def _parse_action(self, answer: str) -> dict[str, Any] | None:
         found = self._format.find(answer)

@@ -7,7 +7,7 @@ The reward is the seat's own, at the end of the game. Each game runs in its own 
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rollwright import rng
@@ -76,6 +76,7 @@ class TextArena(ForeignEnv):
         self._steps = 0
         self._moves = 0
         self._seen: dict[int, str] = {}
+        self._latest = ""
 
     @property
     def instruction(self) -> str:
@@ -91,7 +92,8 @@ class TextArena(ForeignEnv):
         state = await self._play_others(await self._begin(seed=seed))
         if "rewards" in state:
             raise EnvironmentFailure(f"the game of level {seed} was over before seat {self._seat} had a move")
-        return Reset(state["observation"], {"success": False})
+        self._latest = state["observation"]
+        return Reset(self._latest, {"success": False})
 
     async def step(self, answer: str) -> Step:
         move = _THOUGHT.sub("", answer)
@@ -105,7 +107,8 @@ class TextArena(ForeignEnv):
         }
         if "rewards" not in state:
             info["penalty"] = 0.0 if info["valid"] else self._format_penalty
-            return Step(state["observation"], 0.0, False, self._steps >= self._max_steps, info)
+            self._latest = state["observation"]
+            return Step(self._latest, 0.0, False, self._steps >= self._max_steps, info)
         seat = str(self._seat)
         reward = float(state["rewards"].get(seat, 0.0))
         info["success"] = reward > 0 if self._players > 1 else reward >= 1
@@ -117,6 +120,16 @@ class TextArena(ForeignEnv):
         twin = self._forked()
         twin._seen = dict(self._seen)
         return twin
+
+    def actions(self) -> Sequence[str]:
+        """The moves that the game has listed last; many games list none."""
+        return _listed_moves(self._latest)
+
+    def best_action(self) -> str | None:
+        return None
+
+    def answer(self, action: str) -> str:
+        return action
 
     async def _play_others(self, state: ForeignReply) -> ForeignReply:
         """Lets the opponents move until it is the policy's turn, or the end."""
@@ -141,10 +154,14 @@ class TextArena(ForeignEnv):
 def _random_move(seen: str, latest: str, key: tuple[int, int, int]) -> str:
     """One of the moves that the game lists last."""
     for text in (latest, seen):
-        listing = _LISTING.findall(text)
-        if moves := _LISTED.findall(listing[-1] if listing else ""):
-            return str(moves[rng.digest("opponent", *key) % len(moves)])
+        if moves := _listed_moves(text):
+            return moves[rng.digest("opponent", *key) % len(moves)]
     raise EnvironmentFailure("opponent random: the game lists no moves; give a function or a served model")
+
+
+def _listed_moves(text: str) -> list[str]:
+    listing = _LISTING.findall(text)
+    return _LISTED.findall(listing[-1]) if listing else []
 
 
 def _load_opponent(opponent: str | Mapping[str, Any]) -> Opponent | None:
