@@ -65,11 +65,11 @@ class SimulatedTeam(SkilledPlayer):
         }
         return cls(skill, agents, approval, lengths or {}, leads_to)
 
-    def choose(self, prompt: Prompt, sampling: Sampling) -> Choice:
+    def play(self, prompt: Prompt, sampling: Sampling) -> Choice:
         who = str(prompt.key[-2])  # a session puts the agent id there
         agent = self.agents.get(who)
         answer = (
-            super().choose(prompt, sampling) if agent is None else self._answer(who, agent, prompt, sampling)
+            super().play(prompt, sampling) if agent is None else self._answer(who, agent, prompt, sampling)
         )
         if who not in self.lengths:
             return answer
