@@ -12,6 +12,12 @@ class Report(BaseModel):
     degrees: int
 
 
+class City(BaseModel):
+    """A city."""
+
+    city: str
+
+
 QUESTION = "What is the weather in Lisbon?"
 
 
@@ -29,7 +35,7 @@ async def test_openai_parses_structured_output_and_runs_tools(recorded: Any) -> 
         assert isinstance(parsed.choices[0].message.parsed, Report)
         response = await client.responses.parse(model="gpt-5", input=QUESTION, text_format=Report)
         assert isinstance(response.output_parsed, Report)
-        tool = pydantic_function_tool(Report, name="get_weather")
+        tool = pydantic_function_tool(City, name="get_weather")
         forced = await client.chat.completions.parse(
             model="gpt-5", messages=messages, tools=[tool], tool_choice="required"
         )

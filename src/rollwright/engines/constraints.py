@@ -57,14 +57,14 @@ def or_call(output: OutputFormat, tools: Sequence[ToolSpec]) -> OutputFormat:
     """The JSON format, or one call of one of these tools: a format is meant for the answer, not for the calls before it."""
     if not tools:
         return output
-    calls, definitions = forced_call(tools), {}
+    definitions: dict[str, Any] = {}
     answer = _hoist(output.schema, "answer", definitions)
-    schema = {"anyOf": [answer, *calls.schema.get("anyOf", [calls.schema])]}
-    definitions |= calls.schema.get("$defs", {})
-    schema["anyOf"] = [{name: each[name] for name in each if name != "$defs"} for each in schema["anyOf"]]
+    calls = [_call_schema(tool, f"tool{place}", definitions) for place, tool in enumerate(tools)]
+    schema: dict[str, Any] = {"anyOf": [answer, *calls]}
     if definitions:
         schema["$defs"] = definitions
-    return OutputFormat(output.kind, schema, output.name, calls.tools, answer=output.schema)
+    names = tuple(tool.name for tool in tools)
+    return OutputFormat(output.kind, schema, output.name, names, answer=output.schema)
 
 
 def read_output(text: str, output: OutputFormat, call_id: str) -> Parsed:

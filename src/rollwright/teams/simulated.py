@@ -84,7 +84,7 @@ class SimulatedTeam(SkilledPlayer):
         if agent.verdict is not None:
             return Choice(agent.verdict.write(self._verdict(who, prompt, share)), 0.0)
         if not agent.reading.tags:
-            return super().choose(prompt, sampling)
+            return super().play(prompt, sampling)
         env = prompt.env
         best = env.best_action() if env is not None and share < self.skill else None
         if env is None or best is None:
