@@ -3,7 +3,7 @@
 Every request that is refused is noted, so that a test can say that none was.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -83,8 +83,14 @@ async def gateway() -> AsyncIterator[Gateway]:
 
 
 @pytest.fixture
-async def recorded(gateway: Gateway) -> Recorded:
-    return Recorded(gateway, SCRIPT)
+async def make_recorded(gateway: Gateway) -> Callable[[list[dict[str, Any]] | None], Recorded]:
+    """A rollout whose policy answers by a script; `None`: by the usual one."""
+    return lambda script: Recorded(gateway, script or SCRIPT)
+
+
+@pytest.fixture
+async def recorded(make_recorded: Any) -> Recorded:
+    return make_recorded(None)
 
 
 @pytest.fixture(autouse=True)

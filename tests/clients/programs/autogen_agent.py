@@ -19,8 +19,16 @@ async def get_weather(city: str) -> str:
 
 
 async def main() -> None:
-    info = {"vision": False, "function_calling": True, "json_output": True, "family": "unknown", "structured_output": True}
-    client = OpenAIChatCompletionClient(model="gpt-5", base_url=os.environ["OPENAI_BASE_URL"], model_info=info)
+    info = {
+        "vision": False,
+        "function_calling": True,
+        "json_output": True,
+        "family": "unknown",
+        "structured_output": True,
+    }
+    client = OpenAIChatCompletionClient(
+        model="gpt-5", base_url=os.environ["OPENAI_BASE_URL"], model_info=info
+    )
     agent = AssistantAgent("reporter", client, tools=[get_weather], reflect_on_tool_use=True)
     print((await agent.run(task="What is the weather in Lisbon?")).messages[-1].content)
     typed = AssistantAgent("typed", client, output_content_type=Report)

@@ -10,7 +10,12 @@ class Report(BaseModel):
     degrees: int
 
 
-for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA):
+for mode in (
+    instructor.Mode.TOOLS,
+    instructor.Mode.TOOLS_STRICT,
+    instructor.Mode.JSON,
+    instructor.Mode.JSON_SCHEMA,
+):
     client = instructor.from_openai(OpenAI(), mode=mode)
     question = "What is the weather in Lisbon?"
     report = client.chat.completions.create(

@@ -15,6 +15,8 @@ def get_weather(city: str) -> str:
     return f"21 degrees in {city}"
 
 
-model = OpenAIServerModel("gpt-5", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
+model = OpenAIServerModel(
+    "gpt-5", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"]
+)
 print(ToolCallingAgent([get_weather], model, max_steps=3).run("What is the weather in Lisbon?"))
 print(CodeAgent([get_weather], model, max_steps=2).run("Say hello in code."))
