@@ -17,7 +17,7 @@ from typing import Any
 import numpy
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
-from verl.trainer.ppo import core_algos
+from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.trainer.ppo.rollout_corr_helper import (
     compute_rollout_correction_weights,
     compute_rollout_rejection_mask,
@@ -274,7 +274,12 @@ def cases() -> dict[str, tuple[Callable[[Batch, torch.Tensor], torch.Tensor], di
         # TRL gives all tokens of a rollout the same share of its gradient, whatever their own advantages are.
         "trl grpo, sequence": (
             trl("grpo", importance_sampling_level="sequence", advantages="rollout_advantages"),
-            own("gspo", aggregation="sequence_mean", advantages="rollout_advantages"),
+            own(
+                "gspo",
+                aggregation="sequence_mean",
+                advantages="rollout_advantages",
+                options={"max_log_ratio": 20.0},
+            ),
         ),
         "trl cispo": (trl("cispo", epsilon_high=1.5), own("cispo", clip_low=1.0, clip_high=0.5)),
         "trl sapo": (trl("sapo"), own("sapo", aggregation="sequence_mean")),
@@ -317,6 +322,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=7)
     given = parser.parse_args()
+    rollout_corr_helper.compute_is_metrics = lambda **_: {}  # divides by 0 where every weight is masked
     torch.randperm = lambda count, **_: torch.arange(count)  # verl draws from the global generator
     generator = numpy.random.default_rng(given.seed)
     batches = [draw(generator) for _ in range(given.batches)]
@@ -331,7 +337,8 @@ def main() -> None:
             new = batch["new"].clone().requires_grad_()
             value = loss(batch, new)
             value.backward()
-            assert new.grad is not None and math.isfinite(float(value.detach())), name
+            assert new.grad is not None, name
+            assert math.isfinite(float(value.detach())), name
             values.append(float(value.detach()))
             gradients.append((new.grad * batch["mask"]).numpy())
         arrays[f"value {name}"] = numpy.array(values)

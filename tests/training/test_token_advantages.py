@@ -7,9 +7,20 @@ from typing import Any
 import numpy
 import pytest
 
+from rollwright.errors import RollwrightError
 from rollwright.training.advantages import ReinforcePlusPlusTokens, make_advantage
+from rollwright.training.advantages.base import NamedAdvantage
 from rollwright.training.rows import View, build_rows
-from rollwright.trajectory import Outcome, Trajectory, Turn, VersionRun, floats, token_ids
+from rollwright.trajectory import (
+    Boundary,
+    ErrorRecord,
+    Outcome,
+    Trajectory,
+    Turn,
+    VersionRun,
+    floats,
+    token_ids,
+)
 
 Make = Callable[..., Trajectory]
 
@@ -66,3 +77,33 @@ def test_rows_carry_an_advantage_for_each_token_in_either_view(chain: Make, view
     found = [each for row in rows for each, counts in zip(row.advantages, row.mask, strict=True) if counts]
     assert found == pytest.approx(expected)
     assert len(set(expected)) > 4
+
+
+def test_failures_and_second_copies_enter_no_statistics_of_tokens(chain: Make) -> None:
+    estimator = ReinforcePlusPlusTokens()
+    pair = [chain("a", [1.0, 0.0]), chain("b", [0.0, 0.5])]
+    failed = chain(
+        "c", [9.0, 9.0], error=ErrorRecord(boundary=Boundary.ENGINE, kind="timeout", message="", turn=0)
+    )
+    found = estimator([[pair[0], failed, pair[1], pair[0]]])[0]
+    assert [found[0], found[2]] == estimator([pair])[0]
+    assert {each for own in (found[1], found[3]) for turn in own for each in turn} == {0.0}
+
+
+def test_a_penalty_is_added_to_the_tokens_of_the_guilty_turn(chain: Make) -> None:
+    estimator = ReinforcePlusPlusTokens()
+    guilty = [chain("a", [1.0, 0.0], penalties=[0.0, -0.25]), chain("b", [0.0, 0.5])]
+    innocent = [chain("a", [1.0, 0.0]), chain("b", [0.0, 0.5])]
+    found, plain = estimator([guilty])[0], estimator([innocent])[0]
+    assert found[0][0] == plain[0][0]
+    assert found[0][1] == pytest.approx([each - 0.25 for each in plain[0][1]])
+    assert found[1] == plain[1]
+
+
+def test_an_advantage_of_ones_own_may_give_one_for_each_token(chain: Make) -> None:
+    groups = [[chain("a", [1.0, 0.0])]]
+    tokens = [[[[0.5] * len(turn.sampled_ids) for turn in groups[0][0].turns]]]
+    assert NamedAdvantage("mine:tokens", lambda groups: tokens)(groups) == tokens
+    tokens[0][0][1].append(0.5)
+    with pytest.raises(RollwrightError, match=r"advantage mine:tokens: .*no number for each turn"):
+        NamedAdvantage("mine:tokens", lambda groups: tokens)(groups)

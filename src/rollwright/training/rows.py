@@ -72,7 +72,8 @@ def build_rows(groups: Groups, advantage: Advantage, *, view: View = "paths") ->
             _refuse_sampling(trajectory)
     walk = samples if view == "paths" else turn_samples
     rows = []
-    for group, kept, values in zip(groups, admitted(groups), advantage(groups), strict=True):
+    advantages: Sequence[Sequence[Sequence[float] | Sequence[Sequence[float]]]] = advantage(groups)
+    for group, kept, values in zip(groups, admitted(groups), advantages, strict=True):
         for trajectory, counts, own in zip(group, kept, values, strict=True):
             if counts:
                 rows += [_row(trajectory, sample, own) for sample in walk(trajectory) if any(sample.mask)]

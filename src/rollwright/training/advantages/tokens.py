@@ -76,7 +76,8 @@ class ReinforcePlusPlusTokens:
 
 def _statistics(members: Sequence[tuple[Trajectory, Sequence[Sequence[float]]]]) -> tuple[float, float]:
     """Mean and reciprocal standard deviation over the trained tokens."""
-    values, weights = [], []
+    values: list[float] = []
+    weights: list[float] = []
     for trajectory, own in members:
         for turn, weight, tokens in zip(trajectory.turns, turn_weights(trajectory.turns), own, strict=True):
             if trajectory.untrained(turn) is None:

@@ -10,20 +10,25 @@ from rollwright.training.losses.base import PolicyLoss, Surrogate, required
 from rollwright.training.losses.update_tokens import Prepared, UpdateTokens
 from rollwright.training.settings import LossSettings
 
-LARGEST_MEAN_LOG_RATIO = 10.0
-"""Upper clamp of a rollout's mean log-ratio in GSPO, as in verl."""
 
-
-def _mean_log_ratio(update: UpdateTokens, settings: LossSettings) -> dict[str, Tensor]:
+def _mean_log_ratio(
+    update: UpdateTokens, settings: LossSettings, *, max_log_ratio: float = 10.0
+) -> dict[str, Tensor]:
     return {"log_ratio": update.rollout_mean(update.new - update.old)}
 
 
 def _gspo(
-    new: Tensor, old: Tensor, advantages: Tensor, settings: LossSettings, prepared: Prepared | None
+    new: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    settings: LossSettings,
+    prepared: Prepared | None,
+    *,
+    max_log_ratio: float = 10.0,
 ) -> Surrogate:
-    """GSPO: PPO's clip on the geometric mean of the rollout's ratios."""
+    """GSPO: PPO's clip on the geometric mean of the rollout's ratios; its logarithm is clamped above, as in verl."""
     own = required(prepared, "log_ratio") + new - new.detach()
-    ratios = torch.exp(own.clamp(max=LARGEST_MEAN_LOG_RATIO))
+    ratios = torch.exp(own.clamp(max=max_log_ratio))
     kept = ratios.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     plain, inside = ratios * advantages, kept * advantages
     return Surrogate(-torch.minimum(plain, inside), ratios, inside < plain)
