@@ -3,6 +3,7 @@
 from rollwright.training.advantages.base import (
     Advantage,
     Groups,
+    Remembering,
     TurnAdvantages,
     admitted,
     left_out,
@@ -26,6 +27,7 @@ __all__ = [
     "Groups",
     "PathGRPO",
     "ReinforcePlusPlus",
+    "Remembering",
     "SegmentValue",
     "TreeGRPO",
     "TurnAdvantages",
