@@ -1,4 +1,5 @@
-# Both `make demo` and `make test` set up all they need, in .venv, and nothing outside this folder.
+# Both `make demo` and `make test` set up all they need, in .venv, and nothing outside this folder; `make test` as root on
+# Debian installs bubblewrap, too, if it is missing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,6 +31,7 @@ typecheck: $(READY)
 
 # What fails beside the others is run once more by itself: a busy machine may fail it once, a fault fails it twice.
 unit: $(READY)
+	.ci/bubblewrap
 	$(BIN)/pytest --cache-clear --numprocesses 2 \
 	  || { echo "again, one by one: what failed beside the others"; \
 	       $(BIN)/pytest --last-failed --last-failed-no-failures none; }

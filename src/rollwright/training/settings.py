@@ -245,6 +245,10 @@ class TrainerSettings(Settings):
     """Optimiser updates in each pass."""
     tokens_per_micro_batch: PositiveInt = 2048
     """Tokens of one forward pass, padding included; memory grows with it."""
+    share_prefixes: bool = True
+    """Whether rows with a common prefix (a group's prompt, the turns of a rollout, branches) go through the model as one
+    sequence, in which the prefix is computed once. The gradient is the same. Models whose attention takes no mask of this
+    kind compute every row."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of activations."""
     device: Device = "auto"

@@ -158,7 +158,14 @@ class Trainer:
         def score(scores: Callable[[MicroBatch], Tensor]) -> list[Tensor]:
             return self._within_memory(
                 packed,
-                lambda budget: logprobs_of_rows(scores, packed, model.device, budget, self.on_progress),
+                lambda budget: logprobs_of_rows(
+                    scores,
+                    packed,
+                    model.device,
+                    budget,
+                    self.on_progress,
+                    tokens_per_pair=model.tokens_per_pair,
+                ),
             )
 
         # With a single update, the forward pass of the update gives the same log-probabilities.
@@ -255,7 +262,12 @@ class Trainer:
         found = self._within_memory(
             rows,
             lambda budget: logprobs_of_rows(
-                lambda batch: model.logprobs(batch)[0], rows, model.device, budget, self.on_progress
+                lambda batch: model.logprobs(batch)[0],
+                rows,
+                model.device,
+                budget,
+                self.on_progress,
+                tokens_per_pair=model.tokens_per_pair,
             ),
         )
         return [floats(each.tolist()) for each in found]
@@ -369,6 +381,7 @@ def _figures(tallies: Sequence[TokenTally], norms: Sequence[float]) -> dict[str,
         "gap_k3": first.mean("gap_k3"),
         "grad_norm": sum(norms) / len(norms) if norms else 0.0,
         "computed_tokens": computed,
+        "shared_tokens": sum(tally.shared for tally in tallies),
         "padding_share": 1 - computed / padded if padded else 0.0,
         "micro_batches": sum(tally.micro_batches for tally in tallies),
     }

@@ -3,6 +3,7 @@
 from rollwright.training.advantages.base import (
     Advantage,
     Groups,
+    Remembering,
     TokenAdvantages,
     TurnAdvantages,
     admitted,
@@ -30,6 +31,7 @@ __all__ = [
     "PathGRPO",
     "ReinforcePlusPlus",
     "ReinforcePlusPlusTokens",
+    "Remembering",
     "SegmentValue",
     "TokenAdvantages",
     "TreeGRPO",
