@@ -43,7 +43,7 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> Operation[list[Rollou
     records: dict[str, Rollout] = {}
     for each in new:
         if each.rollout_id in inserted and each.rollout_id not in records:
-            records[each.rollout_id] = _record(each, tx.now)
+            records[each.rollout_id] = new_record(each, tx.now)
             tx.log_enqueued(each.rollout_id)
     tx.changes.waiting |= bool(inserted)
     there = [each.rollout_id for each in new if each.rollout_id not in inserted]
@@ -65,7 +65,7 @@ def enqueue_many(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Oper
         for each in new:
             tx.log_enqueued(each.rollout_id)
     tx.changes.waiting |= any(calls)
-    return [[_record(each, tx.now) for each in new] for new in calls]
+    return [[new_record(each, tx.now) for each in new] for new in calls]
 
 
 def _insert_new(new: Sequence[NewRollout], now: float) -> Call:
@@ -106,7 +106,7 @@ def _plain_values(new: NewRollout, now: float) -> tuple[Any, ...]:
     )
 
 
-def _record(new: NewRollout, now: float) -> Rollout:
+def new_record(new: NewRollout, now: float) -> Rollout:
     return Rollout(
         rollout_id=new.rollout_id,
         input=unpack(new.input),
@@ -215,6 +215,22 @@ def _take_values(held: RolloutRow, claim_id: str | None) -> tuple[Any, ...]:
         held.lease_expires,
         held.place,
     )
+
+
+def claim_once(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
+    """Claims for several callers, whose claim ids may have been used before."""
+    given = []
+    for ask in asks:
+        given.append((yield from claim(tx, *ask)))
+    return given
+
+
+def serve(tx: Transaction, calls: Sequence[Sequence[Ask]]) -> Operation[list[list[list[AttemptedRollout]]]]:
+    """`claim_for_each`, for each of several lists of callers."""
+    served = []
+    for claimants in calls:
+        served.append((yield from claim_for_each(tx, claimants)))
+    return served
 
 
 def claim_for_each(tx: Transaction, claimants: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:

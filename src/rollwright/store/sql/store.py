@@ -97,9 +97,7 @@ class SqlStore(SqlQueries):
             claimed = []  # callers that wait already are served first
         else:
             claimed = await self._write(
-                BatchedCall(queue.claim_many, ask)
-                if call.claim_id is None
-                else lambda tx: queue.claim(tx, *ask),
+                BatchedCall(queue.claim_many if call.claim_id is None else queue.claim_once, ask),
                 durable=False,
                 brief=call.limit <= BRIEF_ROWS,
                 orphaned=self._requeue_abandoned,
@@ -121,7 +119,7 @@ class SqlStore(SqlQueries):
 
     async def _claim_for_each(self, asked: Sequence[queue.Ask]) -> list[list[AttemptedRollout]]:
         brief = sum(limit for limit, _, _ in asked) <= BRIEF_ROWS
-        return await self._write(lambda tx: queue.claim_for_each(tx, asked), durable=False, brief=brief)
+        return await self._write(BatchedCall(queue.serve, asked), durable=False, brief=brief)
 
     async def _give_back(self, claimed: Sequence[AttemptedRollout]) -> None:
         reason = "its worker stopped asking"
@@ -194,10 +192,8 @@ class SqlStore(SqlQueries):
             turn = (call.rollout_id, call.attempt_id, bytes(entries[0]))
             await self._write(BatchedCall(attempts.append_turns, turn), brief=brief)
         else:
-            await self._write(
-                lambda tx: attempts.append_journal(tx, call.rollout_id, call.attempt_id, entries, name),
-                brief=brief,
-            )
+            more = (call.rollout_id, call.attempt_id, entries, name)
+            await self._write(BatchedCall(attempts.append_once, more), brief=brief)
 
     @handles(calls.ClearJournal)
     async def _clear_journal(self, call: calls.ClearJournal) -> None:
