@@ -1,4 +1,4 @@
-"""The PostgreSQL driver: a few connections write, others read, and one listens for notifications of commits.
+"""The PostgreSQL driver: a few connections write, others read, and one exchanges notifications of commits.
 
 Writes queue while the writers are busy, and the next free writer takes all of them. Those of the usual kinds run as one
 statement for each kind (`postgres_batches`), the others together in one transaction. Rows are locked as they are read
@@ -6,17 +6,12 @@ statement for each kind (`postgres_batches`), the others together in one transac
 number of machines can share the database. One transaction at a time ends expired leases: another one that finds some
 waits for its commit, so a claim never misses a rollout that is being requeued at that moment.
 
-Changes that waiting calls depend on are announced with `NOTIFY` after their commit, those of several commits together:
-a transaction that notifies holds a lock of the whole server until it is flushed. Waiting calls look again once a second,
-in case a process was killed between the two.
-
 After a connection is lost the driver reconnects and runs the transaction again, for up to `RETRY_SECONDS`: a restart of
 the server is a pause, not a failure. The outcome of a commit whose answer was lost is unknown; the operations may be
 repeated.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -31,7 +26,8 @@ from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import BatchedCall, Job, Outcome, Read, Write, answer, run_all
 from rollwright.store.sql.migrate import READ_VERSION, VERSION_TABLE, missing_steps
 from rollwright.store.sql.postgres_batches import BATCHES, NOT_DONE, SETTINGS, Given, Run
-from rollwright.store.sql.postgres_link import LONGEST_PAUSE, LOST, RETRY_SECONDS, CallQueue, Link
+from rollwright.store.sql.postgres_link import LOST, RETRY_SECONDS, CallQueue, Link
+from rollwright.store.sql.postgres_news import Notifications
 from rollwright.store.sql.schema import HELD, rollouts
 from rollwright.store.sql.statements import NOW, Dialect, Operation, Row, Statement
 from rollwright.store.sql.transaction import Changes, Stamps, Transaction
@@ -45,11 +41,6 @@ READERS = 2
 CONNECT_SECONDS = 10.0
 COMMAND_SECONDS = 60.0
 """Time limit of a statement: the slowest ones take milliseconds, so the server is lost."""
-
-_NOTIFY_SECONDS = 0.01
-"""Shortest interval between two notifications; the changes in between share the next."""
-_RECHECK_SECONDS = 1.0
-"""How often waiting calls look without a notification."""
 
 _MIGRATION_LOCK = 0x726F6C6C
 """Advisory lock of migrations; an arbitrary number that other programs are unlikely to use."""
@@ -122,10 +113,7 @@ class PostgresDriver:
         self._queues = {True: CallQueue(), False: CallQueue()}
         """Pending durable writes under `True`, other writes under `False`."""
         self._writers: list[asyncio.Task[None]] = []
-        self._background: list[asyncio.Task[None]] = []
-        self._news = Changes()
-        """Committed changes that are not announced yet."""
-        self._has_news = asyncio.Event()
+        self._notifications: Notifications | None = None
         self._links: list[Link] = []
         self._idle_readers: asyncio.LifoQueue[Link] = asyncio.LifoQueue()
         self._closing = False
@@ -266,63 +254,12 @@ class PostgresDriver:
 
     def watch(self, on_change: Callable[[Changes], None], has_waiters: Callable[[], bool]) -> None:
         self._on_change = on_change
-        self._background = [
-            asyncio.create_task(self._listen(has_waiters)),
-            asyncio.create_task(self._notify_others()),
-        ]
+        self._notifications = Notifications(self._connect, self._schema, on_change, has_waiters)
 
     def _announce(self, changes: Changes) -> None:
         self._on_change(changes)
-        if _payload(changes):
-            for name in _NEWS.values():
-                setattr(self._news, name, getattr(self._news, name) or getattr(changes, name))
-            self._has_news.set()
-
-    async def _notify_others(self) -> None:
-        """Announces the changes of this process, the first ones immediately."""
-        link = self._new_link(False)
-        while True:
-            await self._has_news.wait()
-            await self._notify(link)
-            await asyncio.sleep(_NOTIFY_SECONDS)
-
-    async def _notify(self, link: Link) -> None:
-        self._has_news.clear()
-        news, self._news = _payload(self._news), Changes()
-        with contextlib.suppress(
-            StoreUnavailable, asyncpg.PostgresError
-        ):  # the others look again by themselves
-            await link.run(
-                lambda connection, _: connection.execute("SELECT pg_notify($1, $2)", self._schema, news)
-            )
-
-    async def _listen(self, has_waiters: Callable[[], bool]) -> None:
-        """Keeps a connection that listens; after each reconnect all waiting calls are woken, which may have missed a change."""
-
-        def receive(connection: Any, pid: int, channel: str, news: str) -> None:
-            if pid not in [link.pid for link in self._links]:
-                self._on_change(_changes(news))
-
-        while True:
-            lost = asyncio.Event()
-            try:
-                connection = await self._connect()
-            except LOST:
-                await asyncio.sleep(LONGEST_PAUSE)
-                continue
-            try:
-                connection.add_termination_listener(lambda _, lost=lost: lost.set())
-                await connection.add_listener(self._schema, receive)
-                self._on_change(Changes(waiting=True, completed=True, taken=True))
-                while not lost.is_set():
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(lost.wait(), _RECHECK_SECONDS)
-                    if has_waiters():
-                        self._on_change(Changes(waiting=True, completed=True, taken=True))
-            except LOST:
-                pass
-            finally:
-                connection.terminate()
+        if self._notifications is not None:
+            self._notifications.announce(changes)
 
     async def close(self) -> None:
         self._closing = True
@@ -331,11 +268,8 @@ class PostgresDriver:
         for link in self._links:
             link.patient = False
         await asyncio.gather(*self._writers, return_exceptions=True)
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
-        if self._has_news.is_set():
-            await self._notify(self._new_link(False))
+        if self._notifications is not None:
+            await self._notifications.close()
         for link in self._links:
             await link.close()
 
@@ -359,18 +293,6 @@ async def _prepare(connection: "asyncpg.Connection", schema: str, where: str) ->
 
 def _as_store_error(error: Exception) -> Exception:
     return StoreError(f"a text that cannot be stored: {error}") if isinstance(error, NOT_TEXT) else error
-
-
-_NEWS = {"w": "waiting", "c": "completed", "t": "taken"}
-
-
-def _payload(changes: Changes) -> str:
-    """The payload for other processes: one letter for each kind of change."""
-    return "".join(letter for letter, name in _NEWS.items() if getattr(changes, name))
-
-
-def _changes(news: str) -> Changes:
-    return Changes(**{name: letter in news for letter, name in _NEWS.items()})
 
 
 def _cannot_be_opened(url: str, error: Exception) -> str:

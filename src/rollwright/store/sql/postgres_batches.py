@@ -73,11 +73,21 @@ async def enqueue(connection: "asyncpg.Connection", stamps: Stamps, calls: Seque
         )
         for each in new
     ]
-    if len(rows) < COPY_ROWS:
-        now = await connection.fetchval(ENQUEUE, *_columns(rows, 9))
-    else:
+    if len(rows) >= COPY_ROWS:
         now = await _copy(connection, rows)
-    return [[new_record(each, now) for each in call] for call in calls], Changes(waiting=bool(new))
+        return [[new_record(each, now) for each in call] for call in calls], Changes(waiting=True)
+    entered = {name: now for now, name in await connection.fetch(ENQUEUE, *_columns(rows, 9))}
+    given: list[Any] = []
+    for call in (
+        calls
+    ):  # an id that existed, or that a call before it has just entered, is looked up by the transaction
+        times = [entered.pop(each.rollout_id, None) for each in call]
+        given.append(
+            NOT_DONE
+            if None in times
+            else [new_record(each, now) for each, now in zip(call, times, strict=True)]
+        )
+    return given, Changes(waiting=bool(rows))
 
 
 async def _copy(connection: "asyncpg.Connection", rows: Sequence[tuple[Any, ...]]) -> float:
@@ -200,6 +210,7 @@ def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[Sequence[Any]]
 
 BATCHES: Mapping[Any, Run] = {
     queue_operations.enqueue_many: enqueue,
+    queue_operations.enqueue_named: enqueue,
     queue_operations.claim_many: claim,
     queue_operations.claim_once: claim,
     queue_operations.serve: claim_for_waiting,
@@ -249,12 +260,13 @@ given AS MATERIALIZED (
 entered AS (
     INSERT INTO rollouts ({", ".join(_GIVEN)}, {", ".join(_WAITS)})
     SELECT given.*, '{RolloutStatus.QUEUING}', 1, now, 0, 0 FROM given, clock
+    ON CONFLICT (rollout_id) DO NOTHING RETURNING start_time, rollout_id
 ),
 logged AS (
     INSERT INTO events (time, kind, rollout_id)
-    SELECT now, '{EventKind.ENQUEUED}', rollout_id FROM given, clock
+    SELECT start_time, '{EventKind.ENQUEUED}', rollout_id FROM entered
 )
-SELECT now FROM clock
+SELECT start_time, rollout_id FROM entered
 """
 
 CLAIM = f"""

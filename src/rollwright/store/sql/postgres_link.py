@@ -19,7 +19,7 @@ RETRY_SECONDS = 60.0
 """A restart of the server takes seconds; a fail-over up to a minute."""
 _FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to connect, doubled each time up to the longest."""
-_CLOSE_SECONDS = 2.0
+CLOSE_SECONDS = 2.0
 """Time limit of an orderly disconnect; after it the connection is dropped."""
 
 LOST = (
@@ -116,5 +116,5 @@ class Link:
     async def close(self) -> None:
         if self._connection is not None:
             with contextlib.suppress(*LOST, asyncpg.InterfaceError):
-                await self._connection.close(timeout=_CLOSE_SECONDS)
+                await self._connection.close(timeout=CLOSE_SECONDS)
         self.drop()

@@ -68,6 +68,17 @@ def enqueue_many(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Oper
     return [[new_record(each, tx.now) for each in new] for new in calls]
 
 
+def enqueue_named(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Operation[list[list[Rollout]]]:
+    """Enqueues the rollouts of several callers, with ids that may exist and without resources."""
+    names = [each.rollout_id for new in calls for each in new]
+    if tx.alone and len(set(names)) == len(names) and not (yield EXISTING(ids=names)):
+        return (yield from enqueue_many(tx, calls))
+    there = []
+    for new in calls:
+        there.append((yield from enqueue(tx, new)))
+    return there
+
+
 def _insert_new(new: Sequence[NewRollout], now: float) -> Call:
     """Most rollouts have nothing but an input; their insert omits the columns that stay empty."""
     for each in new:
@@ -136,11 +147,28 @@ def claim(
 
 def claim_many(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
     """Claims for several callers, with claim ids that were generated for these calls."""
-    given: list[list[AttemptedRollout]] = []
     if tx.repeated or len(asks) == 1:
+        given = []
         for ask in asks:
             given.append((yield from claim(tx, *ask, new=True)))
         return given
+    return (yield from _claim_together(tx, asks))
+
+
+def claim_once(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
+    """Claims for several callers, whose claim ids may have been used before."""
+    names = [claim_id for _, _, claim_id in asks if claim_id is not None]
+    if len(asks) > 1 and len(set(names)) == len(names) and not (yield USED(ids=names)):
+        return (yield from _claim_together(tx, asks))
+    given = []
+    for ask in asks:
+        given.append((yield from claim(tx, *ask)))
+    return given
+
+
+def _claim_together(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
+    """Claims with unused claim ids."""
+    given: list[list[AttemptedRollout]] = []
     rows = yield NEXT(count=sum(limit for limit, _, _ in asks))
     next_row, taken, name = iter(rows), [], new_id("at")
     for limit, worker_id, claim_id in asks:
@@ -215,14 +243,6 @@ def _take_values(held: RolloutRow, claim_id: str | None) -> tuple[Any, ...]:
         held.lease_expires,
         held.place,
     )
-
-
-def claim_once(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
-    """Claims for several callers, whose claim ids may have been used before."""
-    given = []
-    for ask in asks:
-        given.append((yield from claim(tx, *ask)))
-    return given
 
 
 def serve(tx: Transaction, calls: Sequence[Sequence[Ask]]) -> Operation[list[list[list[AttemptedRollout]]]]:
@@ -347,6 +367,7 @@ INSERT_ROLLOUT = Statement(
     _insert.on_conflict_do_nothing(index_elements=["rollout_id"]).returning(rollouts.c.rollout_id)
 )
 ROLLOUTS = Statement(select(*ROLLOUT_COLUMNS).where(any_of(rollouts.c.rollout_id, "ids")))
+EXISTING = Statement(select(rollouts.c.place).where(any_of(rollouts.c.rollout_id, "ids")).limit(1))
 LOCK = Statement(
     select(*ROLLOUT_COLUMNS)
     .where(any_of(rollouts.c.rollout_id, "ids"))
@@ -416,6 +437,7 @@ CLAIM_NEXT = Statement(_claim.where(rollouts.c.place == _next.limit(constant(1))
 CLAIM_ONE = Statement(_claim.where(rollouts.c.place == bindparam("at_place")))
 _claimed = select(*ROLLOUT_COLUMNS).where(rollouts.c.claim_id == bindparam("claim_id"), IS_CLAIMED)
 CLAIMED = Statement(_claimed.order_by(rollouts.c.priority.desc(), rollouts.c.place))
+USED = Statement(select(rollouts.c.place).where(any_of(rollouts.c.claim_id, "ids"), IS_CLAIMED).limit(1))
 CLAIMED_ONE = Statement(_claimed.where(rollouts.c.rollout_id == bindparam("rollout_id")))
 
 CHANGE = Statement(

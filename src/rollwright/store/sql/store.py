@@ -65,15 +65,17 @@ class SqlStore(SqlQueries):
 
     @handles(calls.EnqueueManyRollouts)
     async def _enqueue_many_rollouts(self, call: calls.EnqueueManyRollouts) -> list[Rollout]:
-        checked, size, new = [], 0, True
+        checked, size, new, free = [], 0, True, True
         for request in call.requests:
             each = check_request(request)
             checked.append(each)
             size += len(each.input)
-            new = new and request.rollout_id is None and request.resources_id is None
+            new = new and request.rollout_id is None
+            free = free and request.resources_id is None
         brief = len(checked) <= BRIEF_ROWS and size <= BRIEF_BYTES
-        if new:
-            return await self._write(BatchedCall(queue.enqueue_many, checked), brief=brief)
+        if free:
+            run = queue.enqueue_many if new else queue.enqueue_named
+            return await self._write(BatchedCall(run, checked), brief=brief)
         return await self._write(lambda tx: queue.enqueue(tx, checked), brief=brief)
 
     @handles(calls.UpdateRollout)
