@@ -39,6 +39,7 @@ MAY_KNOW = {
     "addresses": set(),
     "registry": set(),
     "settings": set(),
+    "cache": set(),
     "trajectory": set(),
     "config": set(),
     "sandbox": set(),

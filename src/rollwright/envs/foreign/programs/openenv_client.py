@@ -19,7 +19,7 @@ from openenv.core.generic_client import GenericEnvClient
 _START_SECONDS = 60.0
 
 
-class SettingsError(Exception):
+class UnknownServer(Exception):
     """The user's settings name no environment."""
 
     is_settings = True
@@ -52,7 +52,7 @@ def describe(place: str, timeout: float) -> dict[str, Any]:
             schema = json.load(answer)
         return {"action": schema["action"], "observation": schema.get("observation", {})}
     except (OSError, ValueError, KeyError) as error:
-        raise SettingsError(f"{place}: no OpenEnv server answers there: {error}") from error
+        raise UnknownServer(f"{place}: no OpenEnv server answers there: {error}") from error
 
 
 def _reply(result: Any) -> dict[str, Any]:
@@ -91,4 +91,4 @@ def _load_app(place: str) -> Any:
         module = importlib.import_module(f"{name}.server.app")
         return module.app
     except (ImportError, AttributeError) as error:
-        raise SettingsError(f"{place}: {name}.server.app:app cannot be imported: {error}") from error
+        raise UnknownServer(f"{place}: {name}.server.app:app cannot be imported: {error}") from error

@@ -13,7 +13,7 @@ MOVE = textarena.ObservationType.PLAYER_ACTION
 ADMIN = textarena.ObservationType.GAME_ADMIN
 
 
-class SettingsError(Exception):
+class UnplayableGame(Exception):
     """The user's settings name no game."""
 
     is_settings = True
@@ -82,18 +82,18 @@ def describe(game: str, players: int | None, options: dict[str, Any]) -> dict[st
             env = textarena.make(found, **options)
             env.reset(num_players=count, seed=0)
         except TypeError as error:
-            raise SettingsError(f"{game} refuses the settings {options}: {error}") from error
+            raise UnplayableGame(f"{game} refuses the settings {options}: {error}") from error
         except LookupError as error:
             # nltk's message is a page long; its point is that word lists are not on this machine
-            raise SettingsError(
+            raise UnplayableGame(
                 f"{game} needs data that is not on this machine: {_first_words(error)}"
             ) from error
         except Exception as error:
             if players is not None or not isinstance(error, AssertionError | ValueError):
-                raise SettingsError(f"{game} cannot be played by {count}: {_first_words(error)}") from error
+                raise UnplayableGame(f"{game} cannot be played by {count}: {_first_words(error)}") from error
             continue
         return {"id": found, "players": count, "version": getattr(textarena, "__version__", "")}
-    raise SettingsError(f"{game}: no number of players up to 15 is accepted")
+    raise UnplayableGame(f"{game}: no number of players up to 15 is accepted")
 
 
 def _id(game: str) -> str:
@@ -104,7 +104,7 @@ def _id(game: str) -> str:
     if game in known:
         return game
     near = sorted({each.removesuffix("-raw").removesuffix("-train") for each in known if _alike(game, each)})
-    raise SettingsError(
+    raise UnplayableGame(
         f"no game {game!r}; " + (f"there are {', '.join(near[:8])}" if near else "see `textarena.envs`")
     )
 
