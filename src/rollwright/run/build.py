@@ -26,14 +26,16 @@ from rollwright.rollout.groups import LevelFunction
 from rollwright.rollout.settings import (
     BranchConfig,
     FixedBranchConfig,
+    LimitsConfig,
     OwnBranchConfig,
     RandomBranchConfig,
+    RemoteAgentConfig,
     StrategyConfig,
     TreeStrategyConfig,
     UncertaintyBranchConfig,
 )
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
-from rollwright.run.build_agents import build_agent
+from rollwright.run.build_agents import build_agent, build_board
 from rollwright.run.build_rewards import TagRewards
 from rollwright.run.build_tasks import TagTasks, level_function, open_tag_tasks
 from rollwright.run.build_teams import build_teams
@@ -46,6 +48,9 @@ from rollwright.trajectory import MIN_TEMPERATURE
 
 TASK_TOKENS = 1024
 """Tokens of one answer to a task, where the tag does not say: room to reason, as for the questions of reasoning-gym."""
+
+_A_YEAR = 365 * 24 * 3600.0
+"""Seconds; no rollout waits so long."""
 
 
 def build_strategy(config: StrategyConfig) -> Strategy:
@@ -90,6 +95,8 @@ class SettingsTable:
         self._run_seed = config.seed
         self._tasks = open_tag_tasks(config)
         self._rewards = TagRewards(config)
+        self.board = build_board(config)
+        """Offers rollouts to remote programs; `None`: no tag is played by such."""
         teams = build_teams(config, self._tools)
         for tag in config.tags:
             tasks = self._tasks.get(tag)
@@ -101,8 +108,10 @@ class SettingsTable:
             if (team := teams.get(tag)) is not None:
                 _check_sampling(config, tag, team, train.sampling)
                 train, single = replace(train, strategy=team), team.greedy()
-            if (agent := build_agent(config, tag)) is not None:
+            if (agent := build_agent(config, tag, self.board)) is not None:
                 train, single = replace(train, strategy=agent), agent
+                if isinstance(config.custom_envs[tag].agent, RemoteAgentConfig):
+                    train = replace(train, limits=_without_episode_limit(train.limits))
             greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
             self._settings["train", tag] = replace(train, filters=stopping)
@@ -147,6 +156,11 @@ class SettingsTable:
         except KeyError:
             known = ", ".join(sorted({tag for _, tag in self._settings})) or "no environments"
             raise ConfigError(f"tag `{episode.tag}` is not part of this run; it plays {known}") from None
+
+
+def _without_episode_limit(limits: LimitsConfig) -> LimitsConfig:
+    """For a rollout that waits until a program takes it; the agent itself limits the episode from then on."""
+    return limits.model_copy(update={"episode_timeout": _A_YEAR})
 
 
 def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
