@@ -39,6 +39,8 @@ Key = tuple[str, str]
 _PEER = "needs a second node that shares a group; tests/swarm/test_poison.py and test_silent_peers.py set it"
 _GATEWAY = "needs an agent that calls the gateway; tests/gateway/test_gateway_sampling.py sets it"
 
+_REMOTE = "needs a remote program; tests/run/test_remote_agents.py sets it"
+
 _GROUP_JUDGE = "a run judges each episode for itself; tests/rewards/test_group_judge.py sets it"
 
 NOT_READ_HERE: dict[Key, str] = {
@@ -49,6 +51,10 @@ NOT_READ_HERE: dict[Key, str] = {
     ("SwarmConfig", "max_round_lag"): _PEER,
     ("SwarmConfig", "min_mean_logprob"): _PEER,
     ("CaptureRules", "client_sampling"): _GATEWAY,
+    ("RemoteAgentConfig", "lease_seconds"): _REMOTE,
+    ("RemoteConfig", "host"): _REMOTE,
+    ("RemoteConfig", "port"): _REMOTE,
+    ("RemoteConfig", "public_url"): _REMOTE,
     (
         "TrainerSettings",
         "max_skips_in_a_row",
