@@ -112,15 +112,19 @@ def measured_before() -> dict[str, dict[str, list[Point]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("arms", nargs="*", choices=[[], *ARMS], default=list(ARMS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("arms", nargs="*", metavar="ARM", help=f"of {', '.join(ARMS)}; default: all")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=16)
     asked = parser.parse_args()
+    if unknown := set(asked.arms) - set(ARMS):
+        parser.error(f"unknown arm {min(unknown)}; known: {', '.join(ARMS)}")
     screen = console()
     curves = {arm: {} for arm in ARMS} | measured_before()
     for seed in asked.seeds:
-        for arm in asked.arms:
+        for arm in asked.arms or ARMS:
             began = time.monotonic()
             points = curves[arm][str(seed)] = learn(arm, seed, asked.steps)
             screen.print(

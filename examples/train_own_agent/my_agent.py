@@ -8,15 +8,17 @@ from typing import Any
 
 import openai
 
+CLIENT = openai.OpenAI(api_key="each rollout has its own")
 
-async def solve(task: dict[str, Any], session: Any) -> str:
+
+def solve(task: dict[str, Any], session: Any) -> str:
     """Asks once, and returns the answer."""
+    client = CLIENT.with_options(base_url=session.base_url, api_key=session.api_key)
     messages: list[Any] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": task["question"]},
     ]
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
-        reply = await client.chat.completions.create(model="policy", messages=messages)
+    reply = client.chat.completions.create(model="policy", messages=messages)
     return reply.choices[0].message.content or ""
 
 

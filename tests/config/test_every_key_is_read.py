@@ -41,7 +41,7 @@ _GATEWAY = "needs an agent that calls the gateway; tests/gateway/test_gateway_sa
 
 _REMOTE = "needs a remote program; tests/run/test_remote_agents.py sets it"
 
-_GROUP_JUDGE = "a run judges each episode for itself; tests/rewards/test_group_judge.py sets it"
+_GROUP_JUDGE = "needs a judge that ranks; tests/run/test_ranked_groups.py has one"
 
 NOT_READ_HERE: dict[Key, str] = {
     ("CommunicationConfig", "fetch_timeout"): _PEER,

@@ -1,7 +1,7 @@
 """From a configuration to how the episodes of each tag are played: environment, agent, strategy, sampling, limits."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.function import AgentFunction
 from rollwright.rollout.groups import LevelFunction
+from rollwright.rollout.ranking import GroupRanker
+from rollwright.rollout.scoring import NO_TASK
 from rollwright.rollout.settings import (
     BranchConfig,
     FixedBranchConfig,
@@ -124,6 +126,15 @@ class SettingsTable:
     def level_of(self, mode: str, slot_tags: Sequence[str]) -> LevelFunction:
         """The level of each group of a stream whose slots have these tags."""
         return level_function(self._tasks, mode, self._run_seed, slot_tags)
+
+    def ranker(self) -> GroupRanker | None:
+        """Ranks the groups of tags that have group judges; `None`: there are none."""
+        ranked = self._rewards.ranked()
+        return GroupRanker(ranked, self._task_of) if ranked else None
+
+    def _task_of(self, tag: str, level: int) -> Mapping[str, Any]:
+        tasks = self._tasks.get(tag)
+        return NO_TASK if tasks is None else tasks.train.row(level)
 
     def _add_levels(self, config: RunConfig) -> None:
         for tag, level in _level_tags(config):

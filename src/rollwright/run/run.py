@@ -389,6 +389,7 @@ class Run:
             on_failed=self.on_failed,
             read_kept=self._folder.log.read if self._folder is not None else lambda rollout_ids: {},
             on_settled=None if self._releaser is None else self._releaser.release_some,
+            ranker=self.settings.ranker() if mode == "train" else None,
         )
         self.schedulers.append(scheduler)
         return scheduler
