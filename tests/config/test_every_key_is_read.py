@@ -38,6 +38,7 @@ Key = tuple[str, str]
 
 _PEER = "needs a second node that shares a group; tests/swarm/test_poison.py and test_silent_peers.py set it"
 _GATEWAY = "needs an agent that calls the gateway; tests/gateway/test_gateway_sampling.py sets it"
+_RULES = "needs an agent that calls the gateway; tests/gateway/test_gateway_rules.py and _formats.py set it"
 
 _REMOTE = "needs a remote program; tests/run/test_remote_agents.py sets it"
 
@@ -55,6 +56,8 @@ NOT_READ_HERE: dict[Key, str] = {
     ("RemoteConfig", "host"): _REMOTE,
     ("RemoteConfig", "port"): _REMOTE,
     ("RemoteConfig", "public_url"): _REMOTE,
+    ("CaptureRules", "client_formats"): _RULES,
+    **{("CallRule", key): _RULES for key in ("model", "agent", "system", "train", "policy")},
     (
         "TrainerSettings",
         "max_skips_in_a_row",
