@@ -42,6 +42,8 @@ class EpisodeRewards:
     rewards: "Rewards"
     success_at: float
     """Sum from which on an episode counts as solved."""
+    version: str = ""
+    """Equal on two machines whose rewards have the same settings and the same code."""
 
     async def rank(self, task: Mapping[str, Any], members: Sequence[Trajectory]) -> list[Trajectory]:
         """The members of a group with the values of its group judges; those that have them already stay as they are."""

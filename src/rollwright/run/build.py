@@ -95,6 +95,7 @@ class SettingsTable:
         self._settings: dict[tuple[str, str], EpisodeSettings] = {}
         self._tools = ToolShelf()
         self._run_seed = config.seed
+        self._in_swarm = config.swarm is not None
         self._tasks = open_tag_tasks(config)
         self._rewards = TagRewards(config)
         self.board = build_board(config)
@@ -125,7 +126,11 @@ class SettingsTable:
 
     def level_of(self, mode: str, slot_tags: Sequence[str]) -> LevelFunction:
         """The level of each group of a stream whose slots have these tags."""
-        return level_function(self._tasks, mode, self._run_seed, slot_tags)
+        return level_function(self._tasks, mode, self._run_seed, None if self._in_swarm else slot_tags)
+
+    def swarm_level(self, tag: str, seed: int, index: int) -> int:
+        """The level of a training group of the peer with this seed."""
+        return level_function(self._tasks, "train", seed, None)(tag, index)
 
     def ranker(self) -> GroupRanker | None:
         """Ranks the groups of tags that have group judges; `None`: there are none."""
@@ -254,7 +259,9 @@ def _task_settings(config: RunConfig, tag: str, tasks: TagTasks) -> EpisodeSetti
     """How a tag with tasks is played in training."""
     custom = config.custom_envs[tag]
     env = TaskEnv(tasks.train, tasks.template)
-    told = {"tasks": custom.tasks, "fingerprint": tasks.fingerprint}
+    # Not where they lie: two machines with the same rows play the same tasks.
+    share = custom.held_out if isinstance(custom.held_out, float) else None  # a file is in the fingerprint
+    told = {"fingerprint": tasks.fingerprint, "held_out": share, "template": tasks.template}
     made = EnvParts(tag, told, env.prompts, custom.max_steps or 1, TASK_TOKENS)
     settings = _episode_settings(config, tag, custom, made)
     return replace(settings, env_factory=partial(tasks.make_env, "train"))

@@ -4,7 +4,10 @@ Always true: wrong settings show when the rewards are built, and nothing is aske
 episode is judged. A judge's calls are no part of any trajectory.
 """
 
+import inspect
 from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from rollwright.config import RunConfig, build
@@ -13,7 +16,9 @@ from rollwright.engines.factory import build_policy, check_policy
 from rollwright.engines.settings import PolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.rewards.settings import (
+    REWARDS,
     AnyReward,
+    FunctionReward,
     GroupJudgeReward,
     JudgeSettings,
     ReturnedReward,
@@ -77,7 +82,9 @@ class TagRewards:
         self._judges: list[JudgePolicy] = []
         for tag in config.tags:
             if (built := self._build(config, tag)) is not None:
-                self._by_tag[tag] = EpisodeRewards(built, config.custom_envs[tag].success_at)
+                custom = config.custom_envs[tag]
+                version = "" if config.swarm is None else rewards_version(custom)
+                self._by_tag[tag] = EpisodeRewards(built, custom.success_at, version)
 
     def get(self, tag: str) -> EpisodeRewards | None:
         return self._by_tag.get(tag)
@@ -133,6 +140,19 @@ def rewards_of(custom: CustomEnvConfig) -> Sequence[AnyReward]:
     if not custom.rewards and custom.agent is not None:
         return [ReturnedReward(kind="returned")]
     return custom.rewards
+
+
+def rewards_version(custom: CustomEnvConfig) -> str:
+    """A digest of the rewards' settings and of the modules of user-defined ones."""
+    checksum = blake2b(digest_size=8)
+    for each in rewards_of(custom):
+        checksum.update(each.model_dump_json().encode())
+        if isinstance(each, FunctionReward):
+            found = REWARDS.find(each.function)
+            module = inspect.getmodule(found)
+            with suppress(OSError, TypeError):  # without a source, the settings alone tell rewards apart
+                checksum.update(inspect.getsource(module or found).encode())
+    return checksum.hexdigest()
 
 
 def _check_group_judges(config: RunConfig, tag: str, rewards: Sequence[RewardSettings], where: str) -> None:
