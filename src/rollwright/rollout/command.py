@@ -77,6 +77,7 @@ class _Tail:
         await asyncio.wait({self._reading}, timeout=_DRAIN_SECONDS)
         self._transport.close()
         self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         """Reads to the end: a process whose pipe is full would stop."""
@@ -172,23 +173,35 @@ async def _started(
 ) -> AsyncIterator[Process]:
     """The command under its supervisor. Afterwards everything that came of it is gone, and all of its output is read."""
     ends = [await output.open(), await errors.open()]
+    process: Process | None = None
     try:
-        process = await asyncio.create_subprocess_exec(
-            *_SUPERVISOR,
-            *command,
-            cwd=cwd,
-            env=environment,
-            stdin=PIPE,
-            stdout=ends[0],
-            stderr=ends[1],
-            start_new_session=True,
-        )
-    finally:
-        for each in ends:
-            os.close(each)
-    try:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_SUPERVISOR,
+                *command,
+                cwd=cwd,
+                env=environment,
+                stdin=PIPE,
+                stdout=ends[0],
+                stderr=ends[1],
+                start_new_session=True,
+            )
+        finally:
+            for each in ends:
+                os.close(each)
         yield process
     finally:
+        ending = asyncio.ensure_future(_end(process, output, errors))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:  # a second one: the processes are ended all the same
+            await ending
+            raise
+
+
+async def _end(process: Process | None, output: _Tail, errors: _Tail) -> None:
+    """Ends the command, and reads the rest of its output."""
+    if process is not None:
         assert process.stdin is not None
         process.stdin.close()  # the supervisor takes this as the order to end
         with suppress(TimeoutError):
@@ -197,7 +210,7 @@ async def _started(
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-        await asyncio.gather(output.finish(), errors.finish())
+    await asyncio.gather(output.finish(), errors.finish())
 
 
 def _last_line(*tails: _Tail) -> str:
