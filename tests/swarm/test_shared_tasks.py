@@ -1,5 +1,6 @@
 """Task files in a swarm: a peer's group is verified against this node's own copy of the file, and by its own rewards."""
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -7,13 +8,28 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # as in `test_node`
+from tiny_swarm import configuration, save_model
+
 from rollwright.config import build
 from rollwright.errors import ConfigError
 from rollwright.run.build_swarm import node_config, task_book
+from rollwright.run.folder import RunReader
+from rollwright.run.swarm_node import SwarmNode
+from rollwright.swarm.identity import IDENTITY_FILE, load_identity
+from rollwright.swarm.transports.memory import MemorySwarm
 
 REWARD = """
 def right(task, answer):
     return float(answer.split()[-1:] == [str(task["answer"])])
+"""
+
+
+AGENT = """
+from rollwright import Message
+
+async def solve(task, session):
+    return (await session.generate([Message("user", task["question"])])).text
 """
 
 
@@ -127,3 +143,48 @@ async def test_what_no_peer_can_verify_stays_on_its_node(
     alone = {**settings, "training": {}, "train_env_manager": manager, "policy": policy}
     with pytest.raises(ConfigError, match=r"custom_envs\.Sums: nothing of this run can be shared"):
         node_config(build(alone), "ab" * 32)
+
+
+async def test_a_whole_node_trains_on_a_peers_groups_of_the_same_file(tmp_path: Path) -> None:
+    """One node has a second tag, which an agent plays and which it keeps for itself."""
+    model, network = save_model(tmp_path / "model"), MemorySwarm()
+    even = {"kind": "function", "function": "node_rewards:even", "name": "even"}
+    text = "def even(answer):\n    return sum(ord(each) % 2 for each in answer) / max(len(answer), 1)\n"
+    nodes = []
+    for number, name in enumerate(("first", "second")):
+        folder = files(tmp_path / name)
+        (folder / "node_rewards.py").write_text(text, encoding="utf-8")
+        (folder / "swarm_agent.py").write_text(AGENT, encoding="utf-8")
+        tag = {"tasks": "sums.jsonl", "rewards": [even], "max_tokens_per_step": 6}
+        own = {**tag, "agent": {"function": "swarm_agent:solve"}}
+        tags = ["Sums"] if number == 0 else ["Sums", "Own"]
+        config = configuration(
+            model,
+            {},
+            folder=str(folder),
+            max_steps=100_000 if number == 0 else 3,
+            custom_envs={"Sums": tag, "Own": own},
+            train_env_manager={"num_env_groups": 2, "group_size": 2, "tags": tags},
+        )
+        home = tmp_path / f"home-{name}"
+        home.mkdir()
+        key = home / IDENTITY_FILE
+        key.write_text(f"{number + 7:02d}" * 32)
+        key.chmod(0o600)
+        nodes.append(SwarmNode(config, home, transport=network.join(load_identity(key).peer)))
+    running = asyncio.create_task(nodes[0].run())
+    while not nodes[0].training.pipeline.done:  # models are loaded one after the other
+        await asyncio.sleep(0.05)
+        assert not running.done()
+    await nodes[1].run()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    status = nodes[1].status()
+    assert status.accepted > 0
+    assert set(status.refused) <= {"not_shared"}  # its own groups of the other tag
+    played = {each.tag for each in RunReader(nodes[1].home).trajectories()}
+    assert played == {"Sums", "Own"}
+    foreign = [
+        each for node in nodes for each in RunReader(node.home).trajectories() if each.metrics.get("foreign")
+    ]
+    assert {each.tag for each in foreign} == {"Sums"}
