@@ -7,7 +7,7 @@ SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint typecheck unit test-engines soak bench base-model docs clean
+.PHONY: demo test lint typecheck unit test-engines soak bench base-model docs ui ui-check browser clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +53,18 @@ bench: $(READY)
 base-model: $(READY)
 	$(BIN)/python models/make_frozen_lake.py
 	$(BIN)/python models/make_sokoban.py
+
+# The page's front end, from ui/ into the package; needs Node. `ui-check` builds it again and compares.
+ui:
+	cd ui && npm ci --no-audit --no-fund && npm run build
+
+ui-check: ui
+	git diff --exit-code --stat -- src/rollwright/ui/static
+
+# The only target that installs outside this folder: Debian's browser for the tests of the page, where it is missing.
+browser:
+	command -v chromium >/dev/null && command -v chromedriver >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py

@@ -17,6 +17,12 @@ NOT_RECORDED = "not recorded: its engine takes text and no token ids"
 
 _MARKS = {SYSTEM: "[system] ", USER: "[user] ", ASSISTANT: "[assistant] ", TOOL: "[tool] ", END: "\n"}
 
+BROKEN = "\ufffd"
+"""Stands for bytes that are no whole character."""
+
+MOST_TOKENS_OF_CHARACTER = 4
+"""A character has at most four bytes, and a token at least one."""
+
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -38,16 +44,20 @@ class PromptReader:
         return decode if isinstance(decode, str) else decode(turn.prompt_ids).strip()
 
     def pieces(self, agent: str, ids: Sequence[int]) -> list[str]:
-        """Text of each token by itself; a part of a character that takes several tokens shows as \ufffd. Empty if the ids
+        """Text of each token by itself; a character that takes several tokens stands at the last of them. Empty if the ids
         cannot be decoded, see `decoder`."""
         decode = self.decoder(agent)
         if isinstance(decode, str):
             return []
         known: dict[int, str] = {}
-        for each in ids:
+        found: list[str] = []
+        for place, each in enumerate(ids):
             if each not in known:
                 known[each] = decode([each])
-        return [known[each] for each in ids]
+            found.append(known[each])
+            if BROKEN in known[each]:
+                _join_character(found, ids[: place + 1], decode)
+        return found
 
     def decoder(self, agent: str) -> Decode | str:
         """Decoder of an agent's tokens, or the reason why there is none."""
@@ -65,6 +75,15 @@ class PromptReader:
                 named = each.agents[agent].policy
                 return self._config.policies.get(named or "", self._config.policy)
         return self._config.policy
+
+
+def _join_character(found: list[str], ids: Sequence[int], decode: Decode) -> None:
+    """Write a character at its last token, if the last tokens are its bytes; the tokens before it become empty."""
+    for count in range(2, min(MOST_TOKENS_OF_CHARACTER, len(ids)) + 1):
+        text = decode(list(ids[-count:]))
+        if BROKEN not in text and all(BROKEN in each for each in found[-count:]):
+            found[-count:] = [*[""] * (count - 1), text]
+            return
 
 
 def _decoder(policy: PolicyConfig, download: bool) -> Decode | str:
