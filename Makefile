@@ -1,4 +1,5 @@
-# Both `make demo` and `make test` set up all they need, in .venv, and nothing outside this folder.
+# Both `make demo` and `make test` set up all they need, in .venv, and nothing outside this folder; `make test` as root on
+# Debian installs bubblewrap and Chromium, too, if they are missing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint typecheck unit test-engines soak bench base-model docs ui ui-check browser clean
+.PHONY: demo test lint typecheck unit test-engines test-losses soak bench base-model docs ui ui-check clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +31,8 @@ typecheck: $(READY)
 
 # What fails beside the others is run once more by itself: a busy machine may fail it once, a fault fails it twice.
 unit: $(READY)
+	.ci/bubblewrap
+	.ci/browser
 	$(BIN)/pytest --cache-clear --numprocesses 2 \
 	  || { echo "again, one by one: what failed beside the others"; \
 	       $(BIN)/pytest --last-failed --last-failed-no-failures none; }
@@ -37,6 +40,10 @@ unit: $(READY)
 test-engines: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/vllm_server.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines
+
+# Losses beside verl's and TRL's own functions, on 1,000 random batches each, in an environment of their own.
+test-losses: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python bench/losses.py
 
 # Kills run, workers, store server, engine and database at random, then damages run folders; SEED=2 gives others.
 KILLS ?= 1000
@@ -60,11 +67,6 @@ ui:
 
 ui-check: ui
 	git diff --exit-code --stat -- src/rollwright/ui/static
-
-# The only target that installs outside this folder: Debian's browser for the tests of the page, where it is missing.
-browser:
-	command -v chromium >/dev/null && command -v chromedriver >/dev/null \
-	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py

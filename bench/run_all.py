@@ -23,6 +23,7 @@ BENCHMARKS = (
     "rendering",
     "gateway",
     "trainer",
+    "prefixes",
     "async_training",
     "tree",
     "tree_prefix",

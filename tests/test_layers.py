@@ -87,7 +87,7 @@ MAY_KNOW = {
         "swarm",
     },
     "swarm": {"trajectory", "config", "envs", "engines", "agents", "rollout"},
-    "doctor": {"config", "hardware", "models", "engines", "run", "swarm"},
+    "doctor": {"config", "hardware", "models", "engines", "run", "sandbox", "swarm"},
     "observe": {"trajectory", "config", "hardware", "models", "engines", "rollout", "training", "run"},
     "ui": {"trajectory", "config", "store", "rollout", "training", "swarm", "run", "observe"},
     "cli": {
@@ -109,6 +109,7 @@ MAY_KNOW = {
         "doctor",
         "observe",
         "ui",
+        "sandbox",
     },
 }
 """Which boxes each box may import."""

@@ -281,7 +281,7 @@ async def make_policies(folder: Path) -> None:
 
 async def train(folder: Path, runs: Path) -> None:
     settings = {"lora": {"rank": 2}, "loss": {"ratio": "proximal", "kl_coefficient": 0.1}, "device": "cpu"}
-    constant = {"aggregation": "constant", "entropy_coefficient": 0.1}
+    constant = {"aggregation": "constant", "entropy_coefficient": 0.1, "correction": "mask"}
     lake = {"FrozenLake": {"max_steps": 1, "max_tokens_per_step": 4}}
     own = {"loss": "rollwright.training.losses:clipped_loss", "device": "cpu"}
     two = {"loss": constant, "device": "cpu"}

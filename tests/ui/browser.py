@@ -44,7 +44,7 @@ PATIENCE = 20.0
 def why_not() -> str | None:
     """Reason why no browser can be started; `None` if one can."""
     if CHROMIUM is None or DRIVER is None:
-        return "there is no browser: install Debian's packages chromium and chromium-driver (`make browser`)"
+        return "there is no browser: install Debian's packages chromium and chromium-driver"
     return None
 
 

@@ -14,6 +14,7 @@ from rollwright.observe.judged_group import batch_advantages, caught_beside, fil
 from rollwright.observe.prompt_text import PromptReader
 from rollwright.rollout.filters import Catches, Filter, judge
 from rollwright.run.folder import RunReader
+from rollwright.training.advantages import turn_means
 from rollwright.trajectory import Trajectory
 
 
@@ -84,4 +85,4 @@ def _advantages(
     """Name of the advantage estimator and its values for the turns of one trajectory."""
     others = [each for each in members if each.rollout_id != trajectory.rollout_id]
     name, values = batch_advantages(reader.config, [[trajectory, *others]])
-    return name, values[0][0]
+    return name, turn_means(values[0][0])

@@ -17,7 +17,7 @@ from rollwright.rollout.filters import (
     judge_group,
 )
 from rollwright.run.build_training import make_training_advantage
-from rollwright.training.advantages import Groups, TurnAdvantages
+from rollwright.training.advantages import Groups, TokenAdvantages, TurnAdvantages
 from rollwright.training.advantages import TurnTree as TreeCredit
 from rollwright.trajectory import Trajectory
 
@@ -66,8 +66,8 @@ def caught_beside(filters: Sequence[Filter], members: Sequence[Trajectory], roll
     ]
 
 
-def batch_advantages(config: RunConfig, groups: Groups) -> tuple[str, TurnAdvantages]:
-    """Name of the advantage estimator and its value for each turn: the training's, or `tree` for a run without training."""
+def batch_advantages(config: RunConfig, groups: Groups) -> tuple[str, TurnAdvantages | TokenAdvantages]:
+    """Name of the advantage estimator and its values, for turns or single tokens: the training's, or `tree` for a run without training."""
     training = config.training
     if training is None:
         return "tree", TreeCredit()(groups)

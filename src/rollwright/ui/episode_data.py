@@ -114,9 +114,14 @@ def turn_of(trajectory: Trajectory, turn: Turn, advantage: float | None) -> dict
 
 
 def tokens_of_turn(
-    trajectory: Trajectory, turn: Turn, reader: PromptReader | None, advantage: float | None
+    trajectory: Trajectory,
+    turn: Turn,
+    reader: PromptReader | None,
+    advantage: float | None,
+    advantages: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """The ids that the prompt adds and those that were sampled, with text, log-probability, version, mask and advantage."""
+    """The ids that the prompt adds and those that were sampled, with text, log-probability, version, mask and advantage.
+    `advantages`: one for each sampled token, where the estimator gives them."""
     prompt, sampled = list(turn.prompt_ids), list(turn.sampled_ids)
     note = None
     prompt_text: list[str] = []
@@ -150,6 +155,9 @@ def tokens_of_turn(
             "mask": 0 if left_out else 1,
             "untrained": left_out,
             "advantage": advantage,
+            "advantages": None
+            if advantages is None
+            else [round(each, 5) for each in advantages[:MOST_TOKENS]],
             "left_out": max(0, len(sampled) - MOST_TOKENS),
         },
     }

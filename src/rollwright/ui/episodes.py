@@ -154,7 +154,11 @@ class Episodes:
             raise NoSuchEpisode(f"{rollout_id}: has no turn {turn}")
         advantages = group.advantages.get(rollout_id)
         value = None if advantages is None else advantages[turn]
-        return await asyncio.to_thread(tokens_of_turn, judged, judged.turns[turn], source.prompts, value)
+        of_tokens = group.token_advantages.get(rollout_id)
+        each = None if of_tokens is None else of_tokens[turn]
+        return await asyncio.to_thread(
+            tokens_of_turn, judged, judged.turns[turn], source.prompts, value, each
+        )
 
     async def forest(self, source: Source, rollout_id: str) -> dict[str, Any]:
         row, trajectory = await self._find(source, rollout_id)

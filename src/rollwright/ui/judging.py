@@ -6,16 +6,18 @@ configuration names: what is the user's own is named in `notes`, and left out.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError
 from rollwright.observe.judged_group import JudgedGroup, batch_advantages, caught_beside, judged_group
 from rollwright.rollout.filters import Filter, build_filters
 from rollwright.rollout.filters.settings import OwnFilterConfig
+from rollwright.training.advantages import turn_means
 from rollwright.training.settings import ADVANTAGES
 from rollwright.trajectory import Trajectory
 
-WHOLE_BATCH = frozenset({"reinforce_plus_plus"})
+WHOLE_BATCH = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_tokens"})
 """Built-in advantages that compare all groups of a batch; the others compare the members of a group alone."""
 
 
@@ -76,6 +78,8 @@ class GroupView:
     """Name of the estimator; `None` if there are no advantages."""
     advantages: dict[str, list[float]] = field(default_factory=dict)
     """One number for each turn, by rollout."""
+    token_advantages: dict[str, list[list[float]]] = field(default_factory=dict)
+    """One number for each sampled token of each turn, if the estimator gives them."""
     caught: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -103,5 +107,8 @@ def view_group(
     except (RollwrightError, ValueError, ZeroDivisionError) as error:
         view.notes.append(f"advantages cannot be computed: {error}")
         return view
-    view.advantages = {each.rollout_id: own for each, own in zip(judged.members, values[0], strict=True)}
+    for each, own in zip(judged.members, values[0], strict=True):
+        view.advantages[each.rollout_id] = turn_means(own)
+        if any(isinstance(turn, list) for turn in own):
+            view.token_advantages[each.rollout_id] = cast(list[list[float]], own)
     return view

@@ -11,7 +11,7 @@ interface TurnTokens {
   turn: number;
   note: Maybe<string>;
   prompt: { ids: number[]; text: string[]; left_out: number; before: number };
-  sampled: { ids: number[]; text: string[]; logprobs: number[]; versions: number[]; mask: number; untrained: Maybe<string>; advantage: Maybe<number>; left_out: number };
+  sampled: { ids: number[]; text: string[]; logprobs: number[]; versions: number[]; mask: number; untrained: Maybe<string>; advantage: Maybe<number>; advantages: Maybe<number[]>; left_out: number };
 }
 
 /** Log-probability at which a token has the strongest colour: one in a hundred. */
@@ -58,12 +58,14 @@ export function Tokens({ run, rollout, turn, tone, strongest }: { run: string; r
   const { prompt, sampled } = data;
   const skipped = whole ? 0 : Math.max(0, prompt.ids.length - PROMPT_SHOWN);
   const versions = [...new Set(sampled.versions)].sort((a, b) => a - b);
+  const of = (place: number) => sampled.advantages?.[place] ?? sampled.advantage;
+  const scale = Math.max(strongest, ...(sampled.advantages ?? []).map(Math.abs));
   const background = (place: number): string | undefined => {
     if (tone === "mask") return sampled.mask ? tint(0.5) : undefined;
     if (tone === "version") return `hsl(${(210 + 67 * versions.indexOf(sampled.versions[place]!)) % 360} 70% 60% / 0.35)`;
     if (tone === "logprob") return sampled.logprobs[place] === undefined ? undefined : tint(-Math.min(1, sampled.logprobs[place]! / UNLIKELY));
-    if (!sampled.mask || sampled.advantage === null || sampled.advantage === undefined) return undefined;
-    return tint(sampled.advantage / strongest);
+    const advantage = of(place);
+    return !sampled.mask || advantage === null || advantage === undefined ? undefined : tint(advantage / scale);
   };
   return (
     <div class="tokens" ref={place}>
@@ -81,7 +83,7 @@ export function Tokens({ run, rollout, turn, tone, strongest }: { run: string; r
             key={place}
             class={sampled.mask ? "token" : "token untrained"}
             style={{ background: background(place) }}
-            title={`id ${id} · log-probability ${num(sampled.logprobs[place])} · version ${sampled.versions[place] ?? "–"} · mask ${sampled.mask} · advantage ${signed(sampled.advantage)}`}
+            title={`id ${id} · log-probability ${num(sampled.logprobs[place])} · version ${sampled.versions[place] ?? "–"} · mask ${sampled.mask} · advantage ${signed(of(place))}`}
             onMouseEnter={() => setAt(place)}
           >
             {visible(sampled.text[place], id)}
@@ -96,7 +98,7 @@ export function Tokens({ run, rollout, turn, tone, strongest }: { run: string; r
           </>
         ) : (
           <>
-            id {sampled.ids[at]} · log-probability {num(sampled.logprobs[at])} (p {num(Math.exp(sampled.logprobs[at] ?? 0))}) · version {sampled.versions[at] ?? "–"} · mask {sampled.mask} · advantage {signed(sampled.advantage)}
+            id {sampled.ids[at]} · log-probability {num(sampled.logprobs[at])} (p {num(Math.exp(sampled.logprobs[at] ?? 0))}) · version {sampled.versions[at] ?? "–"} · mask {sampled.mask} · advantage {signed(of(at))}
           </>
         )}
       </p>
