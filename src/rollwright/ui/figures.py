@@ -219,7 +219,8 @@ def progress_of(rows: Sequence[Row], live: Row | None, most_steps: int | None, n
     if live is not None and isinstance(live.get("steps"), int):
         done = live["steps"]
         gained = done - int(live.get("steps_at_start") or 0)
-        passed = now - float(live.get("began") or now)
+        began = number(live.get("began"))
+        passed = 0.0 if began is None else now - began
         if gained > 0 and most_steps:
             left = passed / gained * max(0, most_steps - done)
     share = min(1.0, done / most_steps) if most_steps else None

@@ -107,7 +107,8 @@ def view_group(
     except (RollwrightError, ValueError, ZeroDivisionError) as error:
         view.notes.append(f"advantages cannot be computed: {error}")
         return view
-    for each, own in zip(judged.members, values[0], strict=True):
+    of_members: Sequence[Sequence[float] | Sequence[Sequence[float]]] = values[0]
+    for each, own in zip(judged.members, of_members, strict=True):
         view.advantages[each.rollout_id] = turn_means(own)
         if any(isinstance(turn, list) for turn in own):
             view.token_advantages[each.rollout_id] = cast(list[list[float]], own)
