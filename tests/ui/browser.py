@@ -139,6 +139,11 @@ class Browser:
         body = {"script": script, "args": list(arguments)}
         return self._call("POST", f"{self._session}/execute/sync", body)
 
+    def run_async(self, script: str, *arguments: Any) -> Any:
+        """The value that a script hands to its last argument, a function."""
+        body = {"script": script, "args": list(arguments)}
+        return self._call("POST", f"{self._session}/execute/async", body)
+
     def text(self, selector: str = "body") -> str:
         """The visible text of the first element that matches."""
         return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))

@@ -84,7 +84,7 @@ function Now({ live, card, rates }: { live: Live; card: Card; rates: { turns: nu
   const slots = snapshot?.slots as Maybe<number>;
   const atEngine = (snapshot?.waiting?.engine as Maybe<number>) ?? 0;
   return (
-    <div class="tiles">
+    <div class="tiles" data-snapshot={snapshot?.time}>
       <Tile
         name="state"
         value={<State state={live.state} />}
