@@ -33,7 +33,7 @@ def make() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def played(tmp_path_factory: pytest.TempPathFactory, make: ModuleType) -> Path:
-    """A folder with a finished run, one of trees, one of a team, a swarm node, a damaged one and a hostile one."""
+    """A folder with a finished run, one of trees, one of a team, a swarm node, an evaluation, a damaged one and a hostile one."""
     runs: Path = tmp_path_factory.mktemp("ui") / "runs"
     make.play(make.LAKE, runs)
     make.play(make.TREE, runs)
@@ -41,6 +41,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, make: ModuleType) -> Path:
     make.swarm_node(runs / "node")
     make.damaged(runs / "damaged")
     make.hostile(runs / "hostile")
+    make.evaluation(runs / "exam")
     return runs
 
 

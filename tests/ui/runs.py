@@ -1,6 +1,7 @@
 """Runs for the tests of the page: small real ones, and logs of any size made from them."""
 
 import asyncio
+import json
 import struct
 import time
 from collections.abc import Iterator
@@ -231,3 +232,42 @@ def swarm_node(home: Path) -> Path:
     )
     write_status(home, status)
     return home
+
+
+def estimate(value: float) -> dict[str, Any]:
+    return {"value": value, "low": value - 0.1, "high": value + 0.1, "tasks": 20, "short": 0, "error": 0.05}
+
+
+def evaluation(folder: Path) -> Path:
+    """An evaluation with its report."""
+    written(folder, LAKE | {"name": folder.name}, iter([episode(folder.name, 0, 0, [turn(0, "Left", "P_")])]))
+    result = {
+        "tasks": 20,
+        "episodes": 80,
+        "failed": 1,
+        "score": estimate(0.62),
+        "success": estimate(0.62),
+        "reward": estimate(0.7),
+        "pass@k": {"1": estimate(0.62), "4": estimate(0.85)},
+        "majority@k": None,
+        "turns": 4.5,
+        "tokens": 120.0,
+    }
+    report = {
+        "schema": "rollwright.evaluation/1",
+        "model": "models/frozen_lake",
+        "state": "complete",
+        "metric": "success",
+        "plan": {"tasks": 20, "samples": 4, "k": [1, 4], "confidence": 0.95},
+        "episodes": {"finished": 80, "failed": 1, "not_played": 0},
+        "overall": result,
+        "tags": {"FrozenLake": result},
+        "by": {"level": {"<script>window.pwned=50</script>": result}},
+        "cost": {"total": {"usd": 0.0123, "prompt": 1000, "completion": 500}},
+        "results": [
+            {"tag": "FrozenLake", "task": str(n), "score": 0.5, "reward": 1.0, "failed": 0, "samples": []}
+            for n in range(20)
+        ],
+    }
+    (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    return folder

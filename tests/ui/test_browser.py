@@ -21,7 +21,9 @@ VIEWS = {
     "#/run/lake/trajectory/lake.train-g0-m0?show=group": "4 members on the same level",
     "#/run/lake/trajectory/lake.train-g0-m0?show=forest": "the decision before it",
     "#/run/node/swarm": "amber-fox",
+    "#/run/exam/evaluation": "pass@4",
     "#/compare/lake/tree": "Settings",
+    "#/compare/lake/exam": "Evaluations",
 }
 """Views by their address, and a text of each."""
 
@@ -149,6 +151,7 @@ HOSTILE = (
     "#/run/hostile/trajectory/hostile.train-g0-m0?show=forest",
     "#/run/hostile/trajectory/hostile.train-g0-m%3Cscript%3Ewindow.pwned%3D29%3C%2Fscript%3E",
     "#/run/%3Cimg%20src%3Dx%20onerror%3Dwindow.pwned%3D40%3E",
+    "#/run/exam/evaluation",
     "#/compare/hostile/lake",
 )
 

@@ -18,13 +18,14 @@ API = ("run", "live", "episodes", "training", "swarm", "evaluation", "pairs")
 
 def test_runs_are_listed_with_state_and_progress(page: str, serving: ModuleType) -> None:
     runs = {each["id"]: each for each in serving.ask(page, "runs")["runs"]}
-    assert set(runs) == {"lake", "tree", "team", "node", "damaged", "hostile"}
+    assert set(runs) == {"lake", "tree", "team", "node", "exam", "damaged", "hostile"}
     lake = runs["lake"]
     assert (lake["state"], lake["kind"], lake["simulated"]) == ("ended", "rollouts", True)
     assert lake["progress"]["steps"] == lake["progress"]["most_steps"] == 3
     assert len(lake["rewards"]) == 3
     assert lake["tokens"] > 0
     assert runs["node"]["kind"] == "swarm"
+    assert (runs["exam"]["kind"], runs["exam"]["cost"]) == ("evaluation", 0.0123)
     assert runs["damaged"]["problems"] > 2
 
 

@@ -261,3 +261,11 @@ def cost_of(
     if prices is None or tokens is None:
         return None
     return ((prompt_tokens or 0.0) * prices[0] + tokens * prices[1]) / 1e6
+
+
+def told_cost(told: Row | None) -> float | None:
+    """Cost in dollars in a summary or a report; `None` if it has none."""
+    found: Any = None if told is None else told.get("cost") or told.get("costs")
+    for name in ("total", "usd"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return number(found)

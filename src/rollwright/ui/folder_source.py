@@ -45,8 +45,11 @@ from rollwright.ui.growing_log import GrowingLog, GrowingRows
 from rollwright.ui.judging import Judging
 from rollwright.ui.redaction import without_secrets
 
-EVALUATION = "evaluation.json"
-"""Report of `rollwright eval` in a run folder."""
+EVALUATION, EVALUATION_SCHEMA = "report.json", b"rollwright.evaluation/"
+"""Report of an evaluation in a run folder, and how the name of its schema begins."""
+
+TASKS_SHOWN = 500
+"""Tasks of an evaluation that are sent one by one."""
 
 PROFILED = 1000
 """Last episodes whose timings give the verdict."""
@@ -117,7 +120,11 @@ class FolderSource:
 
     @property
     def is_evaluation(self) -> bool:
-        return (self.path / EVALUATION).is_file()
+        try:
+            with (self.path / EVALUATION).open("rb") as report:
+                return EVALUATION_SCHEMA in report.read(200)
+        except OSError:
+            return False
 
     def live(self) -> dict[str, Any] | None:
         return read_live(self.path)
@@ -202,7 +209,7 @@ class FolderSource:
             "rewards": figures.sparkline(rows),
             "tokens": tokens,
             "prompt_tokens": prompt_tokens,
-            "cost": figures.cost_of(prompt_tokens, tokens, self._prices),
+            "cost": self._cost(prompt_tokens, tokens, live, summary),
             "seconds": self._seconds(live, summary, rows),
             "inflight": (at_work or {}).get("inflight"),
             "changed": max(_changed(self.path / each) for each in (METRICS, SUMMARY, CONFIG, TRAJECTORIES)),
@@ -217,6 +224,20 @@ class FolderSource:
         if self.is_evaluation:
             return "evaluation"
         return "training" if self.is_training else "rollouts"
+
+    def _cost(
+        self,
+        prompt_tokens: float | None,
+        tokens: float | None,
+        live: Mapping[str, Any] | None,
+        summary: Mapping[str, Any] | None,
+    ) -> float | None:
+        """The cost that the run itself tells; else by the prices that the page was given."""
+        if self._prices is None:
+            for told in (live, summary, self._report() if self.is_evaluation else None):
+                if (cost := figures.told_cost(told)) is not None:
+                    return cost
+        return figures.cost_of(prompt_tokens, tokens, self._prices)
 
     def _seconds(
         self, live: Mapping[str, Any] | None, summary: Mapping[str, Any] | None, rows: Sequence[Any]
@@ -367,17 +388,28 @@ class FolderSource:
             "state": self.state(),
         }
 
-    def evaluation_view(self) -> dict[str, Any] | None:
-        """The report of an evaluation, as it was written."""
+    def evaluation_view(self) -> dict[str, Any]:
+        """The report of an evaluation, with the first of its tasks and without their single samples."""
+        report = self._report()
+        results = report.get("results")
+        if isinstance(results, list):
+            rows = [each for each in results if isinstance(each, dict)]
+            report["results"] = [
+                {name: value for name, value in each.items() if name != "samples"}
+                for each in rows[:TASKS_SHOWN]
+            ]
+            report["result_count"] = len(rows)
+        return report
+
+    def _report(self) -> dict[str, Any]:
+        file = self.path / EVALUATION
         try:
-            content = msgspec.json.decode((self.path / EVALUATION).read_bytes())
+            content = msgspec.json.decode(file.read_bytes())
+        except FileNotFoundError:
+            return {"problem": f"{file}: there is no report of an evaluation"}
         except (OSError, msgspec.MsgspecError) as error:
-            return {"problem": f"{self.path / EVALUATION}: cannot be read: {error}"}
-        return (
-            content
-            if isinstance(content, dict)
-            else {"problem": f"{self.path / EVALUATION}: is not a report"}
-        )
+            return {"problem": f"{file}: cannot be read: {error}"}
+        return content if isinstance(content, dict) else {"problem": f"{file}: is not a report"}
 
     # -- episodes -------------------------------------------------------------------------------------
 

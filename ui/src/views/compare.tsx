@@ -1,11 +1,11 @@
 // Two runs or more beside each other: curves, figures, validations with intervals, and the settings that differ.
 import { useState } from "preact/hooks";
-import { type Dict, type Overview, useAsk } from "../api";
+import { type Overview, useAsk } from "../api";
 import { LineChart, type Series } from "../charts";
 import { compact, duration, money, num, percent } from "../format";
 import { Choice, Loading, Section, State } from "../parts";
 import { link } from "../route";
-import { EvaluationTable } from "./evaluation";
+import { type Report, ResultTable } from "./evaluation";
 import { flat } from "./run";
 import { Interval, type Over, OVER_NAMES, OVERS } from "./training";
 
@@ -19,7 +19,7 @@ export function Compare({ runs }: { runs: string[] }) {
 
 function Comparing({ runs }: { runs: string[] }) {
   const found = runs.map((run) => useAsk<Overview>("run", { run }, 4000));
-  const evaluations = runs.map((run) => useAsk<Dict<any>>("evaluation", { run }));
+  const evaluations = runs.map((run) => useAsk<Report>("evaluation", { run }));
   const [over, setOver] = useState<Over>("step");
   const [all, setAll] = useState(false);
   const missing = found.find((each) => !each.data);
@@ -61,15 +61,25 @@ function Comparing({ runs }: { runs: string[] }) {
         <LineChart title="Turns of an episode" xName={OVER_NAMES[over]} series={series("turns")} />
       </div>
       <LastValidations data={data} />
-      {evaluations.map((each, place) => each.data && <EvaluationPart key={runs[place]} run={runs[place]!} data={each.data} />)}
+      <Evaluations runs={runs} reports={evaluations.map((each) => each.data)} />
       <Differences data={data} all={all} setAll={setAll} />
     </main>
   );
 }
 
-function EvaluationPart({ run, data }: { run: string; data: Dict<any> }) {
-  const table = Object.values(data).find((value) => Array.isArray(value) && value.length && typeof value[0] === "object");
-  return table ? <Section title={`Evaluation of ${run}`}><EvaluationTable rows={table} /></Section> : null;
+/** The reports of runs that are evaluations: overall, and each environment that two of them have. */
+function Evaluations({ runs, reports }: { runs: string[]; reports: (Report | null)[] }) {
+  const found = runs.map((run, place) => [run, reports[place]] as const).filter(([, report]) => report?.overall);
+  if (!found.length) return null;
+  const metric = found[0]![1]!.metric;
+  const tags = [...new Set(found.flatMap(([, report]) => Object.keys(report!.tags ?? {})))];
+  const of = (tag: string) => Object.fromEntries(found.filter(([, report]) => report!.tags?.[tag]).map(([run, report]) => [run, report!.tags![tag]!]));
+  return (
+    <>
+      <Section title="Evaluations" beside="with intervals over tasks"><ResultTable tones rows={Object.fromEntries(found.map(([run, report]) => [run, report!.overall!]))} metric={metric} /></Section>
+      {tags.length > 1 && tags.map((tag) => <Section key={tag} title={`Evaluations on ${tag}`}><ResultTable rows={of(tag)} metric={metric} /></Section>)}
+    </>
+  );
 }
 
 function LastValidations({ data }: { data: Overview[] }) {
