@@ -195,3 +195,14 @@ def test_a_wrong_filter_is_refused_in_one_line(page: str, serving: ModuleType) -
     status, body, _ = serving.get(f"{page}api/episodes?run=lake&least=high")
     assert status == 422
     assert "least" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("place", ["notes.txt", "ftp://host/runs", "host=db password=x"])
+def test_a_place_without_runs_is_refused_in_one_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / "notes.txt").write_text("no store")
+    words = [sys.executable, "-m", "rollwright", "ui", place, "--port", "0", "--no-browser"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "password=x" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1

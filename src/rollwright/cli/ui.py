@@ -18,6 +18,7 @@ import typer
 from rollwright.addresses import has_password
 from rollwright.cli.console import RUNS, complete_run, console, plain_lines, say_aside
 from rollwright.errors import ConfigError
+from rollwright.signals import INTERRUPTS
 
 READY = "page: "
 """Beginning of the line that tells the address."""
@@ -102,18 +103,21 @@ def page_of(run: Path, *, wanted: bool) -> Iterator[None]:
         yield
         return
     words = [sys.executable, "-m", "rollwright", "ui", str(run), "--port", "0", "--tied"]
-    page = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # In a session of its own: Ctrl-C on the terminal is for the run, which may need the page to show its end.
+    page = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert page.stdin is not None
+    assert page.stdout is not None
     try:
-        assert page.stdout is not None
         line = page.stdout.readline().strip()
         say = plain_lines(console())
         say(line or f"page: it could not be started; see `rollwright ui {run}`")
         yield
         if line and console().is_terminal:
             say(f"the {line} stays until Ctrl-C")
-            with contextlib.suppress(KeyboardInterrupt):
+            with INTERRUPTS.handled_by(page.stdin.close):
                 page.wait()
     finally:
-        assert page.stdin is not None
         page.stdin.close()
         page.wait()

@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rollwright.addresses import check_address, redacted
 from rollwright.errors import ConfigError
 from rollwright.run.folder import CONFIG
 from rollwright.run.trajectory_log import TRAJECTORIES
-from rollwright.store.opening import sqlite_path
+from rollwright.store.opening import STORES, scheme_of, sqlite_path
 from rollwright.ui.folder_source import FolderSource
 from rollwright.ui.store_source import StoreSource
 
@@ -22,6 +23,9 @@ LOOK_SECONDS = 2.0
 """Time between two looks for new runs."""
 
 MOST_RUNS = 2000
+
+SQLITE = b"SQLite format 3\0"
+"""First bytes of a store's file."""
 
 Source = FolderSource | StoreSource
 
@@ -35,14 +39,13 @@ class Catalogue:
         self._sources: dict[str, Source] = {}
         self._looked = float("-inf")
         for place in places:
-            if (path := sqlite_path(place)) is None or path.is_file():
-                name = f"store {len(self._sources) + 1}"
-                self._sources[name] = StoreSource(place, name, prices)
-            else:
+            path = sqlite_path(place)
+            if path is not None and not path.is_file():
                 self._folders.append(path)
-        for folder in self._folders:
-            if folder.exists() and not folder.is_dir():
-                raise ConfigError(f"{folder}: is neither a folder nor a store")
+                continue
+            _check_store(place, path)
+            name = f"store {len(self._sources) + 1}"
+            self._sources[name] = StoreSource(place, name, prices)
 
     def sources(self) -> list[Source]:
         """All runs, those of folders in the order of their names."""
@@ -76,6 +79,19 @@ class Catalogue:
         for name, path in list(found.items())[:MOST_RUNS]:
             if name not in self._sources:
                 self._sources[name] = FolderSource(path, name, self._prices)
+
+
+def _check_store(place: str, file: Path | None) -> None:
+    """Refuse an address that no store has, and a file of another kind."""
+    check_address(place)
+    if file is None and not STORES.knows(scheme_of(place)):
+        raise ConfigError(
+            f"{redacted(place)}: is neither a folder nor a store; accepted: a folder, a store's file, http://…, postgresql://…"
+        )
+    if file is not None:
+        with file.open("rb") as opened:
+            if opened.read(len(SQLITE)) != SQLITE:
+                raise ConfigError(f"{file}: is neither a folder with runs nor the file of a store")
 
 
 def _free(name: str, taken: dict[str, Path]) -> str:
