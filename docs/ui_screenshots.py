@@ -92,7 +92,6 @@ def play(folder: Path) -> None:
 def swarm(folder: Path) -> None:
     """Two nodes that share rollouts on this machine."""
     config = str(ROOT / "configs" / "swarm_frozen_lake.yaml")
-    model = f"policy.model={ROOT}/models/frozen_lake"
     words = ["swarm", "join", config, *SWARM, f"policy.model={ROOT}/models/frozen_lake"]
     nodes = [start(folder, *words, "--home", f"runs/{name}") for name in ("ann", "bob")]
     for node in nodes:

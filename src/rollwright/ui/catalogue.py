@@ -39,6 +39,7 @@ class Catalogue:
         self._sources: dict[str, Source] = {}
         self._looked = float("-inf")
         for place in places:
+            check_address(place)
             path = sqlite_path(place)
             if path is not None and not path.is_file():
                 self._folders.append(path)
@@ -83,7 +84,6 @@ class Catalogue:
 
 def _check_store(place: str, file: Path | None) -> None:
     """Refuse an address that no store has, and a file of another kind."""
-    check_address(place)
     if file is None and not STORES.knows(scheme_of(place)):
         raise ConfigError(
             f"{redacted(place)}: is neither a folder nor a store; accepted: a folder, a store's file, http://…, postgresql://…"
