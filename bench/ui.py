@@ -149,7 +149,7 @@ def live_lag(browser: Any, folder: Path) -> dict[str, Any]:
     try:
         with Page(folder / "live") as page:
             browser.open(f"{page.url}#/run/beside/live")
-            browser.wait_for("tok/s", seconds=60)
+            browser.wait_for("tokens/s ·", seconds=60)
             for _ in range(SAMPLES):
                 time.sleep(0.37)
                 shown = browser.run(

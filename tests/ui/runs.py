@@ -56,11 +56,13 @@ TREE: dict[str, Any] = {
 
 TEAM: dict[str, Any] = {
     "name": "team",
-    "rollout_batch_size": 2,
-    "policy": {"kind": "simulated", "slots": 16, "tokens_per_second": 20000, "skill": 0.9},
+    "rollout_batch_size": 8,
+    "policy": {"kind": "simulated", "slots": 16, "tokens_per_second": 20000, "skill": 0.6},
     "custom_envs": {"Sums": {"env_type": "rollwright.teams.toy_envs:Sums", "max_tokens_per_step": 256}},
-    "orchestras": {"Sums": {"kind": "math"}},
-    "train_env_manager": {"num_env_groups": 1, "group_size": 2, "tags": ["Sums"]},
+    "orchestras": {
+        "Sums": {"kind": "math", "agents": {"solver": {"tools": ["calculator"], "max_tool_turns": 3}}}
+    },
+    "train_env_manager": {"num_env_groups": 2, "group_size": 4, "tags": ["Sums"]},
 }
 
 

@@ -117,8 +117,10 @@ def test_a_team_shows_who_spoke_and_both_links(browser: Any, page: str, serving:
     browser.open(f"{page}#/run/team/trajectory/{row['rollout_id']}?show=forest")
     browser.wait_for("the decision before it")
     nodes = serving.ask(page, "forest", run="team", rollout=row["rollout_id"])["nodes"]
-    other = sum(each["extends"] is not None and each["extends"] != each["after"] for each in nodes)
-    assert browser.run("return document.querySelectorAll('.forest svg .extends').length") == other
+    continued = sum(each["extends"] is not None for each in nodes)
+    assert 0 < continued < len(nodes) - 1, "the agents have sequences of their own"
+    assert browser.run("return document.querySelectorAll('.forest svg .extends').length") == continued
+    assert browser.run("return document.querySelectorAll('.forest svg .after').length") == len(nodes) - 1
     browser.open(f"{page}#/run/team/trajectory/{row['rollout_id']}")
     browser.wait_for(row["agents"][1])
 

@@ -37,8 +37,12 @@ export function ticks(low: number, high: number, count: number): number[] {
   return found;
 }
 
-function axis(value: number): string {
-  return Math.abs(value) >= 10000 ? compact(value) : num(value, 4);
+/** Marks of an axis, with as many digits as it takes to tell them apart. */
+function axis(marks: number[]): string[] {
+  const step = marks.length > 1 ? Math.abs(marks[1]! - marks[0]!) : 0;
+  const most = Math.max(...marks.map(Math.abs));
+  const digits = step > 0 ? Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)) : 3;
+  return marks.map((mark) => (most >= 10000 ? compact(mark) : digits > 9 || (most > 0 && most < 1e-3) ? mark.toExponential(1).replace("0.0e+0", "0") : mark.toFixed(Math.min(digits, 9))));
 }
 
 const W = 520;
@@ -87,17 +91,17 @@ export function LineChart({ title, series, xName, height = 200, share = false }:
         }}
         onMouseLeave={() => setAt(null)}
       >
-        {ticks(y0, y1, 4).map((y) => (
+        {ticks(y0, y1, 4).map((y, place, marks) => (
           <g key={y}>
             <line class="grid" x1={PAD.left} x2={W - PAD.right} y1={sy(y)} y2={sy(y)} />
             <text class="tick" x={PAD.left - 7} y={sy(y) + 4} text-anchor="end">
-              {axis(y)}
+              {axis(marks)[place]}
             </text>
           </g>
         ))}
-        {ticks(x0, x1, 5).map((x) => (
+        {ticks(x0, x1, 5).map((x, place, marks) => (
           <text key={x} class="tick" x={sx(x)} y={height - 12} text-anchor="middle">
-            {axis(x)}
+            {axis(marks)[place]}
           </text>
         ))}
         <text class="tick axis" x={W - PAD.right} y={height - 1} text-anchor="end">

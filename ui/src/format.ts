@@ -54,3 +54,7 @@ export function money(value: Maybe<number>): string {
 export function shortId(id: string, run: string): string {
   return id.startsWith(`${run}.`) ? id.slice(run.length + 1) : id;
 }
+
+export function count(value: Maybe<number>, noun: string): string {
+  return `${num(value)} ${value === 1 ? noun : `${noun}s`}`;
+}

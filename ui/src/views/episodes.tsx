@@ -87,6 +87,10 @@ export function EpisodesView({ run, name, route }: { run: string; name: string; 
   );
 }
 
+function oneLine(text: string): string {
+  return text.replace(/\s*\n\s*/g, " ⏎ ");
+}
+
 function numeric(value: string): string {
   return value.trim() !== "" && Number.isFinite(Number(value)) ? value.trim() : "";
 }
@@ -130,9 +134,9 @@ function Line({ run, name, row }: { run: string; name: string; row: Row }) {
       {row.hits?.map((hit) => (
         <tr key={hit.turn} class="hit">
           <td colSpan={9}>
-            <a href={link(["run", run, "trajectory", row.rollout_id], hit.turn >= 0 ? { turn: hit.turn } : {})}>{hit.turn >= 0 ? `turn ${hit.turn + 1}` : "start"}</a> {hit.before}
+            <a href={link(["run", run, "trajectory", row.rollout_id], hit.turn >= 0 ? { turn: hit.turn } : {})}>{hit.turn >= 0 ? `turn ${hit.turn + 1}` : "start"}</a> {oneLine(hit.before)}
             <mark>{hit.match}</mark>
-            {hit.after}
+            {oneLine(hit.after)}
           </td>
         </tr>
       ))}

@@ -52,7 +52,9 @@ function layout(nodes: Node[]): Placed[] {
       for (const child of [...below].reverse()) stack.push([child, depth + 1, false]);
     }
   }
-  return nodes.map((node) => ({ ...node, ...place.get(node.id)! }));
+  const agents = [...new Set(nodes.map((node) => node.agent))];
+  const lanes = row === 1 && agents.length > 1;  // a chain of several agents: a lane for each of them
+  return nodes.map((node) => ({ ...node, ...place.get(node.id)!, ...(lanes ? { y: agents.indexOf(node.agent) } : {}) }));
 }
 
 export function ForestView({ run, rollout, turn }: { run: string; rollout: string; turn: number | null }) {
@@ -62,19 +64,19 @@ export function ForestView({ run, rollout, turn }: { run: string; rollout: strin
   if (!placed.length) return <p class="faded">the trajectory has no turn</p>;
   const strongest = Math.max(1e-9, ...placed.map((node) => Math.abs(node.advantage ?? 0)));
   const width = (Math.max(...placed.map((node) => node.x)) + 1) * STEP_X + 30;
-  const height = (Math.max(...placed.map((node) => node.y)) + 1) * STEP_Y + 16;
-  const at = (node: Placed): [number, number] => [20 + node.x * STEP_X, 24 + node.y * STEP_Y];
+  const height = (Math.max(...placed.map((node) => node.y)) + 1) * STEP_Y + 26;
+  const at = (node: Placed): [number, number] => [20 + node.x * STEP_X, 30 + node.y * STEP_Y];
   const agents = [...new Set(placed.map((node) => node.agent))];
   const curve = (from: Placed, to: Placed, bend: number) => {
     const [x0, y0] = at(from);
     const [x1, y1] = at(to);
     const middle = (x0 + x1) / 2;
-    return bend ? `M${x0} ${y0} Q${middle} ${Math.min(y0, y1) - bend} ${x1} ${y1}` : `M${x0} ${y0} C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}`;
+    return bend ? `M${x0} ${y0} Q${middle} ${(y0 + y1) / 2 - bend} ${x1} ${y1}` : `M${x0} ${y0} C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}`;
   };
   return (
     <>
       <p class="beside">
-        <span class="forest-key after" /> the decision before it (after) <span class="forest-key extends" /> the token sequence that its prompt continues (extends), where it differs
+        <span class="forest-key after" /> the decision before it (after) <span class="forest-key extends" /> the turn whose token sequence its prompt continues (extends); without one, a new sequence begins
         {agents.length > 1 && agents.map((agent, place) => <span key={agent} class={`key tone${place}`}>{agent}</span>)}
         {data.advantage_name ? ` · V value, A advantage by ${data.advantage_name}` : ""}
         {data.nodes.length > MOST ? ` · the first ${num(MOST)} of ${num(data.nodes.length)} turns` : ""}
@@ -82,7 +84,7 @@ export function ForestView({ run, rollout, turn }: { run: string; rollout: strin
       <div class="forest" tabIndex={0} role="group" aria-label={`forest of ${placed.length} turns`}>
         <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`}>
           {placed.map((node) => node.after !== null && node.after !== undefined && <path key={`a${node.id}`} class="after" style={{ strokeWidth: String(1 + 4 * node.weight) }} d={curve(placed[node.after]!, node, 0)} />)}
-          {placed.map((node) => node.extends !== null && node.extends !== undefined && node.extends !== node.after && <path key={`e${node.id}`} class="extends" d={curve(placed[node.extends]!, node, 26)} />)}
+          {placed.map((node) => node.extends !== null && node.extends !== undefined && <path key={`e${node.id}`} class="extends" d={curve(placed[node.extends]!, node, node.extends === node.after ? 14 : 30)} />)}
           {placed.map((node) => {
             const [x, y] = at(node);
             const label = node.action ?? node.text.slice(0, 14);

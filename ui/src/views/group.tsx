@@ -1,6 +1,6 @@
 // The members of a group side by side, with their advantages.
 import { type Dict, type Maybe, useAsk } from "../api";
-import { num, shortId, signed } from "../format";
+import { count, num, shortId, signed } from "../format";
 import { Loading, Notes, Solved, tint } from "../parts";
 import { link } from "../route";
 import { Rich } from "../text";
@@ -55,7 +55,7 @@ export function GroupPart({ run, name, group, chosen }: { run: string; name: str
                 <span>reward <b>{num(member.reward)}</b></span>
                 <span class="advantage" style={{ background: advantage === null ? undefined : tint(advantage / strongest) }}>A {signed(advantage)}</span>
               </div>
-              <div class="beside">{num(member.turn_count)} turns · {num(member.tokens)} tokens · {member.stop}</div>
+              <div class="beside">{count(member.turn_count, "turn")} · {count(member.tokens, "token")} · {member.stop}</div>
               {Object.entries(member.components).map(([each, value]) => <div key={each} class="beside">{each} {num(value)}</div>)}
               {[...member.caught, ...(member.replaced ? [`replaced: ${member.replaced}`] : [])].map((each) => <span key={each} class="tag warn">{each}</span>)}
               <ol class="member-turns">

@@ -99,7 +99,7 @@ function Now({ live, card, rates }: { live: Live; card: Card; rates: { turns: nu
       <Tile name="engine slots" value={slots ? `${num(Math.min(atEngine, slots))} / ${num(slots)}` : num(atEngine)} beside={slots ? (atEngine > slots ? `${num(atEngine - slots)} calls wait in line` : "in use") : "calls at the engine"}>
         {slots ? <Meter share={Math.min(1, atEngine / slots)} label="engine slots in use" /> : null}
       </Tile>
-      <Tile name="speed" value={rates ? `${compact(rates.tokens)} tok/s` : "–"} beside={rates ? `${num(rates.turns, 0)} turns/s` : "sampled tokens"} />
+      <Tile name="speed" value={rates ? compact(rates.tokens) : "–"} beside={rates ? `tokens/s · ${num(rates.turns, 0)} turns/s` : "sampled tokens/s"} />
       <Tile name="played" value={num(live.activity?.episodes)} beside={`${compact(live.activity?.turns)} turns · ${compact(live.activity?.tokens)} tokens`} />
       <Tile name="reward" value={num(card.reward)} beside={`${percent(card.success)} solved in the last batch`} />
       <Tile name="retries" value={num(Object.values((live.activity?.failed_attempts ?? {}) as Record<string, number>).reduce((sum, each) => sum + each, 0))} beside={`failed attempts · ${num(live.activity?.replayed_turns)} turns replayed`} />
@@ -110,7 +110,7 @@ function Now({ live, card, rates }: { live: Live; card: Card; rates: { turns: nu
 function EpisodeTable({ run, name, episodes }: { run: string; name: string; episodes: Waiting[] }) {
   if (!episodes.length) return <p class="faded">no episode is in flight</p>;
   return (
-    <div class="scroll">
+    <div class="scroll tall">
       <table class="episodes">
         <thead>
           <tr>

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { ask, type Columns, type Curves, type Dict, type Episode, type Maybe, type Row, useAsk, type Validation } from "../api";
 import { Histogram, LineChart, type Series, Stacked } from "../charts";
-import { num, percent } from "../format";
+import { count, num, percent } from "../format";
 import { Choice, Loading, Section, Solved } from "../parts";
 import { link } from "../route";
 import { boardIn, Board } from "../board";
@@ -119,14 +119,14 @@ export function Validations({ rows }: { rows: Validation[] }) {
   );
 }
 
-export function Interval({ share, interval, count }: { share: Maybe<number>; interval: Maybe<[number, number]>; count?: Maybe<number> }) {
+export function Interval({ share, interval, count: of }: { share: Maybe<number>; interval: Maybe<[number, number]>; count?: Maybe<number> }) {
   if (share === null || share === undefined) return <span class="faded">–</span>;
   return (
     <span class="interval">
       <b>{percent(share, 1)}</b>
       {interval && (
         <>
-          <span class="faded"> {percent(interval[0])}–{percent(interval[1])}{count ? ` of ${num(count)}` : ""}</span>
+          <span class="faded"> {percent(interval[0])}–{percent(interval[1])}{of ? ` of ${num(of)}` : ""}</span>
           <span class="interval-bar" aria-hidden="true">
             <i style={{ left: `${100 * interval[0]}%`, width: `${100 * (interval[1] - interval[0])}%` }} />
             <b style={{ left: `${100 * share}%` }} />
@@ -149,7 +149,7 @@ const SHOWN = 8;
 
 function BeforeAfter({ run }: { run: string }) {
   const { data } = useAsk<Pairs>("pairs", { run });
-  const [count, setCount] = useState(SHOWN);
+  const [most, setMost] = useState(SHOWN);
   const [only, setOnly] = useState<"all" | "learned" | "forgotten">("all");
   if (!data?.pairs.length) return null;
   const kind = (pair: { before: Row; after: Row }) => Math.sign((pair.after.success ?? pair.after.reward) - (pair.before.success ?? pair.before.reward));
@@ -159,13 +159,13 @@ function BeforeAfter({ run }: { run: string }) {
     <Section title="Before and after, on the same levels" beside={`after ${num(data.first)} and after ${num(data.last)} steps · ${num(data.total)} levels`}>
       <Choice label="levels" value={only} options={[["all", "All"], ["learned", `Learned ${counted(1)}`], ["forgotten", `Forgotten ${counted(-1)}`]]} onChange={setOnly} />
       <div class="pairs">
-        {shown.slice(0, count).map((pair) => (
+        {shown.slice(0, most).map((pair) => (
           <div key={pair.before.rollout_id} class="pair">
             <h3>{pair.before.tag}, level {pair.before.seed}</h3>
             {[pair.before, pair.after].map((row, place) => (
               <div key={row.rollout_id}>
                 <div class="beside">
-                  {place ? "after" : "before"}: <Solved share={row.success} /> · reward {num(row.reward)} · <a href={link(["run", run, "trajectory", row.rollout_id])}>{num(row.turns)} turns</a>
+                  {place ? "after" : "before"}: <Solved share={row.success} /> · reward {num(row.reward)} · <a href={link(["run", run, "trajectory", row.rollout_id])}>{count(row.turns, "turn")}</a>
                 </div>
                 <Film run={run} rollout={row.rollout_id} />
               </div>
@@ -173,7 +173,7 @@ function BeforeAfter({ run }: { run: string }) {
           </div>
         ))}
       </div>
-      {shown.length > count && <button type="button" class="more" onClick={() => setCount(count + SHOWN)}>more levels</button>}
+      {shown.length > most && <button type="button" class="more" onClick={() => setMost(most + SHOWN)}>more levels</button>}
     </Section>
   );
 }

@@ -1,7 +1,7 @@
 // One trajectory: turn by turn, as exact tokens, beside its group, or as a forest.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ask, type Episode, type Said, type ToolCall, type Turn, useAsk } from "../api";
-import { duration, num, shortId, signed } from "../format";
+import { count, duration, num, shortId, signed } from "../format";
 import { Choice, CopyLink, Loading, Notes, Solved, tint, useKeys } from "../parts";
 import { go, link, type Route } from "../route";
 import { Code, Rich } from "../text";
@@ -219,6 +219,33 @@ function Calls({ calls }: { calls: ToolCall[] }) {
   );
 }
 
+const WRITTEN_CALL = /<tool_call>\s*(\{[\s\S]*?\})\s*<\/tool_call>/;
+
+/** A text in which the model has written its tool calls. */
+function WithCalls({ text }: { text: string }) {
+  const parts: preact.ComponentChildren[] = [];
+  let rest = text;
+  for (let match = WRITTEN_CALL.exec(rest); match && parts.length < 100; match = WRITTEN_CALL.exec(rest)) {
+    const before = rest.slice(0, match.index);
+    if (before.trim()) parts.push(<Rich text={before} />);
+    parts.push(<WrittenCall text={match[1]!} />);
+    rest = rest.slice(match.index + match[0].length);
+  }
+  if (rest.trim()) parts.push(<Rich text={rest} />);
+  return <>{parts}</>;
+}
+
+function WrittenCall({ text }: { text: string }) {
+  let call: { name?: unknown; arguments?: unknown };
+  try {
+    call = JSON.parse(text);
+  } catch {
+    return <Code text={text} language="json" />;
+  }
+  const given = typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments ?? {}, null, 2);
+  return <Calls calls={[{ id: "", name: String(call.name ?? "tool"), arguments: given }]} />;
+}
+
 function pretty(text: string): string {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
@@ -246,7 +273,7 @@ function TurnPart({ run, data, turn, chosen, tokens, strongest, at }: { run: str
         {turn.extends === null && turn.id > 0 && <span class="tag" title="its prompt starts a new token sequence">new sequence</span>}
         {turn.count > 1 && <span class="tag">{turn.count} the same</span>}
         <span class="beside">
-          {num(turn.tokens)} tokens · {turn.finish}
+          {count(turn.tokens, "token")} · {turn.finish}
           {versions.length ? ` · version ${[...new Set(versions)].join("–")}` : ""}
         </span>
         <span class="turn-figures">
@@ -264,7 +291,7 @@ function TurnPart({ run, data, turn, chosen, tokens, strongest, at }: { run: str
       ) : (
         <div class="bubble bubble-agent">
           {data.agents.length > 1 && <div class="who">{turn.agent}</div>}
-          {(turn.text || !turn.tool_calls.length) && <Rich text={turn.text} plain={plain} />}
+          {plain || !WRITTEN_CALL.test(turn.text) ? (turn.text || !turn.tool_calls.length) && <Rich text={turn.text} plain={plain} /> : <WithCalls text={turn.text} />}
           <Calls calls={turn.tool_calls} />
         </div>
       )}
