@@ -29,7 +29,7 @@ from rich.table import Table
 from results_file import write_results
 from rollwright.run.gc_tuning import rare_collections
 from rollwright.store.api import Store
-from store import COLLECTOR, PEER, Figures, run
+from store import COLLECTOR, PEER, Figures, run, show_promises
 from store_load import measure, opened
 from venvs import peer_python
 
@@ -177,12 +177,7 @@ def show(console: Console, figures: Mapping[str, Any]) -> None:
     console.print(
         f"size with retention, MB: {', '.join(f'{each:.0f}' for each in figures['retention']['megabytes'])}"
     )
-    kept = Table("promise", "measured", "wanted", "kept")
-    for row in figures["promises"]:
-        kept.add_row(
-            row["promise"], f"{row['measured']:,.2f}", f"{row['wanted']:g}", "yes" if row["kept"] else "NO"
-        )
-    console.print(kept)
+    show_promises(console, figures["promises"])
 
 
 def main() -> None:
