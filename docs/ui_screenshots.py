@@ -21,7 +21,7 @@ SMALL = ["max_steps=24", "eval_steps=8", "rollout_batch_size=128", "train_env_ma
 SMALL += [
     "val_env_manager.num_env_groups=48",
     "training.checkpoint_steps=24",
-    f"policy.model={ROOT}/models/frozen_lake",
+    "policy.model=models/frozen_lake",
 ]
 
 TREE = """
@@ -67,6 +67,7 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
 
 def play(folder: Path) -> None:
     """Everything that is finished when the pictures are taken."""
+    (folder / "models").symlink_to(ROOT / "models")
     (folder / "tree.yaml").write_text(TREE)
     (folder / "playing.yaml").write_text(LIVE)
     team = str(ROOT / "configs" / "team_with_tools.yaml")
@@ -92,7 +93,7 @@ def play(folder: Path) -> None:
 def swarm(folder: Path) -> None:
     """Two nodes that share rollouts on this machine."""
     config = str(ROOT / "configs" / "swarm_frozen_lake.yaml")
-    words = ["swarm", "join", config, *SWARM, f"policy.model={ROOT}/models/frozen_lake"]
+    words = ["swarm", "join", config, *SWARM, "policy.model=models/frozen_lake"]
     nodes = [start(folder, *words, "--home", f"runs/{name}") for name in ("ann", "bob")]
     for node in nodes:
         node.wait()
@@ -147,7 +148,7 @@ def take(browser: Any, url: str) -> None:
     tree = episode(browser, url, "tree", sort="-turns")
     team = episode(browser, url, "team_with_tools", sort="-turns")
     browser.open(f"{url}#/run/playing/live")
-    browser.wait_for("rollouts at once", seconds=90)
+    browser.wait_for("about", ".tile", seconds=90)
     pictures(
         browser,
         url,

@@ -124,6 +124,7 @@ export function useKeys(keys: Record<string, () => void>): void {
 
 /** Colour of a number on a scale from -1 (bad) over 0 to 1 (good), as a background. */
 export function tint(share: number): string {
+  if (Math.abs(share) < 1e-6) return "transparent";
   const size = Math.min(1, Math.abs(share));
   const hue = share >= 0 ? "var(--good-rgb)" : "var(--bad-rgb)";
   return `rgba(${hue}, ${(0.1 + 0.6 * size).toFixed(2)})`;

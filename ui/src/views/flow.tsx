@@ -18,7 +18,7 @@ export function FlowChart({ flow }: { flow: Maybe<Flow> }) {
     opened: [["still running", flow.running]],
     finished: LOST.map((name) => [name, flow[name]]),
     kept: [["waiting for their group or batch", flow.waiting]],
-    delivered: flow.trained !== null && flow.trained !== undefined ? [["not trained on", Math.max(0, flow.delivered - flow.trained)]] : [],
+    delivered: flow.trained !== null && flow.trained !== undefined ? [["played for validations, or in steps without an update", Math.max(0, flow.delivered - flow.trained)]] : [],
     trained: [],
   };
   const reasons = Object.entries(flow.reasons);

@@ -83,7 +83,7 @@ export function ForestView({ run, rollout, turn }: { run: string; rollout: strin
       </p>
       <div class="forest" tabIndex={0} role="group" aria-label={`forest of ${placed.length} turns`}>
         <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`}>
-          {placed.map((node) => node.after !== null && node.after !== undefined && <path key={`a${node.id}`} class="after" style={{ strokeWidth: String(1 + 4 * node.weight) }} d={curve(placed[node.after]!, node, 0)} />)}
+          {placed.map((node) => node.after !== null && node.after !== undefined && <path key={`a${node.id}`} class="after" style={{ strokeWidth: String(1 + 2 * node.weight) }} d={curve(placed[node.after]!, node, 0)} />)}
           {placed.map((node) => node.extends !== null && node.extends !== undefined && <path key={`e${node.id}`} class="extends" d={curve(placed[node.extends]!, node, node.extends === node.after ? 14 : 30)} />)}
           {placed.map((node) => {
             const [x, y] = at(node);
