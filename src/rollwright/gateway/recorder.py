@@ -201,6 +201,8 @@ class RolloutRecorder:
         check_output = getattr(answering, "check_output", None)
         if sampling.output is not None and check_output is not None:
             await asyncio.to_thread(check_output, sampling.output)
+        if sampling.output is not None:
+            self._count(CONSTRAINED)
         asking = _Asking(
             messages=self._full_conversation(asked),
             asked=asked,
@@ -292,7 +294,6 @@ class RolloutRecorder:
                     f"{'tool_choice' if output.kind == 'tool_call' else 'response_format'}: this policy ({type(policy).__name__}) cannot "
                     f"enforce it; {_REMEDY}"
                 )
-            self._count(CONSTRAINED)
         honoured = self._rules.client_sampling == "honoured"
         sampling = asked.wishes.within(self._sampling, output, honoured=honoured)
         if asked.wishes.apart_from(self._sampling):
