@@ -12,8 +12,9 @@ import hmac
 import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -22,9 +23,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rollwright.addresses import redacted
 from rollwright.errors import RollwrightError
 from rollwright.store.api import Store
-from rollwright.store.opening import open_store
+from rollwright.store.opening import open_store, sqlite_path
 from rollwright.ui.catalogue import Catalogue, Source
 from rollwright.ui.episode_index import EpisodeQuery
 from rollwright.ui.episodes import Episodes, NoSuchEpisode, NotIndexed, call, indexed_share
@@ -158,6 +160,10 @@ class Pages:
         address, now = store_of(source.path), time.monotonic()
         if address == "memory":
             return None
+        if not is_near(address, source.path):
+            return {
+                "problem": f"the store is elsewhere; `rollwright ui {redacted(address)}` shows its workers"
+            }
         taken, look = self._looks.get(source.name, (float("-inf"), None))
         if now - taken < STORE_SECONDS:
             return look
@@ -212,6 +218,15 @@ class Pages:
             await store.close()
         for source in self.catalogue.sources():
             await call(source.close)
+
+
+def is_near(address: str, folder: Path) -> bool:
+    """Whether the store of a run folder is in the folder or on this machine. The page connects to no other one that a folder
+    names: folders come from anywhere, and the connection would carry this user's token."""
+    file = sqlite_path(address)
+    if file is not None:
+        return file.resolve().is_relative_to(folder.resolve())
+    return (urlsplit(address).hostname or "") in LOOPBACK
 
 
 def query_of(given: dict[str, str]) -> EpisodeQuery:
