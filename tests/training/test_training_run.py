@@ -197,7 +197,7 @@ def test_a_lone_tree_of_one_token_answers_is_refused_unless_it_is_compared_with_
         )
 
     with pytest.raises(
-        ConfigError, match="group_size: a tree alone in its group .* `OddBytes` .* accepted: 2 or more"
+        ConfigError, match=r"group_size: a tree alone in its group .* `OddBytes` .* accepted: 2 or more"
     ):
         checked(1, 1, "tree")
     checked(2, 1, "tree")
