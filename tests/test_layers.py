@@ -87,7 +87,7 @@ MAY_KNOW = {
         "swarm",
     },
     "swarm": {"trajectory", "config", "envs", "engines", "agents", "rollout"},
-    "doctor": {"config", "hardware", "models", "engines", "run", "swarm"},
+    "doctor": {"config", "hardware", "models", "engines", "run", "sandbox", "swarm"},
     "observe": {"trajectory", "config", "rollout", "run"},
     "cli": {
         "trajectory",
@@ -107,6 +107,7 @@ MAY_KNOW = {
         "hardware",
         "doctor",
         "observe",
+        "sandbox",
     },
 }
 """Which boxes each box may import."""
