@@ -204,8 +204,9 @@ class OwnBranching:
 
 def make_branching(rules: BranchConfig, width: int, depth: int) -> Branching:
     """The branch policy of these settings."""
-    kind = OwnBranching if isinstance(rules, OwnBranchConfig) else BRANCH_POLICIES.find(rules.kind)
-    return cast(Branching, kind(width, depth, rules))
+    if isinstance(rules, OwnBranchConfig):
+        return OwnBranching(width, depth, rules)
+    return cast(Branching, BRANCH_POLICIES.find(rules.kind)(width, depth, rules))
 
 
 def _uncertainty(turn: Turn | None) -> float | None:
