@@ -8,11 +8,7 @@ SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
-<<<<<<< HEAD
-.PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs clean
-=======
-.PHONY: demo test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs ui ui-check clean
->>>>>>> main
+.PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs ui ui-check clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -18,20 +18,13 @@ from rollwright.cli.tables import title_of
 from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError, naming
 from rollwright.observe.advice import RunSetup
-<<<<<<< HEAD
 from rollwright.observe.learning_verdict import judge_learning
-from rollwright.observe.profile import PhaseTally, Profile
-from rollwright.observe.timeline import Played, chrome_trace
-from rollwright.observe.verdict import BottleneckVerdict, Figures, judge
-from rollwright.run.folder import ADDRESS, STORE, RunReader
-from rollwright.run.training_record import read_steps
-=======
 from rollwright.observe.played_setup import setup_of, slots_of, store_of
 from rollwright.observe.profile import PhaseTally, Profile
 from rollwright.observe.timeline import Played, chrome_trace
 from rollwright.observe.verdict import BottleneckVerdict, Figures, judge
 from rollwright.run.folder import RunReader
->>>>>>> main
+from rollwright.run.training_record import read_steps
 from rollwright.trajectory import Phase, Timing, Trajectory
 
 TIMELINE = "timeline.json"

@@ -26,15 +26,8 @@ from rollwright.rollout.groups import LevelFunction
 from rollwright.rollout.ranking import GroupRanker
 from rollwright.rollout.scoring import NO_TASK
 from rollwright.rollout.settings import (
-<<<<<<< HEAD
-=======
-    BranchConfig,
-    FixedBranchConfig,
     LimitsConfig,
-    OwnBranchConfig,
-    RandomBranchConfig,
     RemoteAgentConfig,
->>>>>>> main
     StrategyConfig,
     TreeStrategyConfig,
 )
