@@ -174,8 +174,8 @@ def _told(verdict: BottleneckVerdict) -> RenderableType:
 
 
 def learning_of(reader: RunReader) -> RenderableType | None:
-    """The verdict on learning; `None` for a run that did not train."""
-    steps = read_steps(reader.path)
+    """The verdict on learning; `None` for a run that did not train, or left no figures of it."""
+    steps = [each for each in read_steps(reader.path) if "silent_groups" in each]
     if not steps:
         return None
     findings = judge_learning(steps, reader.config)
