@@ -41,6 +41,7 @@ _GATEWAY = "needs an agent that calls the gateway; tests/gateway/test_gateway_sa
 
 _GROUP_JUDGE = "a run judges each episode for itself; tests/rewards/test_group_judge.py sets it"
 
+_RANKS = "needs several ranks; tests/training/test_ranks.py starts them"
 NOT_READ_HERE: dict[Key, str] = {
     ("CommunicationConfig", "fetch_timeout"): _PEER,
     ("CommunicationConfig", "verify_timeout"): _PEER,
@@ -49,6 +50,9 @@ NOT_READ_HERE: dict[Key, str] = {
     ("SwarmConfig", "max_round_lag"): _PEER,
     ("SwarmConfig", "min_mean_logprob"): _PEER,
     ("CaptureRules", "client_sampling"): _GATEWAY,
+    ("TrainerSettings", "rank_restarts"): _RANKS,
+    ("TrainerSettings", "rank_timeout"): _RANKS,
+    ("TrainerSettings", "shard_ranks"): _RANKS,
     (
         "TrainerSettings",
         "max_skips_in_a_row",
