@@ -88,7 +88,8 @@ MAY_KNOW = {
     },
     "swarm": {"trajectory", "config", "envs", "engines", "agents", "rollout"},
     "doctor": {"config", "hardware", "models", "engines", "run", "sandbox", "swarm"},
-    "observe": {"trajectory", "config", "rollout", "run"},
+    "observe": {"trajectory", "config", "hardware", "models", "engines", "rollout", "training", "run"},
+    "ui": {"trajectory", "config", "store", "rollout", "training", "swarm", "run", "observe"},
     "cli": {
         "trajectory",
         "config",
@@ -107,6 +108,7 @@ MAY_KNOW = {
         "hardware",
         "doctor",
         "observe",
+        "ui",
         "sandbox",
     },
 }

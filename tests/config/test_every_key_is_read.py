@@ -38,6 +38,7 @@ Key = tuple[str, str]
 
 _PEER = "needs a second node that shares a group; tests/swarm/test_poison.py and test_silent_peers.py set it"
 _GATEWAY = "needs an agent that calls the gateway; tests/gateway/test_gateway_sampling.py sets it"
+_RULES = "needs an agent that calls the gateway; tests/gateway/test_gateway_rules.py and _formats.py set it"
 
 _GROUP_JUDGE = "a run judges each episode for itself; tests/rewards/test_group_judge.py sets it"
 
@@ -53,6 +54,8 @@ NOT_READ_HERE: dict[Key, str] = {
     ("TrainerSettings", "rank_restarts"): _RANKS,
     ("TrainerSettings", "rank_timeout"): _RANKS,
     ("TrainerSettings", "shard_ranks"): _RANKS,
+    ("CaptureRules", "client_formats"): _RULES,
+    **{("CallRule", key): _RULES for key in ("model", "agent", "system", "train", "policy")},
     (
         "TrainerSettings",
         "max_skips_in_a_row",

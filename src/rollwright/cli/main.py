@@ -50,6 +50,7 @@ COMMANDS = {
     "model": Command("model", "app", "Fetch models for this machine, and list them."),
     "envs": Command("envs", "envs", "List the environments by tag."),
     "play": Command("envs", "play", "Play TAG in the terminal."),
+    "ui": Command("ui", "ui", "Open a page in the browser to look at runs, live and afterwards."),
     "show": Command("show", "show", "Show RUN's results, a group, or ROLLOUT's trajectory."),
     "profile": Command(
         "profile", "profile", "Show what RUN's rollouts waited for, and what would make it faster."
