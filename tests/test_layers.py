@@ -64,6 +64,7 @@ MAY_KNOW = {
         "hardware",
     },
     "gateway": {"trajectory", "engines", "agents", "store"},
+    "remote": set(),
     "training": {"trajectory", "engines", "models", "rollout", "hardware"},
     "api": {"config", "engines", "run", "trajectory"},
     "run": {

@@ -40,7 +40,9 @@ _PEER = "needs a second node that shares a group; tests/swarm/test_poison.py and
 _GATEWAY = "needs an agent that calls the gateway; tests/gateway/test_gateway_sampling.py sets it"
 _RULES = "needs an agent that calls the gateway; tests/gateway/test_gateway_rules.py and _formats.py set it"
 
-_GROUP_JUDGE = "a run judges each episode for itself; tests/rewards/test_group_judge.py sets it"
+_REMOTE = "needs a remote program; tests/run/test_remote_agents.py sets it"
+
+_GROUP_JUDGE = "needs a judge that ranks; tests/run/test_ranked_groups.py has one"
 
 _RANKS = "needs several ranks; tests/training/test_ranks.py starts them"
 NOT_READ_HERE: dict[Key, str] = {
@@ -54,6 +56,10 @@ NOT_READ_HERE: dict[Key, str] = {
     ("TrainerSettings", "rank_restarts"): _RANKS,
     ("TrainerSettings", "rank_timeout"): _RANKS,
     ("TrainerSettings", "shard_ranks"): _RANKS,
+    ("RemoteAgentConfig", "lease_seconds"): _REMOTE,
+    ("RemoteConfig", "host"): _REMOTE,
+    ("RemoteConfig", "port"): _REMOTE,
+    ("RemoteConfig", "public_url"): _REMOTE,
     ("CaptureRules", "client_formats"): _RULES,
     **{("CallRule", key): _RULES for key in ("model", "agent", "system", "train", "policy")},
     (
@@ -172,6 +178,8 @@ FILTERS = [
 TREES = [
     {"kind": "tree"},
     {"kind": "tree", "branch": "random"},
+    {"kind": "tree", "branch": "split"},
+    {"kind": "tree", "branch": "keep_alive"},
     {"kind": "tree", "branch": "uncertainty"},
     {"kind": "tree", "branch": {"kind": "own", "function": "builtins:hash"}},
 ]

@@ -56,7 +56,9 @@ COMMANDS = {
         "profile", "profile", "Show what RUN's rollouts waited for, and what would make it faster."
     ),
     "plot": Command(
-        "report", "plot", "Plot RUN: reward, episode lengths, catches of filters, shapes of trees."
+        "report",
+        "plot",
+        "Plot RUN: reward, its components, episode lengths, catches of filters, shapes of trees.",
     ),
     "report": Command("report", "report", "Show what RUN's model learned."),
     "rescore": Command(

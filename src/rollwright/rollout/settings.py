@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -21,6 +22,8 @@ BRANCH_POLICIES: Registry[Any] = Registry(
     "strategy.branch",
     {
         "fixed": "rollwright.rollout.branching:FixedFanOut",
+        "split": "rollwright.rollout.branching:Split",
+        "keep_alive": "rollwright.rollout.branching:KeepAlive",
         "random": "rollwright.rollout.branching:RandomExpansion",
         "uncertainty": "rollwright.rollout.branching:Uncertainty",
     },
@@ -167,6 +170,9 @@ class FunctionAgentConfig(Settings):
     function: str
     """As `module:function`, or the name that an installed package offers it by. Called with the task and a session; async or
     plain."""
+    process: bool = False
+    """Whether each call has a process of its own, with `OPENAI_BASE_URL` and the other usual variables set before the module
+    is imported. Unset: it runs in the worker, where only `session.base_url` leads to the model."""
 
 
 class CommandAgentConfig(Settings):
@@ -182,7 +188,29 @@ class CommandAgentConfig(Settings):
     """How much of the end of its output is kept."""
 
 
-AgentChoice = Annotated[FunctionAgentConfig | CommandAgentConfig, Field(discriminator="kind")]
+class RemoteAgentConfig(Settings):
+    """Programs anywhere that take the tasks from the run by HTTP. `remote` in place of the section does the same."""
+
+    kind: Literal["remote"]
+    """Chooses this agent."""
+    lease_seconds: PositiveFloat = 120.0
+    """Seconds without a model call or a heartbeat after which a program has lost its rollout, which is a failure."""
+
+
+class RemoteConfig(Settings):
+    """Where remote programs reach the run. The variable `ROLLWRIGHT_GATEWAY_KEY` holds the key that they need."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. One that other machines can reach needs the key to be set."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8810
+    """Port; 0 takes a free one."""
+    public_url: str | None = None
+    """Address by which programs reach it, if not host and port."""
+
+
+AgentChoice = Annotated[
+    FunctionAgentConfig | CommandAgentConfig | RemoteAgentConfig, Field(discriminator="kind")
+]
 
 
 class CustomEnvConfig(Settings):
@@ -217,7 +245,8 @@ class CustomEnvConfig(Settings):
     """Checksum of the rows. A run fills it in when it begins; one that finds other rows is refused."""
 
     agent: AgentChoice | None = None
-    """Plays the rows of `tasks`: a function of one's own as `module:function`, or a command. Unset: the chat agent."""
+    """Plays the rows of `tasks`: a function of one's own as `module:function`, a command, or `remote` programs. Unset: the
+    chat agent."""
     rewards: RewardList = ()
     """Rewards that judge an episode when it ends; their weighted sum is added to what the environment gave. A text alone is a
     kind, or `module:function`. Needed with `tasks`; with an `agent`, unset means the number that it returns."""
@@ -227,6 +256,8 @@ class CustomEnvConfig(Settings):
     @field_validator("agent", mode="before")
     @classmethod
     def _choose_agent(cls, value: Any) -> Any:
+        if value == "remote":
+            return {"kind": "remote"}
         if isinstance(value, str):
             return {"kind": "function", "function": value}
         if isinstance(value, dict) and "kind" not in value:
@@ -265,6 +296,27 @@ class FixedBranchConfig(Settings):
     """Chooses this branch policy."""
 
 
+class SplitBranchConfig(Settings):
+    """Many roots, and one wide split later: `width` answers to every question of one turn."""
+
+    kind: Literal["split"]
+    """Chooses this branch policy."""
+    roots: PositiveInt = 1
+    """Answers to the first question of each tree. The other members of a group are further roots, and are never merged."""
+    at: NonNegativeInt = 1
+    """Turn whose questions get `width` answers; 0 is the first. Late in an episode is better than early."""
+
+
+class KeepAliveBranchConfig(Settings):
+    """`width` answers to the first question; then, in the first `depth` turns, as many as bring the live branches of the tree
+    back to `alive`, spread over all of them. For games in which most paths end early."""
+
+    kind: Literal["keep_alive"]
+    """Chooses this branch policy."""
+    alive: PositiveInt = 8
+    """Live branches of a tree before each turn is sampled."""
+
+
 class RandomBranchConfig(Settings):
     """Chains, and further answers at questions that are drawn beforehand from the first `depth` turns."""
 
@@ -290,8 +342,8 @@ class UncertaintyBranchConfig(Settings):
 
 
 class OwnBranchConfig(Settings):
-    """A user-defined function of the node that returns the number of answers, at most `width`. `module:function` in place
-    of the kind does the same."""
+    """A user-defined function of the node that returns the number of answers, at most `width`. With a second parameter it
+    also gets all live nodes of the level. `module:function` in place of the kind does the same."""
 
     kind: Literal["own"]
     """Chooses this branch policy."""
@@ -300,7 +352,12 @@ class OwnBranchConfig(Settings):
 
 
 BranchConfig = Annotated[
-    FixedBranchConfig | RandomBranchConfig | UncertaintyBranchConfig | OwnBranchConfig,
+    FixedBranchConfig
+    | SplitBranchConfig
+    | KeepAliveBranchConfig
+    | RandomBranchConfig
+    | UncertaintyBranchConfig
+    | OwnBranchConfig,
     Field(discriminator="kind"),
 ]
 

@@ -33,7 +33,7 @@ from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, scori
 from rollwright.training.model import TrainedModel
 from rollwright.training.ranks.collective import ALONE, Ranks
 from rollwright.training.ranks.sharding import full, like
-from rollwright.training.report import Skip, StepReport, batch_figures
+from rollwright.training.report import Skip, StepReport, batch_figures, silent_share
 from rollwright.training.rows import Row
 from rollwright.training.settings import TrainerSettings as TrainerSettings
 from rollwright.trajectory import MIN_TEMPERATURE, Floats, TokenIds, floats
@@ -101,6 +101,7 @@ class Trainer:
             "rollouts": rollouts,
             "reward": reward,
             "success": success,
+            "silent_groups": silent_share(rows),
             "rows": len(packed),
             "tokens": sum(len(row.targets) for row in packed),
             "staleness": _staleness(packed, self.version),
