@@ -325,15 +325,18 @@ class Session:
             exact=made.exact,
             prompt_tokens=made.prompt_tokens if prompt_ids is None else len(prompt_ids),
             completion_tokens=made.completion_tokens,
+            cached_tokens=made.cached_tokens,
+            reasoning_tokens=made.reasoning_tokens,
             sampling=None if drawn == self._params else drawn,
             tool_calls=made.tool_calls,
+            reasoning=made.reasoning,
         )
 
     def parse(self, turn: Turn) -> Parsed:
         """Parses a turn's completion into content, reasoning and tool calls, by the model's own format."""
         renderer = self.policy_of(turn.agent).renderer
         if renderer is None:
-            return Parsed(turn.text, tool_calls=turn.tool_calls)
+            return Parsed(turn.text, turn.reasoning, turn.tool_calls)
         prompt = full_prompt(self.trajectory.turns, turn.id)
         return renderer.parse(prompt, turn.sampled_ids, self._asked[turn.id].tools)
 

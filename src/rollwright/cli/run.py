@@ -104,8 +104,13 @@ def resume(
     from rollwright.run.recovery import resumed_settings
 
     settings = resumed_settings(reader, overrides or [])
+    if settings.evaluation is not None:
+        from rollwright.cli.evaluate_execution import execute
+        from rollwright.run.evaluating import write_report
     if reader.ended and Progress.of(reader).is_complete(settings):
         repair_ended(reader, store)
+        if settings.evaluation is not None:
+            write_report(run, settings)
         say_ended(run, reader, console())
         return
     policy = run_async(prepare_policy(settings, workers=workers, ray=ray))

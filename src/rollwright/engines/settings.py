@@ -50,6 +50,21 @@ class SamplingConfig(Settings):
     """Texts that end a completion."""
 
 
+class PriceConfig(Settings):
+    """Price of a model, in US dollars for a million tokens."""
+
+    prompt: NonNegativeFloat = 0.0
+    """Of tokens in prompts."""
+    cached: NonNegativeFloat | None = None
+    """Of prompt tokens that the API had in its cache. Unset: as `prompt`."""
+    completion: NonNegativeFloat = 0.0
+    """Of sampled tokens."""
+    reasoning: NonNegativeFloat | None = None
+    """Of sampled tokens that were reasoning. Unset: as `completion`."""
+    call: NonNegativeFloat = 0.0
+    """Of one call, in dollars, beside its tokens."""
+
+
 class RendererConfig(Settings):
     """The tokenizer and the chat format of a model."""
 
@@ -232,6 +247,12 @@ PolicyConfig = Annotated[
     | OwnPolicyConfig,
     Field(discriminator="kind"),
 ]
+
+
+def model_name(settings: Any) -> str:
+    """Name of a policy's model in price tables and reports: its `model`, or its kind."""
+    return str(getattr(settings, "model", None) or settings.kind)
+
 
 POLICY_KINDS: tuple[str, ...] = tuple(
     get_args(each.model_fields["kind"].annotation)[0] for each in get_args(get_args(PolicyConfig)[0])

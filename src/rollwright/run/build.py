@@ -88,6 +88,7 @@ class SettingsTable:
         self._settings: dict[tuple[str, str], EpisodeSettings] = {}
         self._tools = ToolShelf()
         self._run_seed = config.seed
+        self._evaluates = config.evaluation is not None
         self._tasks = open_tag_tasks(config)
         self._rewards = TagRewards(config)
         teams = build_teams(config, self._tools)
@@ -103,10 +104,15 @@ class SettingsTable:
                 train, single = replace(train, strategy=team), team.greedy()
             if (agent := build_agent(config, tag)) is not None:
                 train, single = replace(train, strategy=agent), agent
-            greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
+            validated = config.val_env_manager
+            drawn = msgspec.structs.replace(
+                train.sampling,
+                temperature=0.0 if validated is None else validated.temperature,
+                top_p=train.sampling.top_p if validated is None or not validated.temperature else validated.top_p,
+            )
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
             self._settings["train", tag] = replace(train, filters=stopping)
-            val = replace(train, sampling=greedy, max_staleness=None, strategy=single)
+            val = replace(train, sampling=drawn, max_staleness=None, strategy=single)
             if tasks is not None:
                 val = replace(val, env_factory=partial(tasks.make_env, VALIDATION))
             self._settings["val", tag] = val
@@ -114,7 +120,7 @@ class SettingsTable:
 
     def level_of(self, mode: str, slot_tags: Sequence[str]) -> LevelFunction:
         """The level of each group of a stream whose slots have these tags."""
-        return level_function(self._tasks, mode, self._run_seed, slot_tags)
+        return level_function(self._tasks, mode, self._run_seed, slot_tags, by_tag=self._evaluates)
 
     def _add_levels(self, config: RunConfig) -> None:
         for tag, level in _level_tags(config):

@@ -32,6 +32,7 @@ from rollwright.trajectory.turn import (
     VersionRun,
     expand_versions,
 )
+from rollwright.trajectory.usage import OutsideCall, Usage
 
 __all__ = [
     "LARGEST_REWARD",
@@ -45,6 +46,7 @@ __all__ = [
     "Floats",
     "Message",
     "Outcome",
+    "OutsideCall",
     "Phase",
     "Sample",
     "SamplingParams",
@@ -55,6 +57,7 @@ __all__ = [
     "ToolCall",
     "Trajectory",
     "Turn",
+    "Usage",
     "VersionRun",
     "Wait",
     "check",
