@@ -43,7 +43,8 @@ def evaluate(
     url: Annotated[
         str | None,
         typer.Option(
-            help="Address of an OpenAI-compatible API, for example http://127.0.0.1:8000/v1.", show_default=False
+            help="Address of an OpenAI-compatible API, for example http://127.0.0.1:8000/v1.",
+            show_default=False,
         ),
     ] = None,
     key_env: Annotated[
@@ -65,26 +66,25 @@ def evaluate(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Tasks in all. Default: all rows, 100 levels.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Tasks in all. Default: all rows, 100 levels.", show_default=False),
     ] = None,
     samples: Annotated[
         int | None, typer.Option("--samples", "-n", min=1, help="Episodes of each task.", show_default=False)
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0, help="Sampling temperature. Default: 0 with one sample, else 1.", show_default=False),
+        typer.Option(
+            min=0, help="Sampling temperature. Default: 0 with one sample, else 1.", show_default=False
+        ),
     ] = None,
     half_width: Annotated[
         float | None,
         typer.Option(min=0.0001, help="Stop early when the interval is at most ± this.", show_default=False),
     ] = None,
-    known: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Earlier evaluation whose tasks have known difficulty; these come first.", show_default=False
-        ),
-    ] = None,
-    fresh: Annotated[bool, typer.Option(help="Play everything, also what an earlier evaluation played.")] = False,
+    fresh: Annotated[
+        bool, typer.Option(help="Play everything, also what an earlier evaluation played.")
+    ] = False,
     runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = RUNS,
     store: Annotated[
         str | None, typer.Option(help="Where rollouts are kept, as for `run`.", callback=warn_of_password)
@@ -98,7 +98,8 @@ def evaluate(
     """Evaluate a model on tasks, with intervals, cost and a report. Ctrl-C ends cleanly; `rollwright resume` continues."""
     given = list(overrides or [])
     if config is not None and "=" in config and not Path(config).exists():
-        config, given = None, [config, *given]
+        given.insert(0, config)
+        config = None
     from rollwright.config import build, load
 
     base = load(config).model_dump(mode="json", exclude_unset=True) if config is not None else {}
@@ -107,12 +108,13 @@ def evaluate(
         "samples": samples,
         "temperature": temperature,
         "half_width": half_width,
-        "known": None if known is None else [str(each.absolute()) for each in known],
         "cache": False if fresh else None,
     }
     content = add_options(base, model, url, key_env, tasks or [], reward or [], options)
     if config is None and not tasks and not any(each.startswith("evaluation.tags") for each in given):
-        raise ConfigError("eval: give a configuration, or --tasks with a tag or a file; see `rollwright envs`")
+        raise ConfigError(
+            "eval: give a configuration, or --tasks with a tag or a file; see `rollwright envs`"
+        )
     settings = build(content, given, source=config or "eval")
     from rollwright.cli.evaluate_execution import begin
 
@@ -161,7 +163,12 @@ def limit_is_inherited(options: dict[str, Any], evaluation: dict[str, Any]) -> b
 def policy_of(model: str, url: str | None, key_env: str | None) -> dict[str, Any]:
     """Settings of the policy that `--model` and `--url` name."""
     if url is not None:
-        return {"kind": "openai", "model": model, "base_url": url, **({} if key_env is None else {"api_key_env": key_env})}
+        return {
+            "kind": "openai",
+            "model": model,
+            "base_url": url,
+            **({} if key_env is None else {"api_key_env": key_env}),
+        }
     if key_env is not None:
         raise ConfigError("--key-env: needs --url, the address of the API")
     return {"kind": model} if model in PLAYERS else {"kind": "torch", "model": model}
@@ -170,18 +177,28 @@ def policy_of(model: str, url: str | None, key_env: str | None) -> dict[str, Any
 def compare(
     first: Annotated[
         Path,
-        typer.Argument(help="Evaluation: its run folder or report.json.", autocompletion=complete_run, show_default=False),
+        typer.Argument(
+            help="Evaluation: its run folder or report.json.", autocompletion=complete_run, show_default=False
+        ),
     ],
     second: Annotated[
         Path, typer.Argument(help="The other evaluation.", autocompletion=complete_run, show_default=False)
     ],
-    html: Annotated[Path | None, typer.Option(help="Write the comparison as a page.", show_default=False)] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the comparison as a page.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Compare two evaluations on the tasks that both have, with a paired test."""
     import json
 
-    from rollwright.evaluation.comparison import compare_reports, comparison_html, comparison_table, notes, verdict
+    from rollwright.evaluation.comparison import (
+        compare_reports,
+        comparison_html,
+        comparison_table,
+        notes,
+        verdict,
+    )
     from rollwright.run.evaluating import load_report
 
     found = compare_reports(load_report(first), load_report(second), (str(first), str(second)))

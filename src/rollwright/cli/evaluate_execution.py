@@ -38,11 +38,13 @@ def begin(
     policy = run_async(prepare_policy(settings, workers=workers, ray=ray))
     say_default_policy(settings)
     folder, settings = RunFolder.create(runs, settings)
-    execute(settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=False)
+    execute_evaluation(
+        settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=False
+    )
 
 
-def execute(
-    settings: RunConfig,
+def execute_evaluation(
+    config: RunConfig,
     folder: RunFolder,
     *,
     store: str | None,
@@ -55,10 +57,10 @@ def execute(
     """Play the evaluation and show its report; exits with the signal's code after an interruption."""
     screen = console()
     say_repairs(folder, screen)
-    recent = RecentProfile(screen, settings, folder.store_address(store))
+    recent = RecentProfile(screen, config, folder.store_address(store))
     summary, report = run_async(
         evaluate_run(
-            settings,
+            config,
             folder,
             store=store,
             workers=workers,
@@ -79,7 +81,9 @@ def execute(
 def show_report(report: dict[str, Any]) -> None:
     """Print a report."""
     screen = console()
-    screen.print(Text.assemble((title(report), "bold"), ": ", headline(report)), soft_wrap=True, highlight=False)
+    screen.print(
+        Text.assemble((title(report), "bold"), ": ", headline(report)), soft_wrap=True, highlight=False
+    )
     for name, text in facts(report)[1:]:
         screen.print(Text.assemble((f"  {name}: ", "dim"), text), soft_wrap=True, highlight=False)
     screen.print(rich_table("", score_table(report)))
@@ -88,7 +92,11 @@ def show_report(report: dict[str, Any]) -> None:
     for name, table in breakdown_tables(report):
         screen.print(rich_table(name, table))
     for each in report["failures"]:
-        screen.print(Text(f"  failed: {each['count']:,} × {each['cause']}", style="yellow"), soft_wrap=True, highlight=False)
+        screen.print(
+            Text(f"  failed: {each['count']:,} × {each['cause']}", style="yellow"),
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 def rich_table(name: str, table: Table) -> RichTable:

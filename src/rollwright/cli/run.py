@@ -104,12 +104,11 @@ def resume(
     from rollwright.run.recovery import resumed_settings
 
     settings = resumed_settings(reader, overrides or [])
-    if settings.evaluation is not None:
-        from rollwright.cli.evaluate_execution import execute
-        from rollwright.run.evaluating import write_report
     if reader.ended and Progress.of(reader).is_complete(settings):
         repair_ended(reader, store)
         if settings.evaluation is not None:
+            from rollwright.run.evaluating import write_report
+
             write_report(run, settings)
         say_ended(run, reader, console())
         return
@@ -117,7 +116,12 @@ def resume(
     folder = RunFolder.reopen(run)
     if overrides:
         folder.keep_settings(settings)
-    execute(settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=True)
+    play = execute
+    if settings.evaluation is not None:
+        from rollwright.cli.evaluate_execution import execute_evaluation
+
+        play = execute_evaluation
+    play(settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=True)
 
 
 def say_default_policy(settings: "RunConfig") -> None:

@@ -100,9 +100,7 @@ def say_end(summary: Mapping[str, Any], path: Path, screen: Console, command: st
             highlight=False,
         )
     elif summary["interrupted"]:
-        screen.print(
-            f"[yellow]interrupted:[/] resume with `rollwright {command} {path}`", highlight=False
-        )
+        screen.print(f"[yellow]interrupted:[/] resume with `rollwright {command} {path}`", highlight=False)
 
 
 def end_code(summary: Mapping[str, Any]) -> int:

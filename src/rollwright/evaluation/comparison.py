@@ -34,7 +34,9 @@ def compare_reports(
             "same environments with the same seed"
         )
     if first["metric"] != second["metric"]:
-        raise RollwrightError(f"one evaluation has {first['metric']} as its score, the other {second['metric']}")
+        raise RollwrightError(
+            f"one evaluation has {first['metric']} as its score, the other {second['metric']}"
+        )
     confidence = first["plan"]["confidence"]
 
     def compared(keys: list[tuple[str, str]]) -> dict[str, Any]:
@@ -50,7 +52,11 @@ def compare_reports(
         "second": _about(second, names[1] if title(first) == title(second) else ""),
         "metric": first["metric"],
         "confidence": confidence,
-        "tasks": {"shared": len(shared), "only_first": len(before) - len(shared), "only_second": len(after) - len(shared)},
+        "tasks": {
+            "shared": len(shared),
+            "only_first": len(before) - len(shared),
+            "only_second": len(after) - len(shared),
+        },
         "overall": compared(shared),
         "tags": {tag: compared([key for key in shared if key[0] == tag]) for tag in tags},
         "cost": {"first": first["cost"]["total"], "second": second["cost"]["total"]},
@@ -58,7 +64,9 @@ def compare_reports(
 
 
 def _scores(report: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    return {(each["tag"], each["task"]): each["score"] for each in report["results"] if each["score"] is not None}
+    return {
+        (each["tag"], each["task"]): each["score"] for each in report["results"] if each["score"] is not None
+    }
 
 
 def _mean(scores: Mapping[tuple[str, str], float], keys: list[tuple[str, str]]) -> float:
@@ -74,7 +82,11 @@ def _row(found: PairedComparison) -> dict[str, Any]:
 
 
 def _about(report: Mapping[str, Any], beside: str) -> dict[str, Any]:
-    return {"name": f"{title(report)} ({beside})" if beside else title(report), "sampling": dict(report["sampling"]), "samples": report["plan"]["samples"]}
+    return {
+        "name": f"{title(report)} ({beside})" if beside else title(report),
+        "sampling": dict(report["sampling"]),
+        "samples": report["plan"]["samples"],
+    }
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:
@@ -132,7 +144,9 @@ def notes(comparison: Mapping[str, Any]) -> list[str]:
             f"{tasks['only_second']:,} that only the second has"
         )
     if comparison["first"]["sampling"] != comparison["second"]["sampling"]:
-        told = [f"temperature {comparison[each]['sampling']['temperature']:g}" for each in ("first", "second")]
+        told = [
+            f"temperature {comparison[each]['sampling']['temperature']:g}" for each in ("first", "second")
+        ]
         found.append(f"- sampled differently: {told[0]} and {told[1]}")
     if overall["error"] and overall["unpaired_error"]:
         ratio = (overall["unpaired_error"] / overall["error"]) ** 2

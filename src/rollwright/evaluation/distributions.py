@@ -9,6 +9,7 @@ interval of that look covers.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from statistics import NormalDist
 
 NORMAL = NormalDist()
@@ -110,7 +111,7 @@ def _inside_at_all(sizes: Sequence[int], bound: float) -> float:
     points = _points(bound * math.sqrt(sizes[0]), math.sqrt(sizes[0]))
     density = [NORMAL.pdf(each / math.sqrt(sizes[0])) / math.sqrt(sizes[0]) for each in points]
     step = points[1] - points[0]
-    for before, size in zip(sizes, sizes[1:], strict=False):
+    for before, size in pairwise(sizes):
         spread = math.sqrt(size - before)
         reached = _points(bound * math.sqrt(size), spread)
         weights = _simpson(len(points), step)
@@ -136,6 +137,4 @@ def _points(edge: float, spread: float) -> list[float]:
 
 
 def _simpson(count: int, step: float) -> list[float]:
-    return [
-        step / 3 * (1 if place in (0, count - 1) else 4 if place % 2 else 2) for place in range(count)
-    ]
+    return [step / 3 * (1 if place in (0, count - 1) else 4 if place % 2 else 2) for place in range(count)]

@@ -69,10 +69,17 @@ def facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("tasks without result", f"{tasks['without_result']:,}, all their episodes failed"))
     if plan["half_width"] is not None:
         looks = ", ".join(str(each) for each in plan["looks"])
-        found.append(("stopping rule", f"± {plan['half_width']:g}; looks at {looks} tasks, intervals corrected for them"))
+        found.append(
+            (
+                "stopping rule",
+                f"± {plan['half_width']:g}; looks at {looks} tasks, intervals corrected for them",
+            )
+        )
     total = report["cost"]["total"]
     money = "" if total["usd"] is None else f"${total['usd']:,.4f} · "
-    tokens = f"{total['prompt']:,} prompt tokens ({total['cached']:,} cached), {total['completion']:,} sampled"
+    tokens = (
+        f"{total['prompt']:,} prompt tokens ({total['cached']:,} cached), {total['completion']:,} sampled"
+    )
     reasoning = f" ({total['reasoning']:,} reasoning)" if total["reasoning"] else ""
     found.append(("cost of the results", f"{money}{tokens}{reasoning}"))
     return found
@@ -96,7 +103,18 @@ def breakdown_tables(report: Mapping[str, Any]) -> list[tuple[str, Table]]:
 def _results_table(head: str, rows: Iterable[tuple[str, Any]], report: Mapping[str, Any]) -> Table:
     metric = report["metric"]
     percent = f"{100 * report['plan']['confidence']:g} %"
-    heads = [head, "tasks", "episodes", "failed", "score", f"{percent} interval", "bootstrap", "reward", "turns", "tokens"]
+    heads = [
+        head,
+        "tasks",
+        "episodes",
+        "failed",
+        "score",
+        f"{percent} interval",
+        "bootstrap",
+        "reward",
+        "turns",
+        "tokens",
+    ]
     made = []
     for name, each in rows:
         score, drawn = each["score"], None if each["score"] is None else each["score"]["bootstrap"]
@@ -147,7 +165,10 @@ def cost_table(report: Mapping[str, Any]) -> Table:
 def render_markdown(report: Mapping[str, Any]) -> str:
     lines = [f"# {_plain(title(report))}", "", f"**{headline(report)}**", ""]
     lines += [f"- {name}: {_plain(text)}" for name, text in facts(report)]
-    sections: list[tuple[str, Table | None]] = [("Scores", score_table(report)), ("Several samples", k_table(report))]
+    sections: list[tuple[str, Table | None]] = [
+        ("Scores", score_table(report)),
+        ("Several samples", k_table(report)),
+    ]
     sections += breakdown_tables(report)
     sections.append(("Failures", _failure_table(report)))
     sections.append(("Cost", cost_table(report)))
@@ -199,8 +220,12 @@ def render_html(report: Mapping[str, Any]) -> str:
         parts.append(f'<p class="big">{share(score["value"], metric=metric)}</p>')
     parts.append(f'<p class="soft">{escape(headline(report))}</p>')
     if report["state"] == "incomplete":
-        parts.append('<p class="warn">This evaluation has not ended: the figures are those of the episodes so far.</p>')
-    parts.append("<dl>" + "".join(f"<dt>{escape(n)}</dt><dd>{escape(t)}</dd>" for n, t in facts(report)) + "</dl>")
+        parts.append(
+            '<p class="warn">This evaluation has not ended: the figures are those of the episodes so far.</p>'
+        )
+    parts.append(
+        "<dl>" + "".join(f"<dt>{escape(n)}</dt><dd>{escape(t)}</dd>" for n, t in facts(report)) + "</dl>"
+    )
     parts.append("<h2>Scores</h2>")
     if metric == "success":
         parts.append(_interval_chart(report))
@@ -210,7 +235,10 @@ def render_html(report: Mapping[str, Any]) -> str:
     for name, found in breakdown_tables(report):
         parts += [f"<h2>{escape(name.capitalize())}</h2>", html_table(found)]
     if report["failures"]:
-        parts += ["<h2>Failures</h2>", '<p class="soft">Not counted as zeros: they are in no figure above.</p>']
+        parts += [
+            "<h2>Failures</h2>",
+            '<p class="soft">Not counted as zeros: they are in no figure above.</p>',
+        ]
         parts.append(html_table(_failure_table(report)))
     parts += ["<h2>Cost</h2>", html_table(cost_table(report)), _task_list(report)]
     return page(title(report), "\n".join(parts))
@@ -229,7 +257,9 @@ def html_table(table: Table) -> str:
     if not rows:
         return '<p class="soft">none</p>'
     head = "".join(f"<th>{escape(each)}</th>" for each in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(each))}</td>" for each in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(each))}</td>" for each in row) + "</tr>" for row in rows
+    )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -248,7 +278,9 @@ def _interval_chart(report: Mapping[str, Any]) -> str:
     for place, (name, each) in enumerate(rows):
         y = 18 + place * step
         shown = name if len(name) <= 26 else f"{name[:25]}…"
-        marks.append(f'<text class="name" x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(shown)}</text>')
+        marks.append(
+            f'<text class="name" x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(shown)}</text>'
+        )
         if each["low"] is not None:
             low, high = left + width * each["low"], left + width * each["high"]
             marks.append(f'<line class="bar" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>')
@@ -292,7 +324,15 @@ def _task_list(report: Mapping[str, Any]) -> str:
             share(one["success"] if one["success"] is not None else one["reward"], metric=metric)
             for one in each["samples"]
         ]
-        rows.append([each["task"], each["tag"], share(each["score"], metric=metric), str(each["failed"]), ", ".join(scores)])
+        rows.append(
+            [
+                each["task"],
+                each["tag"],
+                share(each["score"], metric=metric),
+                str(each["failed"]),
+                ", ".join(scores),
+            ]
+        )
     more = f" (the first {LISTED_TASKS:,}; report.json has all)" if len(results) > LISTED_TASKS else ""
     table = html_table((["task", "tag", "score", "failed", "samples"], rows))
     return f"<h2>Tasks</h2><details><summary>{len(results):,} tasks{more}</summary>{table}</details>"

@@ -9,7 +9,6 @@ Always true:
 `docs/evaluation.md` describes the fields; `SCHEMA` changes with their meaning.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,7 +92,7 @@ def build_report(
     missing = sorted(failed, key=lambda each: (each.place, each.member))
     table = _Table(plan, ordered, missing)
     everything = range(len(plan.tasks))
-    touched = {each.place for each in (*ordered, *missing)}
+    touched = {each.place for each in ordered} | {each.place for each in missing}
     wanted = len(touched) if stopped_early else len(plan.tasks)
     left = wanted * plan.samples - len(ordered) - len(missing)
     return {
@@ -129,7 +128,9 @@ def build_report(
 class _Table:
     """Samples by task, and the figures of any set of tasks."""
 
-    def __init__(self, plan: EvaluationPlan, samples: Sequence[Sample], failed: Sequence[FailedSample]) -> None:
+    def __init__(
+        self, plan: EvaluationPlan, samples: Sequence[Sample], failed: Sequence[FailedSample]
+    ) -> None:
         self._plan = plan
         self._samples: dict[int, list[Sample]] = {}
         self._failed: dict[int, list[FailedSample]] = {}
@@ -152,7 +153,9 @@ class _Table:
 
         def passed(k: int) -> Callable[[list[Sample]], float | None]:
             return lambda group: (
-                pass_at_k(len(group), sum(each.success == 1 for each in group), k) if len(group) >= k else None
+                pass_at_k(len(group), sum(each.success == 1 for each in group), k)
+                if len(group) >= k
+                else None
             )
 
         def voted(k: int) -> Callable[[list[Sample]], float | None]:
@@ -174,7 +177,9 @@ class _Table:
             "success": success if known else None,
             "reward": reward,
             f"avg@{samples}": success if self.judged else reward,
-            "pass@k": {str(k): estimate(passed(k), f"pass@{k}", share=True) for k in self._plan.ks} if known else None,
+            "pass@k": {str(k): estimate(passed(k), f"pass@{k}", share=True) for k in self._plan.ks}
+            if known
+            else None,
             "majority@k": {str(k): estimate(voted(k), f"majority@{k}", share=True) for k in self._plan.ks}
             if answers
             else None,
@@ -184,7 +189,9 @@ class _Table:
             "stops": dict(sorted(Counter(each.stop for each in flat).items())),
         }
 
-    def _estimate(self, values: Sequence[float], short: int, name: str, *, share: bool) -> dict[str, Any] | None:
+    def _estimate(
+        self, values: Sequence[float], short: int, name: str, *, share: bool
+    ) -> dict[str, Any] | None:
         if not values:
             return None
         plan = self._plan.plan
@@ -232,7 +239,9 @@ class _Table:
 
 def _mean_components(samples: Sequence[Sample]) -> dict[str, float]:
     names = sorted({name for each in samples for name in each.components})
-    return {name: mean([each.components[name] for each in samples if name in each.components]) for name in names}
+    return {
+        name: mean([each.components[name] for each in samples if name in each.components]) for name in names
+    }
 
 
 def _breakdown(plan: EvaluationPlan, table: _Table) -> dict[str, dict[str, Any]]:
@@ -280,8 +289,3 @@ def _causes(failed: Sequence[FailedSample]) -> list[dict[str, Any]]:
 
 def _seed(seed: int, name: str) -> int:
     return int.from_bytes(blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "big")
-
-
-def is_number(value: Any) -> bool:
-    """Whether a figure of a report is there and finite."""
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -34,9 +34,6 @@ class EvaluationConfig(Settings):
     """Tasks before the first look."""
     by: list[str] | None = None
     """Fields of the rows to break results down by. Unset: fields with a few distinct values."""
-    known: list[str] = Field(default_factory=list)
-    """Reports of earlier evaluations (folders or report.json). Their tasks are played first, easy and hard ones in turns,
-    and their results sharpen the estimate."""
     cache: bool = True
     """Whether episodes that an earlier evaluation has played (same task, model, sampling and seed) are taken from its
     results."""
@@ -46,7 +43,9 @@ class EvaluationConfig(Settings):
         if len(set(self.tags)) != len(self.tags):
             raise ValueError(f"tags: {self.tags} names a tag twice; each may stand once")
         if isinstance(self.tasks, list) and len(self.tasks) != len(self.tags):
-            raise ValueError(f"tasks: {len(self.tasks)} numbers for {len(self.tags)} tags; one for each is needed")
+            raise ValueError(
+                f"tasks: {len(self.tasks)} numbers for {len(self.tags)} tags; one for each is needed"
+            )
         if wrong := [each for each in self.k if each > self.samples]:
             raise ValueError(f"k: {wrong[0]} is more than samples, which is {self.samples}")
         return self

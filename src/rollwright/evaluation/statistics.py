@@ -57,14 +57,14 @@ def majority_at_k(votes: Sequence[tuple[Hashable, float]], k: int) -> float:
     total = Fraction(0)
     wins: dict[int, Fraction] = {}
     for answer, count in counts.items():
-        score = sum(map(Fraction, scores[answer]), Fraction(0)) / count
-        if not score:
+        worth = sum(map(Fraction, scores[answer]), Fraction(0)) / count
+        if not worth:
             continue
         if count not in wins:  # answers of equal frequency win equally often
             others = list(counts.values())
             others.remove(count)
             wins[count] = _win_share(count, others, k)
-        total += score * wins[count]
+        total += worth * wins[count]
     return float(total)
 
 
@@ -113,9 +113,7 @@ def standard_error(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((each - middle) ** 2 for each in values) / (count - 1) / count)
 
 
-def closed_form(
-    values: Sequence[float], *, share: bool, confidence: float = CONFIDENCE
-) -> Interval | None:
+def closed_form(values: Sequence[float], *, share: bool, confidence: float = CONFIDENCE) -> Interval | None:
     """Interval of the mean of one value for each task; `None` for fewer than two tasks, which say nothing of their spread.
 
     `share`: the values are shares from 0 to 1, and so is the interval.

@@ -35,7 +35,16 @@ from rollwright.rollout.scoring import EpisodeRewards, task_of
 from rollwright.store.api import Store
 from rollwright.store.errors import AttemptRefused, NotFound
 from rollwright.store.records import AttemptedRollout
-from rollwright.trajectory import Boundary, ErrorRecord, OutsideCall, StopReason, Trajectory, Turn, check, check_rewards
+from rollwright.trajectory import (
+    Boundary,
+    ErrorRecord,
+    OutsideCall,
+    StopReason,
+    Trajectory,
+    Turn,
+    check,
+    check_rewards,
+)
 from rollwright.trajectory.usage import collect_calls, sum_calls
 
 CLOSE_SECONDS = 5.0

@@ -220,7 +220,8 @@ class GroupBook:
             return self._replace(group, f"filter {dropped}")
         self._move(group, Fate.RUNNING, Fate.WAITING)
         group.finished[member] = trajectory
-        if len(group.finished) == self._rules.group_size:
+        # The last of a group whose other members failed without replacement completes it, too.
+        if len(group.finished) == self._rules.group_size or not group.running:
             return self._settle(group)
         return NOTHING
 

@@ -300,7 +300,9 @@ class RolloutScheduler:
         if self._gate is None:
             await self._news.wait()
             return
-        with suppress(TimeoutError):  # a gate may also open or close with time, or with the rollouts of another stream
+        with suppress(
+            TimeoutError
+        ):  # a gate may also open or close with time, or with the rollouts of another stream
             async with asyncio.timeout(GATE_SECONDS):
                 await self._news.wait()
 
@@ -314,9 +316,9 @@ class RolloutScheduler:
                 raise RollwrightError(f"{task.get_name()}: was ended by {FOREIGN_CANCELLATION}")
         if self._book.dropped_in_a_row > self._max_refills:
             raise TooManyRefills(self._explain_drops())
-        if self._gate is not None and not self._book.open_groups:
-            if (why := self._gate.refusal(self._opened_at_once)) is not None:
-                raise why
+        idle = self._gate is not None and not self._book.open_groups
+        if idle and self._gate is not None and (why := self._gate.refusal(self._opened_at_once)) is not None:
+            raise why
 
     def _explain_drops(self) -> str:
         """Why groups were dropped. Failed members are named by the cause of their failure, not by the fate of their groups."""
@@ -344,7 +346,9 @@ class RolloutScheduler:
                     enqueue += self._enqueue_requests(self._recalled(self._book.open_group()))
                 if enqueue:
                     await self._shielded(self._store.enqueue_many_rollouts(enqueue))
-                if not self._book.open_groups:  # nothing in flight will bring news: all came from `recall`, or none may open
+                if (
+                    not self._book.open_groups
+                ):  # nothing in flight will bring news: all came from `recall`, or none may open
                     self._news.set()
         finally:
             # Also when this task fails: a waiting `get_batch` then finds that out in `_check_progress`.
@@ -432,7 +436,9 @@ class RolloutScheduler:
     def _recalls(self, request: EnqueueRequest) -> bool:
         """Takes over the result of a rollout that was opened before the restart, if it is known without playing."""
         assert request.rollout_id is not None
-        encoded = None if self._recall is None else self._recall(request.rollout_id, read_episode(request.input))
+        encoded = (
+            None if self._recall is None else self._recall(request.rollout_id, read_episode(request.input))
+        )
         if encoded is not None:
             self._take_over(request.rollout_id, encoded, paid=False)
         return encoded is not None

@@ -108,7 +108,9 @@ class SettingsTable:
             drawn = msgspec.structs.replace(
                 train.sampling,
                 temperature=0.0 if validated is None else validated.temperature,
-                top_p=train.sampling.top_p if validated is None or not validated.temperature else validated.top_p,
+                top_p=train.sampling.top_p
+                if validated is None or not validated.temperature
+                else validated.top_p,
             )
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
             self._settings["train", tag] = replace(train, filters=stopping)

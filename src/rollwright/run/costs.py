@@ -26,7 +26,8 @@ from rollwright.trajectory import Trajectory, Usage
 MILLION = 1_000_000
 
 PILOT = 16
-"""Rollouts that are opened, with a budget, before the first one has shown what one costs; at least one group."""
+"""Rollouts that are opened first, with a budget, to show what one costs; at least one group. Others wait until they have
+ended."""
 
 SPARE = 2.0
 """Standard deviations that are kept free for episodes in flight."""
@@ -170,10 +171,12 @@ class _Spread:
         self.mean += apart / self.count
         self.squares += apart * (value - self.mean)
 
-    def expected(self, rollouts: int) -> float:
-        """What so many rollouts cost together, with some to spare."""
+    def expected(self, rollouts: int, group: int) -> float:
+        """What so many rollouts cost together, with some to spare. Members of a group play the same level, and cost alike."""
         deviation = math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else self.mean
-        return rollouts * self.mean + SPARE * math.sqrt(rollouts) * deviation
+        # The mean itself is known from `count` rollouts only, which matters where many more are in flight.
+        spread = math.sqrt(group * (rollouts + rollouts**2 / max(self.count, 1)))
+        return rollouts * self.mean + SPARE * spread * deviation
 
 
 class CostBook:
@@ -281,9 +284,11 @@ class CostBook:
         if self.budget is None:
             return True
         together = self._running() + rollouts
-        if not self._tokens.count:
-            return together <= max(PILOT, rollouts) and not self._is_reached()
-        return all(spent + expected <= limit for spent, expected, limit in self._limits(together))
+        if self.ledger.rollouts < PILOT or not self._tokens.count:
+            # Those that end first are the short ones: only when all of the first have ended is their mean to be trusted.
+            few = self.ledger.rollouts + together <= max(PILOT, rollouts)
+            return (few or together == rollouts) and not self._is_reached()
+        return all(spent + expected <= limit for spent, expected, limit in self._limits(together, rollouts))
 
     def refusal(self, rollouts: int) -> RollwrightError | None:
         """Why so many cannot be opened although nothing is in flight; `None`: they can, or something is."""
@@ -292,17 +297,19 @@ class CostBook:
         return BudgetReached(f"the budget leaves no room for another group of episodes: {self.status()}")
 
     def _is_reached(self) -> bool:
-        return any(spent >= limit for spent, _, limit in self._limits(0))
+        return any(spent >= limit for spent, _, limit in self._limits(0, 1))
 
-    def _limits(self, rollouts: int) -> Iterable[tuple[float, float, float]]:
+    def _limits(self, rollouts: int, group: int) -> Iterable[tuple[float, float, float]]:
         """What is spent, what so many rollouts are expected to take, and the limit; for each limit that is set."""
         assert self.budget is not None
         if self.budget.tokens is not None:
-            yield self.ledger.total.tokens, self._tokens.expected(rollouts), self.budget.tokens
+            yield self.ledger.total.tokens, self._tokens.expected(rollouts, group), self.budget.tokens
         if self.budget.usd is not None:
-            yield self._spent, self._dollars.expected(rollouts), self.budget.usd
-        if self.budget.hours is not None:  # those in flight end together, so one of them is expected, whatever their number
-            yield self.elapsed, self._seconds.expected(min(rollouts, 1)), self.budget.hours * 3600
+            yield self._spent, self._dollars.expected(rollouts, group), self.budget.usd
+        if (
+            self.budget.hours is not None
+        ):  # those in flight end together, so one of them is expected, whatever their number
+            yield self.elapsed, self._seconds.expected(min(rollouts, 1), 1), self.budget.hours * 3600
 
     def status(self) -> str:
         """Spending in one line, with the limits that are set."""

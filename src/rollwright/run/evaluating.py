@@ -43,7 +43,9 @@ def settle_evaluation(config: RunConfig) -> RunConfig:
     manager = config.val_env_manager or config.train_env_manager
     tags = settings.tags or (manager.tags if manager is not None else [])
     if not tags:
-        raise ConfigError("evaluation.tags: nothing to play; name environments or tags of custom_envs with tasks")
+        raise ConfigError(
+            "evaluation.tags: nothing to play; name environments or tags of custom_envs with tasks"
+        )
     temperature = settings.temperature
     if temperature is None:
         temperature = 0.0 if settings.samples == 1 else config.sampling.temperature
@@ -54,7 +56,15 @@ def settle_evaluation(config: RunConfig) -> RunConfig:
         )
     content = config.model_dump(mode="json", exclude_unset=True)
     content["name"] = config.name
-    for key in ("train_env_manager", "training", "swarm", "eval_steps", "keep_steps", "max_steps", "rollout_batch_size"):
+    for key in (
+        "train_env_manager",
+        "training",
+        "swarm",
+        "eval_steps",
+        "keep_steps",
+        "max_steps",
+        "rollout_batch_size",
+    ):
         content.pop(key, None)
     content["val_env_manager"] = {"tags": tags, "num_env_groups": len(tags)}
     rows = {tag: len(each.source(VALIDATION)) for tag, each in open_tag_tasks(build(content)).items()}
@@ -106,8 +116,12 @@ async def evaluate_run(
     policy: Policy | None = None,
     resume: bool = False,
     observer: RunObserver | None = None,
+    model: str | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Play a settled evaluation, or the rest of one; returns the run's summary and the report, which are also in the folder."""
+    """Play a settled evaluation, or the rest of one; returns the run's summary and the report, which are also in the folder.
+
+    `model`: name in the report of a policy that the configuration does not describe.
+    """
     summary = await play_run(
         config,
         folder,
@@ -118,13 +132,17 @@ async def evaluate_run(
         resume=resume,
         observer=observer,
     )
-    return summary, write_report(folder.path, config)
+    return summary, write_report(folder.path, config, model)
 
 
-def write_report(path: Path, config: RunConfig) -> dict[str, Any]:
+def write_report(path: Path, config: RunConfig, model: str | None = None) -> dict[str, Any]:
     """Make the report of an evaluation's folder, and write it as JSON, Markdown and HTML."""
     report = read_evaluation(path, config)
-    replace_durably(path / REPORT_JSON, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    if model is not None:
+        report |= {"model": {"name": model, "kind": "object"}, "simulated": False}
+    replace_durably(
+        path / REPORT_JSON, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    )
     replace_durably(path / REPORT_MARKDOWN, render_markdown(report))
     replace_durably(path / REPORT_HTML, render_html(report))
     return report
@@ -166,7 +184,7 @@ def read_evaluation(path: Path, config: RunConfig) -> dict[str, Any]:
         settings.samples, settings.ks, plan, config.seed, names.tasks, names.meta, settings.by
     )
     delivered = any(row["mode"] == VALIDATION for row in reader.metrics())
-    played = {each.place for each in (*samples, *failed)}
+    played = {each.place for each in samples} | {each.place for each in failed}
     report = build_report(
         describe(config),
         planned,

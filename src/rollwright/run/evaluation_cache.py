@@ -87,9 +87,13 @@ def _settings_digest(config: RunConfig, tag: str) -> str | None:
     parts: dict[str, Any] = {
         "release": __version__,
         "tag": tag,
-        "env": None if custom is None else custom.model_dump(mode="json", exclude={"tasks", "held_out", "tasks_fingerprint"}),
+        "env": None
+        if custom is None
+        else custom.model_dump(mode="json", exclude={"tasks", "held_out", "tasks_fingerprint"}),
         "team": None if team is None else team.model_dump(mode="json"),
-        "policies": {name: _identity(each) for name, each in config.policies.items()} if team is not None else {},
+        "policies": {name: _identity(each) for name, each in config.policies.items()}
+        if team is not None
+        else {},
         "policy": _identity(config.policy),
         "agent": config.agent.model_dump(mode="json"),
         "gateway": config.gateway.model_dump(mode="json"),
@@ -97,7 +101,9 @@ def _settings_digest(config: RunConfig, tag: str) -> str | None:
         "temperature": None if manager is None else (manager.temperature, manager.top_p),
         "sequence_length": config.sequence_length,
     }
-    parts["code"] = [_source_digest(name) for name in _own_modules([parts["env"], parts["team"], parts["policy"]])]
+    parts["code"] = [
+        _source_digest(name) for name in _own_modules([parts["env"], parts["team"], parts["policy"]])
+    ]
     return _digest(parts)
 
 
@@ -125,7 +131,11 @@ def _source_digest(module: str) -> str:
     except (ImportError, ValueError):
         return module
     file = None if spec is None or spec.origin is None else Path(spec.origin)
-    return module if file is None or not file.is_file() else blake2b(file.read_bytes(), digest_size=16).hexdigest()
+    return (
+        module
+        if file is None or not file.is_file()
+        else blake2b(file.read_bytes(), digest_size=16).hexdigest()
+    )
 
 
 def _digest(data: Any) -> str:

@@ -477,7 +477,9 @@ class Run:
         shares: list[tuple[str, int]] = []
         for manager in self._managers():
             left = manager.num_envs
-            if self.config.evaluation is not None:  # all tasks are queued at once, and many more than can be played at once
+            if (
+                self.config.evaluation is not None
+            ):  # all tasks are queued at once, and many more than can be played at once
                 left = min(left, self.config.max_inflight or EVALUATED_AT_ONCE)
             while left > 0:
                 share = min(left, manager.max_env_num_per_worker or left)
