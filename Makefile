@@ -1,4 +1,5 @@
-# Both `make demo` and `make test` set up all they need, in .venv, and nothing outside this folder.
+# Both `make demo` and `make test` set up all they need, in .venv, and nothing outside this folder; `make test` as root on
+# Debian installs bubblewrap, too, if it is missing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint typecheck unit test-engines soak bench base-model docs clean
+.PHONY: demo test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +31,7 @@ typecheck: $(READY)
 
 # What fails beside the others is run once more by itself: a busy machine may fail it once, a fault fails it twice.
 unit: $(READY)
+	.ci/bubblewrap
 	$(BIN)/pytest --cache-clear --numprocesses 2 \
 	  || { echo "again, one by one: what failed beside the others"; \
 	       $(BIN)/pytest --last-failed --last-failed-no-failures none; }
@@ -37,6 +39,14 @@ unit: $(READY)
 test-engines: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/vllm_server.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines
+
+# Each framework is installed in an environment of its own under .venvs, once.
+test-clients: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m clients tests/clients
+
+# Losses beside verl's and TRL's own functions, on 1,000 random batches each, in an environment of their own.
+test-losses: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python bench/losses.py
 
 # Kills run, workers, store server, engine and database at random, then damages run folders; SEED=2 gives others.
 KILLS ?= 1000

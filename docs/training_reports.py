@@ -17,6 +17,10 @@ machine, for their whole engine; they were not measured in this run."""
 TRAINER = """Tokens for each CPU second of a training step on the same rows: ours, a plain loop that pads to the longest row, TRL's
 `GRPOTrainer`, and the limit (forward and backward passes over perfectly packed rows, nothing else)."""
 
+PREFIXES = """One batch through the trainer with every row by itself, and with rows that share a prefix joined so that it is
+computed once: CPU seconds of one thread for the gradient, and for a whole step with the optimiser. *Apart* is the distance of
+the two gradients, relative to their norm."""
+
 ASYNC_TRAINING = """Asynchronous over synchronous training: the real loop on a virtual clock with the simulated engine and a simulated
 training step, heavy-tailed episodes, equal work. The limit is (rollout with its barrier + training) / max(rollout with
 the engine always full, training). *Ahead* is `async_generation_ratio`."""
@@ -43,6 +47,41 @@ asynchronous (`async_generation_ratio: 1`), and 100 with trees of eight leaves i
 about as many tokens. Validation's own time is left out."""
 
 LEAST_SHARE = 0.95
+
+
+def _prefixes(figures: Figures) -> list[str]:
+    rows = [
+        (
+            name,
+            f"{each['rows']:,}",
+            f"{each['tokens_apart']:,}",
+            f"{each['tokens_joined']:,}",
+            f"{each['fewer_tokens']:.1f}×",
+            f"{each['seconds_apart']:.2f}",
+            f"{each['seconds_joined']:.2f}",
+            f"{each['faster']:.1f}×",
+            f"{each['step_apart']:.2f}",
+            f"{each['step_joined']:.2f}",
+            f"{each['faster_step']:.1f}×",
+            f"{each['gradient_difference']:.0e}",
+        )
+        for name, each in figures["batches"].items()
+    ]
+    heads = (
+        "batch",
+        "rows",
+        "tokens",
+        "joined",
+        "",
+        "gradient, s",
+        "joined",
+        "",
+        "step, s",
+        "joined",
+        "",
+        "apart",
+    )
+    return [table(heads, rows)]
 
 
 def _saturation(figures: Figures) -> list[str]:
@@ -332,6 +371,7 @@ def _learning(figures: Figures) -> list[str]:
 REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "saturation": (SATURATION, _saturation),
     "gateway": (GATEWAY, _gateway),
+    "prefixes": (PREFIXES, _prefixes),
     "trainer": (TRAINER, _trainer),
     "async_training": (ASYNC_TRAINING, _async_training),
     "orchestra": (ORCHESTRA, _orchestra),

@@ -89,7 +89,7 @@ MAY_KNOW = {
         "evaluation",
     },
     "swarm": {"trajectory", "config", "envs", "engines", "agents", "rollout"},
-    "doctor": {"config", "hardware", "models", "engines", "run", "swarm"},
+    "doctor": {"config", "hardware", "models", "engines", "run", "sandbox", "swarm"},
     "observe": {"trajectory", "config", "rollout", "run"},
     "cli": {
         "trajectory",
@@ -110,6 +110,7 @@ MAY_KNOW = {
         "hardware",
         "doctor",
         "observe",
+        "sandbox",
     },
 }
 """Which boxes each box may import."""

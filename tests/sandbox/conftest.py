@@ -1,9 +1,16 @@
-"""Sandboxes for the tests of this folder."""
+"""Sandboxes for the tests of this folder. Backends that do not run on this machine are skipped with their reason."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from rollwright.sandbox.backends import check_backend, make_backend
+from rollwright.sandbox.box import BoxBackend
+from rollwright.sandbox.bubblewrap import BubblewrapBackend
 from rollwright.sandbox.client import Sandbox, SandboxFactory
 from rollwright.sandbox.protocol import SandboxLimits
 
@@ -22,3 +29,34 @@ async def plain_sandbox(plain_sandboxes: SandboxFactory) -> AsyncIterator[Sandbo
     made = await plain_sandboxes.open()
     yield made
     made.close()
+
+
+@cache
+def obstacle(name: str) -> str:
+    """Why a backend does not run here; empty: it does."""
+
+    async def check() -> str:
+        with TemporaryDirectory() as folder:
+            backend = make_backend(name, state=folder)
+            try:
+                return await check_backend(backend)
+            finally:
+                await backend.aclose()
+
+    return asyncio.run(check())
+
+
+async def _started(name: str, folder: Path) -> AsyncIterator[BoxBackend]:
+    why = await asyncio.to_thread(obstacle, name)
+    if why:
+        pytest.skip(f"{name} does not run here: {why}")
+    backend = make_backend(name, state=str(folder / "state"))
+    yield backend
+    await backend.aclose()
+
+
+@pytest.fixture
+async def bubblewrap(tmp_path: Path) -> AsyncIterator[BubblewrapBackend]:
+    async for backend in _started("bubblewrap", tmp_path):
+        assert isinstance(backend, BubblewrapBackend)
+        yield backend

@@ -28,6 +28,10 @@ CUT = "cut"
 """A file of this name in a node's home takes its network away."""
 PATIENCE = 240.0
 """Seconds for anything to happen; on an idle machine nothing that is waited for takes more than a few."""
+ROUNDS = 200
+"""Rounds of all nodes together within which anything happens: a busy machine gets more time, a fault does not."""
+LAST = 1200.0
+"""Seconds after which nodes that do no rounds at all are given up."""
 CLONE_NEWNET = 0x40000000
 MAX_LAG = 3
 """Rounds, as it is when it is not set."""
@@ -228,13 +232,16 @@ class Nodes:
         return sum(each["foreign_groups"] for each in self.rows(name))
 
     def wait(self, what: str, holds: Callable[[], bool]) -> None:
-        ends = time.monotonic() + PATIENCE
-        while time.monotonic() < ends:
-            if holds():
-                return
+        began, first = time.monotonic(), self._rounds()
+        while not holds():
+            waited = time.monotonic() - began
+            if waited > LAST or (waited > PATIENCE and self._rounds() - first > ROUNDS):
+                logs = {name: (self.home(name) / "log").read_text()[-2000:] for name in self.processes}
+                raise AssertionError(f"waited {waited:.0f} s for: {what}; logs: {logs}")
             time.sleep(0.1)
-        logs = {name: (self.home(name) / "log").read_text()[-2000:] for name in self.processes}
-        raise AssertionError(f"waited {PATIENCE:g} s for: {what}; logs: {logs}")
+
+    def _rounds(self) -> int:
+        return sum(len(self.rows(name)) for name in self.processes)
 
     def wait_rounds(self, count: int, *names: str) -> None:
         """Until each of them has done so many more rounds than now."""

@@ -219,6 +219,57 @@ def test_the_default_credit_is_unbiased_however_the_tree_branches(shape: str) ->
     assert mean(trees(width), grouped, TurnTree()) == pytest.approx(GRADIENT, abs=TOLERANCE)
 
 
+def shrunk(kappa: float, prior: float | None = None) -> TurnTree:
+    """The credit as a run would have it after batches whose mean reward was `prior`."""
+    credit = TurnTree(kappa=kappa)
+    if prior is not None:
+        credit.restore({"T": [prior, 1.0]})
+    return credit
+
+
+@pytest.mark.parametrize("prior", [None, -3.0, VALUE], ids=["no prior", "wrong prior", "true prior"])
+@pytest.mark.parametrize("kappa", [0.5, 2.0, 50.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shrunk_baseline_is_unbiased_for_any_kappa_and_any_prior(
+    shape: str, kappa: float, prior: float | None
+) -> None:
+    width, trees, grouped = SHAPES[shape]
+    assert mean(trees(width), grouped, shrunk(kappa, prior)) == pytest.approx(GRADIENT, abs=4 * TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kappa_0_is_the_mean_of_the_siblings_whatever_was_seen_before(shape: str) -> None:
+    width, trees, grouped = SHAPES[shape]
+    for _, roots in trees(width):
+        group = grouped(roots)
+        assert shrunk(0.0, prior=-3.0)([group]) == TurnTree()([group])
+
+
+def noise(trees: Iterator[tuple[float, list[Root]]], advantage: Advantage) -> float:
+    """Variance of the estimate, all trees counted by their probability."""
+    squares = 0.0
+    for chance, roots in trees:
+        parts = zip(estimate(one_rollout(roots), advantage), GRADIENT, strict=True)
+        squares += chance * sum((part - true) ** 2 for part, true in parts)
+    return squares
+
+
+def test_a_shrunk_baseline_is_less_noisy_where_a_turn_has_one_sibling() -> None:
+    plain, handed, known = (
+        noise(apart(fixed), credit) for credit in (TurnTree(), shrunk(2.0), shrunk(2.0, VALUE))
+    )
+    assert known < handed < 0.9 * plain
+
+
+def test_a_shrunk_baseline_is_handed_down_by_its_closed_form() -> None:
+    """Roots 1 and 0 have the values 2/3 and 0; each is compared with the other and, as two more, with the prior 1/2."""
+    tree = rollout("r", [(1, 1, ((1, 2), (0, 1))), (0, 1, ((0, 1),))])
+    first, second = (0 + 2 * 0.5) / 3, (2 / 3 + 2 * 0.5) / 3
+    below = [1 - (1 + 0 + 2 * first) / 4, 0 - (2 + 2 * first) / 4]
+    [[found]] = shrunk(2.0, 0.5)([[tree]])
+    assert found == pytest.approx([2 / 3 - first, *below, 0 - second, 0 - second])
+
+
 @pytest.mark.parametrize("trees", [apart, merged])
 def test_paths_scale_the_gradient_where_branching_is_fixed(trees: Any) -> None:
     """By (k - 1)/k, k being all that they are compared with: here the first turns of 4 roots."""

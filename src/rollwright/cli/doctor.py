@@ -16,6 +16,7 @@ from rollwright.config import RunConfig
 from rollwright.doctor.checks import (
     Finding,
     Health,
+    check_boxes,
     check_clock,
     check_engine,
     check_identity,
@@ -80,6 +81,7 @@ def _findings(
             "config", str(error), "correct the file; `rollwright config show FILE --origin` shows the rest"
         )
     yield from check_machine(place)
+    yield from check_boxes()
     yield from check_clock(place)
     if settings is not None:
         yield from check_engine(settings)

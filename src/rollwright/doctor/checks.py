@@ -1,10 +1,13 @@
 """Checks of a machine, its configuration and its swarm node; each finding says whether something must be fixed, and how."""
 
+import asyncio
 import importlib.util
+import inspect
 import os
 import shutil
 import socket
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +23,8 @@ from rollwright.hardware import GIB, cpu_only, free_memory, gigabytes, plan_thre
 from rollwright.models.catalogue import CATALOGUE, is_fetched
 from rollwright.models.hub import DownloadRules, is_hub_name, local_copy
 from rollwright.run.model_choice import POOLED, pick_model
+from rollwright.sandbox.backends import check_backend, make_backend
+from rollwright.sandbox.settings import SANDBOXES
 from rollwright.swarm.heartbeat import NodePhase, read_heartbeat, read_status
 from rollwright.swarm.identity import IDENTITY_FILE, load_identity, short_name
 from rollwright.swarm.refusals import PeerRefusal
@@ -98,6 +103,34 @@ def check_machine(home: Path) -> Iterator[Finding]:
         )
     else:
         yield well("machine", "all packages of a node are installed")
+
+
+def check_boxes() -> Iterator[Finding]:
+    """Which backends run boxes on this machine, and why others do not."""
+    for name, obstacle in asyncio.run(_try_backends()).items():
+        if obstacle:
+            yield note("boxes", f"{name} does not run here: {obstacle}")
+        else:
+            yield well("boxes", f"{name} runs here")
+
+
+async def _try_backends() -> dict[str, str]:
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="rollwright-doctor-") as state:
+        for name in SANDBOXES.names():
+            try:
+                options = (
+                    {"state": state} if "state" in inspect.signature(SANDBOXES.find(name)).parameters else {}
+                )
+                backend = make_backend(name, **options)
+            except RollwrightError as error:
+                found[name] = str(error)
+                continue
+            try:
+                found[name] = await check_backend(backend)
+            finally:
+                await backend.aclose()
+    return found
 
 
 def _memory() -> Finding:

@@ -47,6 +47,7 @@ from rollwright.run.training_record import (
 )
 from rollwright.run.training_state import TrainingState
 from rollwright.run.validations import VALIDATION, recorded_validations
+from rollwright.training.advantages import Remembering
 from rollwright.training.metrics import Metrics
 from rollwright.training.pipeline import Cadence, Pipeline, Stages
 from rollwright.training.report import StepReport
@@ -109,6 +110,7 @@ class TrainingRun:
         self.checksum: str | None = None
         """Checksum of the final weights; `None` before they are exported."""
         self._advantage = make_training_advantage(self.training)
+        self._remembering = self._advantage if isinstance(self._advantage, Remembering) else None
         self._source = None if self.training.from_run is None else RunReader(Path(self.training.from_run))
         self._recorded: Iterator[RecordedBatch] = iter(())
         """Batches of `from_run` that are not trained on yet."""
@@ -271,7 +273,9 @@ class TrainingRun:
         return set(played)
 
     def _restore(self) -> int:
-        return self.state.restore(self.trainer, self.folder, self.folder.path / CHECKPOINTS)
+        return self.state.restore(
+            self.trainer, self.folder, self.folder.path / CHECKPOINTS, self._remembering
+        )
 
     async def _next_batch(self) -> Batch:
         assert self.local is not None
@@ -311,7 +315,10 @@ class TrainingRun:
 
     def _step(self, groups: Sequence[Sequence[Trajectory]]) -> StepReport:
         self.state.add_left_out(groups)
-        return self.trainer.step(build_rows(groups, self._advantage, view=self.training.samples))
+        rows = build_rows(groups, self._advantage, view=self.training.samples)
+        if self._remembering is not None:
+            self._remembering.observe(groups)
+        return self.trainer.step(rows)
 
     async def _update(self) -> None:
         policy = self._policy
@@ -352,7 +359,9 @@ class TrainingRun:
 
     async def _checkpoint(self, done: int) -> None:
         place = self.folder.path / CHECKPOINTS
-        await self._in_thread(self.state.save, self.trainer, self.folder, place / f"{done:06d}", done)
+        await self._in_thread(
+            self.state.save, self.trainer, self.folder, place / f"{done:06d}", done, self._remembering
+        )
         keep_last(place, self.training.keep_checkpoints)
         if (
             self.local is not None or self._source is not None

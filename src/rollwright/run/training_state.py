@@ -19,7 +19,7 @@ from rollwright.run.folder import METRICS, RunFolder, RunReader
 from rollwright.run.retention import Forgotten, numbered, own_index
 from rollwright.run.training_record import TrainingRecord, forgotten_with, trained_in, training_rows
 from rollwright.run.trajectory_log import TRAJECTORIES, flush_to_disk
-from rollwright.training.advantages import left_out
+from rollwright.training.advantages import Remembering, left_out
 from rollwright.training.pipeline import LengthBias
 from rollwright.training.report import StepReport
 from rollwright.training.rows import untrained_turns
@@ -130,15 +130,29 @@ class TrainingState:
         lengths = {f"length/{name}": value for name, value in self.bias.row().items() if value is not None}
         return lengths | {f"left_out/{reason}": count for reason, count in self.left_out.items()}
 
-    def save(self, trainer: "Trainer", folder: RunFolder, place: Path, step: int) -> None:
-        """Write a checkpoint of the trainer and these counters."""
+    def save(
+        self,
+        trainer: "Trainer",
+        folder: RunFolder,
+        place: Path,
+        step: int,
+        advantage: Remembering | None = None,
+    ) -> None:
+        """Write a checkpoint of the trainer, these counters, and the memory of the advantage."""
         for name in (TRAJECTORIES, METRICS):  # the record is on the disk before a checkpoint refers to it
             flush_to_disk(folder.path / name)
         position = asdict(self.record.position(step))
         counters = {"staleness": dict(self.staleness), "left_out": dict(self.left_out)}
-        trainer.save(place, {"record": position, **counters})
+        memory = {} if advantage is None else {"advantage": advantage.state()}
+        trainer.save(place, {"record": position, **counters, **memory})
 
-    def restore(self, trainer: "Trainer", folder: RunFolder, checkpoints: Path) -> int:
+    def restore(
+        self,
+        trainer: "Trainer",
+        folder: RunFolder,
+        checkpoints: Path,
+        advantage: Remembering | None = None,
+    ) -> int:
         """Restore the newest intact checkpoint; returns its step, or 0 if there is none. Damaged ones are kept aside."""
         for place in reversed(numbered(checkpoints)):
             try:
@@ -152,6 +166,8 @@ class TrainingState:
             step = self.record.check(extra["record"], str(place))
             self.staleness.update({int(age): count for age, count in extra["staleness"].items()})
             self.left_out.update(extra["left_out"])
+            if advantage is not None:
+                advantage.restore(extra.get("advantage", {}))
             return step
         if self.forgotten.steps:
             # The batches from the base model to here are gone, so that only a checkpoint could have given the weights.

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,54 +54,36 @@ class SandboxError(RollwrightError):
     """A sandbox is unavailable for a reason that its code did not cause."""
 
 
-class ForkServer:
-    """Handle of the process that forks the sandboxes of one program; safe to use from any thread."""
+class ServerProcess:
+    """Handle of a server process that is given sockets to serve; safe to use from any thread. The process is started on
+    first use, and again after it died."""
 
-    def __init__(self, program: str, folders: Sequence[Path | str] = ()) -> None:
-        """`folders`: directories that a sandbox may read and import from, beside the standard library."""
-        # Each folder under both names: packages find their data by the given path, symbolic links point to the real one.
-        places = [place for each in folders for place in (Path(each).absolute(), Path(each).resolve())]
-        for each in places:
-            if not each.is_dir() or each == Path("/"):
-                raise ConfigError(
-                    f"sandbox folders: {each} is not a folder that can be mounted; give existing folders, not /"
-                )
-        self._program = program
-        self._folders = tuple(dict.fromkeys(map(str, places)))
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._arguments = (module, *arguments)
         self._lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def start(self, limits: SandboxLimits, *, is_confined: bool = True) -> socket.socket:
-        """Starts a sandbox and returns its socket, on which `Ready` arrives first."""
-        if sys.platform != "linux":
-            raise SandboxError(f"the Python sandbox needs Linux, and this is {sys.platform}")
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        request = StartRequest(limits, self._folders, is_confined)
-        with theirs, self._lock:
-            try:
-                self._send(request, theirs)
-            except OSError:  # the fork server died after the last request: start another one
-                self._end()
-                try:
-                    self._send(request, theirs)
-                except OSError as error:
-                    ours.close()
-                    raise SandboxError(f"the sandboxes' fork server cannot be started: {error}") from error
-        return ours
-
     def close(self) -> None:
-        """Ends the fork server and all its sandboxes; a later `start` starts a new one."""
+        """Ends the server; a later request starts a new one."""
         with self._lock:
             self._end()
 
     def abandon(self) -> None:
-        """Drops the handle in a forked child of this process; the fork server stays with the parent."""
+        """Drops the handle in a forked child of this process; the server stays with the parent."""
         self._lock = threading.Lock()  # a thread that did not survive the fork may hold the old one
         if self._control is not None:
             self._control.close()
         self.process = self._control = None
+
+    def _hand_over(self, send: Callable[[socket.socket], None]) -> None:
+        """Calls `send` with the server's control socket, once more with that of a new server if the last one died."""
+        with self._lock:
+            try:
+                send(self._connect())
+            except OSError:
+                self._end()
+                send(self._connect())
 
     def _end(self) -> None:
         process, control = self.process, self._control
@@ -112,19 +94,54 @@ class ForkServer:
             process.kill()
             process.wait()
 
-    def _send(self, request: StartRequest, line: socket.socket) -> None:
+    def _connect(self) -> socket.socket:
         if self._control is None or self.process is None or self.process.poll() is not None:
             self._end()
-            self._control, self.process = _spawn(self._program)
-        socket.send_fds(self._control, [msgspec.msgpack.encode(request)], [line.fileno()])
+            self._control, self.process = _spawn(*self._arguments)
+        return self._control
 
 
-def _spawn(program: str) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+class ForkServer(ServerProcess):
+    """Handle of the process that forks the sandboxes of one program; its sandboxes end with it."""
+
+    def __init__(self, program: str, folders: Sequence[Path | str] = ()) -> None:
+        """`folders`: directories that a sandbox may read and import from, beside the standard library."""
+        super().__init__("rollwright.sandbox.forkserver", program)
+        # Each folder under both names: packages find their data by the given path, symbolic links point to the real one.
+        places = [place for each in folders for place in (Path(each).absolute(), Path(each).resolve())]
+        for each in places:
+            if not each.is_dir() or each == Path("/"):
+                raise ConfigError(
+                    f"sandbox folders: {each} is not a folder that can be mounted; give existing folders, not /"
+                )
+        self._folders = tuple(dict.fromkeys(map(str, places)))
+
+    def start(self, limits: SandboxLimits, *, is_confined: bool = True) -> socket.socket:
+        """Starts a sandbox and returns its socket, on which `Ready` arrives first."""
+        if sys.platform != "linux":
+            raise SandboxError(f"the Python sandbox needs Linux, and this is {sys.platform}")
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        request = msgspec.msgpack.encode(StartRequest(limits, self._folders, is_confined))
+        with theirs:
+            try:
+                self._hand_over(lambda control: _send_file(control, request, theirs))
+            except OSError as error:
+                ours.close()
+                raise SandboxError(f"the sandboxes' fork server cannot be started: {error}") from error
+        return ours
+
+
+def _send_file(control: socket.socket, request: bytes, line: socket.socket) -> None:
+    socket.send_fds(control, [request], [line.fileno()])
+
+
+def _spawn(module: str, *arguments: str) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
     # SEQPACKET keeps message boundaries, so that each file descriptor arrives with its own request.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-m", "rollwright.sandbox.forkserver", program],
+            [sys.executable, "-s", "-P", "-m", module, *arguments],
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -272,9 +289,10 @@ class SandboxFactory:
         self._allow_unconfined = allow_unconfined
         self._is_confined = True
 
-    async def open(self) -> Sandbox:
-        """Starts a sandbox and waits until it can run code."""
-        sandbox = self._start()
+    async def open(self, limits: SandboxLimits | None = None) -> Sandbox:
+        """Starts a sandbox, with other limits than the factory's if some are given, and waits until it can run code."""
+        limits = limits or self.limits
+        sandbox = self._start(limits)
         missing = await sandbox.wait_until_ready()
         if not missing:
             return sandbox
@@ -285,7 +303,7 @@ class SandboxFactory:
             )
         _log.warning("code runs with limits only; missing is %s", missing)
         self._is_confined = False
-        sandbox = self._start()
+        sandbox = self._start(limits)
         if missing := await sandbox.wait_until_ready():
             raise SandboxError(f"the Python sandbox cannot run code on this machine; missing is {missing}")
         return sandbox
@@ -294,5 +312,5 @@ class SandboxFactory:
         """Ends the fork server and all its sandboxes; a later `open` starts a new one."""
         self._fork_server.close()
 
-    def _start(self) -> Sandbox:
-        return Sandbox(self._fork_server.start(self.limits, is_confined=self._is_confined), self.limits)
+    def _start(self, limits: SandboxLimits) -> Sandbox:
+        return Sandbox(self._fork_server.start(limits, is_confined=self._is_confined), limits)

@@ -59,20 +59,20 @@ _MIN_INODES, _BYTES_PER_INODE = 1024, 1 << 14
 _CAPABILITY_VERSION = 0x2008_0522
 
 
-def _check(result: int, call: str) -> None:
+def check_result(result: int, call: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
 @cache
-def _libc() -> ctypes.CDLL:
+def libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, *arguments: int) -> None:
     padded = [ctypes.c_ulong(each) for each in (*arguments, 0, 0, 0, 0)[:4]]
-    _check(_libc().prctl(option, *padded), f"prctl {option}")
+    check_result(libc().prctl(option, *padded), f"prctl {option}")
 
 
 def set_parent_death_signal() -> None:
@@ -90,7 +90,7 @@ def install_seccomp_filter(program: bytes) -> None:
 
 
 def unshare(spaces: int) -> None:
-    _check(_libc().unshare(ctypes.c_int(spaces)), "unshare")
+    check_result(libc().unshare(ctypes.c_int(spaces)), "unshare")
 
 
 def map_own_ids(user: int, group: int) -> None:
@@ -108,34 +108,34 @@ def become_nobody() -> None:
 
 def drop_capabilities() -> None:
     header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
-    _check(_libc().capset(header, bytes(24)), "capset")
+    check_result(libc().capset(header, bytes(24)), "capset")
 
 
 def make_mounts_private() -> None:
     """Keeps later mounts from propagating to other mount namespaces."""
-    _mount(None, "/", None, _MS_REC | _MS_PRIVATE, None)
+    mount(None, "/", None, _MS_REC | _MS_PRIVATE, None)
 
 
 def mount_tmpfs(at: Path, size: int, mode: int) -> None:
     """Mounts a tmpfs of `size` bytes; its inode limit is in proportion, because empty files take memory too."""
     inodes = max(_MIN_INODES, size // _BYTES_PER_INODE)
     options = f"size={size},nr_inodes={inodes},mode={mode:o}"
-    _mount("tmpfs", str(at), "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+    mount("tmpfs", str(at), "tmpfs", _MS_NOSUID | _MS_NODEV, options)
 
 
 def make_read_only(at: Path) -> None:
-    _mount(None, str(at), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV, None)
+    mount(None, str(at), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV, None)
 
 
 def bind_read_only(source: Path, at: Path) -> None:
     """Bind-mounts `source` at `at`, read-only."""
-    _mount(str(source), str(at), None, _MS_BIND | _MS_REC, None)
+    mount(str(source), str(at), None, _MS_BIND | _MS_REC, None)
     # A bind mount takes MS_RDONLY only in a remount, and an unprivileged user may not clear flags in a remount.
     had = os.statvfs(source).f_flag
     kept = had & (_MS_NOEXEC | _MS_NOATIME | _MS_NODIRATIME)
     kept |= _MS_RELATIME if had & _ST_RELATIME else 0
     flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV | kept
-    _mount(None, str(at), None, flags, None)
+    mount(None, str(at), None, flags, None)
 
 
 def pivot_root(folder: Path) -> None:
@@ -145,15 +145,15 @@ def pivot_root(folder: Path) -> None:
     if number is None:
         raise OSError(f"pivot_root: its system-call number on {platform.machine()} is unknown")
     # Old and new root in one place: the old one is stacked on top, and detached without a directory of its own.
-    _check(_libc().syscall(number, b".", b"."), "pivot_root")
-    _check(_libc().umount2(b".", _MNT_DETACH), "umount")
+    check_result(libc().syscall(number, b".", b"."), "pivot_root")
+    check_result(libc().umount2(b".", _MNT_DETACH), "umount")
     os.chdir("/")
 
 
-def _mount(source: str | None, at: str, kind: str | None, flags: int, options: str | None) -> None:
+def mount(source: str | None, at: str, kind: str | None, flags: int, options: str | None) -> None:
     texts = [None if each is None else os.fsencode(each) for each in (source, at, kind, options)]
-    result = _libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
-    _check(result, f"mount {at}")
+    result = libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
+    check_result(result, f"mount {at}")
 
 
 _ROOT = Path("/proc")

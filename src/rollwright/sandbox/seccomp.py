@@ -91,6 +91,8 @@ class SeccompRules:
     checks: tuple[ArgumentCheck, ...]
     unknown: tuple[str, ...] = ()
     """Calls that fail with ENOSYS, so that libc falls back to older forms whose arguments can be checked."""
+    refused: str = ""
+    """Calls that fail with EPERM. Where there are any, every call that is not named is allowed."""
 
 
 SANDBOX_RULES = SeccompRules(
@@ -104,6 +106,23 @@ SANDBOX_RULES = SeccompRules(
     ("clone3 435 435",),
 )
 """Calls of a program that computes in one process, with threads and files of its own."""
+
+_NEW_NAMESPACES = 0x7E02_0000
+"""Flags of `clone` that make namespaces: in one of its own a process would have all capabilities again."""
+
+BOX_RULES = SeccompRules(
+    "",
+    (ArgumentCheck("clone 56 220", 0, _IF_ANY_BIT, (_NEW_NAMESPACES,), False),),
+    ("clone3 435 435", "io_uring_setup 425 425", "io_uring_enter 426 426", "io_uring_register 427 427"),
+    """acct 163 89, add_key 248 217, bpf 321 280, clock_adjtime 305 266, clock_settime 227 112, delete_module 176 106,
+    finit_module 313 273, fsconfig 431 431, fsmount 432 432, fsopen 430 430, fspick 433 433, init_module 175 105,
+    ioperm 173 -, iopl 172 -, kexec_file_load 320 294, kexec_load 246 104, keyctl 250 219, lookup_dcookie 212 18,
+    mount 165 40, mount_setattr 442 442, move_mount 429 429, nfsservctl 180 42, open_by_handle_at 304 265,
+    open_tree 428 428, perf_event_open 298 241, pivot_root 155 41, quotactl 179 60, reboot 169 142,
+    request_key 249 218, setns 308 268, settimeofday 164 170, swapoff 168 225, swapon 167 224, umount2 166 39,
+    unshare 272 97, userfaultfd 323 282, vhangup 153 58""",
+)
+"""A box runs any program; refused are the calls by which others have got out of containers."""
 
 
 @cache
@@ -121,9 +140,12 @@ def compile_filter(rules: SeccompRules, machine: str | None = None) -> bytes | N
         (_IF_AT_LEAST, 0, 1, _X32_CALLS),
         (_RETURN, 0, 0, _REFUSE),
     ]
-    for call in rules.calls.split(","):
+    for call in filter(None, rules.calls.split(",")):
         if (number := _number(call, column)) is not None:
             instructions += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    for call in filter(None, rules.refused.split(",")):
+        if (number := _number(call, column)) is not None:
+            instructions += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
     for call in rules.unknown:
         if (number := _number(call, column)) is not None:
             instructions += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _UNKNOWN)]
@@ -139,7 +161,7 @@ def compile_filter(rules: SeccompRules, machine: str | None = None) -> bytes | N
             ]
             block = [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * check.argument), *tests, (_RETURN, 0, 0, when_false)]
             instructions += [(_IF_EQUAL, 0, len(block), number), *block]
-    instructions.append((_RETURN, 0, 0, _REFUSE))
+    instructions.append((_RETURN, 0, 0, _ALLOW if rules.refused else _REFUSE))
     return b"".join(struct.pack("HBBI", *each) for each in instructions)
 
 

@@ -10,10 +10,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rollwright.training.losses import TokenLosses, k3, token_coefficients, token_losses
-from rollwright.training.micro_batches import MicroBatch, PackedRow, collate, plan
+from rollwright.training.losses import (
+    TokenLosses,
+    UpdateTokens,
+    k3,
+    prepare,
+    prepares,
+    rollout_indices,
+    token_coefficients,
+    token_losses,
+)
+from rollwright.training.micro_batches import MicroBatch, PackedRow, bundle_rows, collate, plan_bundles
 from rollwright.training.model import TrainedModel
-from rollwright.training.settings import LossSettings
+from rollwright.training.settings import LossSettings, Ratio
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,8 @@ class TokenTally:
     """Trained tokens."""
     computed: int = 0
     """All tokens, without padding."""
+    shared: int = 0
+    """Tokens that were not computed because another row has them in the same place."""
     padded: int = 0
     """All tokens, with padding."""
     micro_batches: int = 0
@@ -50,8 +61,9 @@ class TokenTally:
         return self.sums.get(name, 0.0) / self.tokens if self.tokens else 0.0
 
     def add(
-        self, batch: MicroBatch, computed: int, loss: Tensor, terms: TokenLosses, new: Tensor, entropy: Tensor
+        self, batch: MicroBatch, length: int, loss: Tensor, terms: TokenLosses, new: Tensor, entropy: Tensor
     ) -> None:
+        """`length`: tokens of the rows, counted in each of them."""
         gap = (new.detach() - batch.engine).abs()
         named = {
             "entropy": entropy.detach().sum(),
@@ -71,7 +83,8 @@ class TokenTally:
         for name, number in zip(named, numbers[3:], strict=True):
             self.sums[name] = self.sums.get(name, 0.0) + number
         self.tokens += len(batch.targets)
-        self.computed += computed
+        self.computed += batch.computed
+        self.shared += length - batch.computed
         self.padded += batch.tokens
         self.micro_batches += 1
 
@@ -83,18 +96,32 @@ def add_gradients(
     *,
     tokens_per_micro_batch: int,
     before: BeforeStep = NOTHING_BEFORE,
+    seed: int = 0,
     on_progress: Callable[[], None] = lambda: None,
 ) -> TokenTally:
     """Adds the gradient of the loss of `rows` to the model's parameters. `on_progress` is called after every micro-batch.
 
-    A row without an advantage counts in the divisor of the loss, but is not computed if its gradient is 0.
+    `seed`: for losses that choose tokens at random. A row without an advantage counts in the divisor of the loss, but is not
+    computed if its gradient is 0.
     """
     coefficients = token_coefficients(rows, settings)
     moving = [place for place, row in enumerate(rows) if not settings.only_advantages or row.advantages.any()]
     tally = TokenTally()
-    for chosen in plan([rows[place].length for place in moving], tokens_per_micro_batch):
-        places = [moving[each] for each in chosen]
-        batch = collate(rows, places, model.device)
+    prepared: list[dict[str, Tensor]] | None = None
+    if moving and prepares(settings):
+        current = logprobs_of_rows(
+            lambda batch: model.logprobs(batch)[0],
+            rows,
+            model.device,
+            tokens_per_micro_batch,
+            on_progress,
+            tokens_per_pair=model.tokens_per_pair,
+        )
+        prepared = prepare_rows(rows, current, before.proximal, settings, seed)
+    joined = bundle_rows(rows, moving, tokens_per_micro_batch, model.tokens_per_pair)
+    for bundles in plan_bundles(joined, tokens_per_micro_batch):
+        batch = collate(rows, bundles, model.device)
+        places = batch.rows
         new, entropy = model.logprobs(batch, entropy_gradient=settings.entropy_coefficient > 0)
         terms = token_losses(
             new,
@@ -104,6 +131,7 @@ def add_gradients(
             proximal=_of(before.proximal, places),
             reference=_of(before.reference, places),
             entropy=entropy,
+            prepared=None if prepared is None else _joined([prepared[place] for place in places]),
         )
         weights = torch.cat([coefficients[place] for place in places]).to(model.device)
         loss = (weights * terms.losses).sum()
@@ -111,6 +139,36 @@ def add_gradients(
         tally.add(batch, sum(rows[place].length for place in places), loss, terms, new, entropy)
         on_progress()
     return tally
+
+
+def prepare_rows(
+    rows: Sequence[PackedRow],
+    current: Sequence[Tensor],
+    proximal: Sequence[Tensor] | None,
+    settings: LossSettings,
+    seed: int,
+) -> list[dict[str, Tensor]]:
+    """For each row, the tensors that the loss prepares from all rows of the update; `current`: their log-probabilities."""
+    new = torch.cat(list(current))
+    before = new if proximal is None else torch.cat(list(proximal))
+    engine = torch.cat([row.engine for row in rows]).to(new.device)
+    update = UpdateTokens(
+        new=new,
+        old=before if settings.ratio is Ratio.PROXIMAL else engine,
+        before=before,
+        engine=engine,
+        advantages=torch.cat([row.advantages for row in rows]).to(new.device),
+        weights=torch.cat([row.weights for row in rows]).to(new.device),
+        rollouts=rollout_indices(rows).to(new.device),
+        seed=seed,
+    )
+    sizes = [len(row.targets) for row in rows]
+    found = {name: torch.split(each, sizes) for name, each in prepare(update, settings).items()}
+    return [{name: parts[place] for name, parts in found.items()} for place in range(len(rows))]
+
+
+def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _of(values: Sequence[Tensor] | None, places: Sequence[int]) -> Tensor | None:
@@ -123,14 +181,17 @@ def logprobs_of_rows(
     device: torch.device,
     tokens_per_micro_batch: int,
     on_progress: Callable[[], None] = lambda: None,
+    *,
+    tokens_per_pair: float | None = None,
 ) -> list[Tensor]:
     """For each row, the result of `score` for its trained tokens, without gradient."""
     found: list[Tensor] = [torch.empty(0)] * len(rows)
     with torch.no_grad():
-        for places in plan([row.length for row in rows], tokens_per_micro_batch):
-            scores = score(collate(rows, places, device))
-            sizes = [len(rows[place].targets) for place in places]
-            for place, own in zip(places, torch.split(scores, sizes), strict=True):
+        joined = bundle_rows(rows, range(len(rows)), tokens_per_micro_batch, tokens_per_pair)
+        for bundles in plan_bundles(joined, tokens_per_micro_batch):
+            batch = collate(rows, bundles, device)
+            sizes = [len(rows[place].targets) for place in batch.rows]
+            for place, own in zip(batch.rows, torch.split(score(batch), sizes), strict=True):
                 found[place] = own
             on_progress()
     return found

@@ -1,16 +1,17 @@
-"""Rows as tensors, in micro-batches of rows with similar length.
+"""Rows as tensors, in micro-batches of bundles with similar length.
 
-Always true: padding is on the right, where a causal model does not attend to it, so no attention mask is needed and the
-fast attention kernels apply. Tokens after the last trained token of a row are not computed. Only positions whose next token
-is trained reach the output head.
+Always true: padding is on the right, where a causal model does not attend to it, so plain bundles need no attention mask and
+the fast attention kernels apply; in a bundle with branches, a token attends to the tokens of its own row alone. Tokens after
+the last trained token of a row are not computed. Only positions whose next token is trained reach the output head, each once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from rollwright.training.prefixes import Bundle, Joining, Member, bundle, separate
 from rollwright.training.rows import NotTrainable, Row
 from rollwright.trajectory import MIN_TEMPERATURE, NO_TEMPERATURE, TokenIds
 
@@ -117,6 +118,31 @@ def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return found
 
 
+def bundle_rows(
+    packed: Sequence[PackedRow], chosen: Sequence[int], budget: int, tokens_per_pair: float | None
+) -> list[Bundle]:
+    """Bundles of the chosen rows. `tokens_per_pair`: see `Joining`; `None`: every row alone."""
+    if tokens_per_pair is None:
+        found = separate([packed[row].length for row in chosen])
+    else:
+        found = bundle([packed[row].inputs.numpy() for row in chosen], Joining(budget, tokens_per_pair))
+    return [
+        replace(each, members=tuple(Member(chosen[row], shared) for row, shared in each.members))
+        for each in found
+    ]
+
+
+def plan_bundles(bundles: Sequence[Bundle], budget: int) -> list[list[Bundle]]:
+    """Partitions bundles into micro-batches. Plain ones, which need no attention mask, stay among themselves."""
+    found = []
+    for plain in (True, False):
+        alike = [each for each in bundles if each.plain is plain]
+        found += [
+            [alike[place] for place in chosen] for chosen in plan([each.length for each in alike], budget)
+        ]
+    return found
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Rows that go through the model together; the trained tokens of all rows are concatenated."""
@@ -124,14 +150,22 @@ class MicroBatch:
     rows: Sequence[int]
     """Indices of these rows in the batch."""
     inputs: Tensor
-    """Shape: rows × longest row."""
+    """Shape: bundles × longest bundle."""
     places: Tensor
-    """Positions of the predecessors of trained tokens in the flattened `inputs`."""
+    """Positions of the predecessors of trained tokens in the flattened `inputs`, each once."""
     targets: Tensor
     engine: Tensor
     advantages: Tensor
     temperatures: Tensor | float = 1.0
-    """A number if it is the same for all tokens, which is cheaper."""
+    """One for each of `places`; a number if it is the same for all, which is cheaper."""
+    mask: Tensor | None = None
+    """Whether each token attends to each other one; `None`: to all before it."""
+    positions: Tensor | None = None
+    """Position of each token in its row; `None`: the position in the sequence."""
+    choices: Tensor | None = None
+    """For each trained token, the index of its predecessor in `places`; `None`: no two tokens have the same one."""
+    computed: int = 0
+    """Number of tokens without padding."""
 
     @property
     def tokens(self) -> int:
@@ -139,21 +173,54 @@ class MicroBatch:
         return self.inputs.numel()
 
 
-def collate(packed: Sequence[PackedRow], rows: Sequence[int], device: torch.device) -> MicroBatch:
+def collate(packed: Sequence[PackedRow], bundles: Sequence[Bundle], device: torch.device) -> MicroBatch:
+    width = max(each.length for each in bundles)
+    inputs = torch.zeros(len(bundles), width, dtype=torch.long)
+    branched = not all(each.plain for each in bundles)
+    positions = torch.zeros_like(inputs) if branched else None
+    mask = torch.eye(width, dtype=torch.bool).repeat(len(bundles), 1, 1, 1) if branched else None
+    places = []
+    for number, each in enumerate(bundles):
+        path, used = torch.empty(0, dtype=torch.long), 0
+        for row, shared in each.members:
+            own = packed[row].inputs[shared:]
+            new = slice(used, used + len(own))
+            if mask is not None and positions is not None:
+                positions[number, new] = torch.arange(shared, shared + len(own))
+                mask[number, 0, new, path[:shared]] = True
+                mask[number, 0, new, new] = torch.ones(len(own), len(own), dtype=torch.bool).tril()
+            inputs[number, new] = own
+            path = torch.cat((path[:shared], torch.arange(used, used + len(own))))
+            used += len(own)
+            places.append(path[packed[row].places] + width * number)
+    rows = [member.row for each in bundles for member in each.members]
     chosen = [packed[row] for row in rows]
-    width = max(row.length for row in chosen)
-    inputs = torch.zeros(len(chosen), width, dtype=torch.long)
-    for place, row in enumerate(chosen):
-        inputs[place, : row.length] = row.inputs
-    temperatures = torch.cat([row.temperatures for row in chosen])
-    first = float(temperatures[0])
-    places = [row.places + width * place for place, row in enumerate(chosen)]
+    at, choices, temperatures = _unique(torch.cat(places), torch.cat([row.temperatures for row in chosen]))
     return MicroBatch(
         rows=rows,
         inputs=inputs.to(device),
-        places=torch.cat(places).to(device),
+        places=at.to(device),
         targets=torch.cat([row.targets for row in chosen]).to(device),
         engine=torch.cat([row.engine for row in chosen]).to(device),
         advantages=torch.cat([row.advantages for row in chosen]).to(device),
-        temperatures=first if bool((temperatures == first).all()) else temperatures.to(device),
+        temperatures=temperatures if isinstance(temperatures, float) else temperatures.to(device),
+        mask=None if mask is None else mask.to(device),
+        positions=None if positions is None else positions.to(device),
+        choices=None if choices is None else choices.to(device),
+        computed=sum(each.length for each in bundles),
     )
+
+
+def _unique(places: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor | None, Tensor | float]:
+    """Each place once, with its temperature, and for each token the index of its place. Branches that follow the same prefix
+    are drawn from the same distribution, which is then computed once."""
+    first = float(temperatures[0])
+    same = bool((temperatures == first).all())
+    if len(torch.unique(places)) == len(places):
+        return places, None, first if same else temperatures
+    if same:
+        found, choices = torch.unique(places, return_inverse=True)
+        return found, choices, first
+    pairs = torch.stack((places.double(), temperatures.double()), dim=1)
+    distinct, choices = torch.unique(pairs, dim=0, return_inverse=True)
+    return distinct[:, 0].long(), choices, distinct[:, 1].float()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rollwright.errors import ConfigError
 from rollwright.hardware import pick_device
+from rollwright.training.branch_attention import tokens_per_pair
 from rollwright.training.micro_batches import MicroBatch
 from rollwright.training.settings import LoraSettings, TrainerSettings
 
@@ -75,6 +76,8 @@ class TrainedModel:
         # Dropout would add noise to the probability ratios, so the model is never in training mode.
         self.module.eval()
         self._lora = settings.lora is not None
+        self.tokens_per_pair = tokens_per_pair(self.base) if settings.share_prefixes else None
+        """Cost of attention for rows that share a prefix; `None`: they are computed one by one."""
 
     @property
     def vocabulary(self) -> int:
@@ -103,17 +106,18 @@ class TrainedModel:
     ) -> tuple[Tensor, Tensor]:
         mixed = torch.autocast(self.device.type, torch.bfloat16) if self._bfloat16 else nullcontext()
         with mixed, _only_at(head, batch.places):
-            logits = module(input_ids=batch.inputs, use_cache=False).logits[0]
+            logits = module(input_ids=batch.inputs, use_cache=False, **_branches(batch)).logits[0]
         logits, heat = logits.float(), batch.temperatures
         if isinstance(heat, Tensor):
             logits = logits / heat.unsqueeze(1)
         elif heat != 1:
             logits = logits / heat
         norm = torch.logsumexp(logits, dim=-1)
-        chosen = logits.gather(1, batch.targets.unsqueeze(1)).squeeze(1) - norm
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = norm - (torch.softmax(logits, dim=-1) * logits).sum(dim=-1)
-        return chosen, entropy
+        if batch.choices is None:
+            return logits.gather(1, batch.targets.unsqueeze(1)).squeeze(1) - norm, entropy
+        return logits[batch.choices, batch.targets] - norm[batch.choices], entropy[batch.choices]
 
     def merged(self) -> dict[str, Tensor]:
         """Copies of all weights under the names of the base model, with adapters merged.
@@ -134,6 +138,13 @@ class TrainedModel:
                 copies[tensor.data_ptr()] = tensor.detach().clone()
             found[name.replace(".base_layer.", ".")] = copies[tensor.data_ptr()]
         return found
+
+
+def _branches(batch: MicroBatch) -> dict[str, Tensor]:
+    """Arguments of the model for bundles with branches."""
+    if batch.mask is None or batch.positions is None:
+        return {}
+    return {"attention_mask": batch.mask, "position_ids": batch.positions}
 
 
 @contextmanager

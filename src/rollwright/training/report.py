@@ -63,6 +63,8 @@ class StepReport:
     """Trained tokens of the batch."""
     computed_tokens: int = 0
     """Tokens that went through the model for gradients, over all epochs, without padding."""
+    shared_tokens: int = 0
+    """Tokens that did not, because another row has them behind the same prefix."""
     padding_share: float = 0.0
     """Share of padding among the tokens that went through the model."""
     micro_batches: int = 0

@@ -27,11 +27,11 @@ from rollwright.training.checkpoints import (
     write_folder,
 )
 from rollwright.training.gradients import BeforeStep, TokenTally, add_gradients, logprobs_of_rows
+from rollwright.training.losses import check_loss
 from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, scoring_row
 from rollwright.training.model import TrainedModel
 from rollwright.training.report import Skip, StepReport, batch_figures
 from rollwright.training.rows import Row
-from rollwright.training.settings import Ratio
 from rollwright.training.settings import TrainerSettings as TrainerSettings
 from rollwright.trajectory import MIN_TEMPERATURE, Floats, TokenIds, floats
 
@@ -70,6 +70,7 @@ class Trainer:
             raise ConfigError(
                 f"trainer: temperature is {temperature:g}; accepted: {MIN_TEMPERATURE:g} or more"
             )
+        check_loss(settings.loss)
         self.settings = settings
         self._total_updates, self._temperature, self._seed = total_updates, temperature, seed
         self.version = 0
@@ -157,11 +158,18 @@ class Trainer:
         def score(scores: Callable[[MicroBatch], Tensor]) -> list[Tensor]:
             return self._within_memory(
                 packed,
-                lambda budget: logprobs_of_rows(scores, packed, model.device, budget, self.on_progress),
+                lambda budget: logprobs_of_rows(
+                    scores,
+                    packed,
+                    model.device,
+                    budget,
+                    self.on_progress,
+                    tokens_per_pair=model.tokens_per_pair,
+                ),
             )
 
         # With a single update, the forward pass of the update gives the same log-probabilities.
-        own = loss.ratio is Ratio.PROXIMAL and self.settings.updates_per_step > 1
+        own = loss.uses_model_before_step and self.settings.updates_per_step > 1
         return BeforeStep(
             proximal=score(lambda batch: model.logprobs(batch)[0]) if own else None,
             reference=score(model.reference_logprobs) if loss.kl_coefficient else None,
@@ -176,6 +184,7 @@ class Trainer:
                 self.settings.loss,
                 tokens_per_micro_batch=budget,
                 before=before,
+                seed=rng.seed("loss", self._seed, self.updates),
                 on_progress=self.on_progress,
             )
 
@@ -253,7 +262,12 @@ class Trainer:
         found = self._within_memory(
             rows,
             lambda budget: logprobs_of_rows(
-                lambda batch: model.logprobs(batch)[0], rows, model.device, budget, self.on_progress
+                lambda batch: model.logprobs(batch)[0],
+                rows,
+                model.device,
+                budget,
+                self.on_progress,
+                tokens_per_pair=model.tokens_per_pair,
             ),
         )
         return [floats(each.tolist()) for each in found]
@@ -367,6 +381,7 @@ def _figures(tallies: Sequence[TokenTally], norms: Sequence[float]) -> dict[str,
         "gap_k3": first.mean("gap_k3"),
         "grad_norm": sum(norms) / len(norms) if norms else 0.0,
         "computed_tokens": computed,
+        "shared_tokens": sum(tally.shared for tally in tallies),
         "padding_share": 1 - computed / padded if padded else 0.0,
         "micro_batches": sum(tally.micro_batches for tally in tallies),
     }

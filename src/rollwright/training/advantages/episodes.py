@@ -16,6 +16,7 @@ from rollwright.training.advantages.base import (
     with_penalties,
     zeros,
 )
+from rollwright.training.advantages.running import ShrunkBaseline
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,24 @@ class DrGRPO:
 
 
 @dataclass(frozen=True)
-class RLOO:
-    """Reward minus the mean reward of the other members of the group."""
+class RLOO(ShrunkBaseline):
+    """Reward minus the mean reward of the other members of the group, shrunk towards the running value of the tag.
+
+    So a small group is compared with more than its few members, and a group whose members all fail or all succeed is not
+    without a signal. Unbiased for any fixed `kappa`.
+    """
+
+    kappa: float = 0.0
+    """Number of members that the running value counts as. 0: the group alone."""
+    decay: float = 0.95
+    """Factor by which the weight of earlier groups in the running value falls with each group; for `kappa` above 0."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
-        return _in_groups(groups, leave_one_out)
+        found = []
+        for group, rewards in zip(groups, _rewards(groups), strict=True):
+            prior = self.prior(group[0].tag) if group else None
+            found.append(leave_one_out(rewards, kappa=self.kappa, prior=prior))
+        return _spread(groups, found)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ V(leaf) is the reward of its path; V(turn) is the mean over its *children*, not 
 one of two siblings favour neither. A turn without siblings inherits the advantage of its parent. The siblings of a root are
 the roots of all rollouts of the group. A group of chains gives exactly RLOO (`TurnTree`) or Dr. GRPO (`SegmentValue`).
 
+A baseline never contains a value from below the turn that it is for. So it may be handed down: with `kappa` above 0, what a
+turn was compared with counts as `kappa` more siblings of each of its children, and the estimate stays unbiased.
+
 Identical siblings are stored once with a `count`. For its own advantage, a turn is compared with its copies too. For the
 advantage that its descendants inherit, it is compared with the different siblings alone: the copies have its own value,
 and a value must not be compared with itself.
@@ -11,6 +14,7 @@ and a value must not be compared with itself.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollwright.training.advantages.base import (
     Groups,
@@ -21,19 +25,56 @@ from rollwright.training.advantages.base import (
     with_penalties,
     zeros,
 )
+from rollwright.training.advantages.running import ShrunkBaseline
 from rollwright.trajectory import Trajectory, children, leaves
 
-Compare = Callable[[Sequence[float], Sequence[int]], list[tuple[float, float | None]]]
-"""From values and counts of siblings: the advantage of each, and the advantage that its descendants inherit (`None`: the
-one that it inherited itself)."""
+
+class Handed(NamedTuple):
+    """What a turn hands down to the turns below it."""
+
+    advantage: float = 0.0
+    """The advantage of a descendant without siblings."""
+    baseline: float | None = None
+    """What the turn was compared with; `None`: with nothing, or it is not used."""
+
+
+Compare = Callable[[Sequence[float], Sequence[int], Handed], list[tuple[float, Handed]]]
+"""From values and counts of siblings, and what their parent hands down: the advantage of each, and what it hands down."""
 
 
 @dataclass(frozen=True)
-class TurnTree:
-    """Value of a turn minus the mean value of its siblings."""
+class TurnTree(ShrunkBaseline):
+    """Value of a turn minus the mean value of its siblings, in which the baseline of its parent counts as `kappa` more of
+    them. What a root is compared with beside the other roots is the running value of its tag."""
+
+    kappa: float = 0.0
+    """Number of siblings that the parent's baseline counts as. 0: the siblings alone."""
+    decay: float = 0.95
+    """Factor by which the weight of earlier groups in the running value falls with each group; for `kappa` above 0."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
-        return _among_siblings(groups, _with_the_others)
+        return [
+            _group(group, kept, self._with_the_others, self.prior(group[0].tag) if group else None)
+            for group, kept in zip(groups, admitted(groups), strict=True)
+        ]
+
+    def _with_the_others(
+        self, values: Sequence[float], counts: Sequence[int], above: Handed
+    ) -> list[tuple[float, Handed]]:
+        prior, kappa = above.baseline or 0.0, 0.0 if above.baseline is None else self.kappa
+        total, size = sum(value * count for value, count in zip(values, counts, strict=True)), sum(counts)
+        found: list[tuple[float, Handed]] = []
+        for value, count, own in zip(
+            values, counts, leave_one_out(values, counts, kappa=kappa, prior=prior), strict=True
+        ):
+            different = size - count
+            if different or kappa:
+                baseline = (total - value * count + kappa * prior) / (different + kappa)
+                handed = Handed(own if count == 1 else value - baseline, baseline)
+            else:
+                handed = above
+            found.append((own, handed))
+        return found
 
 
 @dataclass(frozen=True)
@@ -45,27 +86,21 @@ class SegmentValue:
     """Whether the difference is divided by the standard deviation of the siblings' values."""
 
     def __call__(self, groups: Groups) -> TurnAdvantages:
-        return _among_siblings(groups, self._with_all)
+        return [
+            _group(group, kept, self._with_all, None)
+            for group, kept in zip(groups, admitted(groups), strict=True)
+        ]
 
-    def _with_all(self, values: Sequence[float], counts: Sequence[int]) -> list[tuple[float, float | None]]:
-        return [(each, each) for each in centred(values, counts, std=self.std)]
-
-
-def _with_the_others(values: Sequence[float], counts: Sequence[int]) -> list[tuple[float, float | None]]:
-    total, size = sum(value * count for value, count in zip(values, counts, strict=True)), sum(counts)
-    found: list[tuple[float, float | None]] = []
-    for value, count, own in zip(values, counts, leave_one_out(values, counts), strict=True):
-        different = size - count
-        handed = value - (total - value * count) / different if different else None
-        found.append((own, own if count == 1 and different else handed))
-    return found
+    def _with_all(
+        self, values: Sequence[float], counts: Sequence[int], above: Handed
+    ) -> list[tuple[float, Handed]]:
+        return [(each, Handed(each)) for each in centred(values, counts, std=self.std)]
 
 
-def _among_siblings(groups: Groups, compare: Compare) -> TurnAdvantages:
-    return [_group(group, kept, compare) for group, kept in zip(groups, admitted(groups), strict=True)]
-
-
-def _group(group: Sequence[Trajectory], kept: Sequence[bool], compare: Compare) -> list[list[float]]:
+def _group(
+    group: Sequence[Trajectory], kept: Sequence[bool], compare: Compare, prior: float | None
+) -> list[list[float]]:
+    """`prior`: what roots are compared with beside the other roots of the group."""
     values = [turn_values(each) if counts else [] for each, counts in zip(group, kept, strict=True)]
     roots = [
         (place, turn)
@@ -74,10 +109,14 @@ def _group(group: Sequence[Trajectory], kept: Sequence[bool], compare: Compare) 
         for turn in trajectory.turns
         if turn.after is None
     ]
-    compared = compare([values[place][turn.id] for place, turn in roots], [turn.count for _, turn in roots])
-    at_roots: list[dict[int, tuple[float, float]]] = [{} for _ in group]
-    for (place, turn), (own, handed) in zip(roots, compared, strict=True):
-        at_roots[place][turn.id] = (own, handed or 0.0)
+    compared = compare(
+        [values[place][turn.id] for place, turn in roots],
+        [turn.count for _, turn in roots],
+        Handed(baseline=prior),
+    )
+    at_roots: list[dict[int, tuple[float, Handed]]] = [{} for _ in group]
+    for (place, turn), credit in zip(roots, compared, strict=True):
+        at_roots[place][turn.id] = credit
     return [
         with_penalties(trajectory, _below_roots(trajectory, values[place], at_roots[place], compare))
         if counts
@@ -89,22 +128,21 @@ def _group(group: Sequence[Trajectory], kept: Sequence[bool], compare: Compare) 
 def _below_roots(
     trajectory: Trajectory,
     values: Sequence[float],
-    at_roots: Mapping[int, tuple[float, float]],
+    at_roots: Mapping[int, tuple[float, Handed]],
     compare: Compare,
 ) -> list[float]:
-    """Advantages of all turns, given own and inherited advantages of the roots."""
+    """Advantages of all turns, given the advantages of the roots and what they hand down."""
     found = dict(at_roots)
     below = children(trajectory.turns)
     for parent in trajectory.turns:  # parents come before their children
-        inherited = found[parent.id][1]
+        handed = found[parent.id][1]
         siblings = below.get(parent.id, [])
         counts = [trajectory.turns[each].count for each in siblings]
         if sum(counts) == 1:
-            found[siblings[0]] = (inherited, inherited)
+            found[siblings[0]] = (handed.advantage, handed)
             continue
-        compared = compare([values[each] for each in siblings], counts)
-        for child, (own, handed) in zip(siblings, compared, strict=True):
-            found[child] = (own, inherited if handed is None else handed)
+        compared = compare([values[each] for each in siblings], counts, handed)
+        found |= zip(siblings, compared, strict=True)
     return [found[turn.id][0] for turn in trajectory.turns]
 
 

@@ -1,0 +1,348 @@
+"""Boxes by bubblewrap over an overlay: the default backend on Linux.
+
+Start costs about as much as bubblewrap itself, because nothing is copied: the image is the read-only lower layer, and what
+the box writes goes to a layer of its own. `fork` copies that layer. The box has namespaces of its own for users, mounts,
+processes, network, IPC and host name; root in it is root there alone. What it does not promise: protection from faults of the
+kernel, which it shares with this machine.
+
+It has no network device but its loopback. The gateway, and a proxy for other hosts where its spec allows them, listen there
+(`rollwright.sandbox.relay`).
+"""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from rollwright.sandbox import cgroups
+from rollwright.sandbox.box import BoxError, BoxLabel, BoxSpec, CommandResult, Feature, Network
+from rollwright.sandbox.holder_client import HolderLine, HolderPool, own_process
+from rollwright.sandbox.images import UnpackedImage, unpacked
+from rollwright.sandbox.leases import BoxRecord, boot_id, boxes_folder, new_box_id, state_folder
+from rollwright.sandbox.messages import (
+    CopyRequest,
+    GetRequest,
+    HoldRequest,
+    ListenRequest,
+    PutRequest,
+    RunRequest,
+)
+from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay
+from rollwright.sandbox.transfer import OutputPipe, read_archive, unpack_folder, write_archive
+
+_KILL_SECONDS = 5.0
+"""Time for a command that was killed to be reported as ended."""
+
+_OWN_PROCESSES = 3
+"""Processes of a box in which no command runs: bubblewrap outside and inside, and the waiting shell."""
+
+
+class BubblewrapBackend:
+    """Starts boxes with bubblewrap. Belongs to one event loop."""
+
+    name = "bubblewrap"
+    features = frozenset(Feature)
+
+    def __init__(self, *, state: str = "") -> None:
+        """`state`: folder of boxes and images; empty: the user's."""
+        self.state = Path(state).absolute() if state else state_folder()
+        self.holders = HolderPool(self.state)
+
+    async def find_obstacle(self) -> str:
+        if sys.platform != "linux":
+            return f"needs Linux, and this is {sys.platform}"
+        if shutil.which("bwrap") is None:
+            return "the program bwrap is missing; install the package bubblewrap"
+        try:
+            box = await self.start(BoxSpec(), BoxLabel(worker="doctor", lease_seconds=30.0))
+        except BoxError as error:
+            return str(error)
+        try:
+            result = await box.run("true")
+        finally:
+            await box.stop()
+        return (
+            ""
+            if result.ok
+            else f"a command in a box ended with {result.exit_code}: {result.stderr.strip()[:200]}"
+        )
+
+    async def start(self, spec: BoxSpec, label: BoxLabel, *, gateway: str = "") -> "BubblewrapBox":
+        return await self._start(spec, label, gateway, upper="")
+
+    async def _start(self, spec: BoxSpec, label: BoxLabel, gateway: str, upper: str) -> "BubblewrapBox":
+        if spec.network is Network.GATEWAY and not gateway:
+            raise BoxError("network gateway: this attempt has no gateway; accepted: none, allowlist, public")
+        if shutil.which("bwrap") is None:
+            raise BoxError("the program bwrap is missing; install the package bubblewrap")
+        image = await asyncio.to_thread(unpacked, self.state, spec)
+        record = self.new_record(label, spec)
+        request = HoldRequest(
+            record,
+            str(boxes_folder(self.state) / record.id),
+            image.lower,
+            upper,
+            (*image.mounts, *spec.mounts),
+            spec.hostname,
+            spec.memory_mb << 20,
+            spec.processes,
+            spec.cpus,
+            spec.disk_mb << 20,
+        )
+        line, _ = await self.holders.hold(request)
+        box = BubblewrapBox(self, line, spec, image, gateway)
+        try:
+            await box.open_network()
+        except BaseException:
+            line.drop()
+            raise
+        return box
+
+    def new_record(self, label: BoxLabel, spec: BoxSpec) -> BoxRecord:
+        return BoxRecord(
+            id=new_box_id(self.state),
+            backend=self.name,
+            label=label if label.worker else msgspec.structs.replace(label, worker=own_process()),
+            image=spec.folder or spec.image,
+            boot_id=boot_id(),
+            holder=0,
+            holder_start=0,
+            created=time.time(),
+        )
+
+    async def aclose(self) -> None:
+        await self.holders.close()
+
+
+class BubblewrapSnapshot:
+    """Files of a box, as a layer that further boxes share."""
+
+    def __init__(self, backend: BubblewrapBackend, line: HolderLine, spec: BoxSpec) -> None:
+        self._backend = backend
+        self._line = line
+        self.spec = spec
+
+    async def delete(self) -> None:
+        await self._backend.holders.end(self._line)
+
+
+class BubblewrapBox:
+    """One box of bubblewrap."""
+
+    def __init__(
+        self, backend: BubblewrapBackend, line: HolderLine, spec: BoxSpec, image: UnpackedImage, gateway: str
+    ) -> None:
+        self._backend = backend
+        self._line = line
+        self._image = image.image
+        self._gateway = gateway
+        self._relays: list[Relay] = []
+        self._environment: dict[str, str] = {}
+        self._copies = 0
+        self.spec = spec
+        self.gateway_url = ""
+
+    @property
+    def id(self) -> str:
+        return self._line.record.id
+
+    @property
+    def label(self) -> BoxLabel:
+        return self._line.record.label
+
+    @property
+    def has_ended(self) -> bool:
+        return self._line.has_ended
+
+    async def run(
+        self,
+        command: str | list[str],
+        *,
+        seconds: float | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        stdin: bytes = b"",
+        max_output: int = 1 << 20,
+    ) -> CommandResult:
+        words = ("", command) if isinstance(command, str) else tuple(command)
+        if not words or not all(isinstance(each, str) and "\0" not in each for each in words):
+            raise BoxError("a command is a text or a list of words, without NUL characters")
+        request = RunRequest(
+            words,
+            {**self._image.environment, **self._environment, **self.spec.environment, **(environment or {})},
+            workdir or self.spec.workdir or self._image.workdir or "/",
+            user or self.spec.user or self._image.user or "0",
+        )
+        began = time.monotonic()
+        output, errors = OutputPipe(max_output), OutputPipe(max_output)
+        files = [_input_file(stdin)]
+        try:
+            files += [await output.open(), await errors.open()]
+            call = await self._line.open_call(request, files)
+        except BaseException:
+            output.close()
+            errors.close()
+            raise
+        finally:
+            for each in files:
+                os.close(each)
+        is_late = False
+        try:
+            try:
+                async with asyncio.timeout(seconds or self.spec.seconds):
+                    done, _ = await call.result()
+            except TimeoutError:
+                is_late = True
+                call.give_up()
+                async with asyncio.timeout(_KILL_SECONDS):
+                    done, _ = await call.result()
+            texts = await asyncio.gather(output.finish(), errors.finish())
+        except TimeoutError:
+            raise BoxError("a command could not be killed") from None
+        finally:
+            call.close()
+            output.close()
+            errors.close()
+        dropped = output.dropped + errors.dropped
+        return CommandResult(done.exit_code, *texts, is_late, dropped, time.monotonic() - began)
+
+    async def put(self, source: bytes | Path, path: str) -> None:
+        _check_path(path)
+        reading, writing = os.pipe()
+        request = PutRequest(unpack_folder(path, source))
+        await self._transfer(request, reading, lambda: _write(source, path, writing), writing)
+
+    async def get(self, path: str, into: Path | None = None) -> bytes:
+        _check_path(path)
+        reading, writing = os.pipe()
+        return await self._transfer(GetRequest(path), writing, lambda: _read(path, into, reading), reading)
+
+    async def snapshot(self) -> BubblewrapSnapshot:
+        record = self._backend.new_record(self.label, self.spec)
+        folder = boxes_folder(self._backend.state) / record.id
+        line, _ = await self._backend.holders.hold(HoldRequest(record, str(folder)))
+        try:
+            await self._copy_layer(folder / "files")
+        except BaseException:
+            line.drop()
+            raise
+        spec = self.spec.replace(layers=(str(folder / "files"), *self.spec.layers))
+        return BubblewrapSnapshot(self._backend, line, spec)
+
+    async def fork(self) -> "BubblewrapBox":
+        self._copies += 1
+        copied = self._line.folder / f"fork-{self._copies}"
+        await self._copy_layer(copied)
+        return await self._backend._start(self.spec, self.label, self._gateway, upper=str(copied))
+
+    async def fork_note(self) -> str:
+        running = len(cgroups.processes_in(cgroups.group_folders(self.id)[:1])) - _OWN_PROCESSES
+        return f"files only: {running} processes that run in the box are not copied" if running > 0 else ""
+
+    async def stop(self) -> None:
+        for relay in self._relays:
+            await relay.close()
+        self._relays.clear()
+        await self._backend.holders.end(self._line)
+
+    async def open_network(self) -> None:
+        """Opens the ways out that the spec allows."""
+        match self.spec.network:
+            case Network.GATEWAY:
+                await self._serve(Relay(self._gateway), GATEWAY_PORT)
+                self.gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
+            case Network.ALLOWLIST | Network.PUBLIC:
+                is_public = self.spec.network is Network.PUBLIC
+                await self._serve(ProxyRelay(None if is_public else self.spec.allowed_hosts), PROXY_PORT)
+                self._environment = proxy_variables(f"http://127.0.0.1:{PROXY_PORT}")
+                if self._gateway:
+                    await self._serve(Relay(self._gateway), GATEWAY_PORT)
+                    self.gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
+            case Network.NONE:
+                pass
+
+    async def _serve(self, relay: Relay, port: int) -> None:
+        call = await self._line.open_call(ListenRequest(port))
+        try:
+            _, files = await call.result()
+        finally:
+            call.close()
+        self._relays.append(relay)
+        await relay.serve(socket.socket(fileno=files[0]))
+
+    async def _copy_layer(self, into: Path) -> None:
+        call = await self._line.open_call(CopyRequest(str(into)))
+        try:
+            await call.result()
+        finally:
+            call.close()
+
+    async def _transfer(self, request: PutRequest | GetRequest, theirs: int, work, own: int) -> bytes:  # type: ignore[no-untyped-def]
+        try:
+            call = await self._line.open_call(request, [theirs])
+        except BaseException:
+            os.close(own)
+            raise
+        finally:
+            os.close(theirs)
+        try:
+            moving = asyncio.create_task(asyncio.to_thread(work))
+            async with asyncio.timeout(self.spec.seconds):
+                done, _ = await call.result()
+                moved: bytes = await moving
+        except TimeoutError:
+            raise BoxError(f"{request.path}: was not copied within {self.spec.seconds:g} s") from None
+        finally:
+            call.close()
+            moving.add_done_callback(_ignore)
+        if done.exit_code != 0:
+            raise BoxError(f"{request.path}: could not be copied")
+        return moved
+
+
+def proxy_variables(url: str) -> dict[str, str]:
+    """Variables by which programs find a proxy; both cases are in use."""
+    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+    return {**dict.fromkeys(names, url), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
+
+
+def _check_path(path: str) -> None:
+    if not path.startswith("/") or "\0" in path:
+        raise BoxError(f"a path in a box is absolute, got {path!r}")
+
+
+def _input_file(content: bytes) -> int:
+    if not content:
+        return os.open(os.devnull, os.O_RDONLY)
+    file = os.memfd_create("stdin")
+    view = memoryview(content)
+    while view:
+        view = view[os.write(file, view) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def _write(source: bytes | Path, path: str, file: int) -> bytes:
+    try:
+        with os.fdopen(file, "wb") as stream:
+            write_archive(source, path, stream)
+    except BrokenPipeError:
+        pass  # the box says why
+    return b""
+
+
+def _read(path: str, into: Path | None, file: int) -> bytes:
+    with os.fdopen(file, "rb") as stream:
+        return read_archive(stream, path, into)
+
+
+def _ignore(task: "asyncio.Task[bytes]") -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,144 @@
+"""Relays between the loopback of a box and services outside it.
+
+A listening socket that was opened in a box's network namespace can be served from outside: a connection to it reaches this
+process, and nothing else of the machine. `Relay` joins such connections with one fixed address, the attempt's gateway.
+`ProxyRelay` is an HTTP proxy that joins them with hosts that a rule allows; addresses of this machine and of private networks
+are always refused, so that a name in a foreign DNS cannot lead there.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+GATEWAY_PORT, PROXY_PORT = 9119, 9118
+"""Ports on a box's loopback. They are the same in every box, so that prompts which name them are the same, too."""
+
+_BLOCK = 64 * 1024
+_MAX_HEAD = 64 * 1024
+_CONNECT_SECONDS = 20.0
+_REFUSED = b"HTTP/1.1 %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
+
+
+class Relay:
+    """Joins every connection with one address."""
+
+    def __init__(self, url: str) -> None:
+        split = urlsplit(url)
+        self._host = split.hostname or "127.0.0.1"
+        self._port = split.port or (443 if split.scheme == "https" else 80)
+        self._tls = split.scheme == "https"
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve(self, listening: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._accept, sock=listening)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for each in self._connections:
+            each.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._join(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            other = await asyncio.open_connection(self._host, self._port, ssl=self._tls or None)
+        await _pump_both((reader, writer), other)
+
+
+class ProxyRelay(Relay):
+    """An HTTP proxy for allowed hosts."""
+
+    def __init__(self, allowed: Sequence[str] | None) -> None:
+        """`allowed`: names of hosts, `*.` before a domain for all below it; `None`: every public host."""
+        super().__init__("")
+        self._allowed = allowed
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if len(head) > _MAX_HEAD:
+            return
+        method, target, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
+        is_tunnel = method.upper() == "CONNECT"
+        split = urlsplit(f"//{target}" if is_tunnel else target)
+        host, port = split.hostname or "", split.port or (443 if is_tunnel else 80)
+        address = await self._find(host, port)
+        if address is None:
+            text = f"{host}: this box may not reach it".encode()
+            writer.write(_REFUSED % (b"403 Forbidden", len(text), text))
+            await writer.drain()
+            return
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            other = await asyncio.open_connection(address, port)
+        if is_tunnel:
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        else:
+            path = split.path or "/"
+            lines = head.split(b"\r\n")
+            lines[0] = f"{method} {path}{'?' + split.query if split.query else ''} HTTP/1.1".encode("latin-1")
+            # One request for each connection: the next one could be for another host.
+            kept = [each for each in lines[1:-2] if not each.lower().startswith((b"proxy-", b"connection:"))]
+            other[1].write(b"\r\n".join([lines[0], *kept, b"Connection: close", b"", b""]))
+        await _pump_both((reader, writer), other)
+
+    async def _find(self, host: str, port: int) -> str | None:
+        """The address of an allowed host; `None`: it is not allowed, or not public."""
+        if not host or not is_allowed(host, self._allowed):
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError:
+            return None
+        addresses = [str(each[4][0]) for each in found]
+        return next((each for each in addresses if is_public(each)), None)
+
+
+def is_allowed(host: str, allowed: Sequence[str] | None) -> bool:
+    """Whether a rule names the host, in whatever case."""
+    name = host.lower().rstrip(".")
+    return allowed is None or any(
+        name == each.lower() or (each.startswith("*.") and name.endswith(each[1:].lower()))
+        for each in allowed
+    )
+
+
+def is_public(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_global
+    except ValueError:
+        return False
+
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _pump_both(one: Stream, other: Stream) -> None:
+    """Copies both ways until both sides have ended."""
+    try:
+        await asyncio.gather(_pump(one[0], other[1]), _pump(other[0], one[1]))
+    finally:
+        other[1].close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while block := await reader.read(_BLOCK):
+            writer.write(block)
+            await writer.drain()
+        writer.write_eof()
