@@ -13,7 +13,7 @@ from rollwright.errors import ConfigError
 from rollwright.run.costs import BudgetReached, CostBook, price_of
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import play_run
-from rollwright.trajectory import OutsideCall, StopReason, Trajectory, Turn, Usage
+from rollwright.trajectory import OutsideCall, StopReason, TokenUsage, Trajectory, Turn
 
 PRICES = {"simulated": {"prompt": 1.0, "completion": 4.0}}
 
@@ -161,12 +161,12 @@ def test_a_rollout_counts_once_and_one_that_was_known_counts_nothing() -> None:
     made.add("r0", episode(0))
     made.add_free("r1")
     made.add("r1", episode(1))
-    assert made.ledger.total == Usage(1, 900, 0, 100, 0)
+    assert made.ledger.total == TokenUsage(1, 900, 0, 100, 0)
 
 
 def test_cached_and_reasoning_tokens_have_prices_of_their_own() -> None:
     price = PriceConfig(prompt=2, cached=0.5, completion=8, reasoning=4, call=0.001)
-    usage = Usage(calls=2, prompt=1000, cached=400, completion=500, reasoning=200)
+    usage = TokenUsage(calls=2, prompt=1000, cached=400, completion=500, reasoning=200)
     assert price_of(usage, price) == pytest.approx(0.002 + (600 * 2 + 400 * 0.5 + 300 * 8 + 200 * 4) / 1e6)
     plain = PriceConfig(prompt=2, completion=8)
     assert price_of(usage, plain) == pytest.approx((1000 * 2 + 500 * 8) / 1e6)
@@ -176,8 +176,8 @@ def test_judges_have_entries_of_their_own() -> None:
     made = book([0.0], tokens=100_000)
     judged = episode(0)
     judged.judged = (
-        OutsideCall("style", "judge-model", Usage(1, 50, 0, 5, 0)),
-        OutsideCall("facts", "", Usage(1, 7)),
+        OutsideCall("style", "judge-model", TokenUsage(1, 50, 0, 5, 0)),
+        OutsideCall("facts", "", TokenUsage(1, 7)),
     )
     made.add("r0", judged)
     sums = made.ledger.sums({"judge-model": PriceConfig(prompt=10), "simulated": PriceConfig(prompt=1)})

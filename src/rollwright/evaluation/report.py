@@ -34,7 +34,7 @@ SHOWN_ANSWER = 200
 
 
 @dataclass(frozen=True)
-class Sample:
+class PlayedSample:
     """One episode with a result."""
 
     tag: str
@@ -82,7 +82,7 @@ class EvaluationPlan:
 def build_report(
     about: Mapping[str, Any],
     plan: EvaluationPlan,
-    samples: Iterable[Sample],
+    samples: Iterable[PlayedSample],
     failed: Iterable[FailedSample],
     *,
     stopped_early: bool = False,
@@ -129,10 +129,10 @@ class _Table:
     """Samples by task, and the figures of any set of tasks."""
 
     def __init__(
-        self, plan: EvaluationPlan, samples: Sequence[Sample], failed: Sequence[FailedSample]
+        self, plan: EvaluationPlan, samples: Sequence[PlayedSample], failed: Sequence[FailedSample]
     ) -> None:
         self._plan = plan
-        self._samples: dict[int, list[Sample]] = {}
+        self._samples: dict[int, list[PlayedSample]] = {}
         self._failed: dict[int, list[FailedSample]] = {}
         for each in samples:
             self._samples.setdefault(each.place, []).append(each)
@@ -147,18 +147,18 @@ class _Table:
         flat = [each for group in groups for each in group]
         known = self.judged and bool(groups)
 
-        def estimate(value: Callable[[list[Sample]], float | None], figure: str, *, share: bool) -> Any:
+        def estimate(value: Callable[[list[PlayedSample]], float | None], figure: str, *, share: bool) -> Any:
             values = [found for group in groups if (found := value(group)) is not None]
             return self._estimate(values, len(groups) - len(values), f"{name}, {figure}", share=share)
 
-        def passed(k: int) -> Callable[[list[Sample]], float | None]:
+        def passed(k: int) -> Callable[[list[PlayedSample]], float | None]:
             return lambda group: (
                 pass_at_k(len(group), sum(each.success == 1 for each in group), k)
                 if len(group) >= k
                 else None
             )
 
-        def voted(k: int) -> Callable[[list[Sample]], float | None]:
+        def voted(k: int) -> Callable[[list[PlayedSample]], float | None]:
             return lambda group: (
                 majority_at_k([(each.answer, each.success or 0.0) for each in group], k)
                 if len(group) >= k
@@ -237,7 +237,7 @@ class _Table:
         }
 
 
-def _mean_components(samples: Sequence[Sample]) -> dict[str, float]:
+def _mean_components(samples: Sequence[PlayedSample]) -> dict[str, float]:
     names = sorted({name for each in samples for name in each.components})
     return {
         name: mean([each.components[name] for each in samples if name in each.components]) for name in names

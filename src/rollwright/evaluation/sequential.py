@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollwright.evaluation.distributions import NORMAL, repeated_looks
-from rollwright.evaluation.statistics import CONFIDENCE, Interval, closed_form
+from rollwright.evaluation.statistics import CONFIDENCE, ConfidenceInterval, closed_form
 
 GROWTH = 1.5
 """Factor between two looks: at most a third of the tasks at a stop were not needed, and few looks share the confidence."""
@@ -44,10 +44,10 @@ class StoppingPlan:
             return self.confidence
         return 2 * NORMAL.cdf(repeated_looks(self.looks, self.confidence)) - 1
 
-    def interval(self, values: Sequence[float], *, share: bool) -> Interval | None:
-        """Interval of the mean that is valid whichever look it is of."""
+    def interval(self, values: Sequence[float], *, share: bool) -> ConfidenceInterval | None:
+        """ConfidenceInterval of the mean that is valid whichever look it is of."""
         found = closed_form(values, share=share, confidence=self.look_confidence)
-        return None if found is None else Interval(found.low, found.high, self.confidence)
+        return None if found is None else ConfidenceInterval(found.low, found.high, self.confidence)
 
     def stops(self, values: Sequence[float], *, share: bool) -> bool:
         """Whether the evaluation ends with these values, one for each task that was played until a look."""

@@ -88,7 +88,7 @@ def _win_share(count: int, others: Sequence[int], k: int) -> Fraction:
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A confidence interval of a mean over tasks."""
 
     low: float
@@ -113,8 +113,10 @@ def standard_error(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((each - middle) ** 2 for each in values) / (count - 1) / count)
 
 
-def closed_form(values: Sequence[float], *, share: bool, confidence: float = CONFIDENCE) -> Interval | None:
-    """Interval of the mean of one value for each task; `None` for fewer than two tasks, which say nothing of their spread.
+def closed_form(
+    values: Sequence[float], *, share: bool, confidence: float = CONFIDENCE
+) -> ConfidenceInterval | None:
+    """ConfidenceInterval of the mean of one value for each task; `None` for fewer than two tasks, which say nothing of their spread.
 
     `share`: the values are shares from 0 to 1, and so is the interval.
     """
@@ -124,13 +126,13 @@ def closed_form(values: Sequence[float], *, share: bool, confidence: float = CON
     middle = mean(values)
     quantile = t_quantile((1 + confidence) / 2, len(values) - 1)
     if not share:
-        return Interval(middle - quantile * error, middle + quantile * error, confidence)
+        return ConfidenceInterval(middle - quantile * error, middle + quantile * error, confidence)
     size = _independent_tasks(len(values), middle, error)
     spread = max(0.0, middle * (1 - middle))
     pull = quantile * quantile / size
     centre = (middle + pull / 2) / (1 + pull)
     half = quantile / (1 + pull) * math.sqrt(spread / size + pull / (4 * size))
-    return Interval(max(0.0, centre - half), min(1.0, centre + half), confidence)
+    return ConfidenceInterval(max(0.0, centre - half), min(1.0, centre + half), confidence)
 
 
 def _independent_tasks(tasks: int, middle: float, error: float) -> float:
@@ -150,8 +152,8 @@ def _independent_tasks(tasks: int, middle: float, error: float) -> float:
 
 def bootstrap(
     values: Sequence[float], seed: int, *, confidence: float = CONFIDENCE, draws: int = BOOTSTRAP_DRAWS
-) -> Interval | None:
-    """Interval of the mean from resampled tasks; `None` for fewer than two.
+) -> ConfidenceInterval | None:
+    """ConfidenceInterval of the mean from resampled tasks; `None` for fewer than two.
 
     Percentiles are moved outwards as far as Student's t exceeds the normal distribution, because resampled means spread
     too little with few tasks (Hesterberg's expanded percentiles).
@@ -164,7 +166,7 @@ def bootstrap(
     means = sorted(math.fsum(random.choices(values, k=count)) / count for _ in range(draws))
     quantile = t_quantile((1 + confidence) / 2, count - 1) * math.sqrt(count / (count - 1))
     tail = NORMAL.cdf(-quantile)
-    return Interval(_percentile(means, tail), _percentile(means, 1 - tail), confidence)
+    return ConfidenceInterval(_percentile(means, tail), _percentile(means, 1 - tail), confidence)
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
@@ -181,7 +183,7 @@ class PairedComparison:
     tasks: int
     difference: float
     """Second minus first, mean over tasks."""
-    interval: Interval | None
+    interval: ConfidenceInterval | None
     p_value: float | None
     """Probability of a difference at least as large if both were equally good; `None` for fewer than two tasks."""
     test: str

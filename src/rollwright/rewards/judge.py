@@ -21,7 +21,7 @@ from rollwright.rewards.failure import NoReward, describe, one_line
 from rollwright.rewards.functions import Value
 from rollwright.rewards.scored import ScoredAttempt, TaskRow
 from rollwright.rewards.settings import JudgeReward, JudgeSettings
-from rollwright.trajectory import FinishReason, Message, Usage
+from rollwright.trajectory import FinishReason, Message, TokenUsage
 from rollwright.trajectory.usage import note_call
 
 Verdict = TypeVar("Verdict")
@@ -156,7 +156,7 @@ class JudgeModel:
                     raise
                 raise NoReward(f"the judge's policy failed: {describe(error)}") from error
         read = made.prompt_tokens if ids is None else len(ids)
-        used = Usage(1, read, made.cached_tokens, made.completion_tokens, made.reasoning_tokens)
+        used = TokenUsage(1, read, made.cached_tokens, made.completion_tokens, made.reasoning_tokens)
         note_call(self._name, used)
         text = made.text
         if renderer is not None and ids is not None:

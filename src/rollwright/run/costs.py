@@ -21,7 +21,7 @@ from rollwright.engines.settings import PriceConfig, model_name
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.rollout.settings import BudgetConfig
 from rollwright.run.folder import RunFolder, RunReader
-from rollwright.trajectory import Trajectory, Usage
+from rollwright.trajectory import TokenUsage, Trajectory
 
 MILLION = 1_000_000
 
@@ -56,20 +56,20 @@ class CostKey(NamedTuple):
 class CostLedger:
     """Tokens by model, agent, tag and judge; seconds by tag."""
 
-    used: dict[CostKey, Usage] = field(default_factory=dict)
+    used: dict[CostKey, TokenUsage] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds that episodes took, summed over them."""
     rollouts: int = 0
 
-    def add(self, used: Mapping[CostKey, Usage], seconds: float, tag: str) -> None:
+    def add(self, used: Mapping[CostKey, TokenUsage], seconds: float, tag: str) -> None:
         self.rollouts += 1
         self.seconds[tag] = self.seconds.get(tag, 0.0) + seconds
         for key, usage in used.items():
-            self.used[key] = self.used.get(key, Usage()) + usage
+            self.used[key] = self.used.get(key, TokenUsage()) + usage
 
     @property
-    def total(self) -> Usage:
-        return sum(self.used.values(), Usage())
+    def total(self) -> TokenUsage:
+        return sum(self.used.values(), TokenUsage())
 
     def dollars(self, prices: Mapping[str, PriceConfig]) -> float | None:
         """Money spent; `None` if no model in it has a price."""
@@ -104,10 +104,10 @@ class CostLedger:
 
     def _sum_of(self, name: str, value: str, prices: Mapping[str, PriceConfig]) -> dict[str, Any]:
         part = {key: usage for key, usage in self.used.items() if getattr(key, name) == value}
-        return {**_tokens_row(sum(part.values(), Usage())), "usd": _dollars(part, prices)}
+        return {**_tokens_row(sum(part.values(), TokenUsage())), "usd": _dollars(part, prices)}
 
 
-def _tokens_row(usage: Usage) -> dict[str, int]:
+def _tokens_row(usage: TokenUsage) -> dict[str, int]:
     return {
         "calls": usage.calls,
         "prompt": usage.prompt,
@@ -117,12 +117,12 @@ def _tokens_row(usage: Usage) -> dict[str, int]:
     }
 
 
-def _dollars(used: Mapping[CostKey, Usage], prices: Mapping[str, PriceConfig]) -> float | None:
+def _dollars(used: Mapping[CostKey, TokenUsage], prices: Mapping[str, PriceConfig]) -> float | None:
     amounts = [price_of(usage, prices[key.model]) for key, usage in used.items() if key.model in prices]
     return math.fsum(amounts) if amounts else None
 
 
-def price_of(usage: Usage, price: PriceConfig) -> float:
+def price_of(usage: TokenUsage, price: PriceConfig) -> float:
     """Dollars for these calls. Cached and reasoning tokens are parts of the others, with prices of their own."""
     cached = price.prompt if price.cached is None else price.cached
     reasoning = price.completion if price.reasoning is None else price.reasoning
@@ -138,22 +138,24 @@ def price_of(usage: Usage, price: PriceConfig) -> float:
     )
 
 
-def used_by(trajectory: Trajectory, tag: str, model_of: Callable[[str, str], str]) -> dict[CostKey, Usage]:
+def used_by(
+    trajectory: Trajectory, tag: str, model_of: Callable[[str, str], str]
+) -> dict[CostKey, TokenUsage]:
     """What a rollout's turns and judges have used. `model_of`: the model of a tag's agent, or of the run for `""`."""
-    used: dict[CostKey, Usage] = {}
+    used: dict[CostKey, TokenUsage] = {}
     for turn in trajectory.turns:
         key = CostKey(model_of(tag, turn.agent), turn.agent, tag, "")
-        one = Usage(
+        one = TokenUsage(
             turn.count,
             turn.prompt_tokens * turn.count,
             turn.cached_tokens * turn.count,
             turn.completion_tokens * turn.count,
             turn.reasoning_tokens * turn.count,
         )
-        used[key] = used.get(key, Usage()) + one
+        used[key] = used.get(key, TokenUsage()) + one
     for call in trajectory.judged:
         key = CostKey(call.model or model_of(tag, ""), "", tag, call.judge)
-        used[key] = used.get(key, Usage()) + call.usage
+        used[key] = used.get(key, TokenUsage()) + call.usage
     return used
 
 
@@ -220,7 +222,7 @@ class CostBook:
             if not row["used"]:
                 self._seen.add(row["rollout_id"])
             elif row["rollout_id"] not in self._seen:
-                used = {CostKey(*each[:4]): Usage(*each[4:]) for each in row["used"]}
+                used = {CostKey(*each[:4]): TokenUsage(*each[4:]) for each in row["used"]}
                 self._count(row["rollout_id"], used, row.get("seconds", 0.0), row.get("tag", ""), True)
         missing = [each for each in self._folder.log.rollouts if each not in self._seen]
         for first in range(0, len(missing), WRITTEN_AT_ONCE):
@@ -268,7 +270,7 @@ class CostBook:
             self._folder.add_costs(rows)
 
     def _count(
-        self, rollout_id: str, used: Mapping[CostKey, Usage], seconds: float, tag: str, finished: bool
+        self, rollout_id: str, used: Mapping[CostKey, TokenUsage], seconds: float, tag: str, finished: bool
     ) -> None:
         self._seen.add(rollout_id)
         self.ledger.add(used, seconds, tag)

@@ -17,7 +17,7 @@ from rollwright.engines.base import Policy
 from rollwright.engines.settings import model_name
 from rollwright.errors import ConfigError, FormatError, RollwrightError
 from rollwright.evaluation.pages import render_html, render_markdown
-from rollwright.evaluation.report import EvaluationPlan, FailedSample, Sample, build_report
+from rollwright.evaluation.report import EvaluationPlan, FailedSample, PlayedSample, build_report
 from rollwright.evaluation.sequential import StoppingPlan
 from rollwright.evaluation.settings import EvaluationConfig
 from rollwright.rollout.accounting import same_cause
@@ -240,10 +240,10 @@ class _TaskNames:
         self.meta[tag, name] = row
         return name
 
-    def sample(self, trajectory: Trajectory) -> Sample:
+    def sample(self, trajectory: Trajectory) -> PlayedSample:
         place, member = _place_of(trajectory.rollout_id)
         tag, task = self.tasks[place]
-        return Sample(
+        return PlayedSample(
             tag=tag,
             task=task,
             place=place,

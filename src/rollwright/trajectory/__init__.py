@@ -33,7 +33,7 @@ from rollwright.trajectory.turn import (
     VersionRun,
     expand_versions,
 )
-from rollwright.trajectory.usage import OutsideCall, Usage
+from rollwright.trajectory.usage import OutsideCall, TokenUsage
 
 __all__ = [
     "LARGEST_REWARD",
@@ -56,10 +56,10 @@ __all__ = [
     "StopReason",
     "Timing",
     "TokenIds",
+    "TokenUsage",
     "ToolCall",
     "Trajectory",
     "Turn",
-    "Usage",
     "VersionRun",
     "Wait",
     "check",

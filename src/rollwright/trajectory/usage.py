@@ -12,7 +12,7 @@ from contextvars import ContextVar
 import msgspec
 
 
-class Usage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+class TokenUsage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """Calls and tokens; adds up."""
 
     calls: int = 0
@@ -23,8 +23,8 @@ class Usage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
     reasoning: int = 0
     """Part of `completion` that was spent on reasoning."""
 
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
+    def __add__(self, other: "TokenUsage") -> "TokenUsage":
+        return TokenUsage(
             self.calls + other.calls,
             self.prompt + other.prompt,
             self.cached + other.cached,
@@ -44,7 +44,7 @@ class OutsideCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     """Name of the reward."""
     model: str
     """Name of the judge's model; empty: the run's own policy."""
-    usage: Usage
+    usage: TokenUsage
 
 
 _CALLS: ContextVar[list[OutsideCall] | None] = ContextVar("rollwright_outside_calls", default=None)
@@ -72,7 +72,7 @@ def calling_as(judge: str) -> Iterator[None]:
         _JUDGE.reset(token)
 
 
-def note_call(model: str, usage: Usage) -> None:
+def note_call(model: str, usage: TokenUsage) -> None:
     """Notes one call; without an open list it is counted nowhere."""
     if (calls := _CALLS.get()) is not None:
         calls.append(OutsideCall(_JUDGE.get(), model, usage))
@@ -80,8 +80,8 @@ def note_call(model: str, usage: Usage) -> None:
 
 def sum_calls(calls: list[OutsideCall]) -> tuple[OutsideCall, ...]:
     """One entry for each judge and model, in their order."""
-    sums: dict[tuple[str, str], Usage] = {}
+    sums: dict[tuple[str, str], TokenUsage] = {}
     for each in calls:
         key = each.judge, each.model
-        sums[key] = sums.get(key, Usage()) + each.usage
+        sums[key] = sums.get(key, TokenUsage()) + each.usage
     return tuple(OutsideCall(judge, model, usage) for (judge, model), usage in sums.items())
