@@ -316,7 +316,7 @@ class Session:
         with self.stopwatch.waiting(Phase.ENGINE, "", question.agent) as waiting:
             made = await bounded(
                 policy.generate(prompt, fitted),
-                self._generate_timeout,
+                self._generate_timeout + getattr(policy, "rate_limit_patience", 0.0),
                 Boundary.ENGINE,
                 turn_id,
             )

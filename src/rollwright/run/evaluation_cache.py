@@ -31,7 +31,16 @@ FOLDER = ".evaluations"
 _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 """`module:name` of a user's own code."""
 
-_LOAD = ("request_timeout", "max_retries", "max_connections", "outage_patience", "threads", "max_batch")
+_LOAD = (
+    "request_timeout",
+    "max_retries",
+    "max_connections",
+    "outage_patience",
+    "threads",
+    "max_batch",
+    "compress",
+    "token_limit",
+)
 """Settings of policies that change how calls are made, and no answer."""
 
 
