@@ -18,6 +18,7 @@ from rollwright.config.resuming import check_resumable
 from rollwright.config.run import RunConfig
 from rollwright.engines.base import Policy
 from rollwright.errors import ConfigError, RollwrightError
+from rollwright.run import given
 from rollwright.run.checks import check_config
 from rollwright.run.evaluating import evaluate_run, settle_evaluation
 from rollwright.run.folder import RunFolder, RunReader
@@ -95,6 +96,9 @@ def evaluate(
     samples: int | None = None,
     temperature: float | None = None,
     runs: str | Path | None = None,
+    tasks: Any = None,
+    agent: Any = None,
+    reward: Any = None,
 ) -> Evaluation:
     """Plays held-out levels or rows and returns the report, with the scores by tag.
 
@@ -102,10 +106,19 @@ def evaluate(
     `policy={"kind": "torch", "model": model}`. `tags`, `episodes`: which environments to play, and how many tasks of them in
     all; unset: as `evaluation` says, or `val_env_manager`, or those of `train_env_manager`. `samples`: episodes of each task;
     `temperature`: unset, 0 with one sample. `runs`: folder for the run folder with the report; unset: nothing is kept.
+
+    `tasks`, `agent`, `reward`: what `train` takes; all rows are played, or `episodes` of them.
     """
+    loaded = load_config(source if source is not None else {})
+    _check_given(tasks, agent, reward, tags)
+    if tasks is not None:
+        content = given.tasks_content(_set_content(loaded), tasks, agent, reward, None)
+        content["val_env_manager"] = {"num_env_groups": 1, "tags": [given.TAG]}
+        content.pop("train_env_manager", None)
+        loaded = build(content, source="evaluate")
+        episodes, tags = episodes or given.count_rows(loaded), [given.TAG]
     played = policy if policy is not None and not isinstance(policy, Mapping) else None
-    given = load_config(source if source is not None else {})
-    content = _evaluation_content(given, policy, model, tags, episodes, samples, temperature)
+    content = _evaluation_content(loaded, policy, model, tags, episodes, samples, temperature)
     if played is not None or runs is None:
         content["evaluation"]["cache"] = False  # nothing tells what a policy object would answer
     config = settle_evaluation(build(content, overrides, source="evaluate"))
@@ -129,6 +142,18 @@ def _in_order(trajectory: Trajectory) -> tuple[int, str]:
     return int(trajectory.group_id.rpartition("-g")[2]), trajectory.rollout_id
 
 
+def _check_given(tasks: Any, agent: Any, reward: Any, tags: Sequence[str] | None) -> None:
+    if tasks is None and (agent is not None or reward is not None):
+        raise ConfigError("agent, reward: are for `tasks`, which is not given")
+    if tasks is not None and tags is not None:
+        raise ConfigError("tags: is given beside `tasks`, which are played alone; give one of them")
+
+
+def _set_content(config: RunConfig) -> dict[str, Any]:
+    """The settings that are not left at their defaults."""
+    return {**config.model_dump(mode="json", exclude_unset=True), "name": config.name}
+
+
 def _evaluation_content(
     config: RunConfig,
     policy: Policy | Mapping[str, Any] | None,
@@ -138,8 +163,7 @@ def _evaluation_content(
     samples: int | None,
     temperature: float | None,
 ) -> dict[str, Any]:
-    content = config.model_dump(mode="json", exclude_unset=True)
-    content["name"] = config.name
+    content = _set_content(config)
     if model is not None:
         if policy is not None:
             raise ConfigError("evaluate: `policy` and `model` both name what plays; give one of them")
@@ -155,8 +179,8 @@ def _evaluation_content(
         settings.pop("tasks", None)
     elif episodes is None and "tasks" not in settings and config.val_env_manager is not None:
         settings["tasks"] = config.val_env_manager.partition
-    given = {"tags": chosen, "tasks": episodes, "samples": samples, "temperature": temperature}
-    content["evaluation"] = {**settings, **{key: value for key, value in given.items() if value is not None}}
+    asked = {"tags": chosen, "tasks": episodes, "samples": samples, "temperature": temperature}
+    content["evaluation"] = {**settings, **{key: value for key, value in asked.items() if value is not None}}
     return content
 
 
@@ -205,6 +229,10 @@ def train(
     runs: str | Path = "runs",
     resume: str | Path | None = None,
     store: str | None = None,
+    tasks: Any = None,
+    agent: Any = None,
+    reward: Any = None,
+    held_out: float | str | Path | None = None,
 ) -> TrainingResult:
     """Trains a model on the episodes that it plays, into a new folder of `runs`.
 
@@ -212,18 +240,26 @@ def train(
     `policy={"kind": "torch", "model": model}`; `tags`: the environments to train on; `steps`: short for `max_steps`.
     `policy`: a policy object to train, instead of the configured one. `resume`: the folder of a training that was
     interrupted; it continues with its own settings, and `overrides` may change those that do not change what is played.
+
+    `tasks`: rows to train on, for one epoch unless `steps` says otherwise: a file, `module:function`, a dataset, an iterable
+    of mappings, or a function that gives one. `agent`: plays a row: a function `(task, session)`, `module:function`, the
+    words of a command, or `remote`; unset: the chat agent. `reward`: one or several functions, kinds or settings; unset:
+    the number that the agent returns. `held_out`: rows for validation, a share of `tasks` or another file.
     """
     if resume is not None:
-        if source is not None or model is not None or tags is not None:
+        if any(each is not None for each in (source, model, tags, tasks, agent, reward, held_out)):
             raise ConfigError(
                 "train: `resume` continues with the run's own settings; give only overrides beside it"
             )
         folder, config = _reopen(Path(resume), _with_steps(overrides, steps))
     else:
-        config = load_config(
-            _training_content(load_config(source if source is not None else {}), model, tags)
-        )
-        config = load_config(config, *_with_steps(overrides, steps))
+        loaded = load_config(source if source is not None else {})
+        _check_given(tasks, agent, reward, tags)
+        content = _training_content(loaded, model, tags)
+        if tasks is not None:
+            content = given.tasks_content(content, tasks, agent, reward, held_out)
+            content = given.add_training(content if steps is None else {**content, "max_steps": steps})
+        config = load_config(load_config(content), *_with_steps(overrides, steps))
         check_config(config)
         folder, config = RunFolder.create(Path(runs), config)
     summary = run_blocking(
@@ -242,8 +278,7 @@ def _with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
 def _training_content(
     config: RunConfig, model: str | Path | None, tags: Sequence[str] | None
 ) -> dict[str, Any]:
-    content = config.model_dump(mode="json", exclude_unset=True)
-    content["name"] = config.name
+    content = _set_content(config)
     content.setdefault("training", {})
     if model is not None:
         content["policy"] = {"kind": "torch", "model": str(model)}

@@ -19,6 +19,7 @@ from rollwright.rollout.settings import (
     BudgetConfig,
     ChainStrategyConfig,
     CustomEnvConfig,
+    RemoteConfig,
     StrategyConfig,
     StreamSettings,
     ValEnvManagerConfig,
@@ -70,6 +71,7 @@ class RunConfig(StreamSettings):
     orchestras: dict[str, OrchestraConfig] = Field(default_factory=dict)
     """Teams of agents, by the tag of the environment that each plays. A single agent plays other tags."""
     gateway: CaptureRules = CaptureRules()
+    remote: RemoteConfig = RemoteConfig()
     training: TrainingConfig | None = None
     swarm: SwarmConfig | None = None
     val_env_manager: ValEnvManagerConfig | None = None

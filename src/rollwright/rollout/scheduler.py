@@ -36,6 +36,7 @@ from rollwright.rollout.groups import (
     Version,
     check_batch_size,
 )
+from rollwright.rollout.ranking import GroupRanker, RankingTasks
 from rollwright.rollout.recovery import NO_REASON, CompletionReplay
 from rollwright.rollout.settings import EnvManagerConfig, StreamSettings
 from rollwright.store.api import Store
@@ -153,6 +154,7 @@ class RolloutScheduler:
         recall: Recall | None = None,
         on_recalled: Callable[[str], None] | None = None,
         replace_failed: bool = True,
+        ranker: GroupRanker | None = None,
     ) -> None:
         """`stream`: name of this stream in the ids of its rollouts; levels depend on `mode` alone.
 
@@ -163,7 +165,8 @@ class RolloutScheduler:
         memory does not grow.
         `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
         a rollout that failed for good, and the reason. `read_kept` gives the encoded trajectories that are kept
-        elsewhere, so that the store need not have them any more; `on_settled` is awaited after some were finished.
+        elsewhere, so that the store need not have them any more; `on_settled` is awaited after some were finished. `ranker`
+        ranks the members of complete groups, which `on_finished` then gets with their ranks.
         `on_spent` gets every rollout that has ended, with the turns that were paid for; of one without a result, nothing else.
         `gate`, `pace`: decide when groups are opened; `recall`: gives results that are known without playing;
         `on_recalled` gets their ids, before all else.
@@ -190,6 +193,7 @@ class RolloutScheduler:
             max_staleness=math.ceil(config.async_generation_ratio) if mode == "train" else None,
             filters=build_filters(manager),
             replace_failed=replace_failed,
+            ranked=frozenset() if ranker is None else ranker.tags,
         )
         self._book = GroupBook(
             rules,
@@ -219,6 +223,8 @@ class RolloutScheduler:
         self._pace = pace
         self._recall = recall
         self._on_recalled = on_recalled
+        self._ranker = ranker
+        self._ranking = RankingTasks(config.limits.max_attempts)
         self._wanted = 0
         """Trajectories that callers of `get_batch` wait for."""
         self._turn = asyncio.Lock()
@@ -266,6 +272,7 @@ class RolloutScheduler:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self._ranking.close()
         if kind is None:  # otherwise rollouts in progress may be resumed
             await self._apply(self._book.abandon("the run ended"))
 
@@ -524,11 +531,15 @@ class RolloutScheduler:
         decision = self._book.finish(rollout_id, trajectory)
         if not paid and self._on_recalled is not None:
             self._on_recalled(rollout_id)
-        if self._on_finished is not None:
+        if self._on_finished is not None and not self._awaits_rank(trajectory):
             self._on_finished(rollout_id, data)
         if self._on_spent is not None:
             self._on_spent(rollout_id, trajectory)
         return decision
+
+    def _awaits_rank(self, trajectory: Trajectory) -> bool:
+        """Whether it is recorded later, with its rank: until then the store keeps it."""
+        return self._ranker is not None and trajectory.tag in self._ranker.tags
 
     def _give_up(self, rollout_id: str, reason: str) -> Decision:
         self.causes.add(reason, rollout_id)
@@ -545,6 +556,35 @@ class RolloutScheduler:
             await self._store.cancel_rollouts(decision.cancel, decision.why)
             if self._forget:
                 await self._store.delete_rollouts(decision.cancel)
+        if decision.dropped is not None:
+            self._record_unranked(decision.dropped)
+        if decision.rank is not None and self._ranker is not None:
+            self._ranking.start(self._rank(self._ranker, decision.rank))
+
+    async def _rank(self, ranker: GroupRanker, group: Group) -> None:
+        """Ranks the members of a group, and completes or drops it. No other group waits for it."""
+        try:
+            members = await self._ranking.retry(lambda: ranker.rank(group))
+        except EpisodeFailure as failure:
+            reason = str(failure)
+            for each in group.trajectories:
+                self.causes.add(reason, each.rollout_id)
+                if self._on_failed is not None:
+                    self._on_failed(each.rollout_id, reason)
+            decision = self._book.fail_ranking(group.group_id, EpisodeFailure.cause(reason))
+        else:
+            for each in members if self._on_finished is not None else ():
+                self._on_finished(each.rollout_id, each.to_bytes())  # type: ignore[misc]
+            decision = self._book.rank(group.group_id, members)
+        await self._shielded(self._apply(decision))
+        self._demand.set()
+        self._news.set()
+
+    def _record_unranked(self, group: Group) -> None:
+        """Records the members of a group that was dropped before it was ranked."""
+        for each in group.trajectories if self._on_finished is not None else ():
+            if self._awaits_rank(each):
+                self._on_finished(each.rollout_id, each.to_bytes())  # type: ignore[misc]
 
     async def _count_failed(self, rollout_id: str) -> None:
         """Reports the turns of a failed rollout, which its last attempt has left: they were paid for all the same."""
