@@ -36,7 +36,8 @@ Python's garbage collector is set in every arm as a run sets it, the peer's incl
 of SQLite beside the peer's memory store alone."""
 STORE_POSTGRES = """PostgreSQL with callers that share commits: 4 and 64 of them, beside the peer's memory store in the same
 rounds; a rollout among a million waiting and a million held ones; and the size of all tables and indexes while finished
-rollouts are deleted. The server has its default settings and flushes what is enqueued and finished."""
+rollouts are deleted. The server has its default settings, but for `autovacuum_naptime=5s` in the last part, and flushes
+what is enqueued and finished."""
 
 RECOVERY = """How long it takes until the episodes of a dead worker are played elsewhere, 256 of them in flight, and what is paid for
 twice. A killed worker is noticed when its leases end; one that is told to stop hands its episodes back."""
@@ -61,6 +62,10 @@ token. Before a cold start the kernel drops what it keeps of files; a warm one f
 CLI_STARTUP = """How much processor time one answer of the command line takes, user and system together, each a process of its own:
 help, a list, a look at a small run, and wrong settings, which are told before anything else is loaded. Beside it a bare
 interpreter, and the help page of the peer's command. Medians; commands take turns."""
+
+TREE_SIGNAL = """Signal to noise of the gradient per sampled token, against the exact gradient of small games: the tokens that groups
+of eight chains need until the noise is as large as the gradient, over those of the shape. *Silent*: groups without a gradient.
+Shapes are grown by the branch policies and valued by the advantages of the package; κ is `kappa`."""
 
 TREE_PREFIX = """What an engine's prefix cache saves, for chains and for trees: groups of eight leaves of equal length, played by
 the engine in this process with random weights, with its prefix cache and without; without it, calls that are served at
@@ -236,7 +241,9 @@ def _store_postgres(figures: Figures) -> list[str]:
     return [
         table(("store", "rollouts per second"), rows),
         "",
-        f"One flush of the disk took {speed['flush_us']:,.0f} µs. A rollout took {figures['scale']['us_among_few']:,.0f} µs"
+        "Load of the machine before each part: "
+        + ", ".join(f"{name} {load:.1f}" for name, load in figures["loads"].items())
+        + f". One flush of the disk took {speed['flush_us']:,.0f} µs. A rollout took {figures['scale']['us_among_few']:,.0f} µs"
         f" among 2,000 others, {figures['scale']['us_among_many']:,.0f} µs among {figures['scale']['many']:,}. The tables"
         f" with {sizes['kept']:,} finished rollouts had {sizes['megabytes'][1]:,.0f} MB after"
         f" {sizes['played'] // 5:,} rollouts and {sizes['megabytes'][-1]:,.0f} MB after {sizes['played']:,}.",
@@ -363,6 +370,20 @@ def _cli_startup(figures: Figures) -> list[str]:
     return [table(heads, rows), "", f"Peer: {figures['peer']}. Median of {figures['rounds']}."]
 
 
+def _tree_signal(figures: Figures) -> list[str]:
+    rows = [
+        (
+            f"{each['game']}, {each['solved']:.1%}",
+            each["shape"],
+            f"{each['tokens']:.0f}",
+            f"{each['silent']:.0%}",
+            f"{each['gain']:.2f}",
+        )
+        for each in figures["arms"]
+    ]
+    return [table(("game, solved", "shape", "tokens of a group", "silent", "gain"), rows)]
+
+
 def _tree_prefix(figures: Figures) -> list[str]:
     rows = [
         (
@@ -438,6 +459,7 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "ray_workers": (RAY_WORKERS, _ray_workers),
     "rendering": (RENDERING, _rendering),
     "tree": (TREE, _tree),
+    "tree_signal": (TREE_SIGNAL, _tree_signal),
     "tree_prefix": (TREE_PREFIX, _tree_prefix),
     "tree_prefix_vllm": (TREE_PREFIX_VLLM, _tree_prefix_vllm),
     "cli_startup": (CLI_STARTUP, _cli_startup),
