@@ -107,11 +107,6 @@ class OpenAIPolicy:
         """Whether calls ask the limiter: set by the settings, by headers or by the first 429."""
 
     @property
-    def constrains_output(self) -> bool:
-        """Whether requests can ask for a format of the answer."""
-        return self._api.takes_tools
-
-    @property
     def renderer(self) -> Renderer | None:
         return self._api.renderer
 
