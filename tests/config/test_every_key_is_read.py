@@ -174,6 +174,8 @@ FILTERS = [
 TREES = [
     {"kind": "tree"},
     {"kind": "tree", "branch": "random"},
+    {"kind": "tree", "branch": "split"},
+    {"kind": "tree", "branch": "keep_alive"},
     {"kind": "tree", "branch": "uncertainty"},
     {"kind": "tree", "branch": {"kind": "own", "function": "builtins:hash"}},
 ]

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -21,6 +22,8 @@ BRANCH_POLICIES: Registry[Any] = Registry(
     "strategy.branch",
     {
         "fixed": "rollwright.rollout.branching:FixedFanOut",
+        "split": "rollwright.rollout.branching:Split",
+        "keep_alive": "rollwright.rollout.branching:KeepAlive",
         "random": "rollwright.rollout.branching:RandomExpansion",
         "uncertainty": "rollwright.rollout.branching:Uncertainty",
     },
@@ -293,6 +296,27 @@ class FixedBranchConfig(Settings):
     """Chooses this branch policy."""
 
 
+class SplitBranchConfig(Settings):
+    """Many roots, and one wide split later: `width` answers to every question of one turn."""
+
+    kind: Literal["split"]
+    """Chooses this branch policy."""
+    roots: PositiveInt = 1
+    """Answers to the first question of each tree. The other members of a group are further roots, and are never merged."""
+    at: NonNegativeInt = 1
+    """Turn whose questions get `width` answers; 0 is the first. Late in an episode is better than early."""
+
+
+class KeepAliveBranchConfig(Settings):
+    """`width` answers to the first question; then, in the first `depth` turns, as many as bring the live branches of the tree
+    back to `alive`, spread over all of them. For games in which most paths end early."""
+
+    kind: Literal["keep_alive"]
+    """Chooses this branch policy."""
+    alive: PositiveInt = 8
+    """Live branches of a tree before each turn is sampled."""
+
+
 class RandomBranchConfig(Settings):
     """Chains, and further answers at questions that are drawn beforehand from the first `depth` turns."""
 
@@ -318,8 +342,8 @@ class UncertaintyBranchConfig(Settings):
 
 
 class OwnBranchConfig(Settings):
-    """A user-defined function of the node that returns the number of answers, at most `width`. `module:function` in place
-    of the kind does the same."""
+    """A user-defined function of the node that returns the number of answers, at most `width`. With a second parameter it
+    also gets all live nodes of the level. `module:function` in place of the kind does the same."""
 
     kind: Literal["own"]
     """Chooses this branch policy."""
@@ -328,7 +352,12 @@ class OwnBranchConfig(Settings):
 
 
 BranchConfig = Annotated[
-    FixedBranchConfig | RandomBranchConfig | UncertaintyBranchConfig | OwnBranchConfig,
+    FixedBranchConfig
+    | SplitBranchConfig
+    | KeepAliveBranchConfig
+    | RandomBranchConfig
+    | UncertaintyBranchConfig
+    | OwnBranchConfig,
     Field(discriminator="kind"),
 ]
 

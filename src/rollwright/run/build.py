@@ -17,7 +17,7 @@ from rollwright.config import (
 from rollwright.engines.base import Policy, Sampling
 from rollwright.envs.base import Env, PromptTemplates, can_fork, open_for_inspection
 from rollwright.errors import ConfigError
-from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
+from rollwright.rollout.branching import make_branching
 from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
 from rollwright.rollout.filters import build_filters
@@ -26,15 +26,10 @@ from rollwright.rollout.groups import LevelFunction
 from rollwright.rollout.ranking import GroupRanker
 from rollwright.rollout.scoring import NO_TASK
 from rollwright.rollout.settings import (
-    BranchConfig,
-    FixedBranchConfig,
     LimitsConfig,
-    OwnBranchConfig,
-    RandomBranchConfig,
     RemoteAgentConfig,
     StrategyConfig,
     TreeStrategyConfig,
-    UncertaintyBranchConfig,
 )
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
 from rollwright.run.build_agents import build_agent, build_board
@@ -59,7 +54,7 @@ def build_strategy(config: StrategyConfig) -> Strategy:
     if not isinstance(config, TreeStrategyConfig):
         return CHAIN
     return TreeStrategy(
-        _branching(config.branch, config.width, config.depth),
+        make_branching(config.branch, config.width, config.depth),
         config.budget,
         BudgetUnit(config.unit),
         None if config.fork == "auto" else ForkMode(config.fork),
@@ -74,18 +69,6 @@ def check_strategy(config: StrategyConfig, tag: str, make_env: Callable[[], Env]
         copies_itself = can_fork(env)
     if not copies_itself:
         raise ConfigError(f"strategy.fork: `{tag}` cannot copy itself; accepted for it: auto, replay, root")
-
-
-def _branching(config: BranchConfig, width: int, depth: int) -> Branching:
-    match config:
-        case FixedBranchConfig():
-            return FixedFanOut(width, depth)
-        case RandomBranchConfig():
-            return RandomExpansion(config.chains, config.nodes, config.rounds, depth)
-        case UncertaintyBranchConfig():
-            return Uncertainty(width, depth, config.threshold, config.change)
-        case OwnBranchConfig():
-            return OwnBranching(config.function, width)
 
 
 class SettingsTable:
@@ -152,6 +135,10 @@ class SettingsTable:
     def training_tags(self) -> list[str]:
         """All that may be played in training, levels too."""
         return [tag for mode, tag in self._settings if mode == "train"]
+
+    def answer_tokens(self, tag: str) -> int:
+        """Most tokens of one answer in training episodes of the tag."""
+        return self._settings["train", tag].sampling.max_tokens
 
     async def check(self) -> None:
         """Whether this machine can give what the agents' tools need."""
