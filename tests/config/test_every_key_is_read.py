@@ -25,6 +25,7 @@ from rollwright.engines.settings import SimulatedPolicyConfig
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 from rollwright.run.build_swarm import open_transport, swarm_of
+from rollwright.run.evaluating import evaluate_run, settle_evaluation
 from rollwright.run.folder import RunFolder
 from rollwright.run.model_choice import cache_room, download_rules, settle_model
 from rollwright.run.run import Run
@@ -44,6 +45,7 @@ _REMOTE = "needs a remote program; tests/run/test_remote_agents.py sets it"
 
 _GROUP_JUDGE = "needs a judge that ranks; tests/run/test_ranked_groups.py has one"
 
+_RANKS = "needs several ranks; tests/training/test_ranks.py starts them"
 NOT_READ_HERE: dict[Key, str] = {
     ("CommunicationConfig", "fetch_timeout"): _PEER,
     ("CommunicationConfig", "verify_timeout"): _PEER,
@@ -52,6 +54,9 @@ NOT_READ_HERE: dict[Key, str] = {
     ("SwarmConfig", "max_round_lag"): _PEER,
     ("SwarmConfig", "min_mean_logprob"): _PEER,
     ("CaptureRules", "client_sampling"): _GATEWAY,
+    ("TrainerSettings", "rank_restarts"): _RANKS,
+    ("TrainerSettings", "rank_timeout"): _RANKS,
+    ("TrainerSettings", "shard_ranks"): _RANKS,
     ("RemoteAgentConfig", "lease_seconds"): _REMOTE,
     ("RemoteConfig", "host"): _REMOTE,
     ("RemoteConfig", "port"): _REMOTE,
@@ -317,6 +322,17 @@ async def join(folder: Path, runs: Path) -> None:
     await SwarmNode(build(content), runs / "home").run()
 
 
+async def evaluate(runs: Path) -> None:
+    settings = {
+        "evaluation": {"tags": ["FrozenLake"], "tasks": 2, "samples": 2},
+        "prices": {"simulated": {"prompt": 1.0, "completion": 2.0}},
+        "budget": {"usd": 100.0},
+        "policy": {"tokens_per_second": 1e5, "mean_tokens": 5},
+    }
+    config = settle_evaluation(build(settings))
+    await evaluate_run(config, RunFolder.begin(runs / "run", config))
+
+
 @pytest.fixture(scope="module")
 def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Key]:
     # Tests are imported under names that no path in a configuration could have.
@@ -327,6 +343,7 @@ def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Key]:
         await play_teams()
         await play_tasks(tmp_path_factory.mktemp("tasks"))
         await make_policies(folder)
+        await evaluate(tmp_path_factory.mktemp("evaluations"))
         await train(folder, tmp_path_factory.mktemp("runs"))
         await join(folder, tmp_path_factory.mktemp("swarm"))
         alone = {"communication": {"multicast": False, "listen": ["tcp/127.0.0.1:0"]}}

@@ -144,14 +144,19 @@ class TrainEnvManagerConfig(EnvManagerConfig):
 
 
 class ValEnvManagerConfig(EnvManagerConfig):
-    """Environments for validation: greedy play on the same levels every time."""
+    """Environments for validation: play on the same levels every time, greedy unless a temperature is given."""
+
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature. 0: always the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the probability mass that is sampled from."""
 
     @model_validator(mode="after")
-    def _greedy(self) -> "ValEnvManagerConfig":
-        if self.group_size != 1:
+    def _fits_validation(self) -> "ValEnvManagerConfig":
+        if self.group_size != 1 and self.temperature == 0:
             raise ValueError(
                 f"group_size: validation plays at temperature 0, where {self.group_size} members would play the "
-                "same episode; only 1 is accepted"
+                "same episode; only 1 is accepted, or give a temperature"
             )
         if self.group_size_redundancy:
             raise ValueError("group_size_redundancy: validation plays every level; only 0 is accepted")
@@ -415,6 +420,24 @@ class LimitsConfig(Settings):
                 f"heartbeat_interval: {self.heartbeat_interval:g} s is not shorter than lease_seconds, "
                 f"which is {self.lease_seconds:g} s"
             )
+        return self
+
+
+class BudgetConfig(Settings):
+    """Most that a run may spend. Once the next episode would not fit beside those in flight, no more are opened, those in
+    flight end, and the run stops; with a larger budget it can be resumed."""
+
+    usd: PositiveFloat | None = None
+    """US dollars, by the table `prices`."""
+    tokens: PositiveInt | None = None
+    """Tokens of prompts and completions, those of judges included."""
+    hours: PositiveFloat | None = None
+    """Hours of playing, over all resumes."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> "BudgetConfig":
+        if self.usd is None and self.tokens is None and self.hours is None:
+            raise ValueError("budget: is empty; accepted: usd, tokens, hours, or several of them")
         return self
 
 

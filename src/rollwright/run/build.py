@@ -78,6 +78,7 @@ class SettingsTable:
         self._settings: dict[tuple[str, str], EpisodeSettings] = {}
         self._tools = ToolShelf()
         self._run_seed = config.seed
+        self._evaluates = config.evaluation is not None
         self._in_swarm = config.swarm is not None
         self._tasks = open_tag_tasks(config)
         self._rewards = TagRewards(config)
@@ -98,10 +99,17 @@ class SettingsTable:
                 train, single = replace(train, strategy=agent), agent
                 if isinstance(config.custom_envs[tag].agent, RemoteAgentConfig):
                     train = replace(train, limits=_without_episode_limit(train.limits))
-            greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
+            validated = config.val_env_manager
+            drawn = msgspec.structs.replace(
+                train.sampling,
+                temperature=0.0 if validated is None else validated.temperature,
+                top_p=train.sampling.top_p
+                if validated is None or not validated.temperature
+                else validated.top_p,
+            )
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
             self._settings["train", tag] = replace(train, filters=stopping)
-            val = replace(train, sampling=greedy, max_staleness=None, strategy=single)
+            val = replace(train, sampling=drawn, max_staleness=None, strategy=single)
             if tasks is not None:
                 val = replace(val, env_factory=partial(tasks.make_env, VALIDATION))
             self._settings["val", tag] = val
@@ -109,7 +117,8 @@ class SettingsTable:
 
     def level_of(self, mode: str, slot_tags: Sequence[str]) -> LevelFunction:
         """The level of each group of a stream whose slots have these tags."""
-        return level_function(self._tasks, mode, self._run_seed, None if self._in_swarm else slot_tags)
+        told = None if self._in_swarm else slot_tags
+        return level_function(self._tasks, mode, self._run_seed, told, by_tag=self._evaluates)
 
     def swarm_level(self, tag: str, seed: int, index: int) -> int:
         """The level of a training group of the peer with this seed."""
