@@ -274,5 +274,6 @@ def _episode_settings(
         limits=limits,
         max_staleness=math.ceil(config.async_generation_ratio),
         strategy=build_strategy(config.strategy),
+        box=custom.box,
         capture=config.gateway,
     )

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from rollwright.agents.settings import AGENTS
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
 from rollwright.rollout.function import AgentFunction, AgentStrategy
-from rollwright.rollout.settings import ChainStrategyConfig, FunctionAgentConfig
+from rollwright.rollout.settings import ChainStrategyConfig, FunctionAgentConfig, TerminalAgentConfig
 
 
 def build_agent(config: RunConfig, tag: str) -> AgentStrategy | None:
@@ -29,11 +30,20 @@ def build_agent(config: RunConfig, tag: str) -> AgentStrategy | None:
             return AgentStrategy(_check_parameters(load_function(custom.agent.function)))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
+    agent = custom.agent
+    if isinstance(agent, TerminalAgentConfig):
+        return AgentStrategy(_terminal_agent(agent))
     from rollwright.rollout.command import CommandAgent
 
-    agent = custom.agent
     folder = Path(config.folder or ".").resolve()
     return AgentStrategy(CommandAgent.build(agent.command, agent.timeout, agent.output_kb, folder))
+
+
+def _terminal_agent(config: TerminalAgentConfig) -> AgentFunction:
+    from rollwright.agents.terminal import TerminalAgent
+
+    agent = TerminalAgent(config.max_turns, config.seconds, config.output_limit)
+    return agent if config.system is None else replace(agent, system=config.system)
 
 
 def load_function(path: str) -> AgentFunction:

@@ -12,7 +12,7 @@ What a backend cannot do is in its `features`, and asking for it raises a `BoxEr
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -110,6 +110,11 @@ class BoxLabel(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: float = 30.0
     """A box whose lease was not renewed for so long is removed."""
 
+    @property
+    def is_assigned(self) -> bool:
+        """Whether it names an owner; a box without one was started ahead."""
+        return bool(self.rollout_id or self.attempt_id or self.worker)
+
 
 class CommandResult(msgspec.Struct, frozen=True):
     """How a command ended, and what it wrote."""
@@ -205,6 +210,15 @@ class Box(Protocol):
 
     async def stop(self) -> None:
         """Ends the box with everything in it; without effect if it has ended."""
+        ...
+
+
+@runtime_checkable
+class AssignableBox(Protocol):
+    """A box that can be started ahead, and given to an attempt later; otherwise like any `Box`."""
+
+    async def assign(self, label: BoxLabel, gateway: str) -> None:
+        """Gives the box its owner, and the ways out that its spec allows."""
         ...
 
 

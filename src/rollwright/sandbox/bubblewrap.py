@@ -77,8 +77,6 @@ class BubblewrapBackend:
         return await self._start(spec, label, gateway, upper="")
 
     async def _start(self, spec: BoxSpec, label: BoxLabel, gateway: str, upper: str) -> "BubblewrapBox":
-        if spec.network is Network.GATEWAY and not gateway:
-            raise BoxError("network gateway: this attempt has no gateway; accepted: none, allowlist, public")
         if shutil.which("bwrap") is None:
             raise BoxError("the program bwrap is missing; install the package bubblewrap")
         image = await asyncio.to_thread(unpacked, self.state, spec)
@@ -97,11 +95,12 @@ class BubblewrapBackend:
         )
         line, _ = await self.holders.hold(request)
         box = BubblewrapBox(self, line, spec, image, gateway)
-        try:
-            await box.open_network()
-        except BaseException:
-            line.drop()
-            raise
+        if label.is_assigned:
+            try:
+                await box.open_network()
+            except BaseException:
+                line.drop()
+                raise
         return box
 
     def new_record(self, label: BoxLabel, spec: BoxSpec) -> BoxRecord:
@@ -246,6 +245,11 @@ class BubblewrapBox:
         running = len(cgroups.processes_in(cgroups.group_folders(self.id)[:1])) - _OWN_PROCESSES
         return f"files only: {running} processes that run in the box are not copied" if running > 0 else ""
 
+    async def assign(self, label: BoxLabel, gateway: str) -> None:
+        self._gateway = gateway
+        await asyncio.to_thread(self._line.relabel, label)
+        await self.open_network()
+
     async def stop(self) -> None:
         for relay in self._relays:
             await relay.close()
@@ -256,6 +260,10 @@ class BubblewrapBox:
         """Opens the ways out that the spec allows."""
         match self.spec.network:
             case Network.GATEWAY:
+                if not self._gateway:
+                    raise BoxError(
+                        "network gateway: this attempt has none; accepted: none, allowlist, public"
+                    )
                 await self._serve(Relay(self._gateway), GATEWAY_PORT)
                 self.gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
             case Network.ALLOWLIST | Network.PUBLIC:
