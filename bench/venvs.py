@@ -39,6 +39,15 @@ def peer_python(name: str, packages: Sequence[str], console: Console | None = No
     return python
 
 
+def add_without_dependencies(name: str, python: Path, package: str) -> Path:
+    """Adds a pinned package to the environment `name`, without the packages that it asks for; returns `python`."""
+    marker = _ROOT / name / f"{package}.txt"
+    if not marker.exists():
+        _run(name, [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", package])
+        marker.write_text("")
+    return python
+
+
 def _run(name: str, command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

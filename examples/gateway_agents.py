@@ -4,65 +4,26 @@
 
 The framework makes its own calls and runs its own tools; it is only told another address and key. Here they come from
 a gateway over a store in memory, opened by HTTP as any program in any language can; in a worker they are
-`session.base_url` and `session.api_key`. The policy is a scripted one that calls the tool once, so that the example
-needs no model; the ids it samples are the ids that are recorded.
+`session.base_url` and `session.api_key`. The policy is the simulated engine with a script that calls the tool once, so that
+the example needs no model; the ids it samples are the ids that are recorded.
 """
 
 import asyncio
-from collections.abc import Sequence
 
 import httpx
 from openai import AsyncOpenAI
 
 from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
-from rollwright import (
-    BytesRenderer,
-    Generation,
-    MemoryStore,
-    Parsed,
-    Prompt,
-    Sampling,
-    ToolCall,
-    ToolSpec,
-    Trajectory,
-    VersionRun,
-    floats,
-)
+from rollwright import MemoryStore, Sampling, SimulatedEngine, Trajectory
 from rollwright.gateway import Gateway
 from rollwright.gateway.service import GatewayService, ServiceSettings
-from rollwright.trajectory import TokenIds
+from rollwright.simulation.script import read_script
 
 ADMIN_KEY = "rw-admin-example"
-CALL = "CALL temperature "
-
-
-class ToolRenderer(BytesRenderer):
-    """A completion that begins with `CALL` is a tool call."""
-
-    def parse(self, prompt: TokenIds, sampled: TokenIds, tools: Sequence[ToolSpec] = ()) -> Parsed:
-        text = self.decode(sampled)
-        if not text.startswith(CALL):
-            return Parsed(text)
-        return Parsed("", tool_calls=(ToolCall("0", "temperature", text.removeprefix(CALL)),))
-
-
-class Script:
-    """Looks first, then answers."""
-
-    version = 0
-    pressure = 0
-    renderer = ToolRenderer()
-
-    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        assert prompt.ids is not None
-        looked = "21 degrees" in self.renderer.decode(prompt.ids)
-        text = "It is warm." if looked else CALL + '{"city": "Lisbon"}'
-        ids = self.renderer.encode(text)
-        logprobs = floats([-0.5]) * len(ids)
-        return Generation(text, ids, logprobs, (VersionRun(0, len(ids)),))
-
-    async def close(self) -> None:
-        """Holds nothing."""
+SCRIPT = [
+    {"call": {"name": "temperature", "arguments": {"city": "Lisbon"}}},
+    {"say": "It is warm."},
+]
 
 
 @function_tool
@@ -87,8 +48,9 @@ async def play(base_url: str, api_key: str) -> str:
 
 async def main() -> None:
     store, gateway = MemoryStore(), Gateway()
+    policy = SimulatedEngine(tokens_per_second=1000, player=read_script(SCRIPT))
     service = GatewayService(
-        store, Script(), gateway, ServiceSettings(Sampling(max_tokens=256)), admin_key=ADMIN_KEY
+        store, policy, gateway, ServiceSettings(Sampling(max_tokens=256)), admin_key=ADMIN_KEY
     )
     service.listen()
     running = asyncio.create_task(service.run())

@@ -38,6 +38,7 @@ Key = tuple[str, str]
 
 _PEER = "needs a second node that shares a group; tests/swarm/test_poison.py and test_silent_peers.py set it"
 _GATEWAY = "needs an agent that calls the gateway; tests/gateway/test_gateway_sampling.py sets it"
+_RULES = "needs an agent that calls the gateway; tests/gateway/test_gateway_rules.py and _formats.py set it"
 
 _GROUP_JUDGE = "a run judges each episode for itself; tests/rewards/test_group_judge.py sets it"
 
@@ -49,6 +50,8 @@ NOT_READ_HERE: dict[Key, str] = {
     ("SwarmConfig", "max_round_lag"): _PEER,
     ("SwarmConfig", "min_mean_logprob"): _PEER,
     ("CaptureRules", "client_sampling"): _GATEWAY,
+    ("CaptureRules", "client_formats"): _RULES,
+    **{("CallRule", key): _RULES for key in ("model", "agent", "system", "train", "policy")},
     (
         "TrainerSettings",
         "max_skips_in_a_row",
@@ -289,7 +292,7 @@ async def make_policies(folder: Path) -> None:
 
 async def train(folder: Path, runs: Path) -> None:
     settings = {"lora": {"rank": 2}, "loss": {"ratio": "proximal", "kl_coefficient": 0.1}, "device": "cpu"}
-    constant = {"aggregation": "constant", "entropy_coefficient": 0.1}
+    constant = {"aggregation": "constant", "entropy_coefficient": 0.1, "correction": "mask"}
     lake = {"FrozenLake": {"max_steps": 1, "max_tokens_per_step": 4}}
     own = {"loss": "rollwright.training.losses:clipped_loss", "device": "cpu"}
     two = {"loss": constant, "device": "cpu"}

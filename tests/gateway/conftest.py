@@ -11,6 +11,7 @@ from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.gateway import Access, CaptureRules, Gateway, RolloutRecorder
 from rollwright.simulation.engine import SimulatedEngine
 from rollwright.simulation.lengths import LogNormalLength
+from rollwright.simulation.script import read_script
 from rollwright.trajectory import Trajectory
 
 
@@ -106,5 +107,10 @@ def clients() -> Any:
         anthropic = staticmethod(anthropic_client)
         rollout = Played
         engine = Engine
+
+        @staticmethod
+        def scripted(*entries: dict[str, Any]) -> Engine:
+            """An engine that answers by a script."""
+            return Engine(player=read_script(list(entries)))
 
     return Clients

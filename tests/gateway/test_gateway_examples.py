@@ -24,5 +24,5 @@ def test_an_agent_of_the_plain_client_gives_one_sequence_for_each_rollout() -> N
 def test_an_agent_framework_is_recorded_with_its_tool_call() -> None:
     shown = example("gateway_agents.py")
     assert '"turns":2,"reward":1.0' in shown
-    assert "turn 0 continues None: 36 sampled ids" in shown
+    assert "turn 0 continues None: 80 sampled ids" in shown
     assert "turn 1 continues 0: 12 sampled ids" in shown

@@ -48,8 +48,8 @@ async def test_sdks_raise_their_own_errors(clients: Any, played: Any) -> None:
     async with clients.openai(played.access) as client:
         with pytest.raises(openai.NotFoundError, match="is not served"):
             await client.embeddings.create(model="m", input="x")
-        with pytest.raises(openai.BadRequestError, match="n=2 is not supported"):
-            await client.chat.completions.create(**CHAT, n=2)
+        with pytest.raises(openai.BadRequestError, match=r"functions=.* is not supported"):
+            await client.chat.completions.create(**CHAT, functions=[{"name": "f"}])
 
 
 async def test_one_rollouts_key_opens_no_other(clients: Any, gateway: Gateway, engine: Any) -> None:
@@ -69,7 +69,7 @@ async def test_one_rollouts_key_opens_no_other(clients: Any, gateway: Gateway, e
     assert not other.trajectory.turns
 
 
-@pytest.mark.parametrize("path", ["completions", "embeddings", "chat", "chat/completions/x", "", "models"])
+@pytest.mark.parametrize("path", ["embeddings", "chat", "chat/completions/x", "", "models"])
 async def test_a_path_that_is_not_served_is_refused(path: str, played: Any) -> None:
     status, answer = await post(f"{played.access.base_url}/{path}", played.access.api_key, CHAT)
     assert status == 404
@@ -100,22 +100,38 @@ async def test_a_body_over_the_limit_is_refused(clients: Any, engine: Any) -> No
         ("chat/completions", {"messages": 3}, 422, "messages"),
         ("chat/completions", {"messages": [{"role": "wizard", "content": "x"}]}, 422, "wizard"),
         ("chat/completions", {**CHAT, "temperature": -1}, 422, "temperature"),
-        ("chat/completions", {**CHAT, "logprobs": True}, 400, "logprobs"),
-        ("chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice"),
-        ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ("chat/completions", {**CHAT, "n": 0}, 422, "n"),
+        ("chat/completions", {**CHAT, "n": 129}, 422, "n"),
+        ("chat/completions", {**CHAT, "tool_choice": "required"}, 400, "not among the tools"),
+        ("chat/completions", {**CHAT, "tool_choice": {"type": "web_search"}}, 400, "web_search"),
+        ("chat/completions", {**CHAT, "response_format": {"type": "grammar"}}, 400, "response_format"),
+        ("chat/completions", {**CHAT, "response_format": {"type": "json_schema"}}, 422, "schema"),
+        ("completions", {"prompt": ["one", "two"]}, 400, "one text"),
+        ("completions", {"prompt": "one", "echo": True}, 400, "echo"),
         (
             "chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             400,
-            "only text",
+            "images are not supported",
         ),
         ("chat/completions", {"messages": [{"role": "assistant", "content": "x"}]}, 400, "assistant's"),
         ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, 422, "tool_call_id"),
-        ("responses", {"input": [{"type": "image_generation_call"}]}, 400, "image_generation_call"),
+        ("responses", {"input": [{"type": "riddle"}]}, 400, "riddle"),
+        (
+            "responses",
+            {"input": [{"type": "message", "role": "user", "content": [{"type": "input_image"}]}]},
+            400,
+            "images",
+        ),
         ("responses", {"input": "x", "previous_response_id": "resp_at-ro-1-7"}, 404, "no response"),
-        ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, 400, "web_search"),
         ("messages", {"messages": [{"role": "user", "content": "x"}]}, 422, "max_tokens"),
         ("messages", {**CHAT, "max_tokens": 5, "tool_choice": {"type": "any"}}, 400, "tool_choice"),
+        (
+            "messages",
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            400,
+            "images are not supported",
+        ),
     ],
 )
 async def test_a_request_that_cannot_be_served_is_told_why(

@@ -27,7 +27,9 @@ from rollwright.trajectory import Boundary, ErrorRecord, Trajectory
 
 Make = Callable[..., Trajectory]
 
-ALL: list[Advantage] = [make_advantage(name) for name in ADVANTAGES.kinds]
+OF_TURNS = [name for name in ADVANTAGES.kinds if name != "reinforce_plus_plus_tokens"]
+"""Those of single tokens are in `test_token_advantages.py`."""
+ALL: list[Advantage] = [make_advantage(name) for name in OF_TURNS]
 FAILURE = ErrorRecord(boundary=Boundary.ENGINE, kind="timeout", message="", turn=0)
 
 
@@ -168,17 +170,17 @@ def test_a_group_of_chains_gives_exactly_rloo(chain: Make, rewards: list[list[fl
     assert TurnTree()([group]) == RLOO()([group])
 
 
-@pytest.mark.parametrize("advantage", ALL, ids=list(ADVANTAGES.kinds))
+@pytest.mark.parametrize("advantage", ALL, ids=OF_TURNS)
 def test_who_has_nobody_to_be_compared_with_gets_nothing(advantage: Advantage, chain: Make) -> None:
     assert advantage([[chain("a", [1.0, 3.0])]]) == [[[0.0, 0.0]]]
 
 
-@pytest.mark.parametrize("advantage", ALL, ids=list(ADVANTAGES.kinds))
+@pytest.mark.parametrize("advantage", ALL, ids=OF_TURNS)
 def test_a_group_in_which_all_did_the_same_gets_nothing(advantage: Advantage, chain: Make) -> None:
     assert firsts(advantage([[chain(name, [0.1, 0.2]) for name in "abc"]])) == [[0.0, 0.0, 0.0]]
 
 
-@pytest.mark.parametrize("advantage", ALL, ids=list(ADVANTAGES.kinds))
+@pytest.mark.parametrize("advantage", ALL, ids=OF_TURNS)
 def test_a_penalty_is_added_after_normalising_on_the_guilty_turn(advantage: Advantage, chain: Make) -> None:
     clean = [chain("a", [0.0, 1.0], observations=["s", "t"]), chain("b", [0.0, 0.0], observations=["s", "t"])]
     guilty = chain("b", [0.0, 0.0], observations=["s", "t"], penalties=[0.0, -0.125])
@@ -187,7 +189,7 @@ def test_a_penalty_is_added_after_normalising_on_the_guilty_turn(advantage: Adva
     assert found[1] == [expected[1][0], expected[1][1] - 0.125]
 
 
-@pytest.mark.parametrize("advantage", ALL, ids=list(ADVANTAGES.kinds))
+@pytest.mark.parametrize("advantage", ALL, ids=OF_TURNS)
 def test_failures_and_second_copies_enter_no_statistics(advantage: Advantage, chain: Make) -> None:
     pair = [chain("a", [1.0, 0.0]), chain("b", [0.0, 0.0])]
     failed = chain("c", [9.0, 9.0], error=FAILURE)

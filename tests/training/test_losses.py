@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import log
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from rollwright.errors import ConfigError
 from rollwright.models.tiny import tiny_llama
 from rollwright.training.advantages import RLOO, TurnTree
 from rollwright.training.losses import k3, token_coefficients, token_losses
+from rollwright.training.losses.divergences import estimate
 from rollwright.training.micro_batches import PackedRow, pack, plan
 from rollwright.training.rows import build_rows
-from rollwright.training.settings import Aggregation, LossSettings, Ratio, TrainerSettings
+from rollwright.training.settings import Aggregation, Correction, LossSettings, Ratio, TrainerSettings
 from rollwright.training.trainer import Trainer
 from rollwright.trajectory import Trajectory
 
@@ -183,3 +185,73 @@ def test_the_learning_rate_falls_to_its_end() -> None:
     settings = TrainerSettings(learning_rate=1.0, warmup_updates=2, final_learning_rate=0.5)
     rates = [settings.learning_rate_at(update, 10) for update in (0, 1, 2, 5, 10, 12)]
     assert rates == pytest.approx([0.5, 0.95, 0.9, 0.75, 0.5, 0.5])
+
+
+def test_a_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
+    new = logs(0.8, 0.8, 0.8).requires_grad_()
+    found = token_losses(new, logs(0.1, 0.5, 0.1), numbers(-1, -1, 1), LossSettings(dual_clip=3))
+    assert found.losses.tolist() == pytest.approx([3, 1.6, -1.2])
+    assert found.clipped.tolist() == [True, False, True]
+    found.losses.sum().backward()
+    assert new.grad is not None
+    assert new.grad.tolist() == pytest.approx([0, 1.6, 0])
+
+
+def test_cispo_clips_the_weight_and_keeps_every_gradient() -> None:
+    new = logs(0.8, 0.2).requires_grad_()
+    found = token_losses(new, logs(0.4, 0.4), numbers(1, 1), LossSettings(name="cispo"))
+    found.losses.sum().backward()
+    assert new.grad is not None
+    assert new.grad.tolist() == pytest.approx([-1.2, -0.8])
+    assert found.clipped.tolist() == [True, True]
+
+
+def test_a_soft_gate_is_two_over_tau_with_the_slope_of_the_ratio_where_nothing_has_changed() -> None:
+    new = logs(0.4, 0.4).requires_grad_()
+    settings = LossSettings(name="sapo", options={"tau_negative": 2.0})
+    found = token_losses(new, logs(0.4, 0.4), numbers(1, -1), settings)
+    assert found.losses.tolist() == pytest.approx([-2, 1])
+    found.losses.sum().backward()
+    assert new.grad is not None
+    assert new.grad.tolist() == pytest.approx([-1, 1])
+
+
+def test_dppo_leaves_out_tokens_that_have_moved_too_far_in_the_direction_of_their_advantage() -> None:
+    new = logs(0.8, 0.8, 0.1, 0.1).requires_grad_()
+    old = logs(0.4, 0.4, 0.4, 0.4)
+    for name in ("dppo_tv", "dppo_kl"):
+        found = token_losses(new, old, numbers(1, -1, 1, -1), LossSettings(name=name))
+        assert found.clipped.tolist() == [True, False, False, True]
+
+
+def test_a_mask_takes_tokens_out_of_the_loss_whichever_ratio_is_clipped() -> None:
+    new, engine = logs(0.4, 0.4, 0.4), logs(0.39, 0.1, 0.9)
+    for ratio, kept in ((Ratio.ENGINE, 0.4 / 0.39), (Ratio.PROXIMAL, 0.4 / 0.39)):
+        settings = LossSettings(ratio=ratio, correction=Correction.MASK)
+        found = token_losses(new, engine, numbers(1, 1, 1), settings)
+        assert found.losses.tolist() == pytest.approx([-kept, 0, 0])
+    plain = token_losses(new, engine, numbers(1, 1, 1), LossSettings(correction=Correction.NONE))
+    assert plain.losses.tolist() == pytest.approx([-0.4 / 0.39, -1.2, -0.4 / 0.9])
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_an_estimate_with_a_plus_has_its_value_and_the_slope_of_k2(kind: str) -> None:
+    found = {}
+    for name in (kind, f"{kind}+", "k2"):
+        new = logs(0.4).requires_grad_()
+        value = estimate(new, logs(0.1), name)  # type: ignore[arg-type]
+        value.sum().backward()
+        assert new.grad is not None
+        found[name] = (float(value.detach()), float(new.grad))
+    assert found[f"{kind}+"] == pytest.approx((found[kind][0], found["k2"][1]))
+
+
+def test_an_option_that_a_loss_does_not_have_is_refused_in_one_line(model: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"loss sapo: unknown setting 'tau'.*accepted: tau_positive, tau_neg"
+    ):
+        Trainer(model, TrainerSettings(loss=LossSettings(name="sapo", options={"tau": 1}), device="cpu"))
+    with pytest.raises(ConfigError, match=r"loss gspo: unknown setting 'share'; accepted: max_log_ratio"):
+        Trainer(model, TrainerSettings(loss=LossSettings(name="gspo", options={"share": 1}), device="cpu"))
+    with pytest.raises(ConfigError, match=r"loss: unknown `gspoo` \(did you mean `gspo`\?\)"):
+        Trainer(model, TrainerSettings(loss=LossSettings(name="gspoo"), device="cpu"))

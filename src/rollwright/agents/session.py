@@ -33,6 +33,7 @@ from rollwright.engines.base import (
     broken,
     longest_token,
 )
+from rollwright.engines.constraints import read_output
 from rollwright.envs.base import Step
 from rollwright.errors import FormatError
 from rollwright.rng import KeyPart
@@ -58,6 +59,10 @@ LONG_TEXT, LONG_CONVERSATION = 64 * 1024, 1000
 """Characters and messages above which tokenizing a prompt takes 10 ms or more."""
 
 
+CHARACTERS_PER_TOKEN = 4
+"""Of English text, in the vocabularies of common models."""
+
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -74,6 +79,8 @@ class Question(NamedTuple):
     tools: Sequence[ToolSpec]
     sampling: Sampling
     env: Playable | None
+    policy: Policy | None = None
+    """Answers in place of the agent's policy; `None`: the agent's."""
 
 
 class Session:
@@ -143,9 +150,17 @@ class Session:
         """Limit of the tokens of a prompt and its completion."""
         return self._sequence_length
 
+    @property
+    def run_policy(self) -> Policy:
+        """The policy of the whole attempt, which may consist of several."""
+        return self._policy
+
     def policy_of(self, agent: str) -> Policy:
         """The policy that answers this agent's calls."""
         return self._policy if self._of_agent is None else self._of_agent(agent)
+
+    def _policy_for(self, question: Question) -> Policy:
+        return question.policy or self.policy_of(question.agent)
 
     def most_characters(self, agent: str) -> int:
         """Length of the longest text that could fit into a prompt for this agent; a longer one need not be tokenized."""
@@ -164,14 +179,15 @@ class Session:
         agent: str = "agent",
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
+        policy: Policy | None = None,
     ) -> Turn:
         """Samples one completion and records it as a turn.
 
         With `continues`, `messages` are those after that turn's completion. Without it they are a whole conversation, and a
         new token sequence starts. `after`: the preceding turn, `None` for a root of the tree; by default the previous
-        call.
+        call. `policy`: answers this call in place of the agent's own; its turn can only be continued by calls to it.
         """
-        question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
+        question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env, policy)
         node = self._tree.reserve(after)
         try:
             turn = await self._replay_or_sample(node, question)
@@ -296,7 +312,7 @@ class Session:
             attempt=self._attempt,
         )
         fitted = self._fit_max_tokens(question, prompt_ids)
-        policy = self.policy_of(question.agent)
+        policy = self._policy_for(question)
         with self.stopwatch.waiting(Phase.ENGINE, "", question.agent) as waiting:
             made = await bounded(
                 policy.generate(prompt, fitted),
@@ -331,11 +347,40 @@ class Session:
 
     def parse(self, turn: Turn) -> Parsed:
         """Parses a turn's completion into content, reasoning and tool calls, by the model's own format."""
-        renderer = self.policy_of(turn.agent).renderer
+        asked = self._asked[turn.id]
+        renderer = self._policy_for(asked).renderer
         if renderer is None:
             return Parsed(turn.text, tool_calls=turn.tool_calls)
+        if (output := asked.sampling.output) is not None:
+            return read_output(renderer.decode(turn.sampled_ids), output, f"call-{turn.id}")
         prompt = full_prompt(self.trajectory.turns, turn.id)
-        return renderer.parse(prompt, turn.sampled_ids, self._asked[turn.id].tools)
+        return renderer.parse(prompt, turn.sampled_ids, asked.tools)
+
+    def answered_by(self, turn: Turn) -> Policy:
+        """The policy that made a turn."""
+        return self._policy_for(self._asked[turn.id])
+
+    def count_prompt_tokens(
+        self,
+        messages: Sequence[Message],
+        *,
+        continues: Turn | None = None,
+        agent: str = "agent",
+        tools: Sequence[ToolSpec] = (),
+    ) -> int:
+        """Tokens of the prompt that `generate` would send, without sampling or recording anything. A policy that speaks text
+        only does not tell its tokens; for it the count is an estimate of `CHARACTERS_PER_TOKEN`."""
+        question = Question(messages, continues, agent, tools, self._sampling, self._env)
+        renderer = self.policy_of(agent).renderer
+        if renderer is None:
+            text = sum(each.length for each in self._conversation(question))
+            return -(-(text + (len(_encode(tools)) if tools else 0)) // CHARACTERS_PER_TOKEN)
+        if continues is not None:
+            earlier = full_prompt(self.trajectory.turns, continues.id)
+            added = renderer.extend(earlier, continues.sampled_ids, continues.finish, messages, tools)
+            if added is not None:
+                return len(earlier) + len(continues.sampled_ids) + len(added)
+        return len(renderer.open(self._conversation(question), tools))
 
     def conversation_of(self, turn: Turn) -> tuple[Message, ...]:
         """All messages of the conversation that the turn ends, its own included."""
@@ -388,7 +433,7 @@ class Session:
     def _render(self, question: Question) -> tuple[TokenIds | None, TokenIds | None, int | None]:
         """Renders the ids that this prompt adds, the whole prompt, and the turn it extends; `None` for a text-only
         policy."""
-        renderer = self.policy_of(question.agent).renderer
+        renderer = self._policy_for(question).renderer
         if renderer is None:
             return None, None, None
         messages, continues, tools = question.messages, question.continues, question.tools

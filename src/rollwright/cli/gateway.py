@@ -104,13 +104,13 @@ async def _serve(
     name: str,
     screen: Console,
 ) -> None:
-    from rollwright.engines.factory import build_policy
     from rollwright.gateway.service import GatewayService
+    from rollwright.run.build_teams import build_run_policy
     from rollwright.run.gc_tuning import short_collections
 
     raise_handle_limit()
     store: Store = await open_store(address, on_outage=say_aside)
-    policy = build_policy(config.policy)
+    policy = build_run_policy(config)
     admin_key = key or f"rw-admin-{secrets.token_urlsafe(24)}"
     service = GatewayService(store, policy, server, settings, admin_key=admin_key, worker_id=name)
     try:

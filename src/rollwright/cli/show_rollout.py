@@ -23,6 +23,7 @@ from rollwright.rollout.filters import (
 from rollwright.run.build_training import make_training_advantage
 from rollwright.run.folder import RunReader
 from rollwright.training.advantages import TurnTree as TreeCredit
+from rollwright.training.advantages import turn_means
 from rollwright.trajectory import Trajectory
 
 
@@ -135,4 +136,4 @@ def _advantages(
         if training is None
         else (training.advantage.name, make_training_advantage(training))
     )
-    return name, advantage([[trajectory, *others]])[0][0]
+    return name, turn_means(advantage([[trajectory, *others]])[0][0])

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from rollwright.config.env_vars import EnvironmentSetting, environment_settings
 from rollwright.config.migrations import CURRENT, KEY, migrated
 from rollwright.config.run import RunConfig
+from rollwright.engines.settings import PolicyConfig, SimulatedPolicyConfig
 from rollwright.errors import ConfigError
 
 
@@ -36,10 +37,25 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _placed(config: RunConfig, file: Path) -> RunConfig:
-    """The configuration with the folder that its task files and modules are in, where it names any."""
-    if config.folder is not None or not any(each.names_files for each in config.custom_envs.values()):
-        return config
-    return config.model_copy(update={"folder": str(file.resolve().parent)})
+    """The configuration with the folder that its task files and modules are in, where it names any; a script's path is
+    relative to the file."""
+    here = file.resolve().parent
+    placed: dict[str, Any] = {}
+    if config.folder is None and any(each.names_files for each in config.custom_envs.values()):
+        placed["folder"] = str(here)
+    if (own := _with_script(config.policy, here)) is not config.policy:
+        placed["policy"] = own
+    others = {name: _with_script(each, here) for name, each in config.policies.items()}
+    if any(others[name] is not each for name, each in config.policies.items()):
+        placed["policies"] = others
+    return config.model_copy(update=placed) if placed else config
+
+
+def _with_script(policy: PolicyConfig, folder: Path) -> PolicyConfig:
+    if not isinstance(policy, SimulatedPolicyConfig) or not isinstance(policy.script, str):
+        return policy
+    path = folder / Path(policy.script).expanduser()
+    return policy if str(path) == policy.script else policy.model_copy(update={"script": str(path)})
 
 
 def _attribute(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -28,6 +28,21 @@ from rollwright.trajectory import (
 )
 
 
+class OutputFormat(msgspec.Struct, frozen=True):
+    """A constraint on a completion: its whole text is JSON that a schema accepts. Tokens that would break it are masked out
+    while it is sampled, so trainers leave the turn out of the loss; see `engines.constraints`."""
+
+    kind: Literal["json_object", "json_schema", "tool_call"]
+    schema: dict[str, Any]
+    """JSON schema of the whole text. A tool call is an object with its `name` and `arguments`."""
+    name: str = ""
+    """Name of the schema, for APIs that ask for one."""
+    tools: tuple[str, ...] = ()
+    """Tools of which one has to be called, or with a JSON kind may be called instead of answering."""
+    answer: dict[str, Any] | None = None
+    """Schema of an answer alone, if `schema` allows calls beside it."""
+
+
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sampling settings. Log-probabilities are always those of the distribution that these settings give."""
 
@@ -35,9 +50,13 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: float = 1.0
     max_tokens: int = 128
     stop: tuple[str, ...] = ()
+    output: OutputFormat | None = None
+    """Constraint on the text; only for a policy that `constrains_output`. `None`: any text."""
 
     def params(self) -> SamplingParams:
         """The settings that shape the distribution, as a turn records them."""
+        if self.output is not None:
+            return SamplingParams(self.temperature, self.top_p, constraint=self.output.kind)
         if self.top_p != 1:
             return SamplingParams(self.temperature, self.top_p)
         # Defaults are left out, so that they take no bytes in the journal, where every turn has a record.
@@ -202,6 +221,15 @@ class PerAgent(Protocol):
         ...
 
 
+@runtime_checkable
+class NamedPolicies(Protocol):
+    """A policy that knows further ones by the names of the configuration's `policies`."""
+
+    def named(self, name: str) -> Policy:
+        """The policy of this name; raises a `ConfigError` if there is none."""
+        ...
+
+
 LONGEST_TOKEN = 128
 """Characters; no common vocabulary has a longer token."""
 
@@ -215,6 +243,11 @@ def longest_token(policy: Policy) -> int:
 def takes_tools(policy: Policy) -> bool:
     """Whether a policy supports tools: its renderer writes and parses them, or the policy says so."""
     return policy.renderer is not None or bool(getattr(policy, "takes_tools", False))
+
+
+def constrains_output(policy: Policy) -> bool:
+    """Whether a policy enforces `Sampling.output`; it says so by an attribute of this name."""
+    return bool(getattr(policy, "constrains_output", False))
 
 
 class UpdateMode(StrEnum):

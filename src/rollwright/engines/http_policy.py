@@ -99,6 +99,11 @@ class HttpEnginePolicy:
         return self._renderer
 
     @property
+    def constrains_output(self) -> bool:
+        """Whether this kind of engine enforces forced tool calls and JSON formats."""
+        return bool(getattr(self._dialect, "constrains_output", False))
+
+    @property
     def version(self) -> int:
         return self._version
 
@@ -135,7 +140,9 @@ class HttpEnginePolicy:
         if prompt.ids is None:
             raise EngineError("the prompt has no token ids; this policy's renderer makes them")
         drawn = self._dialect.sent(sampling)
-        faithful = await self._check_logprobs(sampling.params() if drawn is None else drawn)
+        # A constrained turn is left out of the loss anyway, so the constraint does not decide whether its ids are exact.
+        asked = sampling.params() if drawn is None else drawn
+        faithful = await self._check_logprobs(msgspec.structs.replace(asked, constraint=""))
         stop_ids = tuple(self._renderer.stop_ids)
         partial = PartialCompletion(
             prompt.ids, sampling, stop_ids, self._seed_of(prompt, 0), self._vocabulary_size
@@ -148,7 +155,9 @@ class HttpEnginePolicy:
                 tries = await self._calls.back_off(fault, tries, prompt.key, self._where)
                 continue
             piece, cut_by = flight.piece, flight.cut_by
-            if cut_by is UpdateMode.RESTART_TURN:
+            # An engine begins the grammar with each request, so a constrained completion cannot be continued.
+            cut = piece is None or (piece.finish is FinishReason.ABORT and bool(partial.max_tokens))
+            if cut_by is UpdateMode.RESTART_TURN or (cut and sampling.output is not None):
                 self.counters.restarted_calls += 1
                 self.counters.discarded_tokens += partial.discard() + (len(piece.ids) if piece else 0)
             else:

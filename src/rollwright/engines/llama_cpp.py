@@ -54,6 +54,7 @@ class LlamaCppDialect:
     """Requests and responses of llama.cpp's server."""
 
     path = "/completion"
+    constrains_output = True
     update_modes: ClassVar[tuple[UpdateMode, ...]] = ()
 
     def request(self, partial: PartialCompletion) -> bytes:
@@ -74,6 +75,8 @@ class LlamaCppDialect:
             fields["stop"] = partial.sampling.stop
         if partial.seed is not None:
             fields["seed"] = partial.seed
+        if partial.sampling.output is not None:  # the server makes a grammar of it
+            fields["json_schema"] = partial.sampling.output.schema
         return msgspec.json.encode(fields)
 
     def response(self, body: bytes, partial: PartialCompletion) -> Piece:

@@ -177,6 +177,9 @@ class SimulatedPolicyConfig(Settings):
     """Sigma of the lognormal length distribution: 0 gives equal lengths, 1 and more a heavy tail."""
     skill: Share = 0.7
     """Probability of the oracle's action instead of a random one."""
+    script: str | list[dict[str, Any]] | None = None
+    """Answers to give instead of the player's: a YAML, JSON or JSONL file with replies (text, tool calls, JSON, reasoning) or
+    scenes of them, or its entries. Unset: a player of this skill plays."""
     failure_rate: Share = 0.0
     """Share of calls that fail."""
     hang_rate: Share = 0.0

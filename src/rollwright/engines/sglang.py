@@ -63,6 +63,7 @@ class SglangDialect:
 
     path = "/generate"
     update_modes = tuple(UpdateMode)
+    constrains_output = True
 
     def request(self, partial: PartialCompletion) -> bytes:
         sampling: dict[str, Any] = {
@@ -80,6 +81,8 @@ class SglangDialect:
             sampling["stop"] = partial.sampling.stop
         if partial.seed is not None:
             sampling["sampling_seed"] = partial.seed
+        if partial.sampling.output is not None:  # as text, unlike in the OpenAI-compatible API
+            sampling["json_schema"] = msgspec.json.encode(partial.sampling.output.schema).decode()
         return msgspec.json.encode(
             {
                 "input_ids": partial.input_ids.tolist(),

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rollwright.engines.base import Capabilities, EngineError, Renderer, Sampling, UpdateMode, Weights
+from rollwright.engines.constraints import response_format
 from rollwright.engines.dialect import FINISHES, UNREADABLE, UPDATE_SECONDS, Control, folder_of
 from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.openai_api import one_line, sent, shaping
@@ -77,6 +78,7 @@ class VllmDialect:
 
     path = "/v1/completions"
     update_modes = tuple(UpdateMode)
+    constrains_output = True
 
     def __post_init__(self) -> None:
         if wrong := sorted(_OWN_FIELDS & self.extra_body.keys()):
@@ -106,6 +108,8 @@ class VllmDialect:
             fields["stop"] = sampling.stop
         if partial.seed is not None:
             fields["seed"] = partial.seed
+        if sampling.output is not None:
+            fields["response_format"] = response_format(sampling.output)
         return _encode({**fields, **self.extra_body})
 
     def response(self, body: bytes, partial: PartialCompletion) -> Piece:

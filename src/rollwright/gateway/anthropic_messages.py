@@ -11,18 +11,20 @@ from rollwright.gateway.types import (
     ModelRequest,
     Wishes,
     check_messages,
+    choose_tools,
     decode,
     event,
-    offered,
-    refuse,
+    output_format,
+    passed_over,
     refuse_options,
     sampling_options,
     text_of,
     tool_call,
 )
+from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
 
-_NEUTRAL: dict[str, Any] = {"mcp_servers": [], "container": None}
+_NEUTRAL: dict[str, Any] = {"container": None}
 """Options that cannot be honoured, and the value under which they do nothing."""
 
 _SAMPLING: dict[str, tuple[Any, ...]] = {"top_k": (-1, 0)}
@@ -44,7 +46,7 @@ _SIGNATURE = "none"
 
 
 class _Tool(msgspec.Struct):
-    name: str
+    name: str = ""
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     type: str | None = None
@@ -57,7 +59,7 @@ class _Message(msgspec.Struct):
 
 class _Request(msgspec.Struct):
     messages: list[_Message]
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     model: str = ""
     system: str | list[Any] | None = None
     tools: list[_Tool] | None = None
@@ -67,7 +69,9 @@ class _Request(msgspec.Struct):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     top_k: Any = None
-    mcp_servers: Any = None
+    mcp_servers: list[Any] | None = None
+    output_format: Any = None
+    output_config: Any = None
     container: Any = None
 
 
@@ -78,16 +82,39 @@ _json = msgspec.json
 class AnthropicMessages:
     def read(self, body: bytes) -> ModelRequest:
         request: _Request = decode(_DECODER, body)
+        if request.max_tokens is None:
+            raise HttpRefusal(422, "invalid", "max_tokens is missing: this API asks for it")
+        return self._read(request)
+
+    def read_to_count(self, body: bytes) -> ModelRequest:
+        return self._read(decode(_DECODER, body))
+
+    def answer_count(self, tokens: int) -> Mapping[str, Any]:
+        return {"input_tokens": tokens}
+
+    def _read(self, request: _Request) -> ModelRequest:
         refuse_options(request, _NEUTRAL)
         messages: list[Message] = []
         if system := text_of(request.system, "system"):
             messages.append(Message("system", system))
         for place, each in enumerate(request.messages):
             messages.extend(_messages(each, f"messages[{place}]"))
+        given = request.tools or ()
+        specs = [
+            ToolSpec(tool.name, tool.description or "", tool.input_schema)
+            for tool in given
+            if tool.input_schema is not None
+        ]
+        tools, forced = choose_tools(specs, request.tool_choice)
+        theirs = [tool.type or tool.name for tool in given if tool.input_schema is None]
+        if request.mcp_servers:
+            theirs.append("mcp_servers")
+        config = request.output_config if isinstance(request.output_config, dict) else {}
+        wanted = request.output_format or config.get("format")
         return ModelRequest(
             messages=check_messages(messages),
             model=request.model,
-            tools=offered((_spec(tool) for tool in request.tools or ()), request.tool_choice),
+            tools=tools,
             wishes=Wishes(
                 request.temperature,
                 request.top_p,
@@ -96,6 +123,8 @@ class AnthropicMessages:
                 sampling_options(request, _SAMPLING),
             ),
             stream=bool(request.stream),
+            output=forced or output_format(wanted, tools, "output_format"),
+            notes=passed_over(theirs),
         )
 
     def present(self, message: Message) -> Message:
@@ -162,12 +191,6 @@ def _messages(given: _Message, where: str) -> Iterator[Message]:
             texts.append(block)
     if texts or given.role == "assistant":
         yield Message(given.role, text_of(texts, where), tool_calls=tuple(calls))
-
-
-def _spec(tool: _Tool) -> ToolSpec:
-    if tool.input_schema is None:
-        raise refuse(f"tools: {tool.name} has no input_schema: tools that the API runs itself are not there")
-    return ToolSpec(tool.name, tool.description or "", tool.input_schema)
 
 
 def _input(call: ToolCall) -> Any:

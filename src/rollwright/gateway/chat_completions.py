@@ -9,12 +9,14 @@ from rollwright.engines.base import ToolSpec
 from rollwright.gateway.types import (
     ModelReply,
     ModelRequest,
+    TokenLogprob,
     Wishes,
     check_messages,
+    choose_tools,
     decode,
     event,
-    offered,
-    refuse,
+    output_format,
+    passed_over,
     refuse_options,
     sampling_options,
     text_of,
@@ -23,17 +25,17 @@ from rollwright.gateway.types import (
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message
 
+MAX_CHOICES = 128
+"""Answers to one request, as in the hosted API."""
+
 _NEUTRAL: dict[str, Any] = {
-    "n": 1,
-    "logprobs": False,
-    "top_logprobs": 0,
     "functions": [],
     "audio": None,
     "prediction": None,
 }
 """Options that cannot be honoured, and the value under which they do nothing."""
 
-_SAMPLING: dict[str, tuple[Any, ...]] = {
+SAMPLING: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -53,8 +55,8 @@ class _Function(msgspec.Struct):
 
 
 class _Tool(msgspec.Struct):
-    function: _Function
-    type: Literal["function"] = "function"
+    function: _Function | None = None
+    type: str = "function"
 
 
 class _CalledFunction(msgspec.Struct):
@@ -93,9 +95,9 @@ class _Request(msgspec.Struct):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     response_format: Any = None
-    n: Any = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
     logit_bias: Any = None
-    logprobs: Any = None
+    logprobs: bool | None = None
     top_logprobs: Any = None
     frequency_penalty: Any = None
     presence_penalty: Any = None
@@ -114,52 +116,49 @@ class ChatCompletions:
     def read(self, body: bytes) -> ModelRequest:
         request: _Request = decode(_DECODER, body)
         refuse_options(request, _NEUTRAL)
-        if isinstance(request.response_format, dict) and request.response_format.get("type") != "text":
-            raise refuse("response_format: only text is supported; ask for JSON in the prompt")
+        given = request.tools or ()
+        specs = [_spec(tool.function) for tool in given if tool.function is not None]
+        tools, forced = choose_tools(specs, request.tool_choice)
         stop = request.stop or ()
         return ModelRequest(
             messages=check_messages(_message(place, each) for place, each in enumerate(request.messages)),
             model=request.model,
-            tools=offered((_spec(tool.function) for tool in request.tools or ()), request.tool_choice),
+            tools=tools,
             wishes=Wishes(
                 temperature=request.temperature,
                 top_p=request.top_p,
                 max_tokens=request.max_completion_tokens or request.max_tokens,
                 stop=(stop,) if isinstance(stop, str) else tuple(stop),
-                other=sampling_options(request, _SAMPLING),
+                other=sampling_options(request, SAMPLING),
             ),
             stream=bool(request.stream),
             stream_usage=request.stream_options is not None and request.stream_options.include_usage,
+            output=forced or output_format(request.response_format, tools, "response_format"),
+            choices=request.n or 1,
+            logprobs=bool(request.logprobs),
+            notes=passed_over(tool.type for tool in given if tool.function is None),
         )
+
+    def read_to_count(self, body: bytes) -> ModelRequest:
+        return self.read(body)
+
+    def answer_count(self, tokens: int) -> Mapping[str, Any]:
+        return {"input_tokens": tokens}
 
     def present(self, message: Message) -> Message:
         return message
 
     def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]:
-        said = reply.message
-        message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
-        if said.reasoning:
-            message["reasoning_content"] = said.reasoning
-        if said.tool_calls:
-            message["content"] = said.content or None
-            message["tool_calls"] = _calls(said)
-        choice = {"index": 0, "message": message, "finish_reason": _finish(reply), "logprobs": None}
         return {
             "id": f"chatcmpl-{reply.name}",
             "object": "chat.completion",
             "created": reply.created,
             "model": asked.model,
-            "choices": [choice],
-            "usage": _usage(reply),
+            "choices": [_choice(asked, each, place) for place, each in enumerate(reply.all)],
+            "usage": usage_of(reply),
         }
 
     def events(self, asked: ModelRequest, reply: ModelReply) -> Iterator[bytes]:
-        said = reply.message
-
-        def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
-            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-            return event({**head, "choices": [choice]})
-
         head: dict[str, Any] = {
             "id": f"chatcmpl-{reply.name}",
             "object": "chat.completion.chunk",
@@ -168,21 +167,57 @@ class ChatCompletions:
         }
         if asked.stream_usage:
             head["usage"] = None
-        yield chunk({"role": "assistant", "content": "" if said.content or not said.tool_calls else None})
-        if said.reasoning:
-            yield chunk({"reasoning_content": said.reasoning})
-        if said.content:
-            yield chunk({"content": said.content})
-        for place, call in enumerate(_calls(said)):
-            yield chunk({"tool_calls": [{"index": place, **call}]})
-        yield chunk({}, _finish(reply))
+        for place, each in enumerate(reply.all):
+            for choice in _chunks(asked, each, place):
+                yield event({**head, "choices": [choice]})
         if asked.stream_usage:
-            yield event({**head, "choices": [], "usage": _usage(reply)})
+            yield event({**head, "choices": [], "usage": usage_of(reply)})
         yield event(b"[DONE]")
 
     def error(self, status: int, kind: str, message: str) -> Mapping[str, Any]:
         type = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         return {"error": {"message": message, "type": type, "param": None, "code": kind}}
+
+
+def _choice(asked: ModelRequest, reply: ModelReply, place: int) -> dict[str, Any]:
+    said = reply.message
+    message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.tool_calls:
+        message["content"] = said.content or None
+        message["tool_calls"] = _calls(said)
+    logprobs = _logprobs(reply) if asked.logprobs else None
+    return {"index": place, "message": message, "finish_reason": finish_of(reply), "logprobs": logprobs}
+
+
+def _chunks(asked: ModelRequest, reply: ModelReply, place: int) -> Iterator[dict[str, Any]]:
+    """One choice of a stream, part by part; the log-probabilities come with the first."""
+    said = reply.message
+    logprobs = _logprobs(reply) if asked.logprobs else None
+
+    def chunk(delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+        return {"index": place, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+
+    opening = {"role": "assistant", "content": "" if said.content or not said.tool_calls else None}
+    yield chunk(opening, logprobs=logprobs)
+    if said.reasoning:
+        yield chunk({"reasoning_content": said.reasoning})
+    if said.content:
+        yield chunk({"content": said.content})
+    for number, call in enumerate(_calls(said)):
+        yield chunk({"tool_calls": [{"index": number, **call}]})
+    yield chunk({}, finish_of(reply))
+
+
+def _logprobs(reply: ModelReply) -> dict[str, Any]:
+    return {"content": [token_logprob(each) for each in reply.tokens], "refusal": None}
+
+
+def token_logprob(token: TokenLogprob) -> dict[str, Any]:
+    """A token in OpenAI's words. Engines are asked for the sampled token alone, so it is its only alternative."""
+    said = {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
+    return {**said, "top_logprobs": [said]}
 
 
 def _message(place: int, given: _Message) -> Message:
@@ -216,15 +251,17 @@ def _calls(said: Message) -> list[dict[str, Any]]:
     ]
 
 
-def _finish(reply: ModelReply) -> str:
+def finish_of(reply: ModelReply) -> str:
     if reply.finish is not FinishReason.STOP:
         return "length"
     return "tool_calls" if reply.message.tool_calls else "stop"
 
 
-def _usage(reply: ModelReply) -> dict[str, int]:
+def usage_of(reply: ModelReply) -> dict[str, int]:
+    """Token counts of a reply; the prompt counts once, however many answers it got."""
+    made = sum(each.completion_tokens for each in reply.all)
     return {
         "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": reply.completion_tokens,
-        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+        "completion_tokens": made,
+        "total_tokens": reply.prompt_tokens + made,
     }

@@ -7,6 +7,7 @@ assistant text is compared without surrounding white space; reasoning is not com
 """
 
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -18,6 +19,25 @@ Key = tuple[Any, ...]
 """Comparison key of a message; equal keys mean equal messages."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class RewriteCause(StrEnum):
+    """What a client changed, so that its conversation continues no recorded turn."""
+
+    TOOLS = "tools"
+    """The same messages with other tools."""
+    SYSTEM = "system"
+    """Another system prompt."""
+    DROPPED = "dropped"
+    """Some messages are missing, and the others are as they were: the client shortened its history."""
+    ANSWER = "answer"
+    """An answer differs from what was sent, or was never given."""
+    MESSAGE = "message"
+    """A message of the user or a tool differs, or was put in."""
+
+
+_COMPARED = 16
+"""Latest turns whose conversations are searched for messages that were dropped."""
 
 
 class ConversationNode:
@@ -59,6 +79,22 @@ class Conversations:
         same = [turn for turn, calls in node.turns if calls == ids]
         return (same or [node.turns[-1][0]])[-1], covered
 
+    def explain(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> RewriteCause:
+        """What was changed in a conversation that `find` does not know."""
+        keys = [_key(message) for message in messages[: answered(messages)]]
+        own = self._roots.get(_encode(tools))
+        if any(_walk(root, keys) == len(keys) for root in self._roots.values() if root is not own):
+            return RewriteCause.TOOLS
+        known = max((_walk(root, keys) for root in self._roots.values()), default=0)
+        paths = [[_key(each) for each in self.until(turn) or ()] for turn in sorted(self._ends)[-_COMPARED:]]
+        if any(_is_part(keys, path) for path in paths):
+            return RewriteCause.DROPPED
+        if known == 0 and any(path[:1] != keys[:1] and _has_system(path, keys) for path in paths):
+            return RewriteCause.SYSTEM
+        if known == len(keys) or keys[known][0] == "assistant":
+            return RewriteCause.ANSWER
+        return RewriteCause.MESSAGE
+
     def add(
         self, messages: Iterable[Message], tools: Sequence[ToolSpec], answer: Message, turn_id: int
     ) -> None:
@@ -83,6 +119,26 @@ class Conversations:
             messages.append(node.message)
             node = node.parent
         return messages[::-1]
+
+
+def _walk(node: ConversationNode, keys: Sequence[Key]) -> int:
+    """Number of messages from the start that are known below `node`."""
+    found: ConversationNode | None = node
+    for place, key in enumerate(keys):
+        found = None if found is None else found.next.get(key)
+        if found is None:
+            return place
+    return len(keys)
+
+
+def _is_part(keys: Sequence[Key], path: Sequence[Key]) -> bool:
+    """Whether `keys` stand in `path` in this order, with others between them."""
+    left = iter(path)
+    return all(key in left for key in keys)
+
+
+def _has_system(path: Sequence[Key], keys: Sequence[Key]) -> bool:
+    return any(each[:1] and each[0][0] == "system" for each in (path, keys))
 
 
 def answered(messages: Sequence[Message]) -> int:

@@ -20,6 +20,7 @@ from rollwright.engines.base import LONGEST_TOKEN
 from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.chat_completions import ChatCompletions
+from rollwright.gateway.legacy_completions import LegacyCompletions
 from rollwright.gateway.recorder import PASSING, Given, RolloutRecorder, error_of, refusal_of
 from rollwright.gateway.registry import RolloutRegistry
 from rollwright.gateway.responses import Responses
@@ -41,7 +42,14 @@ _APIS: dict[tuple[str, ...], ApiFormat] = {
     ("chat", "completions"): ChatCompletions(),
     ("responses",): Responses(),
     ("messages",): AnthropicMessages(),
+    ("completions",): LegacyCompletions(),
 }
+
+_COUNTS: dict[tuple[str, ...], ApiFormat] = {
+    ("messages", "count_tokens"): _APIS["messages",],
+    ("responses", "input_tokens"): _APIS["responses",],
+}
+"""Paths that tell how many tokens a request would have."""
 
 _PLAIN = _APIS["chat", "completions"]
 """Format of errors if the path names no API."""
@@ -126,7 +134,8 @@ class GatewayApp:
         if scope["type"] != "http":
             return
         path = tuple(scope["raw_path"].decode("latin-1").split("/")[1:])
-        api = _APIS.get(_tail(path), _PLAIN)
+        tail = _tail(path)
+        api = _APIS.get(tail) or _COUNTS.get(tail) or _PLAIN
         body = Body(receive, self._max_body, self._memory)
         try:
             await self._route(scope["method"], path, _head(scope["headers"]), body, receive, send)
@@ -154,19 +163,49 @@ class GatewayApp:
             case ("GET", "rollouts", quoted, "trajectory"):
                 rollout = self._registry.find(unquote(quoted), head.key)
                 await _send(send, 200, b"application/octet-stream", rollout.session.trajectory.to_bytes())
-            case ("GET", "rollouts", quoted, *_) if _tail(path) == ("models",):
+            case ("GET", "rollouts", quoted, *_) if _tail(path)[:1] == ("models",):
                 self._registry.find(unquote(quoted), head.key)
-                model = {"id": "policy", "object": "model", "created": 0, "owned_by": "rollwright"}
-                await _send_json(send, {"object": "list", "data": [model]})
+                # A name may have slashes in it, as those of hubs have.
+                name = unquote("/".join(_tail(path)[1:]))[:LONGEST_MODEL]
+                await _send_json(send, _model(name) if name else _models())
             case ("POST", "rollouts", quoted, *_):
                 rollout = self._registry.find(unquote(quoted), head.key)
-                api = _APIS.get(_tail(path))
-                if api is None:
-                    raise _not_served(method, path)
-                named = await self._read(head, body, partial(_named, api, head))
-                await self._ask(rollout, api, named, head, receive, send)
+                await self._call_model(method, path, rollout, head, body, receive, send)
             case _:
                 raise _not_served(method, path)
+
+    async def _call_model(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        rollout: RolloutRecorder,
+        head: _Head,
+        body: Body,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        tail = _tail(path)
+        api = _APIS.get(tail)
+        try:
+            if (counting := _COUNTS.get(tail)) is not None:
+                await self._count(rollout, counting, head, body, send)
+            elif api is None:
+                raise _not_served(method, path)
+            else:
+                named = await self._read(head, body, partial(_named, api, head))
+                await self._ask(rollout, api, named, head, receive, send)
+        except HttpRefusal as refusal:
+            if refusal.status in (400, 404, 422):
+                rollout.note_refusal(refusal)
+            raise
+
+    async def _count(
+        self, rollout: RolloutRecorder, api: ApiFormat, head: _Head, body: Body, send: Send
+    ) -> None:
+        asked = await self._read(head, body, api.read_to_count)
+        _check_limits(asked)
+        tokens = await asyncio.to_thread(rollout.count_tokens, asked, head.agent)
+        await _send_json(send, api.answer_count(tokens))
 
     async def _read(self, head: _Head, body: Body, decode: Callable[[bytes], Decoded]) -> Decoded:
         """Parses the body of an authenticated client; the raw bytes are not kept."""
@@ -239,9 +278,13 @@ async def _tell(
         call.delivered = (
             True  # as far as anybody here can tell; a client that missed it says so when it repeats
         )
-        await _send(send, 200, _JSON, content)
+        await _send(send, 200, _JSON, content, *_note_headers(asked))
         return
-    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        *_note_headers(asked),
+    ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for event in api.events(asked, reply):
         if gone.done():
@@ -252,6 +295,29 @@ async def _tell(
         raise Gone
     call.delivered = True
     await send({"type": "http.response.body", "body": b""})
+
+
+def _note_headers(asked: ModelRequest) -> list[tuple[bytes, bytes]]:
+    """What was passed over, for whoever looks at the response."""
+    return [(b"x-rollwright-note", each.encode("ascii", "replace")) for each in asked.notes]
+
+
+def _model(name: str) -> dict[str, Any]:
+    """A model in the words of both houses; any name is the policy."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "rollwright",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
+
+
+def _models() -> dict[str, Any]:
+    ends = {"first_id": "policy", "last_id": "policy", "has_more": False}
+    return {"object": "list", "data": [_model("policy")], **ends}
 
 
 def _end_request(body: bytes) -> EndRequest:
@@ -321,7 +387,7 @@ def _tail(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _not_served(method: str, path: tuple[str, ...]) -> HttpRefusal:
-    known = ", ".join("/".join(("v1", *tail)) for tail in _APIS)
+    known = ", ".join("/".join(("v1", *tail)) for tail in (*_APIS, *_COUNTS))
     return HttpRefusal(
         404, "not_served", f"{method} {'/'.join(('', *path))[:80]} is not served; a rollout's are: {known}"
     )

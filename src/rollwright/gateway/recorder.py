@@ -3,7 +3,7 @@
 Always true: the session records an answer before it is sent to a client; after `seal` nothing is recorded any more, and
 calls are refused; an engine failure without a later successful retry of the same request ends the rollout as that failure,
 even if the agent handled it, because it must not count as a result; a client's sampling parameters are ignored unless they
-are allowed; a turn whose answer reached no client is masked out of the loss.
+are allowed; a turn whose answer reached no client, or whose call a rule leaves out, is masked out of the loss.
 """
 
 import asyncio
@@ -15,22 +15,39 @@ from typing import NamedTuple
 import msgspec
 
 from rollwright.agents import AttemptInterrupted, EpisodeFailure, OutOfRoom, ReplayDiffers, Session
-from rollwright.engines.base import RateLimited, Sampling
-from rollwright.errors import RollwrightError
+from rollwright.agents.failures import together
+from rollwright.engines.base import NamedPolicies, Policy, RateLimited, Sampling, constrains_output
+from rollwright.errors import ConfigError, RollwrightError
 from rollwright.gateway.conversations import Conversations, answered
 from rollwright.gateway.retries import CallLog, ModelCall
 from rollwright.gateway.settings import CaptureRules
-from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest
+from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest, TokenLogprob, refuse
 from rollwright.store.errors import StoreError, StoreUnavailable
 from rollwright.store.http.errors import HttpRefusal
-from rollwright.trajectory import UNDELIVERED, Boundary, ErrorRecord, FinishReason, Message, Turn
+from rollwright.trajectory import (
+    LEFT_OUT,
+    UNDELIVERED,
+    Boundary,
+    ErrorRecord,
+    FinishReason,
+    Message,
+    Turn,
+    token_ids,
+)
 
 REPLAYED, REWRITTEN, UNHEARD = "gateway_replayed", "gateway_rewritten", "gateway_undelivered"
 """Metrics of a trajectory: repeated requests that received the recorded answer; conversations that the client changed, so
-that a new sequence started; turns whose answer reached no client."""
+that a new sequence started, in all and by cause (`gateway_rewritten_CAUSE`); turns whose answer reached no client."""
 
 PINNED, HONOURED = "gateway_sampling_ignored", "gateway_sampling_honoured"
 """Metrics of a trajectory: calls with other sampling parameters than the rollout's, ignored and honoured."""
+
+CONSTRAINED, UNCONSTRAINED = "gateway_formats_enforced", "gateway_formats_ignored"
+"""Metrics of a trajectory: calls with a forced tool choice or a JSON format, by what became of it."""
+
+PASSED_OVER, NOT_TRAINED, REFUSED = "gateway_tools_ignored", "gateway_left_out", "gateway_refused"
+"""Metrics of a trajectory: calls of which server-side tools were passed over; calls that a rule leaves out of the loss;
+requests that were refused because they ask for what is not there."""
 
 NO_CALL = "no_call"
 """`ErrorRecord.kind` of a rollout whose agent received no answer."""
@@ -39,6 +56,8 @@ PASSING = frozenset({429, 500, 503})
 """Statuses of transient errors, for which a retry may succeed; SDKs are told not to retry the others."""
 
 USUAL_RULES = CaptureRules()
+
+_REMEDY = "leave it out, or set gateway.client_formats: ignored"
 
 OVER = "the rollout is over: its trajectory is sealed"
 
@@ -50,6 +69,18 @@ class Given(NamedTuple):
 
     reward: float
     success: bool | None = None
+
+
+class _Asking(NamedTuple):
+    """One call, with all that is decided about it before it is sampled."""
+
+    messages: tuple[Message, ...]
+    asked: ModelRequest
+    agent: str
+    sampling: Sampling
+    policy: Policy | None
+    """Answers in place of the agent's policy."""
+    trained: bool
 
 
 class RolloutRecorder:
@@ -82,6 +113,10 @@ class RolloutRecorder:
         self._instructed: dict[int, bool] = {}
         """For each turn, whether its conversation begins with separate instructions."""
         self._calls = CallLog()
+        self._noted: set[str] = set()
+        """Notes that were logged already."""
+        self._refusal: str | None = None
+        """The last request that was refused, and why."""
         self._failures: dict[bytes, EpisodeFailure] = {}
         """Failures by request digest; removed by a successful retry."""
         self.out_of_room = False
@@ -124,10 +159,7 @@ class RolloutRecorder:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
         # The agent never saw these answers, so no reward is for them: they stay in the record, out of the loss.
-        turns = self.session.trajectory.turns
-        for reply in self._calls.undelivered():
-            self._count(UNHEARD)
-            turns[reply.turn_id] = msgspec.structs.replace(turns[reply.turn_id], filtered=UNDELIVERED)
+        self._mark_unheard(self._calls.undelivered())
 
     def raise_failure(self) -> None:
         """Raises the interruption or the engine failure of the attempt, if there is one."""
@@ -140,20 +172,81 @@ class RolloutRecorder:
         """Raises if no call was answered: a reward without a recorded turn is meaningless."""
         if not self.session.trajectory.turns and not self._rules.allow_no_calls:
             why = "no call of the agent was answered, so there is nothing that its reward could be for"
+            if self._refusal is not None:
+                why += f"; the last one was refused: {self._refusal}"
             raise EpisodeFailure(ErrorRecord(Boundary.AGENT, NO_CALL, why, 0))
 
-    async def _answer(self, api: ApiFormat, asked: ModelRequest, agent: str) -> ModelReply:
-        """Samples the answer to one call, and records the turn and the conversation that it ends."""
+    def note_refusal(self, refusal: HttpRefusal) -> None:
+        """Remembers a request that asked for what is not there, for the reason of a rollout without an answer."""
+        self._count(REFUSED)
+        self._refusal = " ".join(str(refusal).split())
+
+    def count_tokens(self, asked: ModelRequest, agent: str) -> int:
+        """Tokens of the prompt that a request would have."""
         messages = self._full_conversation(asked)
-        honoured = self._rules.client_sampling == "honoured"
-        sampling = asked.wishes.within(self._sampling, honoured=honoured)
-        continues, new = self._find_turn(messages, asked)
-        if asked.wishes.apart_from(self._sampling):
-            self._count(HONOURED if honoured else PINNED)
+        found = self._conversations.find(messages, asked.tools)
+        turns = self.session.trajectory.turns
+        continues, covered = (None, 0) if found is None else (turns[found[0]], found[1])
+        return self.session.count_prompt_tokens(
+            messages[covered:], continues=continues, agent=agent, tools=asked.tools
+        )
+
+    async def _answer(self, api: ApiFormat, asked: ModelRequest, agent: str) -> ModelReply:
+        """Samples the answers to one call; several are samples of their own for the same prompt."""
+        rule = self._rules.rule_for(asked.model, agent, asked.system) if self._rules.calls else None
+        policy = None if rule is None or rule.policy is None else self._named_policy(rule.policy)
+        self._note(asked)
+        answering = policy or self.session.policy_of(agent)
+        sampling = self._call_sampling(asked, answering)
+        check_output = getattr(answering, "check_output", None)
+        if sampling.output is not None and check_output is not None:
+            await asyncio.to_thread(check_output, sampling.output)
+        asking = _Asking(
+            messages=self._full_conversation(asked),
+            asked=asked,
+            agent=agent,
+            sampling=sampling,
+            policy=policy,
+            trained=rule is None or rule.train,
+        )
+        if asked.choices == 1:
+            return await self._answer_once(api, asking)
+        return await self._answer_often(api, asking)
+
+    async def _answer_often(self, api: ApiFormat, asking: "_Asking") -> ModelReply:
+        """Samples several answers. If one fails, the client gets none, and those that were recorded are out of the loss."""
+        told: list[ModelReply] = []
+
+        async def once() -> ModelReply:
+            told.append(reply := await self._answer_once(api, asking))
+            return reply
+
+        try:
+            first, *others = await together(once() for _ in range(asking.asked.choices))
+        except BaseException:
+            self._mark_unheard(told)
+            raise
+        return msgspec.structs.replace(first, others=tuple(others))
+
+    def _mark_unheard(self, replies: Sequence[ModelReply]) -> None:
+        turns = self.session.trajectory.turns
+        for reply in replies:
+            self._count(UNHEARD)
+            turns[reply.turn_id] = msgspec.structs.replace(turns[reply.turn_id], filtered=UNDELIVERED)
+
+    async def _answer_once(self, api: ApiFormat, asking: "_Asking") -> ModelReply:
+        """Samples one answer, and records the turn and the conversation that it ends."""
+        asked = asking.asked
+        continues, new = self._find_turn(asking)
 
         async def generate() -> Turn:
             return await self.session.generate(
-                new, continues=continues, agent=agent, tools=asked.tools, sampling=sampling
+                new,
+                continues=continues,
+                agent=asking.agent,
+                tools=asked.tools,
+                sampling=asking.sampling,
+                policy=asking.policy,
             )
 
         try:
@@ -164,9 +257,13 @@ class RolloutRecorder:
                 raise
             await self._on_replay_differs()
             turn = await generate()
+        if not asking.trained:
+            self._count(NOT_TRAINED)
+            turn = msgspec.structs.replace(turn, filtered=LEFT_OUT)
+            self.session.trajectory.turns[turn.id] = turn
         said, stop = self._message_of(turn, asked.wishes.stop)
         said = api.present(said)
-        self._conversations.add(messages, asked.tools, said, turn.id)
+        self._conversations.add(asking.messages, asked.tools, said, turn.id)
         self._instructed[turn.id] = bool(asked.instructions)
         return ModelReply(
             name=f"{self.session.trajectory.attempt_id}-{turn.id}",
@@ -175,9 +272,59 @@ class RolloutRecorder:
             finish=turn.finish,
             prompt_tokens=turn.prompt_tokens,
             completion_tokens=turn.completion_tokens,
-            sampling=sampling,
+            sampling=asking.sampling,
             stop_sequence=stop,
             turn_id=turn.id,
+            tokens=self._tokens_of(turn) if asked.logprobs else (),
+        )
+
+    def _call_sampling(self, asked: ModelRequest, policy: Policy) -> Sampling:
+        """How the call is sampled; refuses what the policy that answers cannot do."""
+        if asked.logprobs and policy.renderer is None:
+            raise refuse("logprobs: this policy speaks text and tells no log-probabilities; leave it out")
+        output = asked.output
+        if output is not None and self._rules.client_formats == "ignored":
+            self._count(UNCONSTRAINED)
+            output = None
+        elif output is not None:
+            if not constrains_output(policy):
+                raise refuse(
+                    f"{'tool_choice' if output.kind == 'tool_call' else 'response_format'}: this policy ({type(policy).__name__}) cannot "
+                    f"enforce it; {_REMEDY}"
+                )
+            self._count(CONSTRAINED)
+        honoured = self._rules.client_sampling == "honoured"
+        sampling = asked.wishes.within(self._sampling, output, honoured=honoured)
+        if asked.wishes.apart_from(self._sampling):
+            self._count(HONOURED if honoured else PINNED)
+        return sampling
+
+    def _named_policy(self, name: str) -> Policy:
+        policies = self.session.run_policy
+        if not isinstance(policies, NamedPolicies):
+            raise ConfigError(
+                f"gateway.calls: no policy {name!r} is at hand here; accepted: names of `policies`"
+            )
+        return policies.named(name)
+
+    def _note(self, asked: ModelRequest) -> None:
+        """Counts what was passed over, and logs it once."""
+        if not asked.notes:
+            return
+        self._count(PASSED_OVER)
+        for note in asked.notes:
+            if note not in self._noted:
+                self._noted.add(note)
+                _log.info("%s: %s", self.session.trajectory.rollout_id, note)
+
+    def _tokens_of(self, turn: Turn) -> tuple[TokenLogprob, ...]:
+        renderer = self.session.answered_by(turn).renderer
+        if renderer is None:
+            return ()
+        return tuple(
+            TokenLogprob(renderer.decode(token_ids([token])), logprob)
+            for token, logprob in zip(turn.sampled_ids, turn.logprobs, strict=True)
+            if token not in renderer.stop_ids
         )
 
     def _full_conversation(self, asked: ModelRequest) -> tuple[Message, ...]:
@@ -194,19 +341,22 @@ class RolloutRecorder:
             said = (Message("system", asked.instructions), *said)
         return said
 
-    def _find_turn(
-        self, messages: tuple[Message, ...], asked: ModelRequest
-    ) -> tuple[Turn | None, tuple[Message, ...]]:
+    def _find_turn(self, asking: "_Asking") -> tuple[Turn | None, tuple[Message, ...]]:
         """Finds the turn that the conversation continues, and the new messages after it."""
-        found = self._conversations.find(messages, asked.tools)
+        messages, tools = asking.messages, asking.asked.tools
+        found = self._conversations.find(messages, tools)
         if found is None:
             if len(self._conversations) and answered(messages):
                 self._count(REWRITTEN)
+                self._count(f"{REWRITTEN}_{self._conversations.explain(messages, tools)}")
             return None, messages
         turn_id, covered = found
         # The client quotes the answer, so it has it, whatever became of the connection that carried it.
         self._calls.note_heard(turn_id)
-        return self.session.trajectory.turns[turn_id], messages[covered:]
+        turn = self.session.trajectory.turns[turn_id]
+        if self.session.answered_by(turn) is not (asking.policy or self.session.policy_of(asking.agent)):
+            return None, messages  # another policy's ids are not a prompt for this one
+        return turn, messages[covered:]
 
     def _message_of(self, turn: Turn, stops: Sequence[str]) -> tuple[Message, str | None]:
         """The turn as an assistant message, and the client's stop text that ended it. A tool call that cannot be parsed
@@ -227,7 +377,7 @@ class RolloutRecorder:
 
     def _find_stop_text(self, turn: Turn, stops: Sequence[str]) -> str | None:
         """Finds the stop text that the ids have and the message does not, because the engine or the parser cut it off."""
-        renderer = self.session.policy_of(turn.agent).renderer
+        renderer = self.session.answered_by(turn).renderer
         return (
             None
             if renderer is None or not stops

@@ -3,21 +3,24 @@
 The client may send the whole conversation each time, or name the response that its input follows.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
 
 from rollwright.engines.base import ToolSpec
-from rollwright.gateway.chat_completions import ChatCompletions
+from rollwright.gateway.chat_completions import ChatCompletions, token_logprob
 from rollwright.gateway.types import (
     ModelReply,
     ModelRequest,
     Wishes,
     check_messages,
+    choose_tools,
     decode,
     event,
-    offered,
+    output_format,
+    passed_over,
     refuse,
     refuse_options,
     sampling_options,
@@ -27,7 +30,7 @@ from rollwright.gateway.types import (
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
 
-_NEUTRAL: dict[str, Any] = {"top_logprobs": 0, "background": False, "conversation": None, "prompt": None}
+_NEUTRAL: dict[str, Any] = {"background": False, "conversation": None, "prompt": None}
 """Options that cannot be honoured, and the value under which they do nothing."""
 
 _SAMPLING: dict[str, tuple[Any, ...]] = {
@@ -42,6 +45,12 @@ _SAMPLING: dict[str, tuple[Any, ...]] = {
 
 _PREFIX = "resp_"
 
+_LOGPROBS = "message.output_text.logprobs"
+"""Name under which a client asks for log-probabilities."""
+
+_SERVER_ITEMS = re.compile(r".*_call(_output)?|mcp_.*|item_reference|compaction.*")
+"""Items of tools that the API would run, which were never offered: they are passed over."""
+
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -54,12 +63,8 @@ class _Tool(msgspec.Struct):
     parameters: dict[str, Any] | None = None
 
 
-class _Format(msgspec.Struct):
-    type: str = "text"
-
-
 class _Text(msgspec.Struct):
-    format: _Format | None = None
+    format: dict[str, Any] | None = None
 
 
 class _Request(msgspec.Struct):
@@ -80,7 +85,7 @@ class _Request(msgspec.Struct):
     logit_bias: Any = None
     frequency_penalty: Any = None
     presence_penalty: Any = None
-    top_logprobs: Any = None
+    include: list[str] | None = None
     background: Any = None
     conversation: Any = None
     prompt: Any = None
@@ -93,15 +98,18 @@ class Responses:
     def read(self, body: bytes) -> ModelRequest:
         request: _Request = decode(_DECODER, body)
         refuse_options(request, _NEUTRAL)
-        if request.text and request.text.format and request.text.format.type != "text":
-            raise refuse("text.format: only text is supported; ask for JSON in the prompt")
         items = request.input
-        said = [Message("user", items)] if isinstance(items, str) else _messages(items)
+        skipped: list[str] = []
+        said = [Message("user", items)] if isinstance(items, str) else _messages(items, skipped)
+        given = request.tools or ()
+        tools, forced = choose_tools(
+            [_spec(each) for each in given if each.type == "function"], request.tool_choice
+        )
         previous = request.previous_response_id
         return ModelRequest(
             messages=check_messages(said),
             model=request.model,
-            tools=offered((_spec(tool) for tool in request.tools or ()), request.tool_choice),
+            tools=tools,
             wishes=Wishes(
                 request.temperature,
                 request.top_p,
@@ -111,7 +119,17 @@ class Responses:
             stream=bool(request.stream),
             instructions=request.instructions or "",
             previous=None if previous is None else previous.removeprefix(_PREFIX),
+            output=forced
+            or output_format(request.text.format if request.text else None, tools, "text.format"),
+            logprobs=_LOGPROBS in (request.include or ()),
+            notes=passed_over([*(each.type for each in given if each.type != "function"), *skipped]),
         )
+
+    def read_to_count(self, body: bytes) -> ModelRequest:
+        return self.read(body)
+
+    def answer_count(self, tokens: int) -> Mapping[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def present(self, message: Message) -> Message:
         return message
@@ -148,8 +166,9 @@ class Responses:
     error = ChatCompletions.error
 
 
-def _messages(items: list[dict[str, Any]]) -> list[Message]:
-    """One message each, but the parts of one answer (thoughts, text, calls) make one message together."""
+def _messages(items: list[dict[str, Any]], skipped: list[str]) -> list[Message]:
+    """One message each, but the parts of one answer (thoughts, text, calls) make one message together. The types of
+    items that are passed over are added to `skipped`."""
     messages: list[Message] = []
     answer: Message | None = None
     for place, item in enumerate(items):
@@ -171,6 +190,8 @@ def _messages(items: list[dict[str, Any]]) -> list[Message]:
         elif kind == "function_call_output":
             output = text_of(item.get("output"), where, _TEXTS)
             messages.append(Message("tool", output, tool_call_id=str(item.get("call_id"))))
+        elif _SERVER_ITEMS.fullmatch(str(kind)):
+            skipped.append(str(kind))
         else:
             raise refuse(f"{where}: an item of type {kind!r} is not supported")
     return messages
@@ -186,8 +207,6 @@ def _with_call(messages: list[Message], answer: Message | None, call: ToolCall) 
 
 
 def _spec(tool: _Tool) -> ToolSpec:
-    if tool.type != "function":
-        raise refuse(f"tools: {tool.type} is not there: only functions are supported")
     if tool.parameters is None:
         return ToolSpec(tool.name, tool.description or "")
     return ToolSpec(tool.name, tool.description or "", tool.parameters)
@@ -228,7 +247,8 @@ def _items(reply: ModelReply) -> list[dict[str, Any]]:
         thought = {"type": "reasoning_text", "text": said.reasoning}
         items.append({"type": "reasoning", "id": f"rs_{reply.name}", "summary": [], "content": [thought]})
     if said.content or not said.tool_calls:
-        text = {"type": "output_text", "text": said.content, "annotations": [], "logprobs": []}
+        logprobs = [token_logprob(each) for each in reply.tokens]
+        text = {"type": "output_text", "text": said.content, "annotations": [], "logprobs": logprobs}
         items.append(
             {
                 "type": "message",

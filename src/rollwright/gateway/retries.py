@@ -54,7 +54,7 @@ class CallLog:
         """Records the turn of a call."""
         for call in self._calls[name]:
             if call.task is task:
-                self._by_turn[task.result().turn_id] = call
+                self._by_turn.update((each.turn_id, call) for each in task.result().all)
 
     def forget(self, name: bytes, task: "asyncio.Task[ModelReply]") -> None:
         self._calls[name] = [call for call in self._calls[name] if call.task is not task]
@@ -66,7 +66,8 @@ class CallLog:
     def undelivered(self) -> list[ModelReply]:
         """Recorded answers that reached no client."""
         ended = [call.task for call in self._all() if call.task.done() and not call.delivered]
-        return [task.result() for task in ended if not task.cancelled() and task.exception() is None]
+        told = [task.result() for task in ended if not task.cancelled() and task.exception() is None]
+        return [each for reply in told for each in reply.all]
 
     def note_heard(self, turn_id: int) -> None:
         """Marks an answer as delivered, because a later conversation contains it."""

@@ -29,7 +29,7 @@ from rollwright.gateway.endpoint import EndRequest
 from rollwright.gateway.recorder import Given, RolloutRecorder
 from rollwright.gateway.registry import check_key, unauthorized
 from rollwright.gateway.server import Access, Gateway
-from rollwright.gateway.settings import CaptureRules, ClientSampling
+from rollwright.gateway.settings import CaptureRules, ClientFormats, ClientSampling
 from rollwright.gateway.types import decode
 from rollwright.rng import seed
 from rollwright.store.api import Store
@@ -81,11 +81,17 @@ class OpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     client_sampling: ClientSampling | None = None
     """Treatment of a client's temperature and top_p; `None`: the gateway's setting."""
+    client_formats: ClientFormats | None = None
+    """Treatment of forced tool choices and JSON formats; `None`: the gateway's setting."""
     allow_no_calls: bool | None = None
     """Whether it may end with a result without a call; `None`: the gateway's setting."""
 
     def rules(self, usual: CaptureRules) -> CaptureRules:
-        asked = {"client_sampling": self.client_sampling, "allow_no_calls": self.allow_no_calls}
+        asked = {
+            "client_sampling": self.client_sampling,
+            "client_formats": self.client_formats,
+            "allow_no_calls": self.allow_no_calls,
+        }
         return usual.model_copy(update={name: value for name, value in asked.items() if value is not None})
 
 

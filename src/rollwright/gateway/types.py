@@ -1,8 +1,9 @@
 """Provider-neutral request and response types.
 
 Each API format parses a body into a `ModelRequest` and writes a `ModelReply`, whole or as server-sent events. A client's
-sampling parameters apply only if the rollout's rules allow it. Any other option that would change the answer and is not
-supported is refused; an option without effect is ignored.
+sampling parameters apply only if the rollout's rules allow it. A forced tool choice and a JSON format become an
+`OutputFormat`. Tools that a provider would run on its own servers are passed over, and named in the request's `notes`. Any
+other option that would change the answer and is not supported is refused; an option without effect is ignored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollwright.engines.base import Sampling, ToolSpec
+from rollwright.engines.base import OutputFormat, Sampling, ToolSpec
+from rollwright.engines.constraints import forced_call, json_object, json_schema, or_call
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
 
@@ -25,11 +27,11 @@ class Wishes(msgspec.Struct, frozen=True):
     other: tuple[str, ...] = ()
     """Names of further parameters that would change the distribution: `top_k`, penalties, `logit_bias`."""
 
-    def within(self, bounds: Sampling, *, honoured: bool) -> Sampling:
-        """Sampling of the call: at most the tokens that the rollout allows, and always the client's stop strings. The
-        client's temperature and top_p apply only if `honoured`."""
+    def within(self, bounds: Sampling, output: OutputFormat | None = None, *, honoured: bool) -> Sampling:
+        """Sampling of the call: at most the tokens that the rollout allows, always the client's stop strings, and the
+        output format. The client's temperature and top_p apply only if `honoured`."""
         if self == _NO_WISHES:
-            return bounds
+            return bounds if output is None else msgspec.structs.replace(bounds, output=output)
         if honoured and self.other:
             raise refuse(f"{self.other[0]} is not supported: leave it out")
         temperature, top_p = (self.temperature, self.top_p) if honoured else (None, None)
@@ -38,6 +40,7 @@ class Wishes(msgspec.Struct, frozen=True):
             top_p=bounds.top_p if top_p is None else top_p,
             max_tokens=min(bounds.max_tokens, self.max_tokens or bounds.max_tokens),
             stop=tuple(each for each in dict.fromkeys((*bounds.stop, *self.stop)) if each),
+            output=output,
         )
 
     def apart_from(self, bounds: Sampling) -> bool:
@@ -68,6 +71,27 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """A separate system message, if the API has one."""
     previous: str | None = None
     """Name of the reply that `messages` follow."""
+    output: OutputFormat | None = None
+    """A forced tool call or a JSON format; `None`: any text."""
+    choices: int = 1
+    """Number of answers that the client wants."""
+    logprobs: bool = False
+    """Whether the answer names its tokens with their log-probabilities."""
+    notes: tuple[str, ...] = ()
+    """What of the request was passed over."""
+
+    @property
+    def system(self) -> str:
+        """The system prompt: separate instructions and system messages."""
+        said = [each.content for each in self.messages if each.role == "system"]
+        return "\n".join([self.instructions, *said] if self.instructions else said)
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """One sampled token."""
+
+    text: str
+    logprob: float
 
 
 class ModelReply(msgspec.Struct, frozen=True):
@@ -87,6 +111,14 @@ class ModelReply(msgspec.Struct, frozen=True):
     turn_id: int
     stop_sequence: str | None = None
     """The client's stop string that ended it; `None`: none did."""
+    tokens: tuple[TokenLogprob, ...] = ()
+    """Its tokens without the end of turn, if the client asked for them."""
+    others: tuple["ModelReply", ...] = ()
+    """Further answers, if the client asked for several."""
+
+    @property
+    def all(self) -> tuple["ModelReply", ...]:
+        return (self, *self.others)
 
 
 class ApiFormat(Protocol):
@@ -95,6 +127,12 @@ class ApiFormat(Protocol):
     def read(self, body: bytes) -> ModelRequest:
         """Parses a body; raises `HttpRefusal` for an invalid or unsupported request."""
         ...
+
+    def read_to_count(self, body: bytes) -> ModelRequest:
+        """Parses a body that asks how many tokens a request would have."""
+        ...
+
+    def answer_count(self, tokens: int) -> Mapping[str, Any]: ...
 
     def present(self, message: Message) -> Message:
         """Converts the message to the form that this API supports."""
@@ -140,12 +178,78 @@ def sampling_options(request: Any, neutral: Mapping[str, Sequence[Any]]) -> tupl
     return tuple(name for name, value in named if value is not None and value not in neutral[name])
 
 
-def offered(tools: Iterable[ToolSpec], choice: Any) -> tuple[ToolSpec, ...]:
-    """The tools in the prompt; with `none`, no tools. The model cannot be forced to call one."""
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind not in (None, "auto", "none"):
-        raise refuse("tool_choice: only auto and none are supported")
-    return () if kind == "none" else tuple(tools)
+def choose_tools(tools: Sequence[ToolSpec], choice: Any) -> tuple[tuple[ToolSpec, ...], OutputFormat | None]:
+    """The tools in the prompt, and the call that `tool_choice` forces; with `none`, no tools."""
+    asked = choice if isinstance(choice, dict) else {"type": choice}
+    match asked.get("type"):
+        case None | "auto":
+            return tuple(tools), None
+        case "none":
+            return (), None
+        case "required" | "any":
+            return tuple(tools), _forced(tools, None)
+        case "function" | "tool":
+            name = _called_name(asked)
+            return tuple(tools), _forced([each for each in tools if each.name == name], name)
+        case "allowed_tools":
+            inner = asked.get("allowed_tools")
+            some: Mapping[str, Any] = inner if isinstance(inner, dict) else asked
+            names = [_called_name(each) for each in some.get("tools") or () if isinstance(each, dict)]
+            allowed = [each for each in tools if each.name in names]
+            if some.get("mode") == "required":
+                return tuple(tools), _forced(allowed, None)
+            return tuple(allowed), None
+        case other:
+            shown = _encode(other).decode()[:80]
+            raise refuse(
+                f"tool_choice: {shown} is not supported; accepted: auto, none, required, a function's name"
+            )
+
+
+def _called_name(choice: Mapping[str, Any]) -> Any:
+    function = choice.get("function")
+    return function.get("name") if isinstance(function, dict) else choice.get("name")
+
+
+def _forced(tools: Sequence[ToolSpec], name: Any) -> OutputFormat:
+    if not tools:
+        wanted = "a tool" if name is None else f"{str(name)[:80]!r}"
+        raise refuse(f"tool_choice: wants {wanted}, which is not among the tools")
+    return forced_call(tools)
+
+
+def output_format(asked: Any, tools: Sequence[ToolSpec], where: str) -> OutputFormat | None:
+    """The constraint of an output format, in the words of any of the APIs; `None`: text. With tools, one may be called
+    instead."""
+    if not isinstance(asked, dict):
+        return None
+    match asked.get("type"):
+        case None | "text":
+            return None
+        case "json_object":
+            return or_call(json_object(), tools)
+        case "json_schema":
+            inner = asked.get("json_schema")
+            said = inner if isinstance(inner, dict) else asked
+            schema = said.get("schema")
+            if not isinstance(schema, dict):
+                raise HttpRefusal(
+                    422, "invalid", f"{where}: a json_schema needs its schema, which is an object"
+                )
+            return or_call(json_schema(schema, str(said.get("name") or "")), tools)
+        case other:
+            shown = _encode(other).decode()[:80]
+            raise refuse(f"{where}: {shown} is not supported; accepted: text, json_object, json_schema")
+
+
+def passed_over(kinds: Iterable[str]) -> tuple[str, ...]:
+    """The note about tools that the provider would run; empty without any."""
+    named = sorted({each[:80] for each in kinds})
+    return (f"tools passed over, because the API would run them itself: {', '.join(named)}",) if named else ()
+
+
+IMAGES = ("image", "image_url", "input_image")
+"""Types of parts that hold an image."""
 
 
 def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
@@ -159,6 +263,10 @@ def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind in IMAGES:
+            raise HttpRefusal(
+                400, "images", f"{where}: images are not supported: the policy reads text alone"
+            )
         if kind not in kinds or not isinstance(part.get("text"), str):
             raise refuse(f"{where}: a part of type {kind!r} is not supported: only text is")
         texts.append(part["text"])

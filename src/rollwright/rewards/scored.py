@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rollwright.rewards.failure import NoReward
-from rollwright.trajectory import UNDELIVERED, Message, Trajectory, Turn, leaves, path
+from rollwright.trajectory import LEFT_OUT, UNDELIVERED, Message, Trajectory, Turn, leaves, path
 
 TaskRow = Mapping[str, Any]
 """One row of a task file."""
@@ -53,7 +53,9 @@ class ScoredAttempt:
         """The final answer; empty if there is none."""
         if isinstance(self.returned, str):
             return self.returned
-        return next((turn.text for turn in reversed(self.turns) if turn.filtered != UNDELIVERED), "")
+        return next(
+            (turn.text for turn in reversed(self.turns) if turn.filtered not in (UNDELIVERED, LEFT_OUT)), ""
+        )
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:

@@ -43,7 +43,15 @@ from rollwright.rng import digest
 from rollwright.rollout.agent_session import AgentSession, ThreadSession
 from rollwright.rollout.episode import EpisodeSettings
 from rollwright.store.records import AttemptedRollout
-from rollwright.trajectory import UNDELIVERED, Boundary, ErrorRecord, StopReason, Trajectory, reward_of
+from rollwright.trajectory import (
+    LEFT_OUT,
+    UNDELIVERED,
+    Boundary,
+    ErrorRecord,
+    StopReason,
+    Trajectory,
+    reward_of,
+)
 
 AgentFunction = Callable[[Any, Any], "Awaitable[Any] | Any"]
 """Takes the task and a session (a `ThreadSession` when it is not async); returns a value that JSON can hold, or `None`."""
@@ -86,7 +94,7 @@ class AgentStrategy:
             )
             raise EpisodeFailure(ErrorRecord(Boundary.AGENT, NO_CALL, why, 0))
         trajectory.returned = _encode_returned(result.value, len(turns))
-        heard = next((each for each in reversed(turns) if each.filtered != UNDELIVERED), None)
+        heard = next((each for each in reversed(turns) if each.filtered not in (UNDELIVERED, LEFT_OUT)), None)
         if heard is not None:
             trajectory.conversation = session.conversation_of(heard)
         return StopReason.MAX_LENGTH if result.out_of_room else StopReason.TERMINATED

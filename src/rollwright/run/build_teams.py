@@ -174,8 +174,11 @@ def check_policies(config: RunConfig, own: Policy | None = None) -> None:
 def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
     """Policy of a run: `own` or the configured one, and with teams also the separate policies of their agents."""
     check_policies(config, own)
+    rules = _rule_policies(config)
     if not config.orchestras:
-        return own or build_policy(config.policy, cache_room(config))
+        single = own or build_policy(config.policy, cache_room(config))
+        by_name = {name: build_policy(each) for name, each in rules.items()}
+        return TeamPolicies(single, by_name=by_name) if rules else single
     teams = build_teams(config)
     by_agent: dict[str, Policy] = {}
     made: dict[tuple[str | None, str | None], Policy] = {}
@@ -188,7 +191,19 @@ def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
                 by_agent[team.agent_id(name)] = made[wanted]
     cached = config.agent.performance.enable_preprocessing_cache
     run_policy = own or _build(config.policy, teams, cache_room(config))
-    return TeamPolicies(run_policy, by_agent, segment_cache=cached) if by_agent or cached else run_policy
+    by_name = {name: _build(each, teams) for name, each in rules.items()}
+    if not (by_agent or by_name or cached):
+        return run_policy
+    return TeamPolicies(run_policy, by_agent, by_name=by_name, segment_cache=cached)
+
+
+def _rule_policies(config: RunConfig) -> dict[str, PolicyConfig]:
+    """The policies that rules of the gateway name."""
+    return {
+        rule.policy: _named(config, rule.policy, None, f"gateway.calls[{place}]")
+        for place, rule in enumerate(config.gateway.calls)
+        if rule.policy is not None
+    }
 
 
 def _named_policy(config: RunConfig, tag: str, agent_name: str) -> PolicyConfig | None:

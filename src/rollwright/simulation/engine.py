@@ -10,7 +10,7 @@ Always true:
 - It waits on asyncio's clock alone, so on a `VirtualClockLoop` hours of service take seconds.
 - `lower_bound()` never exceeds the time that the work took: no scheduler could have been faster.
 
-A completion is filler text followed by a player's answer. Ids and version stamps are exact. Log-probabilities are made up:
+A completion is filler text followed by a player's answer; under an output format, and by a script, it is the answer alone. Ids and version stamps are exact. Log-probabilities are made up:
 right in number and range, without a model behind them.
 """
 
@@ -34,7 +34,7 @@ from rollwright.engines.settings import SimulatedPolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.rng import draw_pair, generator
 from rollwright.simulation.lengths import FixedLength, Lengths, LogNormalLength, filler_ids, filler_text
-from rollwright.simulation.players import SkilledPlayer, cut_to, draw_key
+from rollwright.simulation.players import Player, SkilledPlayer, cut_to, draw_key
 from rollwright.simulation.slots import Slots
 from rollwright.trajectory import Floats, VersionRun, floats
 
@@ -89,7 +89,7 @@ class SimulatedEngine:
         tokens_per_second: float = 50.0,
         prefill_tokens_per_second: float | None = None,
         lengths: Lengths | None = None,
-        player: SkilledPlayer | None = None,
+        player: Player | None = None,
         failure_rate: float = 0.0,
         hang_rate: float = 0.0,
         max_queue: int | None = None,
@@ -132,6 +132,8 @@ class SimulatedEngine:
     @property
     def renderer(self) -> BytesRenderer:
         return self._player.renderer
+
+    constrains_output = True
 
     @property
     def version(self) -> int:
@@ -226,10 +228,11 @@ class SimulatedEngine:
     async def _serve(
         self, loop: asyncio.AbstractEventLoop, prompt: Prompt, sampling: Sampling, before: float
     ) -> Generation:
-        answer = self._player.choose(prompt, sampling).text
+        choice = self._player.choose(prompt, sampling)
+        answer = choice.text
         answer_ids = self.renderer.encode(answer)
         drawn = draw_pair(*draw_key(prompt, sampling), "engine")
-        filler = max(0, self._lengths.quantile(drawn.share) - len(answer_ids))
+        filler = 0 if choice.whole else max(0, self._lengths.quantile(drawn.share) - len(answer_ids))
         tokens = min(filler + len(answer_ids), sampling.max_tokens)
         prompt_tokens = len(prompt.ids) if prompt.ids is not None else 0
         prefill = prompt_tokens / self._prefill_speed if self._prefill_speed else 0.0
@@ -346,8 +349,13 @@ def _check_positive(name: str, value: float) -> None:
         raise ConfigError(f"{name}: {value} is not a speed; accepted: more than 0")
 
 
-def make_simulated(settings: SimulatedPolicyConfig, player: SkilledPlayer | None = None) -> SimulatedEngine:
-    """Build the engine of these settings. `player`: chooses the answers; by default one of the settings' skill."""
+def make_simulated(settings: SimulatedPolicyConfig, player: Player | None = None) -> SimulatedEngine:
+    """Build the engine of these settings. `player`: chooses the answers if there is no script; by default one of the settings'
+    skill."""
+    if settings.script is not None:
+        from rollwright.simulation.script import read_script
+
+        player = read_script(settings.script)
     return SimulatedEngine(
         slots=settings.slots,
         tokens_per_second=settings.tokens_per_second,

@@ -9,13 +9,16 @@ applied, because an answer is a whole turn.
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import log
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
+
+import msgspec
 
 from rollwright.engines.base import EngineError, Generation, Policy, Prompt, Sampling
 from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.engines.settings import OraclePolicyConfig, RandomPolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.rng import KeyPart, draw_pair
+from rollwright.simulation.instances import instance
 from rollwright.trajectory import FinishReason, TokenIds, VersionRun, floats
 from rollwright.trajectory.arrays import pack
 
@@ -26,6 +29,17 @@ class Choice(NamedTuple):
     text: str
     logprob: float
     """Log-probability of the whole text under the sampling settings of the call."""
+    whole: bool = False
+    """Whether nothing may stand in front of it: a script's answer, or one under an output format."""
+
+
+class Player(Protocol):
+    """Chooses the answers of a simulated engine."""
+
+    @property
+    def renderer(self) -> BytesRenderer: ...
+
+    def choose(self, prompt: Prompt, sampling: Sampling) -> Choice: ...
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,7 @@ class SkilledPlayer:
     version: ClassVar[int] = 0
     """Constant: a player does not learn."""
     pressure: ClassVar[int] = 0
+    constrains_output: ClassVar[bool] = True
     name: ClassVar[str] = "skilled player"
 
     def __post_init__(self) -> None:
@@ -50,6 +65,13 @@ class SkilledPlayer:
             raise ConfigError(f"skill: {self.skill} is not a probability; accepted: 0 to 1")
 
     def choose(self, prompt: Prompt, sampling: Sampling) -> Choice:
+        """The player's answer; under an output format, an instance of its schema."""
+        if sampling.output is not None:
+            made = instance(sampling.output.schema, *draw_key(prompt, sampling))
+            return Choice(msgspec.json.encode(made).decode(), 0.0, whole=True)
+        return self.play(prompt, sampling)
+
+    def play(self, prompt: Prompt, sampling: Sampling) -> Choice:
         env = prompt.env
         if env is None:
             raise EngineError(f"the {self.name} needs an environment that lists its actions")

@@ -17,6 +17,7 @@ from rollwright.engines.base import (
     Updatable,
     UpdateMode,
     Weights,
+    constrains_output,
 )
 from rollwright.errors import ConfigError
 from rollwright.teams.segments import with_segment_cache
@@ -26,11 +27,19 @@ class TeamPolicies:
     """The run's policy, and the policies of agents that have a different one."""
 
     def __init__(
-        self, own: Policy, by_agent: Mapping[str, Policy] | None = None, *, segment_cache: bool = False
+        self,
+        own: Policy,
+        by_agent: Mapping[str, Policy] | None = None,
+        *,
+        by_name: Mapping[str, Policy] | None = None,
+        segment_cache: bool = False,
     ) -> None:
-        """`by_agent`: policies by agent id (`team/agent`); several agents may share one."""
+        """`by_agent`: policies by agent id (`team/agent`); several agents may share one. `by_name`: those that rules of the
+        gateway name."""
         self._own = own
-        self._all = [own, *(each for each in (by_agent or {}).values() if each is not own)]
+        self._by_name = dict(by_name or {})
+        others = (*(by_agent or {}).values(), *self._by_name.values())
+        self._all = [own, *(each for each in others if each is not own)]
         self._all = list({id(each): each for each in self._all}.values())
         asked = {id(each): with_segment_cache(each) if segment_cache else each for each in self._all}
         self._default = asked[id(own)]
@@ -38,6 +47,15 @@ class TeamPolicies:
 
     def of_agent(self, agent: str) -> Policy:
         return self._by_agent.get(agent, self._default)
+
+    def named(self, name: str) -> Policy:
+        if name not in self._by_name:
+            raise ConfigError(f"policies: no {name!r} was built for the gateway's rules")
+        return self._by_name[name]
+
+    @property
+    def constrains_output(self) -> bool:
+        return constrains_output(self._own)
 
     @property
     def renderer(self) -> Renderer | None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampling
+from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampling, constrains_output
 from rollwright.engines.rendering.tokenizer import Tokenizer
 
 CACHED_IDS = 1 << 20
@@ -135,6 +135,10 @@ class WithRenderer:
     def __init__(self, policy: Policy, renderer: Renderer) -> None:
         self._policy = policy
         self.renderer: Renderer | None = renderer
+
+    @property
+    def constrains_output(self) -> bool:
+        return constrains_output(self._policy)
 
     @property
     def version(self) -> int:

@@ -65,11 +65,11 @@ class SimulatedTeam(SkilledPlayer):
         }
         return cls(skill, agents, approval, lengths or {}, leads_to)
 
-    def choose(self, prompt: Prompt, sampling: Sampling) -> Choice:
+    def play(self, prompt: Prompt, sampling: Sampling) -> Choice:
         who = str(prompt.key[-2])  # a session puts the agent id there
         agent = self.agents.get(who)
         answer = (
-            super().choose(prompt, sampling) if agent is None else self._answer(who, agent, prompt, sampling)
+            super().play(prompt, sampling) if agent is None else self._answer(who, agent, prompt, sampling)
         )
         if who not in self.lengths:
             return answer
@@ -84,7 +84,7 @@ class SimulatedTeam(SkilledPlayer):
         if agent.verdict is not None:
             return Choice(agent.verdict.write(self._verdict(who, prompt, share)), 0.0)
         if not agent.reading.tags:
-            return super().choose(prompt, sampling)
+            return super().play(prompt, sampling)
         env = prompt.env
         best = env.best_action() if env is not None and share < self.skill else None
         if env is None or best is None:

@@ -10,10 +10,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rollwright.training.losses import TokenLosses, k3, token_coefficients, token_losses
+from rollwright.training.losses import (
+    TokenLosses,
+    UpdateTokens,
+    k3,
+    prepare,
+    prepares,
+    rollout_indices,
+    token_coefficients,
+    token_losses,
+)
 from rollwright.training.micro_batches import MicroBatch, PackedRow, bundle_rows, collate, plan_bundles
 from rollwright.training.model import TrainedModel
-from rollwright.training.settings import LossSettings
+from rollwright.training.settings import LossSettings, Ratio
 
 
 @dataclass(frozen=True)
@@ -87,15 +96,28 @@ def add_gradients(
     *,
     tokens_per_micro_batch: int,
     before: BeforeStep = NOTHING_BEFORE,
+    seed: int = 0,
     on_progress: Callable[[], None] = lambda: None,
 ) -> TokenTally:
     """Adds the gradient of the loss of `rows` to the model's parameters. `on_progress` is called after every micro-batch.
 
-    A row without an advantage counts in the divisor of the loss, but is not computed if its gradient is 0.
+    `seed`: for losses that choose tokens at random. A row without an advantage counts in the divisor of the loss, but is not
+    computed if its gradient is 0.
     """
     coefficients = token_coefficients(rows, settings)
     moving = [place for place, row in enumerate(rows) if not settings.only_advantages or row.advantages.any()]
     tally = TokenTally()
+    prepared: list[dict[str, Tensor]] | None = None
+    if moving and prepares(settings):
+        current = logprobs_of_rows(
+            lambda batch: model.logprobs(batch)[0],
+            rows,
+            model.device,
+            tokens_per_micro_batch,
+            on_progress,
+            tokens_per_pair=model.tokens_per_pair,
+        )
+        prepared = prepare_rows(rows, current, before.proximal, settings, seed)
     joined = bundle_rows(rows, moving, tokens_per_micro_batch, model.tokens_per_pair)
     for bundles in plan_bundles(joined, tokens_per_micro_batch):
         batch = collate(rows, bundles, model.device)
@@ -109,6 +131,7 @@ def add_gradients(
             proximal=_of(before.proximal, places),
             reference=_of(before.reference, places),
             entropy=entropy,
+            prepared=None if prepared is None else _joined([prepared[place] for place in places]),
         )
         weights = torch.cat([coefficients[place] for place in places]).to(model.device)
         loss = (weights * terms.losses).sum()
@@ -116,6 +139,36 @@ def add_gradients(
         tally.add(batch, sum(rows[place].length for place in places), loss, terms, new, entropy)
         on_progress()
     return tally
+
+
+def prepare_rows(
+    rows: Sequence[PackedRow],
+    current: Sequence[Tensor],
+    proximal: Sequence[Tensor] | None,
+    settings: LossSettings,
+    seed: int,
+) -> list[dict[str, Tensor]]:
+    """For each row, the tensors that the loss prepares from all rows of the update; `current`: their log-probabilities."""
+    new = torch.cat(list(current))
+    before = new if proximal is None else torch.cat(list(proximal))
+    engine = torch.cat([row.engine for row in rows]).to(new.device)
+    update = UpdateTokens(
+        new=new,
+        old=before if settings.ratio is Ratio.PROXIMAL else engine,
+        before=before,
+        engine=engine,
+        advantages=torch.cat([row.advantages for row in rows]).to(new.device),
+        weights=torch.cat([row.weights for row in rows]).to(new.device),
+        rollouts=rollout_indices(rows).to(new.device),
+        seed=seed,
+    )
+    sizes = [len(row.targets) for row in rows]
+    found = {name: torch.split(each, sizes) for name, each in prepare(update, settings).items()}
+    return [{name: parts[place] for name, parts in found.items()} for place in range(len(rows))]
+
+
+def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _of(values: Sequence[Tensor] | None, places: Sequence[int]) -> Tensor | None:

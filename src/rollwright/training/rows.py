@@ -72,7 +72,8 @@ def build_rows(groups: Groups, advantage: Advantage, *, view: View = "paths") ->
             _refuse_sampling(trajectory)
     walk = samples if view == "paths" else turn_samples
     rows = []
-    for group, kept, values in zip(groups, admitted(groups), advantage(groups), strict=True):
+    advantages: Sequence[Sequence[Sequence[float] | Sequence[Sequence[float]]]] = advantage(groups)
+    for group, kept, values in zip(groups, admitted(groups), advantages, strict=True):
         for trajectory, counts, own in zip(group, kept, values, strict=True):
             if counts:
                 rows += [_row(trajectory, sample, own) for sample in walk(trajectory) if any(sample.mask)]
@@ -109,7 +110,7 @@ def untrained_turns(groups: Groups) -> dict[str, int]:
     return {f"{TURNS}{reason}": count for reason, count in found.items()}
 
 
-def _row(trajectory: Trajectory, sample: Sample, turn_advantages: Sequence[float]) -> Row:
+def _row(trajectory: Trajectory, sample: Sample, own: Sequence[float] | Sequence[Sequence[float]]) -> Row:
     if sample.mask[0]:
         raise NotTrainable(
             f"rollout {trajectory.rollout_id} is not trainable: a sequence begins with a sampled token; "
@@ -118,8 +119,11 @@ def _row(trajectory: Trajectory, sample: Sample, turn_advantages: Sequence[float
     advantages = floats([0.0]) * len(sample.mask)
     for span in sample.spans:
         if span.trained:
-            advantages[span.start : span.stop] = floats([turn_advantages[span.turn]]) * (
-                span.stop - span.start
+            value = own[span.turn]
+            advantages[span.start : span.stop] = (
+                floats([value]) * (span.stop - span.start)
+                if isinstance(value, float | int)
+                else floats(value)
             )
     return Row(
         rollout_id=sample.rollout_id,

@@ -28,6 +28,7 @@ ADVANTAGES: Registry[Any] = Registry(
         "dr_grpo": "rollwright.training.advantages.episodes:DrGRPO",
         "rloo": "rollwright.training.advantages.episodes:RLOO",
         "reinforce_plus_plus": "rollwright.training.advantages.episodes:ReinforcePlusPlus",
+        "reinforce_plus_plus_tokens": "rollwright.training.advantages.tokens:ReinforcePlusPlusTokens",
         "gigpo": "rollwright.training.advantages.steps:GiGPO",
         "agent_wise": "rollwright.training.advantages.episodes:AgentWise",
         "tree": "rollwright.training.advantages.tree:TurnTree",
@@ -43,10 +44,26 @@ ADVANTAGES: Registry[Any] = Registry(
 LOSSES: Registry[Any] = Registry(
     "losses",
     "loss",
-    {"clipped": "rollwright.training.losses:clipped_loss"},
+    {
+        "clipped": "rollwright.training.losses:clipped_loss",
+        "gspo": "rollwright.training.losses.rollout_wise:gspo_loss",
+        "gmpo": "rollwright.training.losses.rollout_wise:gmpo_loss",
+        "cispo": "rollwright.training.losses.token_wise:cispo_loss",
+        "dppo_tv": "rollwright.training.losses.token_wise:dppo_tv_loss",
+        "dppo_kl": "rollwright.training.losses.token_wise:dppo_kl_loss",
+        "sapo": "rollwright.training.losses.token_wise:sapo_loss",
+        "clip_cov": "rollwright.training.losses.covariance:clip_cov_loss",
+        "kl_cov": "rollwright.training.losses.covariance:kl_cov_loss",
+    },
     protocol="rollwright.training.losses:Loss",
     key="training.loss.name",
 )
+
+NO_GRADIENT_WITHOUT_ADVANTAGE = frozenset(
+    {"clipped", "gspo", "cispo", "dppo_tv", "dppo_kl", "sapo", "clip_cov"}
+)
+"""Losses in which a token with advantage 0 has gradient 0. Not `gmpo`, which uses the mean advantage of the rollout, nor
+`kl_cov`, which has a penalty of its own; of user-defined ones it is not known."""
 
 METRIC_WRITERS: Registry[Any] = Registry(
     "metric_writers",
@@ -82,6 +99,10 @@ class Aggregation(StrEnum):
     """Number of tokens of each rollout, then number of rollouts: all rollouts have the same weight."""
     CONSTANT = "constant"
     """`constant_length` times the number of rollouts: a token's weight does not depend on any length (Dr. GRPO)."""
+    BATCH_MEAN = "batch_mean"
+    """Number of rollouts: a rollout's token losses are summed, so long rollouts weigh more."""
+    BATCH_SUM = "batch_sum"
+    """1: the plain sum over all tokens; the gradient grows with the batch."""
 
 
 class Ratio(StrEnum):
@@ -94,45 +115,98 @@ class Ratio(StrEnum):
     truncated at `truncation` (truncated importance sampling)."""
 
 
+class Correction(StrEnum):
+    """Correction for the difference between the engine and the model before the step; `r` is the ratio of their
+    probabilities. With `ratio: proximal` a weight, with `ratio: engine` only a mask: 1 instead of `r`."""
+
+    NONE = "none"
+    """No weight."""
+    TRUNCATE = "truncate"
+    """`min(r, truncation)` (truncated importance sampling)."""
+    MASK = "mask"
+    """`r` between `truncation_low` and `truncation`, else 0 (masked importance sampling, IcePop)."""
+    SEQUENCE_TRUNCATE = "sequence_truncate"
+    """As `truncate`, with the product of `r` over the rollout."""
+    SEQUENCE_MASK = "sequence_mask"
+    """As `mask`, with the product of `r` over the rollout."""
+    GEOMETRIC_MASK = "geometric_mask"
+    """1 if the geometric mean of `r` over the rollout is between `truncation_low` and `truncation`, else 0."""
+
+
+KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+"""Estimators of the divergence from the base model; with `+`, the value of the named one and the gradient of k2."""
+
+
 class AdvantageConfig(Settings):
     """The advantage estimator. A name alone is accepted: `advantage: rloo`."""
 
     name: str = "grpo"
-    """`grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `gigpo`, `agent_wise`; of trees `tree`, and for comparison
+    """`grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_tokens`, `gigpo`, `agent_wise`; of trees `tree`, and for comparison
     `path_grpo`, `tree_grpo` or `segment_value`; or a user-defined one as `module:name`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the estimator, for example `std: false`."""
 
 
 class LossSettings(Settings):
-    """The clipped policy-gradient loss, with optional KL and entropy terms."""
+    """The policy-gradient loss, with a correction for the engine and optional KL and entropy terms."""
 
     name: str = "clipped"
-    """`clipped`, or a user-defined loss as `module:name`, which receives these settings too."""
+    """`clipped` (PPO), `gspo`, `gmpo`, `cispo`, `dppo_tv`, `dppo_kl`, `sapo`, `clip_cov`, `kl_cov`, or a user-defined loss
+    as `module:name`, which receives these settings too."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a user-defined loss."""
+    """Keyword arguments of the loss, for example `tau_negative` of `sapo` or `share` of `kl_cov`."""
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
-    """Divisor of the sum of token losses: tokens of the batch, tokens of each rollout, or a constant (Dr. GRPO)."""
+    """Divisor of the sum of token losses: tokens of the batch (`token_mean`), tokens of each rollout (`sequence_mean`), a
+    constant (Dr. GRPO), rollouts of the batch (`batch_mean`), or 1 (`batch_sum`)."""
     constant_length: PositiveInt = 1024
     """Divisor for each rollout; for `constant`."""
     clip_low: Share = 0.2
-    """Lower clip of the probability ratio: one minus this."""
+    """Lower clip of the probability ratio: one minus this. Of `gmpo`: of the log-ratio; of `dppo_tv` and `dppo_kl`: largest
+    divergence of a token that becomes less likely."""
     clip_high: NonNegativeFloat = 0.2
-    """Upper clip of the probability ratio: one plus this."""
+    """Upper clip of the probability ratio: one plus this. Of `gmpo`: of the log-ratio; of `dppo_tv` and `dppo_kl`: largest
+    divergence of a token that becomes more likely."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Upper limit of the ratio where the advantage is negative (dual clip); for `clipped`. Unset: no limit."""
     ratio: Ratio = Ratio.ENGINE
-    """Denominator of the probability ratio: the engine's probability, or that of the trained model before the step, with a
-    separate weight for the engine that is truncated at `truncation`."""
+    """Denominator of the probability ratio: the engine's probability, or that of the trained model before the step, with
+    the `correction` as a separate weight for the engine."""
+    correction: Correction = Correction.TRUNCATE
+    """Weight for the difference between engine and model before the step: `none`, `truncate` or `mask` of each token,
+    `sequence_truncate`, `sequence_mask` or `geometric_mask` of whole rollouts. With `ratio: engine` only masks apply."""
     truncation: Annotated[float, Field(ge=1)] = 2.0
-    """Upper limit of that weight; for `proximal`."""
+    """Upper limit of that weight."""
+    truncation_low: Share = 0.5
+    """Lower limit of that weight, below which it is 0; for masks."""
+    max_rollout_divergence: PositiveFloat | None = None
+    """Mean difference of log-probabilities, engine minus model, above which tokens of a rollout with negative advantages
+    are left out (off-policy sequence mask). Unset: none are."""
     kl_coefficient: NonNegativeFloat = 0.0
     """Weight of the divergence from the base model."""
+    kl_estimator: KLEstimator = "k3"
+    """Estimator of that divergence: `k1`, `k2` or `k3`; `k1+` and `k3+` have the gradient of k2."""
+    kl_limit: PositiveFloat | None = None
+    """Largest value of a token's k3, beyond which it has no gradient (verl: 10). Unset: no limit."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
 
     @property
     def only_advantages(self) -> bool:
         """Whether a token with advantage 0 has gradient 0; unknown for a user-defined loss, hence false."""
-        return self.name == "clipped" and self.kl_coefficient == 0 and self.entropy_coefficient == 0
+        plain = self.name in NO_GRADIENT_WITHOUT_ADVANTAGE
+        return plain and self.kl_coefficient == 0 and self.entropy_coefficient == 0
+
+    @property
+    def corrects_rollouts(self) -> bool:
+        """Whether the weight of a token depends on its whole rollout."""
+        of_rollouts = (Correction.SEQUENCE_TRUNCATE, Correction.SEQUENCE_MASK, Correction.GEOMETRIC_MASK)
+        return self.correction in of_rollouts or self.max_rollout_divergence is not None
+
+    @property
+    def uses_model_before_step(self) -> bool:
+        """Whether log-probabilities of the model before the step are used."""
+        of_engine = (Correction.NONE, Correction.TRUNCATE, Correction.SEQUENCE_TRUNCATE)
+        return self.ratio is Ratio.PROXIMAL or self.correction not in of_engine
 
 
 class LoraSettings(Settings):

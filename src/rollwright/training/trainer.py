@@ -27,11 +27,11 @@ from rollwright.training.checkpoints import (
     write_folder,
 )
 from rollwright.training.gradients import BeforeStep, TokenTally, add_gradients, logprobs_of_rows
+from rollwright.training.losses import check_loss
 from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, scoring_row
 from rollwright.training.model import TrainedModel
 from rollwright.training.report import Skip, StepReport, batch_figures
 from rollwright.training.rows import Row
-from rollwright.training.settings import Ratio
 from rollwright.training.settings import TrainerSettings as TrainerSettings
 from rollwright.trajectory import MIN_TEMPERATURE, Floats, TokenIds, floats
 
@@ -70,6 +70,7 @@ class Trainer:
             raise ConfigError(
                 f"trainer: temperature is {temperature:g}; accepted: {MIN_TEMPERATURE:g} or more"
             )
+        check_loss(settings.loss)
         self.settings = settings
         self._total_updates, self._temperature, self._seed = total_updates, temperature, seed
         self.version = 0
@@ -168,7 +169,7 @@ class Trainer:
             )
 
         # With a single update, the forward pass of the update gives the same log-probabilities.
-        own = loss.ratio is Ratio.PROXIMAL and self.settings.updates_per_step > 1
+        own = loss.uses_model_before_step and self.settings.updates_per_step > 1
         return BeforeStep(
             proximal=score(lambda batch: model.logprobs(batch)[0]) if own else None,
             reference=score(model.reference_logprobs) if loss.kl_coefficient else None,
@@ -183,6 +184,7 @@ class Trainer:
                 self.settings.loss,
                 tokens_per_micro_batch=budget,
                 before=before,
+                seed=rng.seed("loss", self._seed, self.updates),
                 on_progress=self.on_progress,
             )
 

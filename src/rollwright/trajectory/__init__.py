@@ -19,6 +19,7 @@ from rollwright.trajectory.rewards import LARGEST_REWARD, check_rewards, reward_
 from rollwright.trajectory.samples import NO_TEMPERATURE, NO_VERSION, Sample, Span, samples, turn_samples
 from rollwright.trajectory.timing import Phase, Timing, Wait
 from rollwright.trajectory.turn import (
+    LEFT_OUT,
     MIN_TEMPERATURE,
     UNDELIVERED,
     Boundary,
@@ -35,6 +36,7 @@ from rollwright.trajectory.turn import (
 
 __all__ = [
     "LARGEST_REWARD",
+    "LEFT_OUT",
     "MIN_TEMPERATURE",
     "NO_TEMPERATURE",
     "NO_VERSION",

@@ -13,7 +13,15 @@ from rollwright.errors import FormatError
 from rollwright.trajectory.arrays import TokenIds, token_ids
 from rollwright.trajectory.codec import Codec
 from rollwright.trajectory.timing import Timing
-from rollwright.trajectory.turn import UNDELIVERED, ErrorRecord, SamplingParams, StopReason, ToolCall, Turn
+from rollwright.trajectory.turn import (
+    LEFT_OUT,
+    UNDELIVERED,
+    ErrorRecord,
+    SamplingParams,
+    StopReason,
+    ToolCall,
+    Turn,
+)
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -164,6 +172,8 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
         """Reason other than a filter: an answer that was not delivered, or a distribution that trainers cannot compute."""
         if turn.filtered == UNDELIVERED:
             return "no answer reached the agent"
+        if turn.filtered == LEFT_OUT:
+            return "left out by gateway.calls"
         sampling = self.sampling_of(turn)
         return None if sampling is None else sampling.not_modelled
 

@@ -31,6 +31,8 @@ class SamplingParams(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
     frequency_penalty: float = 0.0
     other: tuple[str, ...] = ()
     """Further fields of the request that may change the distribution, such as `logit_bias`."""
+    constraint: str = ""
+    """Kind of the output format that masked tokens out: `json_object`, `json_schema` or `tool_call`; empty: none did."""
 
     @property
     def not_modelled(self) -> str | None:
@@ -38,6 +40,9 @@ class SamplingParams(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
         `None`: they are."""
         if not MIN_TEMPERATURE <= self.temperature < math.inf:
             return f"sampled at temperature {self.temperature:g}"
+        if self.constraint:
+            # The probabilities are those of the tokens that the format allows; trainers compute them over all tokens.
+            return f"sampled under a constraint: {self.constraint}"
         if others := self.beside_temperature():
             return f"sampled with {others[0]}"
         return None
@@ -48,7 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
             f"{name} {getattr(self, name):g}"
             for name in _NUMBERS
             if getattr(self, name) != getattr(_PLAIN, name)
-        ] + list(self.other)
+        ] + [*self.other, *([f"constraint {self.constraint}"] if self.constraint else [])]
 
     def describe(self) -> str:
         """One line for display: the temperature and the non-neutral parameters."""
@@ -61,6 +66,10 @@ _PLAIN = SamplingParams()
 
 UNDELIVERED = "undelivered"
 """`Turn.filtered` of an answer that the agent never received; later turns do not depend on it."""
+
+
+LEFT_OUT = "gateway.calls"
+"""`Turn.filtered` of a call that a rule of the gateway leaves out of the loss: a title or a summary, for example."""
 
 
 class FinishReason(StrEnum):

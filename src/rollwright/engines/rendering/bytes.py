@@ -19,6 +19,9 @@ SYSTEM, USER, ASSISTANT, TOOL, END = range(256, 261)
 
 VOCABULARY_SIZE = 261
 
+TOOLS_HEADING = "Tools:\n"
+"""Begins the system message that lists the tools."""
+
 _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 
@@ -30,6 +33,7 @@ _LOW = 0 if sys.byteorder == "little" else _WIDTH - 1
 """Offset of the low byte in an id."""
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -39,13 +43,19 @@ class _Written(msgspec.Struct, frozen=True):
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-def written_call(name: str, arguments: dict[str, object]) -> str:
+def written_call(name: str, arguments: object) -> str:
     """A tool call in the format that `BytesRenderer` parses."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
+def thought(text: str) -> str:
+    """Reasoning in the format that `BytesRenderer` parses."""
+    return f"<think>{text}</think>" if text else ""
+
+
 class BytesRenderer:
-    """The renderer of players and simulated engines. Tool calls are JSON between `<tool_call>` tags."""
+    """The renderer of players and simulated engines. Tool calls are JSON between `<tool_call>` tags; reasoning comes first,
+    between `<think>` tags."""
 
     stop_ids = (END,)
 
@@ -56,7 +66,7 @@ class BytesRenderer:
         ids = token_ids()
         if tools:
             listed = "\n".join(msgspec.json.encode(each).decode() for each in tools)
-            messages = [Message("system", f"Tools:\n{listed}"), *messages]
+            messages = [Message("system", TOOLS_HEADING + listed), *messages]
         for message in messages:
             ids.append(_ROLES[message.role])
             _append_text(ids, message.content)
@@ -78,8 +88,11 @@ class BytesRenderer:
 
     def parse(self, prompt: TokenIds, sampled: TokenIds, tools: Sequence[ToolSpec] = ()) -> Parsed:
         text = self.decode(sampled)
+        found = _THOUGHT.match(text)
+        reasoning = "" if found is None else found[1]
+        text = text if found is None else text[found.end() :]
         if not tools:
-            return Parsed(text)
+            return Parsed(text, reasoning)
         calls, malformed = [], []
         for place, found in enumerate(_CALL.findall(text)):
             try:
@@ -90,7 +103,15 @@ class BytesRenderer:
                 # Unique in a sequence, because prompts only grow.
                 call_id = f"call-{len(prompt)}-{place}"
                 calls.append(ToolCall(call_id, read.name, bytes(read.arguments).decode()))
-        return Parsed(_CALL.sub("", text), tool_calls=tuple(calls), malformed=tuple(malformed))
+        return Parsed(_CALL.sub("", text), reasoning, tuple(calls), tuple(malformed))
+
+    def read(self, ids: TokenIds) -> list[Message]:
+        """The conversation that a prompt was rendered from, and sampled; tool calls stay in the text."""
+        starts = [place for place, each in enumerate(ids) if SYSTEM <= each <= TOOL]
+        names = {mark: role for role, mark in _ROLES.items()}
+        parts = zip(starts, [*starts[1:], len(ids)], strict=True)
+        said = [Message(names[ids[start]], self.decode(ids[start + 1 : end])) for start, end in parts]
+        return said[:-1] if ids and ids[-1] == ASSISTANT else said
 
     def encode(self, text: str) -> TokenIds:
         """The ids of a whole assistant turn."""

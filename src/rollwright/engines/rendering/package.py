@@ -68,6 +68,10 @@ class PackageRenderer:
         return other
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         return self._stop_ids
 

@@ -2,7 +2,7 @@
 
 Always true: a call is either waiting, running or ended, and it ends once. An interrupted call waits again, ahead of all later
 calls, and keeps its tokens unless it restarts. A log-probability is that of the distribution sampled from, after temperature
-and top-p; at temperature 0 this is a point mass on the likeliest token, so it is 0. Used by one thread.
+and top-p, over the tokens that its output format allows; at temperature 0 this is a point mass on the likeliest token, so it is 0. Used by one thread.
 """
 
 import math
@@ -59,6 +59,19 @@ def _greedy(logits: torch.Tensor) -> tuple[list[int], list[float]]:
     top, tokens = logits.max(dim=-1)
     # 0 for a finite logit, NaN otherwise
     return tokens.tolist(), (top - top).tolist()
+
+
+def _constrain(calls: Sequence[GenerationCall], logits: torch.Tensor) -> torch.Tensor:
+    """The logits without the tokens that the calls' output formats forbid."""
+    bound = [row for row, call in enumerate(calls) if call.matcher is not None]
+    if not bound:
+        return logits
+    logits = logits.float().clone()
+    for row in bound:
+        matcher = calls[row].matcher
+        assert matcher is not None
+        logits[row].masked_fill_(matcher.forbidden().to(logits.device), float("-inf"))
+    return logits
 
 
 class Batcher:
@@ -133,6 +146,7 @@ class Batcher:
         self._rows.release(call)
 
     def _sample(self, calls: list[GenerationCall], logits: torch.Tensor, version: int) -> None:
+        logits = _constrain(calls, logits)
         tokens, logprobs = sample(
             logits,
             [call.temperature for call in calls],
@@ -140,7 +154,9 @@ class Batcher:
             [call.draw() for call in calls],
         )
         for call, token, logprob in zip(calls, tokens, logprobs, strict=True):
-            if math.isfinite(logprob):
+            if call.matcher is not None and (why := call.matcher.error):
+                call.error = EngineError(f"the output format cannot be continued: {why}")
+            elif math.isfinite(logprob):
                 call.append(token, logprob, version)
                 self._counters.sampled_tokens += 1
             else:

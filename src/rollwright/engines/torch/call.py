@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from rollwright.engines.base import EngineError, Renderer
+from rollwright.engines.torch.constraints import OutputMatcher
 from rollwright.rng import uniform
 from rollwright.trajectory import FinishReason, Floats, TokenIds, VersionRun, floats
 
@@ -55,6 +56,8 @@ class GenerationCall:
     """The key of its draws, together with the position."""
     renderer: Renderer
     done: asyncio.Future[None]
+    matcher: OutputMatcher | None = None
+    """Restricts the tokens to those of an output format; `None`: all may come."""
     logprobs: Floats = field(default_factory=floats)
     versions: list[VersionRun] = field(default_factory=list)
     finish: FinishReason | None = None
@@ -79,6 +82,8 @@ class GenerationCall:
         """Append a sampled token; set `finish` if it is the last one."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        if self.matcher is not None:
+            self.matcher.consume(token)
         if self.versions and self.versions[-1].version == version:
             self.versions[-1] = VersionRun(version, self.versions[-1].count + 1)
         else:
@@ -94,6 +99,8 @@ class GenerationCall:
         del self.tokens[self.prompt_tokens :]
         self.logprobs = floats()
         self.versions = []
+        if self.matcher is not None:
+            self.matcher.reset()
         return lost
 
     def text(self) -> str:

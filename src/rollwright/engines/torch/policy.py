@@ -25,6 +25,7 @@ from rollwright.engines.base import (
     Capabilities,
     EngineError,
     Generation,
+    OutputFormat,
     Prompt,
     Renderer,
     Sampling,
@@ -33,6 +34,7 @@ from rollwright.engines.base import (
 )
 from rollwright.engines.torch.batcher import Batcher
 from rollwright.engines.torch.call import Counters, GenerationCall
+from rollwright.engines.torch.constraints import OutputCompiler, is_available
 from rollwright.engines.torch.kv_cache import use_grouped_attention
 from rollwright.engines.torch.prefixes import same_start
 from rollwright.engines.torch.rows import LoneRows, ModelRows, SharedRows
@@ -104,6 +106,16 @@ class TorchPolicy:
         self._worker = Worker(model, Batcher(rows, self.counters), self.counters, version)
         self._vocabulary_size: int = model.config.vocab_size
         self._max_length: int | None = getattr(model.config, "max_position_embeddings", None)
+        self._outputs = OutputCompiler(renderer, self._vocabulary_size)
+
+    @property
+    def constrains_output(self) -> bool:
+        """Whether forced tool calls and JSON formats are enforced: with the extra `constrained`."""
+        return is_available()
+
+    def check_output(self, output: OutputFormat) -> None:
+        """Raises a `RollwrightError` for a format that cannot be enforced; takes as long as compiling its schema."""
+        self._outputs.matcher(output)
 
     @property
     def version(self) -> int:
@@ -116,6 +128,10 @@ class TorchPolicy:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         call = self._call(prompt, sampling)
+        if (
+            sampling.output is not None
+        ):  # in a thread: compiling a schema takes milliseconds, a large one more
+            call.matcher = await asyncio.to_thread(self._outputs.matcher, sampling.output)
         self._worker.submit(call)
         try:
             await call.done

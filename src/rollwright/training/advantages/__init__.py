@@ -4,14 +4,17 @@ from rollwright.training.advantages.base import (
     Advantage,
     Groups,
     Remembering,
+    TokenAdvantages,
     TurnAdvantages,
     admitted,
     left_out,
     make_advantage,
+    turn_means,
 )
 from rollwright.training.advantages.episodes import GRPO, RLOO, AgentWise, DrGRPO, ReinforcePlusPlus
 from rollwright.training.advantages.paths import PathGRPO, TreeGRPO
 from rollwright.training.advantages.steps import GAE, GiGPO
+from rollwright.training.advantages.tokens import ReinforcePlusPlusTokens
 from rollwright.training.advantages.tree import SegmentValue, TurnTree
 from rollwright.training.settings import ADVANTAGES
 
@@ -27,12 +30,15 @@ __all__ = [
     "Groups",
     "PathGRPO",
     "ReinforcePlusPlus",
+    "ReinforcePlusPlusTokens",
     "Remembering",
     "SegmentValue",
+    "TokenAdvantages",
     "TreeGRPO",
     "TurnAdvantages",
     "TurnTree",
     "admitted",
     "left_out",
     "make_advantage",
+    "turn_means",
 ]

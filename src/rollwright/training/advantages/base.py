@@ -18,6 +18,9 @@ Groups: TypeAlias = Sequence[Sequence[Trajectory]]
 TurnAdvantages: TypeAlias = list[list[list[float]]]
 """One number for each turn, by group and trajectory."""
 
+TokenAdvantages: TypeAlias = list[list[list[list[float]]]]
+"""One number for each sampled token, by group, trajectory and turn."""
+
 STD_FLOOR = 1e-6
 """Added to a standard deviation to avoid division by zero, as in GRPO; far below any relevant difference of rewards."""
 
@@ -25,9 +28,10 @@ DUPLICATE = "the same rollout a second time"
 
 
 class Advantage(Protocol):
-    """Computes the advantage of every turn of a batch; implementations are frozen dataclasses or functions."""
+    """Computes the advantage of every turn of a batch, or of every token; implementations are frozen dataclasses or
+    functions."""
 
-    def __call__(self, groups: Groups) -> TurnAdvantages: ...
+    def __call__(self, groups: Groups) -> TurnAdvantages | TokenAdvantages: ...
 
 
 @runtime_checkable
@@ -140,13 +144,41 @@ class NamedAdvantage:
     def __init__(self, name: str, advantage: Advantage) -> None:
         self._name, self._advantage = name, advantage
 
-    def __call__(self, groups: Groups) -> TurnAdvantages:
+    def __call__(self, groups: Groups) -> TurnAdvantages | TokenAdvantages:
         with ADVANTAGES.blame(self._name):
-            found = [[list(map(float, turns)) for turns in group] for group in self._advantage(groups)]
+            found = [
+                [[_numbers(turn) for turn in turns] for turns in group] for group in self._advantage(groups)
+            ]
             wanted = [[len(each.turns) for each in group] for group in groups]
-            if [[len(turns) for turns in group] for group in found] != wanted:
-                raise ValueError("gives no number for each turn of each trajectory of each group")
-            return found
+            if [[len(turns) for turns in group] for group in found] != wanted or not _of_tokens(
+                groups, found
+            ):
+                raise ValueError(
+                    "gives no number for each turn of each trajectory of each group, nor for each token"
+                )
+            return cast(TurnAdvantages | TokenAdvantages, found)
+
+
+def _numbers(turn: Any) -> float | list[float]:
+    return list(map(float, turn)) if isinstance(turn, Sequence) else float(turn)
+
+
+def _of_tokens(groups: Groups, found: Sequence[Sequence[Sequence[float | list[float]]]]) -> bool:
+    """Whether every turn has one number, or one for each of its tokens."""
+    return all(
+        not isinstance(value, list) or len(value) == len(turn.sampled_ids)
+        for group, values in zip(groups, found, strict=True)
+        for trajectory, own in zip(group, values, strict=True)
+        for turn, value in zip(trajectory.turns, own, strict=True)
+    )
+
+
+def turn_means(values: Sequence[float] | Sequence[Sequence[float]]) -> list[float]:
+    """Advantage of each turn of a trajectory; the mean over its tokens, if they have advantages of their own."""
+    return [
+        float(each) if isinstance(each, float | int) else math.fsum(each) / max(len(each), 1)
+        for each in values
+    ]
 
 
 class NamedRemembering(NamedAdvantage):
