@@ -1,5 +1,5 @@
 # Both `make demo` and `make test` set up all they need, in .venv, and nothing outside this folder; `make test` as root on
-# Debian installs bubblewrap, too, if it is missing.
+# Debian installs bubblewrap and Chromium, too, if they are missing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs clean
+.PHONY: demo test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs ui ui-check clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,7 @@ typecheck: $(READY)
 # What fails beside the others is run once more by itself: a busy machine may fail it once, a fault fails it twice.
 unit: $(READY)
 	.ci/bubblewrap
+	.ci/browser
 	$(BIN)/pytest --cache-clear --numprocesses 2 \
 	  || { echo "again, one by one: what failed beside the others"; \
 	       $(BIN)/pytest --last-failed --last-failed-no-failures none; }
@@ -63,6 +64,13 @@ bench: $(READY)
 base-model: $(READY)
 	$(BIN)/python models/make_frozen_lake.py
 	$(BIN)/python models/make_sokoban.py
+
+# The page's front end, from ui/ into the package; needs Node. `ui-check` builds it again and compares.
+ui:
+	cd ui && npm ci --no-audit --no-fund && npm run build
+
+ui-check: ui
+	git diff --exit-code --stat -- src/rollwright/ui/static
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py

@@ -188,10 +188,14 @@ def show(console: Console, figures: Mapping[str, Any]) -> None:
             f"{cost['client_cpu_ratio']:.2f}",
         )
     console.print(scales)
+    show_promises(console, figures["promises"])
+
+
+def show_promises(console: Console, promises: Sequence[Figures]) -> None:
     kept = Table("promise", "measured", "wanted", "kept")
-    for row in figures["promises"]:
+    for row in promises:
         kept.add_row(
-            row["promise"], f"{row['measured']:.2f}", f"{row['wanted']:g}", "yes" if row["kept"] else "NO"
+            row["promise"], f"{row['measured']:,.2f}", f"{row['wanted']:g}", "yes" if row["kept"] else "NO"
         )
     console.print(kept)
 

@@ -65,6 +65,7 @@ MAY_KNOW = {
         "hardware",
     },
     "gateway": {"trajectory", "engines", "agents", "store"},
+    "remote": set(),
     "training": {"trajectory", "engines", "models", "rollout", "hardware"},
     "api": {"config", "engines", "run", "trajectory"},
     "run": {
@@ -89,7 +90,8 @@ MAY_KNOW = {
     },
     "swarm": {"trajectory", "config", "envs", "engines", "agents", "rollout"},
     "doctor": {"config", "hardware", "models", "engines", "run", "sandbox", "swarm"},
-    "observe": {"trajectory", "config", "rollout", "run"},
+    "observe": {"trajectory", "config", "hardware", "models", "engines", "rollout", "training", "run"},
+    "ui": {"trajectory", "config", "store", "rollout", "training", "swarm", "run", "observe"},
     "cli": {
         "trajectory",
         "config",
@@ -108,6 +110,7 @@ MAY_KNOW = {
         "hardware",
         "doctor",
         "observe",
+        "ui",
         "sandbox",
     },
 }

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from rollwright.envs.registry import register as register_env
     from rollwright.errors import ConfigError as ConfigError
     from rollwright.errors import RollwrightError as RollwrightError
+    from rollwright.remote import RemoteRollout as RemoteRollout
+    from rollwright.remote import RemoteRun as RemoteRun
     from rollwright.rewards.composition import Rewards as Rewards
     from rollwright.rewards.functions import reward as reward
     from rollwright.rollout.function import AgentFunction as Agent
@@ -113,6 +115,8 @@ _PLACES = {
     "ToolContext": "rollwright.tools.context",
     "Toolbox": "rollwright.tools.toolbox",
     "tool": "rollwright.tools.tool",
+    "RemoteRollout": "rollwright.remote",
+    "RemoteRun": "rollwright.remote",
     "Rewards": "rollwright.rewards.composition",
     "reward": "rollwright.rewards.functions",
     # policies
@@ -187,6 +191,8 @@ __all__ = [
     "Prompt",
     "PromptTemplates",
     "RandomPlayer",
+    "RemoteRollout",
+    "RemoteRun",
     "Reset",
     "Rewards",
     "RolloutConfig",

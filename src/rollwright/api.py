@@ -17,6 +17,7 @@ from rollwright.config.resuming import check_resumable
 from rollwright.config.run import RunConfig
 from rollwright.engines.base import Policy
 from rollwright.errors import ConfigError, RollwrightError
+from rollwright.run import given
 from rollwright.run.checks import check_config
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.run import Run
@@ -93,16 +94,27 @@ def evaluate(
     model: str | Path | None = None,
     tags: Sequence[str] | None = None,
     episodes: int | None = None,
+    tasks: Any = None,
+    agent: Any = None,
+    reward: Any = None,
 ) -> Evaluation:
     """Plays held-out levels greedily and returns the scores by tag.
 
     `source`: a configuration; unset: every default. `policy`: a policy object, or the settings of one; `model`: short for
     `policy={"kind": "torch", "model": model}`. `tags`, `episodes`: which environments to play, and on how many levels in
     all; unset: as `val_env_manager` says, or those of `train_env_manager`.
+
+    `tasks`, `agent`, `reward`: what `train` takes; all rows are played, or `episodes` of them.
     """
-    config = _evaluation_config(
-        load_config(source if source is not None else {}), policy, model, tags, episodes
-    )
+    loaded = load_config(source if source is not None else {})
+    _check_given(tasks, agent, reward, tags)
+    if tasks is not None:
+        content = given.tasks_content(_set_content(loaded), tasks, agent, reward, None)
+        content["val_env_manager"] = {"num_env_groups": 1, "tags": [given.TAG]}
+        content.pop("train_env_manager", None)
+        loaded = build(content, source="evaluate")
+        episodes = episodes or given.count_rows(loaded)
+    config = _evaluation_config(loaded, policy, model, tags, episodes)
     config = load_config(config, *overrides)
     played = policy if policy is not None and not isinstance(policy, Mapping) else None
 
@@ -114,6 +126,18 @@ def evaluate(
     return run_blocking(play)
 
 
+def _check_given(tasks: Any, agent: Any, reward: Any, tags: Sequence[str] | None) -> None:
+    if tasks is None and (agent is not None or reward is not None):
+        raise ConfigError("agent, reward: are for `tasks`, which is not given")
+    if tasks is not None and tags is not None:
+        raise ConfigError("tags: is given beside `tasks`, which are played alone; give one of them")
+
+
+def _set_content(config: RunConfig) -> dict[str, Any]:
+    """The settings that are not left at their defaults."""
+    return {**config.model_dump(mode="json", exclude_unset=True), "name": config.name}
+
+
 def _evaluation_config(
     config: RunConfig,
     policy: Policy | Mapping[str, Any] | None,
@@ -121,8 +145,7 @@ def _evaluation_config(
     tags: Sequence[str] | None,
     episodes: int | None,
 ) -> RunConfig:
-    content = config.model_dump(mode="json", exclude_unset=True)
-    content["name"] = config.name
+    content = _set_content(config)
     if model is not None:
         if policy is not None:
             raise ConfigError("evaluate: `policy` and `model` both name what plays; give one of them")
@@ -198,6 +221,10 @@ def train(
     runs: str | Path = "runs",
     resume: str | Path | None = None,
     store: str | None = None,
+    tasks: Any = None,
+    agent: Any = None,
+    reward: Any = None,
+    held_out: float | str | Path | None = None,
 ) -> TrainingResult:
     """Trains a model on the episodes that it plays, into a new folder of `runs`.
 
@@ -205,18 +232,26 @@ def train(
     `policy={"kind": "torch", "model": model}`; `tags`: the environments to train on; `steps`: short for `max_steps`.
     `policy`: a policy object to train, instead of the configured one. `resume`: the folder of a training that was
     interrupted; it continues with its own settings, and `overrides` may change those that do not change what is played.
+
+    `tasks`: rows to train on, for one epoch unless `steps` says otherwise: a file, `module:function`, a dataset, an iterable
+    of mappings, or a function that gives one. `agent`: plays a row: a function `(task, session)`, `module:function`, the
+    words of a command, or `remote`; unset: the chat agent. `reward`: one or several functions, kinds or settings; unset:
+    the number that the agent returns. `held_out`: rows for validation, a share of `tasks` or another file.
     """
     if resume is not None:
-        if source is not None or model is not None or tags is not None:
+        if any(each is not None for each in (source, model, tags, tasks, agent, reward, held_out)):
             raise ConfigError(
                 "train: `resume` continues with the run's own settings; give only overrides beside it"
             )
         folder, config = _reopen(Path(resume), _with_steps(overrides, steps))
     else:
-        config = load_config(
-            _training_content(load_config(source if source is not None else {}), model, tags)
-        )
-        config = load_config(config, *_with_steps(overrides, steps))
+        loaded = load_config(source if source is not None else {})
+        _check_given(tasks, agent, reward, tags)
+        content = _training_content(loaded, model, tags)
+        if tasks is not None:
+            content = given.tasks_content(content, tasks, agent, reward, held_out)
+            content = given.add_training(content if steps is None else {**content, "max_steps": steps})
+        config = load_config(load_config(content), *_with_steps(overrides, steps))
         check_config(config)
         folder, config = RunFolder.create(Path(runs), config)
     summary = run_blocking(
@@ -234,8 +269,7 @@ def _with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
 def _training_content(
     config: RunConfig, model: str | Path | None, tags: Sequence[str] | None
 ) -> dict[str, Any]:
-    content = config.model_dump(mode="json", exclude_unset=True)
-    content["name"] = config.name
+    content = _set_content(config)
     content.setdefault("training", {})
     if model is not None:
         content["policy"] = {"kind": "torch", "model": str(model)}

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from rollwright.cli.show import find
 from rollwright.cli.tables import ledger_table
-from rollwright.cli.trajectory_view import NOT_RECORDED, PromptReader, render
+from rollwright.cli.trajectory_view import render
 from rollwright.config import build
+from rollwright.observe.prompt_text import NOT_RECORDED, PromptReader
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import play_run
 from rollwright.trajectory import Message, Trajectory, token_ids

@@ -40,7 +40,9 @@ _PEER = "needs a second node that shares a group; tests/swarm/test_poison.py and
 _GATEWAY = "needs an agent that calls the gateway; tests/gateway/test_gateway_sampling.py sets it"
 _RULES = "needs an agent that calls the gateway; tests/gateway/test_gateway_rules.py and _formats.py set it"
 
-_GROUP_JUDGE = "a run judges each episode for itself; tests/rewards/test_group_judge.py sets it"
+_REMOTE = "needs a remote program; tests/run/test_remote_agents.py sets it"
+
+_GROUP_JUDGE = "needs a judge that ranks; tests/run/test_ranked_groups.py has one"
 
 NOT_READ_HERE: dict[Key, str] = {
     ("CommunicationConfig", "fetch_timeout"): _PEER,
@@ -50,6 +52,10 @@ NOT_READ_HERE: dict[Key, str] = {
     ("SwarmConfig", "max_round_lag"): _PEER,
     ("SwarmConfig", "min_mean_logprob"): _PEER,
     ("CaptureRules", "client_sampling"): _GATEWAY,
+    ("RemoteAgentConfig", "lease_seconds"): _REMOTE,
+    ("RemoteConfig", "host"): _REMOTE,
+    ("RemoteConfig", "port"): _REMOTE,
+    ("RemoteConfig", "public_url"): _REMOTE,
     ("CaptureRules", "client_formats"): _RULES,
     **{("CallRule", key): _RULES for key in ("model", "agent", "system", "train", "policy")},
     (

@@ -189,8 +189,13 @@ def test_files_are_looked_up_beside_the_configuration(
         ({"rewards": ["group_judge"]}, {}, r"rubric: is needed"),
         (
             {"rewards": [{"kind": "group_judge", "rubric": "r"}]},
-            {},
-            r"custom_envs\.Sums\.rewards: group_judge ranks the members of a whole group",
+            {"train_env_manager": {"num_env_groups": 2, "group_size": 1, "tags": ["Sums"]}},
+            r"custom_envs\.Sums\.rewards: group_judge ranks the members of a group; .*group_size is 1",
+        ),
+        (
+            {"rewards": [{"kind": "group_judge", "rubric": "r"}]},
+            {"strategy": {"kind": "tree"}},
+            r"custom_envs\.Sums\.rewards: group_judge ranks episodes with one answer each",
         ),
         ({"rewards": ["no_such_module:f"]}, {}, r"custom_envs\.Sums\.rewards: .*cannot be imported"),
         ({"rewards": ["exact_mach"]}, {}, r"custom_envs\.Sums\.rewards\.0\.kind: .*exact_mach"),

@@ -14,12 +14,14 @@ from rollwright.config import build
 from rollwright.engines.base import Policy
 from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.rollout.episode import Episode, new_session, play_episode
+from rollwright.rollout.scoring import task_of
 from rollwright.run.build import SettingsTable
+from rollwright.run.build_swarm import unverifiable_tags
 from rollwright.simulation.players import SkilledPlayer
 from rollwright.swarm import content, signed
 from rollwright.swarm.exchange import Exchange, ForeignGroup
 from rollwright.swarm.identity import Identity
-from rollwright.swarm.recipes import TaskBook, task_digest, task_level, task_seed
+from rollwright.swarm.recipes import TaskBook, task_digest, task_seed
 from rollwright.swarm.selection import is_flat
 from rollwright.swarm.transports.base import Transport, digest_of
 from rollwright.swarm.transports.memory import MemorySwarm
@@ -49,7 +51,8 @@ class ByteScorer:
 def book_of(*tags: str, **settings: Any) -> TaskBook:
     config = build({"train_env_manager": {"num_env_groups": len(tags), "tags": list(tags)}, **settings})
     table = SettingsTable(config)
-    return TaskBook({tag: table(Episode(tag, 0, "train", "", 0, 0, 0)) for tag in tags})
+    own = {tag: table(Episode(tag, 0, "train", "", 0, 0, 0)) for tag in tags}
+    return TaskBook(own, level_of=table.swarm_level, unverifiable=unverifiable_tags(config))
 
 
 async def play_group(
@@ -61,10 +64,12 @@ async def play_group(
     group = []
     env = book.make_env(settings)
     for member, policy in enumerate(policies):
-        episode = Episode(tag, task_level(seed, index), "train", f"g{index}", index, member, seed)
+        episode = Episode(tag, book.level_of(tag, seed, index), "train", f"g{index}", index, member, seed)
         name = f"g{index}-m{member}"
         session = new_session(episode, policy, settings, env, rollout_id=name, attempt_id=name)
-        group.append(await play_episode(session, env, settings, policy, lambda: env))
+        played = await play_episode(session, env, settings, policy, lambda: env)
+        rewards = settings.rewards
+        group.append(played if rewards is None else await rewards.score(task_of(env), played))
     await env.close()
     return group
 

@@ -1,6 +1,10 @@
 """The example that trains an unmodified agent runs as it stands, and a model learns through it."""
 
+import ast
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,58 @@ def test_the_example_runs_with_the_simulated_engine(tmp_path: Path) -> None:
     assert len(played) == 48
     assert {tuple(each.components) for each in played} == {("correct", "length")}
     assert 0.4 < sum(each.components["correct"] for each in played) / 48 < 1.0
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        "langgraph_agent:solve",
+        "openai_agents_agent:solve",
+        "pydantic_ai_agent:solve",
+        f"{{command: [{sys.executable}, command_agent.py]}}",
+        "{function: 'my_agent:solve', process: true}",
+    ],
+)
+def test_programs_of_other_frameworks_run_as_they_are(tmp_path: Path, agent: str) -> None:
+    few = ["max_steps=1", "train_env_manager.num_env_groups=1", "train_env_manager.group_size=2"]
+    few += ["val_env_manager.num_env_groups=2", "policy.skill=1.0"]
+    do("run", EXAMPLE / "config.yaml", "--runs", tmp_path, *few, f"custom_envs.Larger.agent={agent}")
+    played = list(RunReader(tmp_path / "own_agent").trajectories())
+    assert len(played) == 4
+    assert {each.components["correct"] for each in played} == {1.0}
+    trained = [each for each in played if ".train-" in each.group_id]
+    assert {(len(each.turns), each.not_trainable) for each in trained} == {(1, None)}
+
+
+def test_a_remote_program_plays_the_examples_run(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    program = subprocess.Popen(
+        [sys.executable, str(EXAMPLE / "remote_program.py"), f"http://127.0.0.1:{port}"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        few = [f"remote.port={port}", "max_steps=1", "val_env_manager.num_env_groups=2"]
+        do("run", EXAMPLE / "config.yaml", "--runs", tmp_path, *few, "custom_envs.Larger.agent=remote")
+        assert len(list(RunReader(tmp_path / "own_agent").trajectories())) == 18
+    finally:
+        program.kill()
+        program.communicate()
+
+
+@pytest.mark.parametrize(
+    "name", ["langgraph_agent", "openai_agents_agent", "pydantic_ai_agent", "remote_program"]
+)
+def test_at_most_fifteen_lines_are_added_to_a_program(name: str) -> None:
+    tree = ast.parse((EXAMPLE / f"{name}.py").read_text(encoding="utf-8"))
+    added = [
+        node
+        for node in tree.body
+        if (isinstance(node, ast.AsyncFunctionDef) and node.name == "solve") or isinstance(node, ast.If)
+    ]
+    (own,) = added
+    assert (own.end_lineno or 0) - own.lineno + 1 <= 15
 
 
 def test_the_examples_training_settings_are_accepted(model: Path) -> None:

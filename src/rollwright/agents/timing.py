@@ -100,6 +100,24 @@ class Stopwatch:
             return phases[0]
         return min(phases, key=_PRECEDENCE.__getitem__, default=Phase.AGENT)
 
+    @property
+    def worker(self) -> str:
+        return self._worker
+
+    def current(self) -> Wait:
+        """The wait in progress that counts, as in `phase`; without one, the agent's own code since the last wait ended."""
+        now = self.clock()
+        waiting = min(
+            tuple(self.open), key=lambda each: (_PRECEDENCE[each.phase_now], each.start), default=None
+        )
+        if waiting is None:
+            last = self.waits[-1].stop if self.waits else 0.0
+            return Wait(Phase.AGENT, last, now - self.started - last)
+        since = waiting.start if waiting.in_line_since is None else waiting.in_line_since
+        return Wait(
+            waiting.phase_now, since - self.started, now - since, waiting.agent, waiting.name, waiting.tokens
+        )
+
     def waiting(self, phase: Phase, name: str = "", agent: str = "") -> Waiting:
         return Waiting(self, phase, name, agent)
 

@@ -54,12 +54,15 @@ COMMANDS = {
     "model": Command("model", "app", "Fetch models for this machine, and list them."),
     "envs": Command("envs", "envs", "List the environments by tag."),
     "play": Command("envs", "play", "Play TAG in the terminal."),
+    "ui": Command("ui", "ui", "Open a page in the browser to look at runs, live and afterwards."),
     "show": Command("show", "show", "Show RUN's results, a group, or ROLLOUT's trajectory."),
     "profile": Command(
         "profile", "profile", "Show what RUN's rollouts waited for, and what would make it faster."
     ),
     "plot": Command(
-        "report", "plot", "Plot RUN: reward, episode lengths, catches of filters, shapes of trees."
+        "report",
+        "plot",
+        "Plot RUN: reward, its components, episode lengths, catches of filters, shapes of trees.",
     ),
     "report": Command("report", "report", "Show what RUN's model learned."),
     "rescore": Command(

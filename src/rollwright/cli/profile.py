@@ -17,12 +17,12 @@ from rollwright.cli.console import RunArgument, console
 from rollwright.cli.tables import title_of
 from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError, naming
-from rollwright.hardware import usable_cores
 from rollwright.observe.advice import RunSetup
+from rollwright.observe.played_setup import setup_of, slots_of, store_of
 from rollwright.observe.profile import PhaseTally, Profile
 from rollwright.observe.timeline import Played, chrome_trace
 from rollwright.observe.verdict import BottleneckVerdict, Figures, judge
-from rollwright.run.folder import ADDRESS, STORE, RunReader
+from rollwright.run.folder import RunReader
 from rollwright.trajectory import Phase, Timing, Trajectory
 
 TIMELINE = "timeline.json"
@@ -64,7 +64,7 @@ def profile(
     with naming(target), target.open("w", encoding="utf-8") as file:
         file.writelines(chrome_trace(drawn))
     screen = console()
-    setup = setup_of(reader.config, found, _store_of(run))
+    setup = setup_of(reader.config, found, store_of(run))
     screen.print(
         report(found, slots or slots_of(reader.config, found), run.name, setup, simulated=reader.simulated)
     )
@@ -103,22 +103,6 @@ class RecentProfile:
                     found, slots_of(self._config, found), name, setup, simulated=self._config.plays_simulated
                 )
             )
-
-
-def slots_of(config: RunConfig, found: Profile) -> int | None:
-    """Concurrent calls of the engines inside the worker processes; `None` if the settings do not say."""
-    own = getattr(config.policy, "slots", None) or getattr(config.policy, "max_batch", None)
-    return None if own is None else own * len(found.processes)
-
-
-def _store_of(run: Path) -> str:
-    """Address of a run's store."""
-    told = run / ADDRESS
-    return told.read_text(encoding="utf-8").strip() if told.is_file() else str(run / STORE)
-
-
-def setup_of(config: RunConfig, found: Profile, store: str | None) -> RunSetup:
-    return RunSetup.of(config, processes=len(found.processes), cores=usable_cores().count, store=store)
 
 
 def report(

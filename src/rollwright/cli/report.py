@@ -33,7 +33,7 @@ def plot(
         typer.Option(help="Folder. Default: `plots` in the run folder.", show_default=False),
     ] = None,
 ) -> None:
-    """Plot RUN: reward, episode lengths, catches of filters, shapes of trees, tokens per leaf."""
+    """Plot RUN: reward, its components, episode lengths, catches of filters, shapes of trees, tokens per leaf."""
     if to not in PICTURES:
         raise RollwrightError(f"--to {to}: unknown format; known: {', '.join(PICTURES)}")
     from rollwright.observe.plots import draw, picture_of

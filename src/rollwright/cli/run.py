@@ -17,6 +17,7 @@ from rollwright.cli.console import (
     plain_lines,
     warn_of_password,
 )
+from rollwright.cli.ui import UiOption, page_of
 
 if TYPE_CHECKING:
     from rollwright.config import RunConfig
@@ -47,6 +48,7 @@ def run(
     ] = None,
     ray: RayOption = None,
     live: LiveOption = True,
+    ui: UiOption = False,
 ) -> None:
     """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly; `rollwright resume` continues from there."""
     from rollwright.config import load
@@ -65,7 +67,10 @@ def run(
     policy = run_async(prepare_policy(settings, workers=workers, ray=ray))
     say_default_policy(settings)
     folder, settings = RunFolder.create(runs, settings)
-    execute(settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=False)
+    with page_of(folder.path, wanted=ui):
+        execute(
+            settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=False
+        )
 
 
 def resume(
@@ -83,6 +88,7 @@ def resume(
     workers: Annotated[int | None, typer.Option(min=1, help="Most worker processes.")] = None,
     ray: RayOption = None,
     live: LiveOption = True,
+    ui: UiOption = False,
 ) -> None:
     """Resume RUN where it stopped: no finished episode is played again, no recorded token is sampled twice."""
     from rollwright.cli.condition import restore_lost_settings
@@ -94,7 +100,7 @@ def resume(
     if is_training(run):
         from rollwright.cli.train_execution import resume_training
 
-        resume_training(run, overrides or [], store=store, live=live)
+        resume_training(run, overrides or [], store=store, live=live, ui=ui)
         return
     from rollwright.cli.event_loop import run_async
     from rollwright.cli.run_execution import execute, repair_ended, say_ended
@@ -112,7 +118,10 @@ def resume(
     folder = RunFolder.reopen(run)
     if overrides:
         folder.keep_settings(settings)
-    execute(settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=True)
+    with page_of(run, wanted=ui):
+        execute(
+            settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=True
+        )
 
 
 def say_default_policy(settings: "RunConfig") -> None:

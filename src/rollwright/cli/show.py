@@ -159,7 +159,8 @@ def _show_stored(file: Path, rollout: str | None, screen: Console, *, prompts: b
     if rollout is None:
         screen.print(_list(stored.trajectories, title=title_of("trajectories", simulated=simulated)))
         return
-    from rollwright.cli.trajectory_view import PromptReader, render
+    from rollwright.cli.trajectory_view import render
+    from rollwright.observe.prompt_text import PromptReader
 
     if prompts and stored.config is None:
         screen.print("prompts: the store has no settings of this rollout, so they cannot be read")

@@ -4,25 +4,16 @@ A run's log holds trajectories as they were played; the run's own filters are ap
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rollwright.cli.trajectory_view import PromptReader, leaf_count, render, tree_view
+from rollwright.cli.trajectory_view import leaf_count, render, tree_view
 from rollwright.errors import ConfigError
-from rollwright.rollout.filters import (
-    Catches,
-    Filter,
-    GroupTest,
-    MemberTest,
-    build_filters,
-    judge,
-    judge_group,
-)
-from rollwright.run.build_training import make_training_advantage
+from rollwright.observe.judged_group import batch_advantages, caught_beside, filters_for, judged_group
+from rollwright.observe.prompt_text import PromptReader
+from rollwright.rollout.filters import Catches, Filter, judge
 from rollwright.run.folder import RunReader
-from rollwright.training.advantages import TurnTree as TreeCredit
 from rollwright.training.advantages import turn_means
 from rollwright.trajectory import Trajectory
 
@@ -36,7 +27,9 @@ def show_trajectory(
     reader: RunReader, trajectory: Trajectory, screen: Console, *, prompts: bool, turns: bool
 ) -> None:
     filters = _filters(reader, trajectory, screen)
-    group = _judged(filters, [each for each in reader.trajectories() if each.group_id == trajectory.group_id])
+    group = judged_group(
+        filters, [each for each in reader.trajectories() if each.group_id == trajectory.group_id]
+    )
     catches = Catches()
     alone = judge(filters, trajectory, catches).trajectory
     left = next((each for each in group.members if each.rollout_id == trajectory.rollout_id), alone)
@@ -50,7 +43,7 @@ def show_trajectory(
     for caught, catch in catches.by_filter.items():
         times = "once" if catch.count == 1 else f"{catch.count} times"
         screen.print(f"[yellow]caught by filter {caught}[/], {times}", highlight=False)
-    for caught in _caught_beside(filters, group.judged, trajectory.rollout_id):
+    for caught in caught_beside(filters, group.judged, trajectory.rollout_id):
         screen.print(f"[yellow]caught by filter {caught}[/], beside the others of its group", highlight=False)
     if (replaced := group.replaced.get(trajectory.rollout_id)) is not None:
         screen.print(f"[yellow]replaced by another rollout, because of filter {replaced}[/]", highlight=False)
@@ -60,43 +53,15 @@ def show_trajectory(
 
 def _filters(reader: RunReader, trajectory: Trajectory, screen: Console) -> tuple[Filter, ...]:
     """Filters that apply to the trajectory: only training has any."""
-    config = reader.config
-    if config.train_env_manager is None or not trajectory.group_id.startswith(f"{config.name}.train-"):
-        return ()
     try:
-        return build_filters(config.train_env_manager)
+        return filters_for(reader.config, trajectory.group_id)
     except ConfigError as error:  # a user's own filter that cannot be imported here
         screen.print(f"[yellow]shown without filters:[/] {error}", highlight=False)
         return ()
 
 
-class _InGroup(NamedTuple):
-    """A group after its filters."""
-
-    judged: list[Trajectory]
-    """Members that were not replaced, after the filters of turns and trajectories."""
-    members: list[Trajectory]
-    """The same members after all filters."""
-    catches: Catches
-    replaced: dict[str, str]
-    """Names of the filters that replaced a rollout, by rollout."""
-    dropped: str | None
-    """Name of the filter that drops the whole group."""
-
-
-def _judged(filters: Sequence[Filter], group: Sequence[Trajectory]) -> _InGroup:
-    """In the order of its members, as it was judged while the run played; the log has them as they ended."""
-    catches = Catches()
-    in_order = sorted(group, key=lambda each: (len(each.rollout_id), each.rollout_id))  # m2 before m10
-    judged = [judge(filters, each, catches) for each in in_order]
-    replaced = {each.trajectory.rollout_id: each.dropped for each in judged if each.dropped is not None}
-    kept = [each.trajectory for each in judged if each.dropped is None]
-    members, dropped = judge_group(filters, kept, catches)
-    return _InGroup(kept, members, catches, replaced, dropped)
-
-
 def _caught(filters: Sequence[Filter], group: Sequence[Trajectory]) -> RenderableType:
-    in_group = _judged(filters, group)
+    in_group = judged_group(filters, group)
     lines = [
         f"{rollout}: replaced, because of filter {caught_by}"
         for rollout, caught_by in in_group.replaced.items()
@@ -114,26 +79,10 @@ def _left_out(dropped: str) -> str:
     return f"the whole group is left out, because of filter {dropped}"
 
 
-def _caught_beside(filters: Sequence[Filter], members: Sequence[Trajectory], rollout_id: str) -> list[str]:
-    """Names of the filters that caught this member by comparison with the group, or the whole group."""
-    places = [place for place, each in enumerate(members) if each.rollout_id == rollout_id]
-    return [
-        each.name
-        for each in filters
-        if (isinstance(each.test, MemberTest) and set(places) & set(each.test.caught_members(members)))
-        or (isinstance(each.test, GroupTest) and places and each.test.catches_group(members))
-    ]
-
-
 def _advantages(
     reader: RunReader, trajectory: Trajectory, members: Sequence[Trajectory]
 ) -> tuple[str, list[float]]:
-    """Name of the advantage estimator and its values: the training's, or `tree` for a run without training."""
+    """Name of the advantage estimator and its values for the turns of one trajectory."""
     others = [each for each in members if each.rollout_id != trajectory.rollout_id]
-    training = reader.config.training
-    name, advantage = (
-        ("tree", TreeCredit())
-        if training is None
-        else (training.advantage.name, make_training_advantage(training))
-    )
-    return name, turn_means(advantage([[trajectory, *others]])[0][0])
+    name, values = batch_advantages(reader.config, [[trajectory, *others]])
+    return name, turn_means(values[0][0])

@@ -10,6 +10,7 @@ import typer
 
 from rollwright.cli.console import RUNS, Overrides, complete_config, complete_run, warn_of_password
 from rollwright.cli.run import LiveOption
+from rollwright.cli.ui import UiOption
 from rollwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def train(
         bool, typer.Option("--report", help="At the end, do what `rollwright report` does.")
     ] = False,
     live: LiveOption = True,
+    ui: UiOption = False,
 ) -> None:
     """Train as CONFIG says. Ctrl-C ends cleanly, and a crash costs nothing but time: `--resume RUN` continues."""
     changes = list(overrides or [])
@@ -58,12 +60,12 @@ def train(
             )
         from rollwright.cli.train_execution import resume_training
 
-        resume_training(resume, changes, store=store, live=live)
+        resume_training(resume, changes, store=store, live=live, ui=ui)
         return
     settings = _settings(config, changes, from_run)
     from rollwright.cli.train_execution import begin
 
-    begin(settings, runs=runs, store=store, live=live, report=report)
+    begin(settings, runs=runs, store=store, live=live, report=report, ui=ui)
 
 
 def _settings(config: Path | None, changes: list[str], from_run: Path | None) -> "RunConfig":

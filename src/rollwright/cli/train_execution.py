@@ -20,6 +20,7 @@ from rollwright.cli.report import LEVELS, make_report
 from rollwright.cli.run import say_default_policy
 from rollwright.cli.run_execution import repair_ended, say_changes, say_nothing_left
 from rollwright.cli.tables import ledger_table, training_table, validation_table
+from rollwright.cli.ui import page_of
 from rollwright.config import RunConfig
 from rollwright.engines.base import Policy
 from rollwright.rollout import Batch
@@ -59,7 +60,9 @@ class TrainingScreen(RunObserver):
             self._recent.add(step + 1, batch.trajectories)
 
 
-def begin(settings: RunConfig, *, runs: Path, store: str | None, live: bool, report: bool) -> None:
+def begin(
+    settings: RunConfig, *, runs: Path, store: str | None, live: bool, report: bool, ui: bool = False
+) -> None:
     """Train into a new folder of `runs`; `report`: write the report at the end."""
     screen = console()
     # A wrong setting or engine is reported before anything is written.
@@ -69,13 +72,14 @@ def begin(settings: RunConfig, *, runs: Path, store: str | None, live: bool, rep
         say_default_policy(settings)
         run_async(probe_engines(settings, policy))
     folder, settings = RunFolder.create(runs, settings)
-    execute(settings, folder, screen, store=store, policy=policy, resume=False, live=live)
-    if report:
-        make_report(folder.path, LEVELS, screen)
+    with page_of(folder.path, wanted=ui):
+        execute(settings, folder, screen, store=store, policy=policy, resume=False, live=live)
+        if report:
+            make_report(folder.path, LEVELS, screen)
 
 
 def resume_training(
-    path: Path, changes: Sequence[str] = (), *, store: str | None = None, live: bool = True
+    path: Path, changes: Sequence[str] = (), *, store: str | None = None, live: bool = True, ui: bool = False
 ) -> None:
     """Train the rest of a run that stopped anywhere."""
     restore_lost_settings(path, store, console())
@@ -92,7 +96,8 @@ def resume_training(
     if changes:
         folder.keep_settings(settings)
     say_repairs(folder, screen)
-    execute(settings, folder, screen, store=store, policy=policy, resume=True, live=live)
+    with page_of(path, wanted=ui):
+        execute(settings, folder, screen, store=store, policy=policy, resume=True, live=live)
     refuse_losses(folder)
 
 

@@ -5,9 +5,8 @@ with a text interface takes no ids; then only the environment's opening messages
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -15,14 +14,11 @@ from rich.panel import Panel
 from rich.text import Text
 from rich.tree import Tree
 
-from rollwright.config import PolicyConfig, RunConfig
-from rollwright.engines.rendering.bytes import ASSISTANT, END, SYSTEM, TOOL, USER
-from rollwright.engines.settings import EnginePolicyConfig, TorchPolicyConfig
-from rollwright.errors import RollwrightError
+from rollwright.observe.prompt_text import PromptReader
 from rollwright.rollout.tree import COPIED_BY
 from rollwright.run.folder import SIMULATED, TREE_PREFIX
 from rollwright.training.advantages.tree import turn_values
-from rollwright.trajectory import TokenIds, Trajectory, Turn, children, leaves, path, turn_weights
+from rollwright.trajectory import Trajectory, Turn, children, leaves, path, turn_weights
 
 DEFAULT_AGENT = "agent"
 """Agent name of a turn without a named agent."""
@@ -32,12 +28,6 @@ MOST_ACTIONS = 4
 
 MOST_RETURNED = 2000
 """Characters of a returned value that are shown."""
-
-NOT_RECORDED = "not recorded: its engine takes text and no token ids"
-
-_MARKS = {SYSTEM: "[system] ", USER: "[user] ", ASSISTANT: "[assistant] ", TOOL: "[tool] ", END: "\n"}
-
-Decode = Callable[[TokenIds], str]
 
 
 def render(
@@ -150,61 +140,6 @@ def _turn(turn: Turn) -> RenderableType:
     if turn.filtered is not None:
         title += f" · out of the loss: {turn.filtered}"
     return Panel(Group(*parts), title=title, title_align="left", expand=False)
-
-
-class PromptReader:
-    """Decodes the prompts of a run's turns; loads a tokenizer on first use."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self._decoders: dict[str, Decode | str] = {}
-        """Decoders by policy; a string is the reason why there is none."""
-
-    def text(self, turn: Turn) -> str:
-        """Prompt of a turn: the part added to the turn that it extends, or the whole prompt."""
-        if not turn.prompt_ids:
-            return NOT_RECORDED
-        policy = self._policy_of(turn.agent)
-        key = policy.model_dump_json()
-        if key not in self._decoders:
-            self._decoders[key] = _decoder(policy)
-        decode = self._decoders[key]
-        return decode if isinstance(decode, str) else decode(turn.prompt_ids).strip()
-
-    def _policy_of(self, agent_id: str) -> PolicyConfig:
-        """Policy of an agent, by its id `team/agent`."""
-        team, _, agent = agent_id.rpartition("/")
-        for each in self._config.orchestras.values():
-            if team == (each.name or each.kind) and agent in each.agents:
-                named = each.agents[agent].policy
-                return self._config.policies.get(named or "", self._config.policy)
-        return self._config.policy
-
-
-def _decoder(policy: PolicyConfig) -> Decode | str:
-    match policy:
-        case TorchPolicyConfig():
-            name = policy.model
-        case EnginePolicyConfig():
-            name = policy.renderer.tokenizer
-        case _:  # players and the simulated engine
-            return _decode_bytes
-    try:
-        from rollwright.engines.rendering.tokenizer import decode, load_tokenizer
-        from rollwright.models.loading import resolve
-
-        tokenizer = load_tokenizer(Path(resolve(name)))
-    except RollwrightError as error:
-        return f"cannot be read without its tokenizer: {error}"
-    return lambda ids: decode(tokenizer, list(ids))
-
-
-def _decode_bytes(ids: TokenIds) -> str:
-    """Decode ids of the byte-level renderer; control tokens are shown by name."""
-    parts: list[bytes] = []
-    for each in ids:
-        parts.append(_MARKS[each].encode() if each in _MARKS else bytes([each]))
-    return b"".join(parts).decode(errors="replace")
 
 
 def leaf_count(trajectory: Trajectory) -> int:

@@ -86,6 +86,7 @@ MAY_CHANGE: Mapping[str, bool] = MappingProxyType(
         "orchestras": False,
         "limits": True,
         "gateway": False,
+        "remote": True,
         **_below("training", _TRAINING),
         "swarm": True,
         "train_env_manager": False,

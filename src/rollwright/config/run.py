@@ -11,6 +11,7 @@ from rollwright.models.settings import DownloadConfig, ModelPool, large_model_po
 from rollwright.rollout.settings import (
     ChainStrategyConfig,
     CustomEnvConfig,
+    RemoteConfig,
     StrategyConfig,
     StreamSettings,
     ValEnvManagerConfig,
@@ -62,6 +63,7 @@ class RunConfig(StreamSettings):
     orchestras: dict[str, OrchestraConfig] = Field(default_factory=dict)
     """Teams of agents, by the tag of the environment that each plays. A single agent plays other tags."""
     gateway: CaptureRules = CaptureRules()
+    remote: RemoteConfig = RemoteConfig()
     training: TrainingConfig | None = None
     swarm: SwarmConfig | None = None
     val_env_manager: ValEnvManagerConfig | None = None

@@ -88,20 +88,30 @@ class _Head(NamedTuple):
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Request to end a rollout, by its agent or by its judge."""
 
-    reward: float = 0.0
+    reward: float | msgspec.UnsetType = msgspec.UNSET
     success: bool | None = None
     error: str | None = None
     """Why the attempt failed; it is then retried by its retry rules."""
+    returned: Any = msgspec.UNSET
+    """The value that the agent came to, which rewards judge."""
 
     def __post_init__(self) -> None:
         try:
-            reward_of(self.reward, "the reward")
+            reward_of(self.given_reward, "the reward")
         except FormatError as error:
             raise ValueError(str(error)) from error  # which the decoder tells as it tells any wrong field
 
+    @property
+    def given_reward(self) -> float:
+        """0 where none is given."""
+        return 0.0 if isinstance(self.reward, msgspec.UnsetType) else self.reward
+
 
 class Administration(Protocol):
-    """Additional operations of a stand-alone gateway: opening and ending rollouts."""
+    """Additional operations for programs that are not started by the gateway's owner: opening and ending rollouts."""
+
+    polls: bool
+    """Whether `create` may wait for long, and is cancelled when its client disconnects."""
 
     def admit(self, rollout_id: str | None, key: bytes | None) -> None:
         """Raises unless the key may open rollouts (`None`) or end this rollout."""
@@ -157,9 +167,12 @@ class GatewayApp:
             case ("GET", "health"):
                 await _send_json(send, {"status": "ok"})
             case ("POST", "rollouts") if self._administration is not None:
-                await self._create(self._administration, head, body, send)
+                await self._create(self._administration, head, body, receive, send)
             case ("POST", "rollouts", quoted, "end"):
                 await self._end(unquote(quoted), head, body, send)
+            case ("POST", "rollouts", quoted, "heartbeat"):
+                self._registry.find(unquote(quoted), head.key).note_sign_of_life()
+                await _send_json(send, {"status": "ok"})
             case ("GET", "rollouts", quoted, "trajectory"):
                 rollout = self._registry.find(unquote(quoted), head.key)
                 await _send(send, 200, b"application/octet-stream", rollout.session.trajectory.to_bytes())
@@ -214,11 +227,25 @@ class GatewayApp:
         with body:
             return await self._decoder.decode(decode, await body.read(), json_values, MAX_MARKS)
 
-    async def _create(self, administration: Administration, head: _Head, body: Body, send: Send) -> None:
+    async def _create(
+        self, administration: Administration, head: _Head, body: Body, receive: Receive, send: Send
+    ) -> None:
         administration.admit(None, head.key)
         content = await self._read(head, body, bytes)
         claim_id = None if head.idempotency_key is None else head.idempotency_key.decode("latin-1")
-        await _send_json(send, await administration.create(head.key, content, claim_id))
+        create = administration.create(head.key, content, claim_id)
+        if not administration.polls:
+            await _send_json(send, await create)
+            return
+        opening, gone = asyncio.ensure_future(create), asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait({opening, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                raise Gone  # nobody is there who could play it
+            await _send_json(send, opening.result())
+        finally:
+            opening.cancel()
+            gone.cancel()
 
     async def _end(self, rollout_id: str, head: _Head, body: Body, send: Send) -> None:
         if self._administration is not None:
@@ -230,7 +257,7 @@ class GatewayApp:
         request = await self._read(head, body, _end_request)
         if request.error is not None:
             raise HttpRefusal(400, "unsupported", "error: raise it in the agent function instead")
-        rollout.given = Given(request.reward, request.success)
+        rollout.given = Given(request.given_reward, request.success)
         await rollout.seal()
         await _send_json(send, {"status": "sealed"})
 

@@ -128,6 +128,10 @@ class RolloutRecorder:
         """Seconds without a request in progress."""
         return 0.0 if self._calls.under_way else time.monotonic() - self._last_seen
 
+    def note_sign_of_life(self) -> None:
+        """Ends the silence without a call: the agent is at work on something else."""
+        self._last_seen = time.monotonic()
+
     def call(
         self, api: ApiFormat, asked: ModelRequest, name: bytes, *, marked: bool, agent: str
     ) -> ModelCall:

@@ -142,6 +142,8 @@ class _Held:
 class GatewayService:
     """Rollouts of a store, opened for agents of any kind. `run` lasts until it is cancelled; then `close`."""
 
+    polls = False
+
     def __init__(
         self,
         store: Store,
@@ -335,7 +337,9 @@ class GatewayService:
             return await self._report_failure(held, failure.record)
         except AttemptInterrupted as error:
             raise HttpRefusal(409, "attempt_refused", str(error)) from None
-        given = Given(request.reward, request.success)
+        given = Given(request.given_reward, request.success)
+        if not isinstance(request.returned, msgspec.UnsetType):
+            trajectory.returned = msgspec.json.encode(request.returned).decode()
         trajectory.episode_reward = given.reward
         trajectory.success = given.success
         trajectory.stop = StopReason.TERMINATED

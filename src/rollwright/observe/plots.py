@@ -1,4 +1,4 @@
-"""Plots of a run: reward, lengths, tokens per leaf, catches of filters, shapes of trees.
+"""Plots of a run: reward and its components, lengths, tokens per leaf, catches of filters, shapes of trees.
 
 The data is computed first, from the run's folder alone and without matplotlib; drawing comes last. A plot without data is
 not drawn.
@@ -7,6 +7,7 @@ not drawn.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ class RunPicture:
     name: str
     rewards: dict[str, Points] = field(default_factory=dict)
     """Mean reward by batch, for each tag and mode."""
+    components: dict[str, dict[str, Points]] = field(default_factory=dict)
+    """Mean of each reward's component by batch, for each component, then each tag and mode."""
     turns: Counter[int] = field(default_factory=Counter)
     """Training paths by their number of turns."""
     tokens: list[int] = field(default_factory=list)
@@ -59,6 +62,9 @@ def _add_rewards(picture: RunPicture, row: Mapping[str, Any]) -> None:
     for tag, figures in row["tags"].items():
         validated = ", validation" if row["mode"] == "val" else ""
         picture.rewards.setdefault(f"{tag}{validated}", []).append((row["step"], figures["reward"]))
+        for name, value in figures.get("components", {}).items():
+            lines = picture.components.setdefault(name, {})
+            lines.setdefault(f"{tag}{validated}", []).append((row["step"], value))
 
 
 def _add_paths(picture: RunPicture, steps: Mapping[str, int], played: Sequence[Trajectory]) -> None:
@@ -116,6 +122,11 @@ def _pictures(picture: RunPicture) -> dict[str, list[Panel]]:
     found: dict[str, list[Panel]] = {}
     if picture.rewards:
         found["reward"] = [lambda axis: _lines(axis, "reward", "batch", "mean reward", picture.rewards)]
+    if picture.components:
+        found["components"] = [
+            partial(_lines, title=name, x="batch", y="mean", lines=lines)
+            for name, lines in sorted(picture.components.items())
+        ]
     if picture.tokens:
         found["lengths"] = [
             lambda axis: _bars(axis, "episode lengths", "turns in a path", "paths", picture.turns),

@@ -118,6 +118,18 @@ class Rewards:
         columns = await _settle([_evaluate_column(each, task, members) for each in self.rewards])
         return [_combine(self.rewards, [column[at] for column in columns]) for at in range(len(members))]
 
+    async def rank_group(self, task: TaskRow, trajectories: Sequence[Trajectory]) -> list[RewardResult]:
+        """Evaluates the group judges alone, for all members of a group, in their order."""
+        judges = [each for each in self.rewards if isinstance(each.component, GroupJudge)]
+        members = [ScoredAttempt(task, each) for each in trajectories]
+        columns = await _settle([_evaluate_column(each, task, members) for each in judges])
+        return [_combine(judges, [column[at] for column in columns]) for at in range(len(members))]
+
+    @property
+    def group_names(self) -> frozenset[str]:
+        """Names of the group judges."""
+        return frozenset(each.name for each in self.rewards if isinstance(each.component, GroupJudge))
+
     async def close(self) -> None:
         for each in self.rewards:
             await each.component.close()

@@ -189,6 +189,14 @@ class FailureCauses:
         return found
 
 
+TOLD_EPISODES = 32
+"""Number of episodes in a heartbeat, those that have waited longest."""
+
+
+def _longest_waits(episodes: Iterable[Mapping[str, Any]], number: int | None) -> list[dict[str, Any]]:
+    return [dict(each) for each in sorted(episodes, key=lambda each: -float(each["seconds"]))[:number]]
+
+
 @dataclass
 class Activity:
     """Counters of one process. Totals only grow; `sessions` holds this process's episodes in flight."""
@@ -235,6 +243,8 @@ class Activity:
     """Of a worker elsewhere: episodes in flight at its last heartbeat."""
     told_waiting: Counter[Phase] = field(default_factory=Counter)
     """Of a worker elsewhere: the phases its episodes were in at its last heartbeat."""
+    told_episodes: list[dict[str, Any]] = field(default_factory=list)
+    """Of a worker elsewhere: its `episodes` at its last heartbeat."""
     dead_workers: int = 0
     """Worker processes that died and were replaced."""
 
@@ -251,6 +261,27 @@ class Activity:
             waiting.update(each.told_waiting)
         return +waiting
 
+    def episodes(self, number: int | None = None) -> list[dict[str, Any]]:
+        """Episodes in flight with what each waits for and for how long, those that have waited longest first."""
+        told = [row for each in (self, *self.elsewhere.values()) for row in each.told_episodes]
+        for rollout_id, session in tuple(self.sessions.items()):
+            wait, trajectory = session.stopwatch.current(), session.trajectory
+            told.append(
+                {
+                    "rollout_id": rollout_id,
+                    "attempt_id": trajectory.attempt_id,
+                    "tag": trajectory.tag,
+                    "phase": str(wait.phase),
+                    "name": wait.name,
+                    "agent": wait.agent,
+                    "seconds": round(wait.seconds, 3),
+                    "age": round(wait.start + wait.seconds, 3),
+                    "turns": len(trajectory.turns),
+                    "worker": session.stopwatch.worker,
+                }
+            )
+        return _longest_waits(told, number)
+
     def total(self) -> "Activity":
         """Sum of the counters of this process and of workers in other processes."""
         added = Activity()
@@ -266,7 +297,8 @@ class Activity:
         waiting = {str(phase): count for phase, count in self.waiting_on().items()}
         counters = {name: getattr(self, name) for name in COUNTERS}
         failed = {"failures": dict(self.failures), "causes": self.causes.rows(TOLD_CAUSES)}
-        return {**counters, **failed, "inflight": self.inflight, **waiting}
+        told = {**counters, **failed, "inflight": self.inflight, **waiting}
+        return told | {"episodes": self.episodes(TOLD_EPISODES)}
 
     @classmethod
     def told(cls, stats: Mapping[str, Any], *, alive: bool) -> "Activity":
@@ -279,6 +311,7 @@ class Activity:
         if alive:
             activity.told_inflight = int(stats.get("inflight", 0))
             activity.told_waiting = Counter({phase: int(stats.get(phase, 0)) for phase in Phase})
+            activity.told_episodes = [dict(each) for each in stats.get("episodes", ())]
         return activity
 
     def count(self, turn: Turn) -> None:

@@ -1,8 +1,9 @@
 """A command as an agent: a program in any language that plays one task and ends.
 
 Always true: each rollout has a folder of its own, which is the working directory and is removed at the end. The command
-and everything it started in its process group are killed when the rollout ends, in whatever way, also when the worker is
-killed. An exit code other than 0 and a command that takes too long are failures of the attempt, never a reward.
+and everything that came of it are killed when the rollout ends, in whatever way, also when the worker is killed
+(`command_supervisor`). An exit code other than 0 and a command that takes too long are failures of the attempt, never a
+reward.
 
 The command finds its task in `task.json`, and a model behind the usual variables of the OpenAI and Anthropic SDKs. Its
 output is the value that it returns: the end of it is kept.
@@ -11,8 +12,9 @@ output is the value that it returns: the end of it is kept.
 import asyncio
 import os
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Sequence
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +40,11 @@ _DRAIN_SECONDS = 1.0
 _SHOWN = 300
 """Characters of a failed command's last line in the error."""
 
-_WATCHER = """while read -r line; do :; done; kill -s KILL -- "-$1" 2>/dev/null"""
-"""Kills the process group `$1` when standard input ends, that is, when the worker that holds its other end is gone."""
+_SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("command_supervisor.py")))
+"""Started in place of the command, which it starts and ends."""
+
+_END_SECONDS = 10.0
+"""For the supervisor to kill what is left; it takes milliseconds, unless a process cannot be killed."""
 
 
 class _Tail:
@@ -72,6 +77,7 @@ class _Tail:
         await asyncio.wait({self._reading}, timeout=_DRAIN_SECONDS)
         self._transport.close()
         self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         """Reads to the end: a process whose pipe is full would stop."""
@@ -104,82 +110,107 @@ class CommandAgent:
         """Runs the command to its end; returns the end of its standard output."""
         with TemporaryDirectory(prefix="rollwright-agent-", ignore_cleanup_errors=True) as place:
             (Path(place) / TASK_FILE).write_bytes(msgspec.json.encode(task, enc_hook=str))
-            output, errors = _Tail(self.output_bytes), _Tail(self.output_bytes)
-            code: int | None = None
-            async with _started(self.command, place, self._environment(session), output, errors) as process:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self.timeout):
-                        code = await process.wait()
-        if code is None:
-            message = f"the command did not end within {self.timeout:g} s{_last_line(errors, output)}"
-            raise timed_out(Boundary.AGENT, message, len(session.trajectory.turns))
-        if code != 0:
-            how = f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
-            record = ErrorRecord(
-                Boundary.AGENT,
-                "command",
-                f"{how}{_last_line(errors, output)}",
-                len(session.trajectory.turns),
-            )
-            raise EpisodeFailure(record)
-        return output.text
+            limits = CommandLimits(self.timeout, self.output_bytes)
+            environment = agent_environment(session, self.folder)
+            return await run_command(self.command, limits, environment, session, cwd=place)
 
-    def _environment(self, session: AgentSession) -> dict[str, str]:
-        """The worker's own variables, without those that lead to its store, and with the way to the gateway."""
-        access = session.access()
-        own = {name: value for name, value in os.environ.items() if not name.startswith("ROLLWRIGHT_")}
-        direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
-        return {
-            **own,
-            "OPENAI_BASE_URL": access.base_url,
-            "OPENAI_API_KEY": access.api_key,
-            "ANTHROPIC_BASE_URL": access.base_url.removesuffix("/v1"),  # its SDK adds the version itself
-            "ANTHROPIC_API_KEY": access.api_key,
-            "NO_PROXY": direct,
-            "no_proxy": direct,
-            FOLDER_VARIABLE: str(self.folder),
-        }
+
+@dataclass(frozen=True)
+class CommandLimits:
+    """Seconds after which a command is killed, and how much of the end of its output is kept."""
+
+    timeout: float
+    output_bytes: int
+
+
+async def run_command(
+    command: Sequence[str],
+    limits: CommandLimits,
+    environment: Mapping[str, str],
+    session: AgentSession,
+    *,
+    cwd: str | None,
+) -> str:
+    """Runs a command to its end, for an agent; returns the end of its standard output."""
+    output, errors = _Tail(limits.output_bytes), _Tail(limits.output_bytes)
+    code: int | None = None
+    async with _started(command, cwd, environment, output, errors) as process:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.timeout):
+                code = await process.wait()
+    turns = len(session.trajectory.turns)
+    if code is None:
+        message = f"the command did not end within {limits.timeout:g} s{_last_line(errors, output)}"
+        raise timed_out(Boundary.AGENT, message, turns)
+    if code != 0:
+        how = f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
+        raise EpisodeFailure(
+            ErrorRecord(Boundary.AGENT, "command", f"{how}{_last_line(errors, output)}", turns)
+        )
+    return output.text
+
+
+def agent_environment(session: AgentSession, folder: Path) -> dict[str, str]:
+    """The worker's own variables, without those that lead to its store, and with the way to the gateway."""
+    access = session.access()
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ROLLWRIGHT_")}
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
+    return {
+        **own,
+        "OPENAI_BASE_URL": access.base_url,
+        "OPENAI_API_KEY": access.api_key,
+        "ANTHROPIC_BASE_URL": access.base_url.removesuffix("/v1"),  # its SDK adds the version itself
+        "ANTHROPIC_API_KEY": access.api_key,
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+        FOLDER_VARIABLE: str(folder),
+    }
 
 
 @asynccontextmanager
 async def _started(
-    command: Sequence[str], place: str, environment: dict[str, str], output: _Tail, errors: _Tail
+    command: Sequence[str], cwd: str | None, environment: Mapping[str, str], output: _Tail, errors: _Tail
 ) -> AsyncIterator[Process]:
-    """The command in a process group of its own, which is gone afterwards, with all of its output read."""
+    """The command under its supervisor. Afterwards everything that came of it is gone, and all of its output is read."""
     ends = [await output.open(), await errors.open()]
+    process: Process | None = None
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            cwd=place,
-            env=environment,
-            stdin=DEVNULL,
-            stdout=ends[0],
-            stderr=ends[1],
-            start_new_session=True,
-        )
-    finally:
-        for each in ends:
-            os.close(each)
-    watcher: Process | None = None
-    try:
-        words = ("/bin/sh", "-c", _WATCHER, "sh", str(process.pid))
-        watcher = await asyncio.create_subprocess_exec(
-            *words, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_SUPERVISOR,
+                *command,
+                cwd=cwd,
+                env=environment,
+                stdin=PIPE,
+                stdout=ends[0],
+                stderr=ends[1],
+                start_new_session=True,
+            )
+        finally:
+            for each in ends:
+                os.close(each)
         yield process
     finally:
-        _kill_group(process)  # also what it left running, which would keep the pipes open
-        if watcher is not None:  # before the process id may be given to another process
-            with suppress(ProcessLookupError):
-                watcher.kill()
-            await watcher.wait()
+        ending = asyncio.ensure_future(_end(process, output, errors))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:  # a second one: the processes are ended all the same
+            await ending
+            raise
+
+
+async def _end(process: Process | None, output: _Tail, errors: _Tail) -> None:
+    """Ends the command, and reads the rest of its output."""
+    if process is not None:
+        assert process.stdin is not None
+        process.stdin.close()  # the supervisor takes this as the order to end
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_SECONDS):
+                await process.wait()
+        with suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
-        await asyncio.gather(output.finish(), errors.finish())
-
-
-def _kill_group(process: Process) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    await asyncio.gather(output.finish(), errors.finish())
 
 
 def _last_line(*tails: _Tail) -> str:

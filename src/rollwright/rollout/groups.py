@@ -27,6 +27,8 @@ class GroupRules:
     max_staleness: int | None = 0
     """Limit of policy versions between a group's oldest token and the version at hand-over. `None`: no limit."""
     filters: tuple[Filter, ...] = ()
+    ranked: frozenset[str] = frozenset()
+    """Tags whose groups a judge ranks before they are complete."""
 
     @property
     def fewest(self) -> int:
@@ -54,6 +56,8 @@ class Group:
     failures: list[str] = field(default_factory=list)
     account: Ledger = field(default_factory=Ledger, repr=False)
     """Ledger of its rollouts alone."""
+    ranking: bool = False
+    """Whether all its members are there, and a judge ranks them."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -69,6 +73,10 @@ class Decision:
     """Rollouts that are not needed any more."""
     why: str = ""
     """The reason of the cancellation."""
+    rank: Group | None = None
+    """A group that is to be ranked; `rank` or `fail_ranking` takes the result."""
+    dropped: Group | None = None
+    """A group that was dropped."""
 
 
 NOTHING = Decision()
@@ -208,6 +216,21 @@ class GroupBook:
             return self._settle(group)
         return NOTHING
 
+    def rank(self, group_id: str, members: Sequence[Trajectory]) -> Decision:
+        """Takes the members of a group that was ranked, in their order, and completes it."""
+        group = self._open.get(group_id)
+        if group is None or not group.ranking:
+            return NOTHING
+        group.finished = dict(zip(sorted(group.finished), members, strict=True))
+        return self._settle(group)
+
+    def fail_ranking(self, group_id: str, reason: str) -> Decision:
+        """Drops a group that could not be ranked."""
+        group = self._open.get(group_id)
+        if group is None or not group.ranking:
+            return NOTHING
+        return self._drop(group, Fate.FAILED, reason)
+
     def fail(self, rollout_id: str, reason: str) -> Decision:
         """Takes the final failure of a rollout, and replaces it while the group may still have a replacement."""
         if rollout_id not in self._home:
@@ -321,6 +344,9 @@ class GroupBook:
         """Completes a group that has all members it will get, unless a filter drops it."""
         if self._too_old(group, self._swept):
             return self._drop(group, Fate.STALE, _TOO_OLD)
+        if group.tag in self._rules.ranked and not group.ranking:
+            group.ranking = True
+            return Decision(cancel=self._cancel_running(group, NOT_NEEDED), why=NOT_NEEDED, rank=group)
         catches = Catches()
         members, dropped = judge_group(self._rules.filters, group.trajectories, catches)
         self._caught(group, catches)
@@ -363,7 +389,7 @@ class GroupBook:
         del self._open[group.group_id]
         self._close(group)
         self.dropped_in_a_row += 1
-        return Decision(cancel=cancel, why=why)
+        return Decision(cancel=cancel, why=why, dropped=group)
 
     def _cancel_running(self, group: Group, reason: str) -> list[str]:
         cancel = sorted(group.running)

@@ -34,6 +34,7 @@ from rollwright.rollout.groups import (
     Version,
     check_batch_size,
 )
+from rollwright.rollout.ranking import GroupRanker, RankingTasks
 from rollwright.rollout.recovery import NO_REASON, CompletionReplay
 from rollwright.rollout.settings import EnvManagerConfig, StreamSettings
 from rollwright.store.api import Store
@@ -115,6 +116,7 @@ class RolloutScheduler:
         on_failed: Callable[[str, str], None] | None = None,
         read_kept: Callable[[Sequence[str]], Mapping[str, bytes]] = lambda rollout_ids: {},
         on_settled: Callable[[], Awaitable[None]] | None = None,
+        ranker: GroupRanker | None = None,
     ) -> None:
         """`stream`: name of this stream in the ids of its rollouts; levels depend on `mode` alone.
 
@@ -125,7 +127,8 @@ class RolloutScheduler:
         memory does not grow.
         `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
         a rollout that failed for good, and the reason. `read_kept` gives the encoded trajectories that are kept
-        elsewhere, so that the store need not have them any more; `on_settled` is awaited after some were finished.
+        elsewhere, so that the store need not have them any more; `on_settled` is awaited after some were finished. `ranker`
+        ranks the members of complete groups, which `on_finished` then gets with their ranks.
         """
         self._store = store
         self._version = version
@@ -146,6 +149,7 @@ class RolloutScheduler:
             min_group_size=manager.min_group_size,
             max_staleness=math.ceil(config.async_generation_ratio) if mode == "train" else None,
             filters=build_filters(manager),
+            ranked=frozenset() if ranker is None else ranker.tags,
         )
         self._book = GroupBook(
             rules,
@@ -170,6 +174,8 @@ class RolloutScheduler:
         self._on_failed = on_failed
         self._read_kept = read_kept
         self._on_settled = on_settled
+        self._ranker = ranker
+        self._ranking = RankingTasks(config.limits.max_attempts)
         self._wanted = 0
         """Trajectories that callers of `get_batch` wait for."""
         self._turn = asyncio.Lock()
@@ -217,6 +223,7 @@ class RolloutScheduler:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self._ranking.close()
         if kind is None:  # otherwise rollouts in progress may be resumed
             await self._apply(self._book.abandon("the run ended"))
 
@@ -416,9 +423,13 @@ class RolloutScheduler:
         except FormatError as error:
             return self._give_up(rollout_id, str(failed(Boundary.SYSTEM, error, 0)))
         decision = self._book.finish(rollout_id, trajectory)
-        if self._on_finished is not None:
+        if self._on_finished is not None and not self._awaits_rank(trajectory):
             self._on_finished(rollout_id, data)
         return decision
+
+    def _awaits_rank(self, trajectory: Trajectory) -> bool:
+        """Whether it is recorded later, with its rank: until then the store keeps it."""
+        return self._ranker is not None and trajectory.tag in self._ranker.tags
 
     def _give_up(self, rollout_id: str, reason: str) -> Decision:
         self.causes.add(reason, rollout_id)
@@ -434,6 +445,35 @@ class RolloutScheduler:
             await self._store.cancel_rollouts(decision.cancel, decision.why)
             if self._forget:
                 await self._store.delete_rollouts(decision.cancel)
+        if decision.dropped is not None:
+            self._record_unranked(decision.dropped)
+        if decision.rank is not None and self._ranker is not None:
+            self._ranking.start(self._rank(self._ranker, decision.rank))
+
+    async def _rank(self, ranker: GroupRanker, group: Group) -> None:
+        """Ranks the members of a group, and completes or drops it. No other group waits for it."""
+        try:
+            members = await self._ranking.retry(lambda: ranker.rank(group))
+        except EpisodeFailure as failure:
+            reason = str(failure)
+            for each in group.trajectories:
+                self.causes.add(reason, each.rollout_id)
+                if self._on_failed is not None:
+                    self._on_failed(each.rollout_id, reason)
+            decision = self._book.fail_ranking(group.group_id, EpisodeFailure.cause(reason))
+        else:
+            for each in members if self._on_finished is not None else ():
+                self._on_finished(each.rollout_id, each.to_bytes())  # type: ignore[misc]
+            decision = self._book.rank(group.group_id, members)
+        await self._shielded(self._apply(decision))
+        self._demand.set()
+        self._news.set()
+
+    def _record_unranked(self, group: Group) -> None:
+        """Records the members of a group that was dropped before it was ranked."""
+        for each in group.trajectories if self._on_finished is not None else ():
+            if self._awaits_rank(each):
+                self._on_finished(each.rollout_id, each.to_bytes())  # type: ignore[misc]
 
     def _enqueue_requests(self, decision: Decision) -> list[EnqueueRequest]:
         return [

@@ -5,7 +5,7 @@ Turns are not changed in a chain: the weighted sum is the reward of the episode.
 own, so each leaf is judged, and its sum is added to the reward of its last turn.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,25 @@ class EpisodeRewards:
     rewards: "Rewards"
     success_at: float
     """Sum from which on an episode counts as solved."""
+    version: str = ""
+    """Equal on two machines whose rewards have the same settings and the same code."""
+
+    async def rank(self, task: Mapping[str, Any], members: Sequence[Trajectory]) -> list[Trajectory]:
+        """The members of a group with the values of its group judges; those that have them already stay as they are."""
+        if all(self.rewards.group_names <= each.components.keys() for each in members):
+            return list(members)
+        try:
+            results = await self.rewards.rank_group(task, members)
+        except RewardFailure as failure:
+            raise EpisodeFailure(ErrorRecord(Boundary.REWARD, failure.reward, failure.cause, 0)) from failure
+        return [
+            msgspec.structs.replace(
+                each,
+                episode_reward=each.episode_reward + result.total,
+                components={**each.components, **result.components},
+            )
+            for each, result in zip(members, results, strict=True)
+        ]
 
     async def score(self, task: Mapping[str, Any], trajectory: Trajectory) -> Trajectory:
         """The trajectory with its rewards, their components and its success."""

@@ -168,6 +168,9 @@ class FunctionAgentConfig(Settings):
     function: str
     """As `module:function`, or the name that an installed package offers it by. Called with the task and a session; async or
     plain."""
+    process: bool = False
+    """Whether each call has a process of its own, with `OPENAI_BASE_URL` and the other usual variables set before the module
+    is imported. Unset: it runs in the worker, where only `session.base_url` leads to the model."""
 
 
 class CommandAgentConfig(Settings):
@@ -198,8 +201,29 @@ class TerminalAgentConfig(Settings):
     """System prompt. Unset: one that explains the format."""
 
 
+class RemoteAgentConfig(Settings):
+    """Programs anywhere that take the tasks from the run by HTTP. `remote` in place of the section does the same."""
+
+    kind: Literal["remote"]
+    """Chooses this agent."""
+    lease_seconds: PositiveFloat = 120.0
+    """Seconds without a model call or a heartbeat after which a program has lost its rollout, which is a failure."""
+
+
+class RemoteConfig(Settings):
+    """Where remote programs reach the run. The variable `ROLLWRIGHT_GATEWAY_KEY` holds the key that they need."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. One that other machines can reach needs the key to be set."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8810
+    """Port; 0 takes a free one."""
+    public_url: str | None = None
+    """Address by which programs reach it, if not host and port."""
+
+
 AgentChoice = Annotated[
-    FunctionAgentConfig | CommandAgentConfig | TerminalAgentConfig, Field(discriminator="kind")
+    FunctionAgentConfig | CommandAgentConfig | RemoteAgentConfig | TerminalAgentConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -237,7 +261,8 @@ class CustomEnvConfig(Settings):
     box: BoxConfig | None = None
     """The box of each attempt, for tools, rewards and agents. Unset: none."""
     agent: AgentChoice | None = None
-    """Plays the rows of `tasks`: a function of one's own as `module:function`, or a command. Unset: the chat agent."""
+    """Plays the rows of `tasks`: a function of one's own as `module:function`, a command, or `remote` programs. Unset: the
+    chat agent."""
     rewards: RewardList = ()
     """Rewards that judge an episode when it ends; their weighted sum is added to what the environment gave. A text alone is a
     kind, or `module:function`. Needed with `tasks`; with an `agent`, unset means the number that it returns."""
@@ -247,8 +272,8 @@ class CustomEnvConfig(Settings):
     @field_validator("agent", mode="before")
     @classmethod
     def _choose_agent(cls, value: Any) -> Any:
-        if value == "terminal":
-            return {"kind": "terminal"}
+        if value in ("remote", "terminal"):
+            return {"kind": value}
         if isinstance(value, str):
             return {"kind": "function", "function": value}
         if isinstance(value, dict) and "kind" not in value:

@@ -1,7 +1,7 @@
 """From a configuration to how the episodes of each tag are played: environment, agent, strategy, sampling, limits."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,17 +23,21 @@ from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.function import AgentFunction
 from rollwright.rollout.groups import LevelFunction
+from rollwright.rollout.ranking import GroupRanker
+from rollwright.rollout.scoring import NO_TASK
 from rollwright.rollout.settings import (
     BranchConfig,
     FixedBranchConfig,
+    LimitsConfig,
     OwnBranchConfig,
     RandomBranchConfig,
+    RemoteAgentConfig,
     StrategyConfig,
     TreeStrategyConfig,
     UncertaintyBranchConfig,
 )
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
-from rollwright.run.build_agents import build_agent
+from rollwright.run.build_agents import build_agent, build_board
 from rollwright.run.build_rewards import TagRewards
 from rollwright.run.build_tasks import TagTasks, level_function, open_tag_tasks
 from rollwright.run.build_teams import build_teams
@@ -46,6 +50,9 @@ from rollwright.trajectory import MIN_TEMPERATURE
 
 TASK_TOKENS = 1024
 """Tokens of one answer to a task, where the tag does not say: room to reason, as for the questions of reasoning-gym."""
+
+_A_YEAR = 365 * 24 * 3600.0
+"""Seconds; no rollout waits so long."""
 
 
 def build_strategy(config: StrategyConfig) -> Strategy:
@@ -88,8 +95,11 @@ class SettingsTable:
         self._settings: dict[tuple[str, str], EpisodeSettings] = {}
         self._tools = ToolShelf()
         self._run_seed = config.seed
+        self._in_swarm = config.swarm is not None
         self._tasks = open_tag_tasks(config)
         self._rewards = TagRewards(config)
+        self.board = build_board(config)
+        """Offers rollouts to remote programs; `None`: no tag is played by such."""
         teams = build_teams(config, self._tools)
         for tag in config.tags:
             tasks = self._tasks.get(tag)
@@ -101,8 +111,10 @@ class SettingsTable:
             if (team := teams.get(tag)) is not None:
                 _check_sampling(config, tag, team, train.sampling)
                 train, single = replace(train, strategy=team), team.greedy()
-            if (agent := build_agent(config, tag)) is not None:
+            if (agent := build_agent(config, tag, self.board)) is not None:
                 train, single = replace(train, strategy=agent), agent
+                if isinstance(config.custom_envs[tag].agent, RemoteAgentConfig):
+                    train = replace(train, limits=_without_episode_limit(train.limits))
             greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
             self._settings["train", tag] = replace(train, filters=stopping)
@@ -114,7 +126,20 @@ class SettingsTable:
 
     def level_of(self, mode: str, slot_tags: Sequence[str]) -> LevelFunction:
         """The level of each group of a stream whose slots have these tags."""
-        return level_function(self._tasks, mode, self._run_seed, slot_tags)
+        return level_function(self._tasks, mode, self._run_seed, None if self._in_swarm else slot_tags)
+
+    def swarm_level(self, tag: str, seed: int, index: int) -> int:
+        """The level of a training group of the peer with this seed."""
+        return level_function(self._tasks, "train", seed, None)(tag, index)
+
+    def ranker(self) -> GroupRanker | None:
+        """Ranks the groups of tags that have group judges; `None`: there are none."""
+        ranked = self._rewards.ranked()
+        return GroupRanker(ranked, self._task_of) if ranked else None
+
+    def _task_of(self, tag: str, level: int) -> Mapping[str, Any]:
+        tasks = self._tasks.get(tag)
+        return NO_TASK if tasks is None else tasks.train.row(level)
 
     def _add_levels(self, config: RunConfig) -> None:
         for tag, level in _level_tags(config):
@@ -147,6 +172,11 @@ class SettingsTable:
         except KeyError:
             known = ", ".join(sorted({tag for _, tag in self._settings})) or "no environments"
             raise ConfigError(f"tag `{episode.tag}` is not part of this run; it plays {known}") from None
+
+
+def _without_episode_limit(limits: LimitsConfig) -> LimitsConfig:
+    """For a rollout that waits until a program takes it; the agent itself limits the episode from then on."""
+    return limits.model_copy(update={"episode_timeout": _A_YEAR})
 
 
 def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
@@ -229,7 +259,9 @@ def _task_settings(config: RunConfig, tag: str, tasks: TagTasks) -> EpisodeSetti
     """How a tag with tasks is played in training."""
     custom = config.custom_envs[tag]
     env = TaskEnv(tasks.train, tasks.template)
-    told = {"tasks": custom.tasks, "fingerprint": tasks.fingerprint}
+    # Not where they lie: two machines with the same rows play the same tasks.
+    share = custom.held_out if isinstance(custom.held_out, float) else None  # a file is in the fingerprint
+    told = {"fingerprint": tasks.fingerprint, "held_out": share, "template": tasks.template}
     made = EnvParts(tag, told, env.prompts, custom.max_steps or 1, TASK_TOKENS)
     settings = _episode_settings(config, tag, custom, made)
     return replace(settings, env_factory=partial(tasks.make_env, "train"))

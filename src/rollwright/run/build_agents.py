@@ -1,19 +1,55 @@
 """From a configuration to the agents that play the tasks of its tags."""
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollwright.agents.settings import AGENTS
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
 from rollwright.rollout.function import AgentFunction, AgentStrategy
-from rollwright.rollout.settings import ChainStrategyConfig, FunctionAgentConfig, TerminalAgentConfig
+from rollwright.rollout.settings import (
+    ChainStrategyConfig,
+    CommandAgentConfig,
+    FunctionAgentConfig,
+    RemoteAgentConfig,
+    TerminalAgentConfig,
+)
+
+if TYPE_CHECKING:
+    from rollwright.rollout.remote import RemoteBoard
+
+KEY_VARIABLE = "ROLLWRIGHT_GATEWAY_KEY"
+"""Environment variable with the key that remote programs send."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def build_agent(config: RunConfig, tag: str) -> AgentStrategy | None:
+def build_board(config: RunConfig) -> "RemoteBoard | None":
+    """Where remote programs take their rollouts; `None`: no tag has such an agent."""
+    if not any(_is_remote(config, tag) for tag in config.tags):
+        return None
+    from rollwright.rollout.remote import RemoteBoard
+
+    key = os.environ.get(KEY_VARIABLE)
+    if key is None and config.remote.host not in LOOPBACK:
+        raise ConfigError(
+            f"remote.host: {config.remote.host!r} can be reached from other machines; set {KEY_VARIABLE}, or listen on "
+            "127.0.0.1"
+        )
+    return RemoteBoard(key)
+
+
+def _is_remote(config: RunConfig, tag: str) -> bool:
+    custom = config.custom_envs.get(tag)
+    return custom is not None and isinstance(custom.agent, RemoteAgentConfig)
+
+
+def build_agent(config: RunConfig, tag: str, board: "RemoteBoard | None") -> AgentStrategy | None:
     """The agent of a tag; `None`: the chat agent, or a team, plays it."""
     custom = config.custom_envs.get(tag)
     if custom is None or custom.agent is None:
@@ -25,18 +61,41 @@ def build_agent(config: RunConfig, tag: str) -> AgentStrategy | None:
         raise ConfigError(
             f"strategy.kind: an agent plays along one path; got {config.strategy.kind}, accepted: chain"
         )
-    if isinstance(custom.agent, FunctionAgentConfig):
-        try:
-            return AgentStrategy(_check_parameters(load_function(custom.agent.function)))
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
-    agent = custom.agent
-    if isinstance(agent, TerminalAgentConfig):
-        return AgentStrategy(_terminal_agent(agent))
-    from rollwright.rollout.command import CommandAgent
+    folder, limits = Path(config.folder or ".").resolve(), config.limits
+    match custom.agent:
+        case FunctionAgentConfig(function=path, process=process):
+            try:
+                if process:
+                    return AgentStrategy(_own_process(path, limits.episode_timeout, folder))
+                return AgentStrategy(_check_parameters(load_function(path)))
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
+        case CommandAgentConfig() as agent:
+            from rollwright.rollout.command import CommandAgent
 
-    folder = Path(config.folder or ".").resolve()
-    return AgentStrategy(CommandAgent.build(agent.command, agent.timeout, agent.output_kb, folder))
+            return AgentStrategy(CommandAgent.build(agent.command, agent.timeout, agent.output_kb, folder))
+        case RemoteAgentConfig(lease_seconds=lease):
+            from rollwright.rollout.remote import RemoteAgent
+
+            assert board is not None, "made for a configuration with remote agents"
+            return AgentStrategy(RemoteAgent(board, lease, limits.episode_timeout))
+        case TerminalAgentConfig() as terminal:
+            return AgentStrategy(_terminal_agent(terminal))
+
+
+def _own_process(path: str, timeout: float, folder: Path) -> AgentFunction:
+    """The function as an agent in a process of its own. Its module is not imported here, because it may build its client
+    from variables that only that process has."""
+    from rollwright.rollout.function_process import ProcessAgent
+
+    module, colon, name = path.partition(":")
+    if not colon or not name or module == "__main__":
+        raise ConfigError(
+            f"{path!r} cannot be found by a process of its own; a module's function is accepted, as module:function"
+        )
+    if find_spec(module.partition(".")[0]) is None:
+        raise ConfigError(f"{path!r}: no module named {module!r}")
+    return ProcessAgent(path, timeout, folder)
 
 
 def _terminal_agent(config: TerminalAgentConfig) -> AgentFunction:

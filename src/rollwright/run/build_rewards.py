@@ -4,7 +4,10 @@ Always true: wrong settings show when the rewards are built, and nothing is aske
 episode is judged. A judge's calls are no part of any trajectory.
 """
 
+import inspect
 from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from rollwright.config import RunConfig, build
@@ -13,14 +16,16 @@ from rollwright.engines.factory import build_policy, check_policy
 from rollwright.engines.settings import PolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.rewards.settings import (
+    REWARDS,
     AnyReward,
+    FunctionReward,
     GroupJudgeReward,
     JudgeSettings,
     ReturnedReward,
     RewardSettings,
 )
 from rollwright.rollout.scoring import EpisodeRewards
-from rollwright.rollout.settings import CustomEnvConfig
+from rollwright.rollout.settings import ChainStrategyConfig, CustomEnvConfig
 
 if TYPE_CHECKING:
     from rollwright.rewards import Rewards
@@ -77,10 +82,16 @@ class TagRewards:
         self._judges: list[JudgePolicy] = []
         for tag in config.tags:
             if (built := self._build(config, tag)) is not None:
-                self._by_tag[tag] = EpisodeRewards(built, config.custom_envs[tag].success_at)
+                custom = config.custom_envs[tag]
+                version = "" if config.swarm is None else rewards_version(custom)
+                self._by_tag[tag] = EpisodeRewards(built, custom.success_at, version)
 
     def get(self, tag: str) -> EpisodeRewards | None:
         return self._by_tag.get(tag)
+
+    def ranked(self) -> dict[str, EpisodeRewards]:
+        """The rewards of the tags that have group judges."""
+        return {tag: each for tag, each in self._by_tag.items() if each.rewards.group_names}
 
     def use_policy(self, policy: Policy) -> None:
         """Sets the run's policy, for judges that have none of their own."""
@@ -106,6 +117,7 @@ class TagRewards:
                 f"{where}: is needed, because a row has no reward of its own; for example [exact_match]"
             )
         _check(wanted, where, has_agent=custom.agent is not None)
+        _check_group_judges(config, tag, wanted, where)
         from rollwright.rewards import Rewards  # imported here: most runs have none
 
         try:
@@ -130,12 +142,38 @@ def rewards_of(custom: CustomEnvConfig) -> Sequence[AnyReward]:
     return custom.rewards
 
 
-def _check(rewards: Sequence[RewardSettings], where: str, *, has_agent: bool) -> None:
-    if any(isinstance(each, GroupJudgeReward) for each in rewards):
+def rewards_version(custom: CustomEnvConfig) -> str:
+    """A digest of the rewards' settings and of the modules of user-defined ones."""
+    checksum = blake2b(digest_size=8)
+    for each in rewards_of(custom):
+        checksum.update(each.model_dump_json().encode())
+        if isinstance(each, FunctionReward):
+            found = REWARDS.find(each.function)
+            module = inspect.getmodule(found)
+            with suppress(OSError, TypeError):  # without a source, the settings alone tell rewards apart
+                checksum.update(inspect.getsource(module or found).encode())
+    return checksum.hexdigest()
+
+
+def _check_group_judges(config: RunConfig, tag: str, rewards: Sequence[RewardSettings], where: str) -> None:
+    manager = config.train_env_manager
+    if manager is None or tag not in manager.tags:
+        return
+    if not any(isinstance(each, GroupJudgeReward) for each in rewards):
+        return
+    if manager.group_size < 2:
         raise ConfigError(
-            f"{where}: group_judge ranks the members of a whole group, and a run judges each episode when it ends; use judge, or "
-            "Rewards.evaluate_group on recorded trajectories"
+            f"{where}: group_judge ranks the members of a group; train_env_manager.group_size is {manager.group_size}, at "
+            "least 2 are needed"
         )
+    if not isinstance(config.strategy, ChainStrategyConfig):
+        raise ConfigError(
+            f"{where}: group_judge ranks episodes with one answer each; got strategy.kind {config.strategy.kind}, accepted: "
+            "chain"
+        )
+
+
+def _check(rewards: Sequence[RewardSettings], where: str, *, has_agent: bool) -> None:
     if not has_agent and any(isinstance(each, ReturnedReward) for each in rewards):
         raise ConfigError(
             f"{where}: returned is what an agent's own function returned; the tag has no `agent`"

@@ -1,5 +1,6 @@
 """Builds a swarm node's settings, tasks and transport from the configuration."""
 
+import logging
 import time
 from collections.abc import Callable
 from inspect import isawaitable
@@ -7,12 +8,15 @@ from typing import cast
 
 from rollwright.config import RunConfig, SwarmConfig
 from rollwright.errors import ConfigError
+from rollwright.rewards.settings import JudgeSettings
 from rollwright.rollout.episode import Episode
 from rollwright.run.build import SettingsTable
 from rollwright.run.build_training import check, training_of
 from rollwright.swarm.recipes import TaskBook, task_seed
 from rollwright.swarm.settings import TRANSPORTS
 from rollwright.swarm.transports.base import Transport
+
+_log = logging.getLogger(__name__)
 
 KEPT_STEPS = 200
 """Default of `training.keep_steps` for a node: more than its status shows, so that its last rounds can be inspected with
@@ -31,11 +35,10 @@ def node_config(config: RunConfig, peer: str) -> RunConfig:
     swarm, manager = swarm_of(config), config.train_env_manager
     check(config)
     assert manager is not None, "checked above"
-    for tag in manager.tags:
-        if tag in config.custom_envs and config.custom_envs[tag].tasks is not None:
-            raise ConfigError(
-                f"custom_envs.{tag}.tasks: a swarm shares levels of environments, not task files yet"
-            )
+    alone = unverifiable_tags(config)
+    if not set(manager.tags) - alone.keys():
+        tag = manager.tags[0]
+        raise ConfigError(f"custom_envs.{tag}: nothing of this run can be shared: {alone[tag]}")
     if config.training is not None and config.training.from_run is not None:
         raise ConfigError("training.from_run: a node plays its own groups; leave it out")
     if manager.group_size < 2:
@@ -61,10 +64,31 @@ def node_config(config: RunConfig, peer: str) -> RunConfig:
     )
 
 
+def unverifiable_tags(config: RunConfig) -> dict[str, str]:
+    """Tags whose groups a peer cannot verify, with the reason. The node trains on its own groups of them."""
+    found: dict[str, str] = {}
+    for tag in config.tags:
+        custom = config.custom_envs.get(tag)
+        if custom is None:
+            continue
+        if custom.agent is not None:
+            found[tag] = "a peer cannot play the calls of an agent's own program again"
+        elif any(isinstance(each, JudgeSettings) for each in custom.rewards):
+            found[tag] = "another machine's judge may give another verdict"
+    return found
+
+
 def task_book(config: RunConfig) -> TaskBook:
     """Tasks that this node plays, and can verify."""
     table = SettingsTable(config)
-    return TaskBook({tag: table(Episode(tag, 0, "train", "", 0, 0, 0)) for tag in table.training_tags()})
+    unverifiable = unverifiable_tags(config)
+    for tag, why in unverifiable.items():
+        _log.warning("custom_envs.%s: its groups stay on this node: %s", tag, why)
+    return TaskBook(
+        {tag: table(Episode(tag, 0, "train", "", 0, 0, 0)) for tag in table.training_tags()},
+        level_of=table.swarm_level,
+        unverifiable=unverifiable,
+    )
 
 
 async def open_transport(

@@ -78,15 +78,19 @@ def record_fingerprints(config: RunConfig) -> RunConfig:
 
 
 def level_function(
-    tasks: dict[str, TagTasks], mode: str, run_seed: int, slot_tags: Sequence[str]
+    tasks: dict[str, TagTasks], mode: str, run_seed: int, slot_tags: Sequence[str] | None
 ) -> LevelFunction:
     """The level of each group: of a tag with tasks, a row's number. Training draws rows in shuffled epochs; validation plays
-    them in the order of the file."""
+    them in the order of the file.
+
+    `slot_tags`: `None` in a swarm, whose nodes find the row of a peer's group by its index without knowing the peer's tags:
+    a node with several tags passes over the rows whose turn comes with another tag."""
 
     def level(tag: str, index: int) -> int:
         if tag not in tasks:
             return level_seed(run_seed, mode, index)
-        draw, rows = draw_of(index, tag, slot_tags), len(tasks[tag].source(mode))
+        draw = index if slot_tags is None else draw_of(index, tag, slot_tags)
+        rows = len(tasks[tag].source(mode))
         return draw % rows if mode == VALIDATION else epoch_row(run_seed, tag, draw, rows)
 
     return level

@@ -345,12 +345,14 @@ class RunReader:
 
     def metrics(self) -> list[dict[str, Any]]:
         forgotten = self.forgotten()
-        return [row for row in self._rows(METRICS, _is_metrics) if not forgotten.has_row(row)]
+        return [row for row in self._rows(METRICS, is_metrics_row) if not forgotten.has_row(row)]
 
     def failures(self) -> list[dict[str, Any]]:
         forgotten = self.forgotten()
         return [
-            row for row in self._rows(FAILURES, _is_failure) if not forgotten.has_rollout(row["rollout_id"])
+            row
+            for row in self._rows(FAILURES, is_failure_row)
+            if not forgotten.has_rollout(row["rollout_id"])
         ]
 
     def trajectories(self) -> Iterator[Trajectory]:
@@ -395,7 +397,8 @@ def _some(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps[:LOST_NAMED])) + (" …" if len(steps) > LOST_NAMED else "")
 
 
-def _is_metrics(row: dict[str, Any]) -> bool:
+def is_metrics_row(row: Mapping[str, Any]) -> bool:
+    """Whether a line of `metrics.jsonl` has the fields that readers need."""
     return (
         isinstance(row.get("mode"), str)
         and isinstance(row.get("step"), int)
@@ -403,7 +406,8 @@ def _is_metrics(row: dict[str, Any]) -> bool:
     )
 
 
-def _is_failure(row: dict[str, Any]) -> bool:
+def is_failure_row(row: Mapping[str, Any]) -> bool:
+    """Whether a line of `failures.jsonl` has the fields that readers need."""
     return isinstance(row.get("rollout_id"), str) and isinstance(row.get("reason"), str)
 
 

@@ -121,10 +121,18 @@ def framed(encoded: bytes) -> bytes:
 
 
 def records(
-    log: BinaryIO, condition: LogCondition, on_damage: Callable[[bytes], None] = lambda data: None
+    log: BinaryIO,
+    condition: LogCondition,
+    on_damage: Callable[[bytes], None] = lambda data: None,
+    *,
+    start: int = 0,
 ) -> Iterator[bytes]:
-    """Yield the records of a log, from its beginning. `condition` collects the damage; `on_damage` gets the skipped bytes."""
-    position = _read_header(log, condition, on_damage)
+    """Yield the records of a log, from its beginning or from the offset `start`, which is behind an earlier record.
+    `condition` collects the damage; `on_damage` gets the skipped bytes."""
+    position = start
+    if not start:
+        log.seek(0)
+        position = _read_header(log, condition, on_damage)
     while True:
         log.seek(position)
         head = log.read(FRAME.size)
@@ -209,7 +217,7 @@ def _resynchronize(log: BinaryIO, position: int) -> _Found:
         reaches_beyond = not size or end > len(data)
         # If another record or the end of the log follows, the length is right, and only the content is damaged.
         if not reaches_beyond and (end == len(data) or _is_record(data, end)):
-            return _Found(_correct(data[start:end], checksum), end)
+            return _Found(correct_record(data[start:end], checksum), end)
         after = _next_record(data, position + 1)
         end = len(data) if after is None else after
         encoded = data[start:end]
@@ -237,7 +245,7 @@ def _next_record(data: mmap.mmap, position: int) -> int | None:
     return None
 
 
-def _correct(encoded: bytes, checksum: int) -> bytes | None:
+def correct_record(encoded: bytes, checksum: int) -> bytes | None:
     """The original record, if a single byte of it or of its checksum is wrong."""
     candidate = corrected(encoded, checksum)
     if candidate is None and differs_in_one_byte(crc32(encoded), checksum):

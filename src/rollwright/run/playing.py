@@ -17,6 +17,7 @@ from rollwright.config import RunConfig
 from rollwright.engines.base import Policy
 from rollwright.rollout import Batch, Ledger
 from rollwright.run.folder import RunFolder, RunReader
+from rollwright.run.live_snapshot import LiveSnapshots, describe_run
 from rollwright.run.pruning import BatchRetention
 from rollwright.run.recovery import recover
 from rollwright.run.retention import Forgotten
@@ -130,7 +131,11 @@ async def play_run(
     async def play() -> None:
         if resume:
             await recover(folder, address, config)
-        async with run, observer.watch_run(run, progress):
+        steps = {"steps_at_start": progress.steps, "most_steps": config.max_steps}
+        live = LiveSnapshots(
+            folder, lambda: steps | {"stage": "rollout", "steps": progress.steps} | describe_run(run)
+        )
+        async with run, live, observer.watch_run(run, progress):
             await _BatchLoop(run, folder, progress, retention, observer).play()
 
     async def describe(seconds: float) -> dict[str, Any]:

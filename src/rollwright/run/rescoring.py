@@ -18,7 +18,7 @@ from rollwright.errors import ConfigError
 from rollwright.rewards import RewardFailure, Rewards, WeightedReward
 from rollwright.rewards.failure import NoReward
 from rollwright.rewards.scored import ScoredAttempt
-from rollwright.rewards.settings import AnyReward, JudgeSettings, default_name
+from rollwright.rewards.settings import AnyReward, GroupJudgeReward, JudgeSettings, default_name
 from rollwright.rollout.scoring import NO_TASK
 from rollwright.run.build_rewards import rewards_of
 from rollwright.run.build_tasks import TagTasks, open_tag_tasks
@@ -71,11 +71,16 @@ class Rescorer:
         self._reader = reader
         self._name = config.name
         self._tasks = open_tag_tasks(config)
+        wanted = {tag: rewards_of(custom) for tag, custom in config.custom_envs.items()}
         self._rewards = {
-            tag: _build(wanted, f"custom_envs.{tag}.rewards")
-            for tag, custom in config.custom_envs.items()
-            if (wanted := rewards_of(custom))
+            tag: _build(each, f"custom_envs.{tag}.rewards") for tag, each in wanted.items() if each
         }
+        self._validated = {
+            tag: _build(alone, f"custom_envs.{tag}.rewards")
+            for tag, each in wanted.items()
+            if len(alone := [one for one in each if not isinstance(one, GroupJudgeReward)]) < len(each)
+        }
+        """Of tags with group judges, the rewards of a validation: it plays each level once, so there is no group to rank."""
         if not self._rewards:
             raise ConfigError(
                 f"{reader.path}: no tag of this run has `rewards`, so there is nothing to compute"
@@ -94,12 +99,14 @@ class Rescorer:
         partial.replace(place)
 
     async def close(self) -> None:
-        for each in self._rewards.values():
+        for each in (*self._rewards.values(), *self._validated.values()):
             await each.close()
 
     async def _judge(self, trajectory: Trajectory) -> Rescored:
         mode = "train" if trajectory.group_id.startswith(f"{self._name}.train-") else VALIDATION
         rewards, tasks = self._rewards[trajectory.tag], self._tasks.get(trajectory.tag)
+        if mode == VALIDATION:
+            rewards = self._validated.get(trajectory.tag, rewards)
         told: dict[str, Any] = {
             "rollout_id": trajectory.rollout_id,
             "tag": trajectory.tag,

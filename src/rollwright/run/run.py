@@ -7,6 +7,7 @@ Invariants:
 """
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -21,6 +22,7 @@ from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.config.resuming import SettingChange
 from rollwright.engines.base import Capabilities, Policy
 from rollwright.errors import ConfigError, RollwrightError, RunClosed
+from rollwright.gateway import Gateway
 from rollwright.rollout import (
     Activity,
     Assignment,
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+logger = logging.getLogger(__name__)
+
 
 class Run:
     """Use it as an async context manager: `async with Run(config) as run: await run.get_batch()`."""
@@ -98,6 +102,10 @@ class Run:
         check_tags(config)
         self.config = config = record_fingerprints(config)
         self.settings = SettingsTable(config)
+        if self.settings.board is not None and (processes is not None or ray is not None):
+            raise ConfigError(
+                "agent: remote programs take their rollouts from the run's own process; leave worker processes and Ray out"
+            )
         self.curriculum = build_curriculum(config)
         """Curriculum of the training stream; `None` without one."""
         for manager in self._managers():
@@ -381,6 +389,7 @@ class Run:
             on_failed=self.on_failed,
             read_kept=self._folder.log.read if self._folder is not None else lambda rollout_ids: {},
             on_settled=None if self._releaser is None else self._releaser.release_some,
+            ranker=self.settings.ranker() if mode == "train" else None,
         )
         self.schedulers.append(scheduler)
         return scheduler
@@ -427,7 +436,9 @@ class Run:
 
     async def _run_workers(self) -> None:
         """Run the workers of this process, as coroutines, until they fail or are cancelled."""
-        context = RolloutContext(self.store, self._assign, make_env, self.inflight, self.activity)
+        context = RolloutContext(
+            self.store, self._assign, make_env, self.inflight, self.activity, self._serve_gateway()
+        )
         shares = self._shares()
         # One episode may always run: if memory is short, no other worker would free it, and the run would wait forever.
         resources = ResourceWatch(ResourceLimits(least=1))
@@ -441,6 +452,16 @@ class Run:
                 most = sum(envs for _, envs in shares)
                 watch = ConcurrencyTuner(self.inflight, self.activity, most, lambda: self.policy.pressure)
                 tasks.create_task(watch.run())
+
+    def _serve_gateway(self) -> Gateway:
+        """The gateway of the workers; it listens from the start on if remote programs are to find it."""
+        board, remote = self.settings.board, self.config.remote
+        if board is None:
+            return Gateway()
+        gateway = Gateway(host=remote.host, port=remote.port, public_url=remote.public_url)
+        board.serve(gateway)
+        logger.warning("remote programs reach the run at %s", board.url)
+        return gateway
 
     def _managers(self) -> list[EnvManagerConfig]:
         both = (self.config.train_env_manager, self.config.val_env_manager)
@@ -460,6 +481,8 @@ class Run:
     async def _stop_workers(self) -> None:
         """Stop the workers and requeue their rollouts, so that a resumed run need not wait for leases to end."""
         assert self._work is not None
+        if self.settings.board is not None:
+            await self.settings.board.close()
         if not self._forget and not self._work.done():
             await asyncio.gather(*(worker.drain(0.0) for worker in self._workers), return_exceptions=True)
         self._work.cancel()

@@ -113,11 +113,15 @@ class SealedRows:
 
 
 def read_rows(file: Path) -> SealedRows:
-    found = SealedRows(file)
     try:
-        content = file.read_bytes()
+        return parse_rows(file, file.read_bytes())
     except FileNotFoundError:
-        return found
+        return SealedRows(file)
+
+
+def parse_rows(file: Path, content: bytes) -> SealedRows:
+    """The rows of a file's content, or of its end."""
+    found = SealedRows(file)
     whole, newline, tail = content.rpartition(b"\n")
     waiting: list[tuple[int, bytes]] = []
     lines = whole.split(b"\n") if newline else []

@@ -32,6 +32,7 @@ from rollwright.run.build_training import (
 )
 from rollwright.run.checks import probe_engine
 from rollwright.run.folder import RunFolder, RunReader
+from rollwright.run.live_snapshot import LiveSnapshots, describe_run
 from rollwright.run.playing import RunObserver
 from rollwright.run.recovery import recover
 from rollwright.run.retention import keep_last, lowest_index, next_cut, numbered, write_forgotten
@@ -125,6 +126,8 @@ class TrainingRun:
         self._validated: dict[int, Ledger] = {}
         """Ledgers of the validations that an earlier process has finished."""
         self._trainer: Trainer | None = None
+        self._steps_at_start = 0
+        """Steps that earlier processes have trained."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._metrics: Metrics | None = None
         self.pipeline: Pipeline[Any] = Pipeline(self._cadence(), self._stages())
@@ -155,13 +158,26 @@ class TrainingRun:
         async with AsyncExitStack() as stack:
             stack.callback(self._close)
             stack.push_async_callback(asyncio.to_thread, self._thread.shutdown)
+            await stack.enter_async_context(LiveSnapshots(self.folder, self._describe_live))
             validated = await self._begin()
+            self._steps_at_start = self.pipeline.done
             under_way: Collection[int] = ()
             if self.local is not None:
                 await stack.enter_async_context(self.local)
                 under_way = self.local.unfinished_validations
             await self.pipeline.run(validated, under_way)
             self.checksum = (await self._in_thread(self._export_result)).checksum
+
+    def _describe_live(self) -> dict[str, Any]:
+        training = {
+            "stage": self.pipeline.stage,
+            "steps": self.pipeline.done,
+            "steps_at_start": self._steps_at_start,
+            "most_steps": self.pipeline.cadence.steps,
+            "staleness": {str(age): count for age, count in sorted(self.state.staleness.items())},
+            "split": self.pipeline.split.row(),
+        }
+        return training if self.local is None else training | describe_run(self.local)
 
     def summary(self) -> dict[str, Any]:
         """Figures of the training so far."""

@@ -55,6 +55,9 @@ class Publisher:
         equal, so nothing can be learnt from it, or it cannot be shared (counted)."""
         if is_flat([each.reward for each in trajectories]):
             return None
+        if tag in self._book.unverifiable:  # said when the node starts
+            self._counts[NOT_SHARED] += 1
+            return None
         try:
             if any(each.metrics.get(SCORER_KILLED) for each in trajectories):
                 raise RollwrightError("a scorer was killed: another machine may compute another reward")

@@ -44,7 +44,9 @@ def task_digest(observation: str) -> str:
 
 def env_version(settings: EpisodeSettings) -> str:
     """Identifies the code and the settings that decide which task a seed gives and which reward an action earns."""
-    told = (settings.env_type, settings.env_config, settings.max_steps)
+    told: tuple[object, ...] = (settings.env_type, settings.env_config, settings.max_steps)
+    if settings.rewards is not None:
+        told = (*told, settings.rewards.version)
     own = sha256(msgspec.json.encode(told, order="deterministic")).hexdigest()[:_SETTINGS_DIGITS]
     return f"{_maker(settings.env_type)}/{own}"
 
@@ -61,19 +63,37 @@ def _maker(env_type: str) -> str:
 
 
 def _make_env(settings: EpisodeSettings) -> Env:
+    if settings.env_factory is not None:
+        return settings.env_factory()
     return registry.make(settings.env_type, settings.env_config)
+
+
+LevelOfTag = Callable[[str, int, int], int]
+"""The level of a group, by its tag, the seed of the peer's stream and its index there."""
+
+
+def _level_of(tag: str, seed: int, index: int) -> int:
+    return task_level(seed, index)
 
 
 class TaskBook:
     """The environments that this node plays; it can verify groups of these and refuses all others."""
 
     def __init__(
-        self, settings: Mapping[str, EpisodeSettings], make_env: Callable[[EpisodeSettings], Env] = _make_env
+        self,
+        settings: Mapping[str, EpisodeSettings],
+        make_env: Callable[[EpisodeSettings], Env] = _make_env,
+        *,
+        level_of: LevelOfTag = _level_of,
+        unverifiable: Mapping[str, str] | None = None,
     ) -> None:
-        """`settings`: of each tag's episodes here."""
+        """`settings`: of each tag's episodes here. `unverifiable`: tags that a peer cannot play again, with the reason; their
+        groups are neither shared nor taken."""
         self._settings = dict(settings)
         self._versions = {tag: env_version(each) for tag, each in settings.items()}
         self.make_env = make_env
+        self.level_of = level_of
+        self.unverifiable = dict(unverifiable or {})
 
     def version(self, tag: str) -> str:
         return env_version(self.settings(tag))
@@ -88,6 +108,10 @@ class TaskBook:
         """Raise `PeerRefused` for an environment that is unknown or another version here."""
         if tag not in self._versions:
             raise PeerRefused(PeerRefusal.UNKNOWN_ENV, f"{tag!r} is not played here")
+        if tag in self.unverifiable:
+            raise PeerRefused(
+                PeerRefusal.UNKNOWN_ENV, f"{tag!r} cannot be verified: {self.unverifiable[tag]}"
+            )
         if version != self._versions[tag]:
             raise PeerRefused(
                 PeerRefusal.OTHER_ENV_VERSION, f"{tag}: {version!r} there, {self._versions[tag]!r} here"

@@ -23,8 +23,9 @@ from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampli
 from rollwright.envs.base import Env
 from rollwright.errors import ConfigError
 from rollwright.rollout.episode import Episode, EpisodeSettings, end_of, new_session, play_episode
+from rollwright.rollout.scoring import task_of
 from rollwright.swarm.content import SharedAction, SharedGroup, SharedMember
-from rollwright.swarm.recipes import TaskBook, task_digest, task_level, task_seed
+from rollwright.swarm.recipes import TaskBook, task_digest, task_seed
 from rollwright.swarm.refusals import PeerRefusal, PeerRefused
 from rollwright.swarm.signed import Manifest
 from rollwright.trajectory import (
@@ -169,9 +170,9 @@ async def verify(
                 await asyncio.sleep(0)
                 trajectory = await _replay_member(
                     group,
-                    digest,
+                    f"swarm-{group.peer[:16]}-{digest[:16]}",
                     place,
-                    settings,
+                    book,
                     env,
                     _Recorded(scorer, limit, group.members[place].actions, ids),
                 )
@@ -206,21 +207,22 @@ async def _close(env: Env) -> None:
 
 async def _replay_member(
     group: SharedGroup,
-    digest: str,
+    group_id: str,
     place: int,
-    settings: EpisodeSettings,
+    book: TaskBook,
     env: Env,
     policy: "_Recorded",
 ) -> Trajectory:
-    """Replay one member with the code that plays own rollouts."""
+    """Replay one member with the code that plays own rollouts, and judge it by this node's own rewards."""
     member, recipe = group.members[place], group.recipe
+    settings = book.settings(recipe.env)
     own = replace(settings, strategy=_Replay(len(member.actions)), filters=(), max_staleness=None)
-    group_id = f"swarm-{group.peer[:16]}-{digest[:16]}"
-    level = task_level(recipe.seed, recipe.index)
+    level = book.level_of(recipe.env, recipe.seed, recipe.index)
     episode = Episode(recipe.env, level, "train", group_id, recipe.index, place, recipe.seed)
     name = f"{group_id}-m{place}"
     session = new_session(episode, policy, own, env, rollout_id=name, attempt_id=f"{name}-a1")
-    return await play_episode(session, env, own, policy, lambda: env)
+    trajectory = await play_episode(session, env, own, policy, lambda: env)
+    return trajectory if own.rewards is None else await own.rewards.score(task_of(env), trajectory)
 
 
 @dataclass(frozen=True)

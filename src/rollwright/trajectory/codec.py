@@ -48,6 +48,7 @@ class Codec(Generic[Record]):
         self._header = magic + bytes([version])
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
         self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=_from_wire, dec_hook=_accept)
+        self._outliner = msgspec.msgpack.Decoder(kind, ext_hook=_empty, dec_hook=_accept)
         self._zstd = _Zstd() if compress else None
 
     def encode(self, record: Record) -> bytes:
@@ -56,7 +57,14 @@ class Codec(Generic[Record]):
             return self._header + crc32(plain).to_bytes(4, "little") + plain
         return self._header + self._zstd.compressor.compress(plain)
 
+    def outline(self, data: bytes) -> Record:
+        """The record with empty token arrays, at a fraction of the cost of `decode`."""
+        return self._decode(data, self._outliner)
+
     def decode(self, data: bytes) -> Record:
+        return self._decode(data, self._decoder)
+
+    def _decode(self, data: bytes, decoder: "msgspec.msgpack.Decoder[Record]") -> Record:
         start = len(self._magic)
         if data[:start] != self._magic:
             raise FormatError(
@@ -70,8 +78,8 @@ class Codec(Generic[Record]):
         body = data[len(self._header) :]
         try:
             if self._zstd is not None:
-                return self._decoder.decode(self._decompress(body, self._zstd))
-            return self._decoder.decode(body if version == self._unchecked else self._verify_checksum(body))
+                return decoder.decode(self._decompress(body, self._zstd))
+            return decoder.decode(body if version == self._unchecked else self._verify_checksum(body))
         except zstandard.ZstdError as error:
             raise FormatError(f"damaged {self._name}: {error}") from error
         except (msgspec.MsgspecError, ValueError) as error:
@@ -114,6 +122,10 @@ def _from_wire(code: int, data: memoryview) -> Any:
     if code == _FLOAT_CODE:
         return unpack("f", bytes(data))
     raise ValueError(f"unknown extension code {code}")
+
+
+def _empty(code: int, data: memoryview) -> Any:
+    return array("f" if code == _FLOAT_CODE else "i")
 
 
 def _accept(kind: Any, value: Any) -> Any:

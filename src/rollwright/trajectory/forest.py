@@ -193,6 +193,12 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
         """Decodes a trajectory; raises `FormatError` unless it is complete and consistent."""
         return check(_CODEC.decode(data))
 
+    @staticmethod
+    def outline(data: bytes) -> "Trajectory":
+        """Decodes everything but token ids and log-probabilities, which are empty. Cheap, for lists and searches; its
+        samples and `not_trainable` mean nothing, and the forest is not checked."""
+        return _CODEC.outline(data)
+
 
 _CODEC = Codec(Trajectory, magic=b"RWT", version=1)
 

@@ -12,7 +12,7 @@ repeated.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -121,17 +121,18 @@ class PostgresDriver:
     def _start(self) -> None:
         for durable, queue in self._queues.items():
             for _ in range(WRITERS[durable]):
-                link = self._new_link(durable)
+                commit = {"synchronous_commit": "on" if durable else "off"}
+                link = self._new_link(SETTINGS | commit)
                 self._writers.append(asyncio.create_task(self._serve(link, queue)))
         for _ in range(READERS):
-            self._idle_readers.put_nowait(self._new_link(True))
+            self._idle_readers.put_nowait(self._new_link({}))
 
-    def _new_link(self, durable: bool) -> Link:
-        link = Link(partial(self._connect, durable), self._patience, self._outage)
+    def _new_link(self, settings: Mapping[str, str]) -> Link:
+        link = Link(partial(self._connect, settings), self._patience, self._outage)
         self._links.append(link)
         return link
 
-    async def _connect(self, durable: bool = True) -> "asyncpg.Connection":
+    async def _connect(self, settings: Mapping[str, str] | None = None) -> "asyncpg.Connection":
         return await asyncpg.connect(
             self._url,
             timeout=CONNECT_SECONDS,
@@ -141,8 +142,7 @@ class PostgresDriver:
             server_settings={
                 "search_path": self._schema,
                 "application_name": "rollwright",
-                "synchronous_commit": "on" if durable else "off",
-                **SETTINGS,
+                **(settings or {}),
             },
         )
 

@@ -1,0 +1,105 @@
+"""Workers, leases, retries and failures of a store, for the page. Reads only.
+
+Invariant: one look asks the store a bounded number of questions, whatever it holds.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rollwright.rollout.accounting import FailureCauses
+from rollwright.store.api import Store
+from rollwright.store.records import Attempt, Rollout, RolloutStatus, WorkerRecord, WorkerStatus
+from rollwright.trajectory import Phase
+
+OPEN = (RolloutStatus.RUNNING, RolloutStatus.PREPARING, RolloutStatus.REQUEUING)
+"""Statuses of rollouts that are shown one by one; those that only queue are counted."""
+
+SHOWN = 40
+"""Rollouts that are shown, with their attempts."""
+
+FAILURES_READ = 40
+
+MISSED_HEARTBEATS = 3
+USUAL_INTERVAL = 5.0
+
+
+async def look_into(store: Store) -> dict[str, Any]:
+    """Counts, workers with what their episodes wait for, held rollouts with lease and attempt, failures by cause."""
+    now = time.time()
+    statistics = await store.statistics()
+    workers = [worker_row(each, now) for each in await store.query_workers(limit=200)]
+    held = await store.query_rollouts(status=OPEN, limit=SHOWN)
+    rollouts = [_rollout_row(each, await store.get_latest_attempt(each.rollout_id)) for each in held]
+    return {
+        "now": now,
+        "counts": {str(status): statistics.get(status, 0) for status in RolloutStatus},
+        "attempts": statistics.get("attempts"),
+        "workers": workers,
+        "held": rollouts,
+        "held_total": held.total,
+        "episodes": _episodes(workers),
+        "failures": await _failures(store),
+    }
+
+
+def worker_row(worker: WorkerRecord, now: float) -> dict[str, Any]:
+    stats, seen = worker.heartbeat_stats, worker.last_heartbeat_time
+    age = None if seen is None else max(0.0, now - seen)
+    return {
+        "id": worker.worker_id,
+        "state": _state(worker, stats, age),
+        "age": age,
+        "inflight": stats.get("inflight"),
+        "turns": stats.get("turns"),
+        "tokens": stats.get("tokens"),
+        "waiting": {str(phase): stats[phase] for phase in Phase if stats.get(phase)},
+        "held_back": stats.get("waiting") or None,
+        "episodes": [each for each in stats.get("episodes", ()) if isinstance(each, dict)],
+    }
+
+
+def _state(worker: WorkerRecord, stats: Mapping[str, Any], age: float | None) -> str:
+    if stats.get("ended") and worker.status is not WorkerStatus.BUSY:
+        return "ended"
+    interval = float(stats.get("heartbeat_interval") or USUAL_INTERVAL)
+    if worker.status is WorkerStatus.UNKNOWN or age is None or age > MISSED_HEARTBEATS * interval:
+        return "lost"
+    return str(worker.status)
+
+
+def _rollout_row(rollout: Rollout, attempt: Attempt | None) -> dict[str, Any]:
+    return {
+        "rollout_id": rollout.rollout_id,
+        "status": str(rollout.status),
+        "attempt": None if attempt is None else attempt.sequence_id,
+        "attempt_status": None if attempt is None else str(attempt.status),
+        "worker": None if attempt is None else attempt.worker_id,
+        "lease_expires": None if attempt is None else attempt.lease_expires,
+        "started": None if attempt is None else attempt.start_time,
+        "reason": None if attempt is None else attempt.reason,
+        "most_attempts": rollout.config.max_attempts,
+    }
+
+
+def _episodes(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Episodes in flight by the workers' last heartbeats; their waits have gone on since."""
+    found: dict[str, dict[str, Any]] = {}
+    for worker in workers:
+        if worker["state"] == "busy":
+            for each in worker["episodes"]:
+                row = dict(each)
+                row["seconds"] = float(each.get("seconds") or 0.0) + (worker["age"] or 0.0)
+                found.setdefault(str(each.get("rollout_id")), row)
+    return sorted(found.values(), key=lambda each: -each["seconds"])
+
+
+async def _failures(store: Store) -> list[dict[str, Any]]:
+    page = await store.query_rollouts(
+        status=RolloutStatus.FAILED, sort_by="end_time", sort_order="desc", limit=FAILURES_READ
+    )
+    causes = FailureCauses()
+    for rollout in page:
+        attempt = await store.get_latest_attempt(rollout.rollout_id)
+        causes.add((attempt and attempt.reason) or "no reason was given", rollout.rollout_id)
+    return causes.rows(20)
