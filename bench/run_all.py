@@ -29,6 +29,7 @@ BENCHMARKS = (
     "tree_prefix",
     "orchestra",
     "tools",
+    "boxes",
     "cli_startup",
     "startup",
 )

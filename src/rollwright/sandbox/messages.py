@@ -35,6 +35,9 @@ class HoldRequest(msgspec.Struct, frozen=True, tag="hold"):
     """Folder to copy as the box's own layer; empty: it has none yet."""
     mounts: tuple[BoxMount, ...] = ()
     hostname: str = "box"
+    hosts: tuple[str, ...] = ()
+    network_of: int = 0
+    """First process of the box whose network this one shares; 0: it has its own."""
     memory: int = 0
     processes: int = 0
     cpus: float = 0.0
