@@ -18,6 +18,7 @@ BENCHMARKS = (
     "scale",
     "envs",
     "store",
+    "store_postgres",
     "recovery",
     "ray_workers",
     "rendering",

@@ -1,10 +1,11 @@
 """One arm of `bench/store.py`: opens one of rollwright's stores, plays rollouts on it, prints the measurements as JSON.
 
-    python bench/store_load.py memory|sqlite|postgres|http|http_sqlite KEPT PLAYED
+    python bench/store_load.py memory|sqlite|postgres|http|http_sqlite KEPT PLAYED [CALLERS]
 
 `KEPT` rollouts wait in the store during the measurement, and as many more are held by other workers; `PLAYED` rollouts
-are enqueued, claimed, kept alive with a heartbeat and finished by four workers. The garbage collector has the settings of
-a run, and in the server's process those of a server; otherwise a collection over 100,000 rollouts would be measured.
+are enqueued, claimed, kept alive with a heartbeat and finished by four workers, or by as many as `CALLERS` says. The
+garbage collector has the settings of a run, and in the server's process those of a server; otherwise a collection over
+100,000 rollouts would be measured.
 """
 
 import asyncio
@@ -48,11 +49,11 @@ async def create_background(store: Store, kept: int) -> None:
                 await store.dequeue_many_rollouts(count, "background")
 
 
-async def measure(store: Store, kept: int, played: int) -> dict[str, Any]:
+async def measure(store: Store, kept: int, played: int, callers: int = WORKERS) -> dict[str, Any]:
     await create_background(store, kept)
     if kept:
         os.sync()  # else the kernel writes the background to disk during the measurement
-    share = played // WORKERS
+    share = played // callers
 
     async def enqueue(worker: int) -> None:
         for number in range(share):
@@ -69,18 +70,18 @@ async def measure(store: Store, kept: int, played: int) -> dict[str, Any]:
 
     seconds, cpu = {}, time.process_time()
     for phase in (enqueue, play):
-        seconds[phase.__name__] = await timed(phase)
+        seconds[phase.__name__] = await timed(phase, callers)
     return {
         "enqueue_seconds": seconds["enqueue"],
         "play_seconds": seconds["play"],
         "client_cpu_seconds": time.process_time() - cpu,
-        "played": share * WORKERS,
+        "played": share * callers,
     }
 
 
-async def timed(phase: Callable[[int], Awaitable[None]]) -> float:
+async def timed(phase: Callable[[int], Awaitable[None]], callers: int) -> float:
     began = time.perf_counter()
-    await asyncio.gather(*(phase(worker) for worker in range(WORKERS)))
+    await asyncio.gather(*(phase(worker) for worker in range(callers)))
     return time.perf_counter() - began
 
 
@@ -127,15 +128,15 @@ async def run_server(arm: str, folder: Path) -> None:
     await store.close()
 
 
-async def main(arm: str, kept: int, played: int) -> None:
+async def main(arm: str, kept: int, played: int, callers: int = WORKERS) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with opened(arm, Path(folder)) as store:
             with rare_collections():
-                print(json.dumps(await measure(store, kept, played)))
+                print(json.dumps(await measure(store, kept, played, callers)))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         uvloop.run(run_server(sys.argv[2], Path(sys.argv[3])))
     else:
-        uvloop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+        uvloop.run(main(sys.argv[1], *map(int, sys.argv[2:])))

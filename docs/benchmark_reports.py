@@ -34,6 +34,9 @@ to the stores of `agentlightning` from PyPI in the same run. SQLite and PostgreS
 finished to disk before they answer; a claim or heartbeat that a power cut takes back is as if it had never been made.
 Python's garbage collector is set in every arm as a run sets it, the peer's included. `--only-sqlite` measures the speed
 of SQLite beside the peer's memory store alone."""
+STORE_POSTGRES = """PostgreSQL with callers that share commits: 4 and 64 of them, beside the peer's memory store in the same
+rounds; a rollout among a million waiting and a million held ones; and the size of all tables and indexes while finished
+rollouts are deleted. The server has its default settings and flushes what is enqueued and finished."""
 
 RECOVERY = """How long it takes until the episodes of a dead worker are played elsewhere, 256 of them in flight, and what is paid for
 twice. A killed worker is noticed when its leases end; one that is told to stop hands its episodes back."""
@@ -215,6 +218,34 @@ def _store(figures: Figures) -> list[str]:
         kept.append((promise, f"{each['ratio']:.2f}×", each["ratio"] <= most))
     heads = ("store", "rollouts per second", "CPU of the client, µs per rollout")
     return [table(heads, rows), "", promise_table(kept)]
+
+
+def _store_postgres(figures: Figures) -> list[str]:
+    speed = figures["speed"]
+    names = {"peer": "agentlightning memory, 4 callers"}
+    rows = [
+        (names.get(name, f"postgres, {name} callers"), f"{rate:,.0f}")
+        for name, rate in speed["rollouts_per_second"].items()
+    ]
+    kept = [
+        (
+            f"{each['promise']}, at {'least' if each['least'] else 'most'} {each['wanted']:,g}",
+            f"{each['measured']:,.0f}" if each["wanted"] > 100 else f"{each['measured']:.2f}×",
+            each["kept"],
+        )
+        for each in figures["promises"]
+    ]
+    sizes = figures["retention"]
+    return [
+        table(("store", "rollouts per second"), rows),
+        "",
+        f"One flush of the disk took {speed['flush_us']:,.0f} µs. A rollout took {figures['scale']['us_among_few']:,.0f} µs"
+        f" among 2,000 others, {figures['scale']['us_among_many']:,.0f} µs among {figures['scale']['many']:,}. The tables"
+        f" with {sizes['kept']:,} finished rollouts had {sizes['megabytes'][1]:,.0f} MB after"
+        f" {sizes['played'] // 5:,} rollouts and {sizes['megabytes'][-1]:,.0f} MB after {sizes['played']:,}.",
+        "",
+        promise_table(kept),
+    ]
 
 
 def _recovery(figures: Figures) -> list[str]:
@@ -415,6 +446,7 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "scale": (SCALE, _scale),
     "envs": (ENVS, _envs),
     "store": (STORE, _store),
+    "store_postgres": (STORE_POSTGRES, _store_postgres),
     "recovery": (RECOVERY, _recovery),
     "ray_workers": (RAY_WORKERS, _ray_workers),
     "rendering": (RENDERING, _rendering),

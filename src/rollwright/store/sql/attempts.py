@@ -49,6 +49,8 @@ Holding = tuple[str, Pair]
 """A worker id, and the attempt that it plays."""
 Turn = tuple[str, str, bytes]
 """A rollout id, an attempt id, and an entry of the journal."""
+Append = tuple[str, str, Sequence[bytes], str | None]
+"""A rollout id, an attempt id, entries of the journal, and an idempotency key."""
 Heartbeat = tuple[str, bytes | None, Sequence[Pair] | None]
 """A worker id, its packed statistics, and the attempts that it plays; `None`: all that it holds."""
 
@@ -254,6 +256,18 @@ def _find_ready(tx: Transaction, turns: Sequence[Turn]) -> dict[Pair, int]:
         if not (lapsed(row.lease_expires, tx.now) or is_news(row.config, row.last_heartbeat_time, tx.now)):
             found[rollout_id, attempt_id] = row.place
     return found
+
+
+def append_once(tx: Transaction, appends: Sequence[Append]) -> Operation[list[StoreError | None]]:
+    """Appends entries for each of several callers, with idempotency keys."""
+    refused: list[StoreError | None] = []
+    for each in appends:
+        try:
+            yield from append_journal(tx, *each)
+            refused.append(None)
+        except StoreError as error:
+            refused.append(error)
+    return refused
 
 
 def append_journal(

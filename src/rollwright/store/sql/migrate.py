@@ -16,7 +16,7 @@ VERSION_TABLE = "rollwright_schema"
 
 READ_VERSION = f"SELECT version_num FROM {VERSION_TABLE}"
 
-NEWEST = "0002"
+NEWEST = "0003"
 """The last step in `migrations`. A constant, so that opening a current database does not import alembic."""
 
 _alembic = threading.Lock()

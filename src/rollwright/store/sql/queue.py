@@ -43,7 +43,7 @@ def enqueue(tx: Transaction, new: Sequence[NewRollout]) -> Operation[list[Rollou
     records: dict[str, Rollout] = {}
     for each in new:
         if each.rollout_id in inserted and each.rollout_id not in records:
-            records[each.rollout_id] = _record(each, tx.now)
+            records[each.rollout_id] = new_record(each, tx.now)
             tx.log_enqueued(each.rollout_id)
     tx.changes.waiting |= bool(inserted)
     there = [each.rollout_id for each in new if each.rollout_id not in inserted]
@@ -65,7 +65,18 @@ def enqueue_many(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Oper
         for each in new:
             tx.log_enqueued(each.rollout_id)
     tx.changes.waiting |= any(calls)
-    return [[_record(each, tx.now) for each in new] for new in calls]
+    return [[new_record(each, tx.now) for each in new] for new in calls]
+
+
+def enqueue_named(tx: Transaction, calls: Sequence[Sequence[NewRollout]]) -> Operation[list[list[Rollout]]]:
+    """Enqueues the rollouts of several callers, with ids that may exist and without resources."""
+    names = [each.rollout_id for new in calls for each in new]
+    if tx.alone and len(set(names)) == len(names) and not (yield EXISTING(ids=names)):
+        return (yield from enqueue_many(tx, calls))
+    there = []
+    for new in calls:
+        there.append((yield from enqueue(tx, new)))
+    return there
 
 
 def _insert_new(new: Sequence[NewRollout], now: float) -> Call:
@@ -106,7 +117,7 @@ def _plain_values(new: NewRollout, now: float) -> tuple[Any, ...]:
     )
 
 
-def _record(new: NewRollout, now: float) -> Rollout:
+def new_record(new: NewRollout, now: float) -> Rollout:
     return Rollout(
         rollout_id=new.rollout_id,
         input=unpack(new.input),
@@ -136,11 +147,28 @@ def claim(
 
 def claim_many(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
     """Claims for several callers, with claim ids that were generated for these calls."""
-    given: list[list[AttemptedRollout]] = []
     if tx.repeated or len(asks) == 1:
+        given = []
         for ask in asks:
             given.append((yield from claim(tx, *ask, new=True)))
         return given
+    return (yield from _claim_together(tx, asks))
+
+
+def claim_once(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
+    """Claims for several callers, whose claim ids may have been used before."""
+    names = [claim_id for _, _, claim_id in asks if claim_id is not None]
+    if len(asks) > 1 and len(set(names)) == len(names) and not (yield USED(ids=names)):
+        return (yield from _claim_together(tx, asks))
+    given = []
+    for ask in asks:
+        given.append((yield from claim(tx, *ask)))
+    return given
+
+
+def _claim_together(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
+    """Claims with unused claim ids."""
+    given: list[list[AttemptedRollout]] = []
     rows = yield NEXT(count=sum(limit for limit, _, _ in asks))
     next_row, taken, name = iter(rows), [], new_id("at")
     for limit, worker_id, claim_id in asks:
@@ -215,6 +243,14 @@ def _take_values(held: RolloutRow, claim_id: str | None) -> tuple[Any, ...]:
         held.lease_expires,
         held.place,
     )
+
+
+def serve(tx: Transaction, calls: Sequence[Sequence[Ask]]) -> Operation[list[list[list[AttemptedRollout]]]]:
+    """`claim_for_each`, for each of several lists of callers."""
+    served = []
+    for claimants in calls:
+        served.append((yield from claim_for_each(tx, claimants)))
+    return served
 
 
 def claim_for_each(tx: Transaction, claimants: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:
@@ -331,6 +367,7 @@ INSERT_ROLLOUT = Statement(
     _insert.on_conflict_do_nothing(index_elements=["rollout_id"]).returning(rollouts.c.rollout_id)
 )
 ROLLOUTS = Statement(select(*ROLLOUT_COLUMNS).where(any_of(rollouts.c.rollout_id, "ids")))
+EXISTING = Statement(select(rollouts.c.place).where(any_of(rollouts.c.rollout_id, "ids")).limit(1))
 LOCK = Statement(
     select(*ROLLOUT_COLUMNS)
     .where(any_of(rollouts.c.rollout_id, "ids"))
@@ -400,6 +437,7 @@ CLAIM_NEXT = Statement(_claim.where(rollouts.c.place == _next.limit(constant(1))
 CLAIM_ONE = Statement(_claim.where(rollouts.c.place == bindparam("at_place")))
 _claimed = select(*ROLLOUT_COLUMNS).where(rollouts.c.claim_id == bindparam("claim_id"), IS_CLAIMED)
 CLAIMED = Statement(_claimed.order_by(rollouts.c.priority.desc(), rollouts.c.place))
+USED = Statement(select(rollouts.c.place).where(any_of(rollouts.c.claim_id, "ids"), IS_CLAIMED).limit(1))
 CLAIMED_ONE = Statement(_claimed.where(rollouts.c.rollout_id == bindparam("rollout_id")))
 
 CHANGE = Statement(

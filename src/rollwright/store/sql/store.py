@@ -65,15 +65,17 @@ class SqlStore(SqlQueries):
 
     @handles(calls.EnqueueManyRollouts)
     async def _enqueue_many_rollouts(self, call: calls.EnqueueManyRollouts) -> list[Rollout]:
-        checked, size, new = [], 0, True
+        checked, size, new, free = [], 0, True, True
         for request in call.requests:
             each = check_request(request)
             checked.append(each)
             size += len(each.input)
-            new = new and request.rollout_id is None and request.resources_id is None
+            new = new and request.rollout_id is None
+            free = free and request.resources_id is None
         brief = len(checked) <= BRIEF_ROWS and size <= BRIEF_BYTES
-        if new:
-            return await self._write(BatchedCall(queue.enqueue_many, checked), brief=brief)
+        if free:
+            run = queue.enqueue_many if new else queue.enqueue_named
+            return await self._write(BatchedCall(run, checked), brief=brief)
         return await self._write(lambda tx: queue.enqueue(tx, checked), brief=brief)
 
     @handles(calls.UpdateRollout)
@@ -97,9 +99,7 @@ class SqlStore(SqlQueries):
             claimed = []  # callers that wait already are served first
         else:
             claimed = await self._write(
-                BatchedCall(queue.claim_many, ask)
-                if call.claim_id is None
-                else lambda tx: queue.claim(tx, *ask),
+                BatchedCall(queue.claim_many if call.claim_id is None else queue.claim_once, ask),
                 durable=False,
                 brief=call.limit <= BRIEF_ROWS,
                 orphaned=self._requeue_abandoned,
@@ -121,7 +121,7 @@ class SqlStore(SqlQueries):
 
     async def _claim_for_each(self, asked: Sequence[queue.Ask]) -> list[list[AttemptedRollout]]:
         brief = sum(limit for limit, _, _ in asked) <= BRIEF_ROWS
-        return await self._write(lambda tx: queue.claim_for_each(tx, asked), durable=False, brief=brief)
+        return await self._write(BatchedCall(queue.serve, asked), durable=False, brief=brief)
 
     async def _give_back(self, claimed: Sequence[AttemptedRollout]) -> None:
         reason = "its worker stopped asking"
@@ -194,10 +194,8 @@ class SqlStore(SqlQueries):
             turn = (call.rollout_id, call.attempt_id, bytes(entries[0]))
             await self._write(BatchedCall(attempts.append_turns, turn), brief=brief)
         else:
-            await self._write(
-                lambda tx: attempts.append_journal(tx, call.rollout_id, call.attempt_id, entries, name),
-                brief=brief,
-            )
+            more = (call.rollout_id, call.attempt_id, entries, name)
+            await self._write(BatchedCall(attempts.append_once, more), brief=brief)
 
     @handles(calls.ClearJournal)
     async def _clear_journal(self, call: calls.ClearJournal) -> None:
