@@ -1,7 +1,6 @@
 """Images of boxes: kept by content, found by name, removed when nobody uses them."""
 
 import asyncio
-import shutil
 from pathlib import Path
 
 import pytest
@@ -21,28 +20,6 @@ from rollwright.sandbox.building import (
 )
 from rollwright.sandbox.images import find_image, images_folder, list_images
 from rollwright.sandbox.leases import STATE_VARIABLE
-
-PROGRAMS = ("bash", "sh", "cat", "ls", "chmod", "mkdir", "rm", "echo", "env", "tar")
-
-
-@pytest.fixture
-def root_files(tmp_path: Path) -> Path:
-    """A small root file system from programs of this machine and the libraries they need."""
-    import subprocess
-
-    root = tmp_path / "root"
-    for name in ("bin", "etc", "tmp", "proc", "dev", "root"):
-        (root / name).mkdir(parents=True)
-    files = {Path(found).resolve(): root / "bin" / name for name in PROGRAMS if (found := shutil.which(name))}
-    for source, target in files.items():
-        shutil.copy(source, target)
-        listed = subprocess.run(["ldd", str(source)], capture_output=True, text=True).stdout
-        for word in listed.split():
-            if word.startswith("/"):
-                (root / word.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(word, root / word.lstrip("/"))
-    (root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
-    return root
 
 
 def test_an_equal_folder_has_an_equal_digest_and_any_change_another(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from rollwright.sandbox.messages import (
     PutRequest,
     RunRequest,
 )
-from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay
+from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay, proxy_variables
 from rollwright.sandbox.transfer import OutputPipe, read_archive, unpack_folder, write_archive
 
 _KILL_SECONDS = 5.0
@@ -330,12 +330,6 @@ class BubblewrapBox:
         if done.exit_code != 0:
             raise BoxError(f"{request.path}: could not be copied")
         return moved
-
-
-def proxy_variables(url: str) -> dict[str, str]:
-    """Variables by which programs find a proxy; both cases are in use."""
-    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
-    return {**dict.fromkeys(names, url), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
 
 
 def _check_path(path: str) -> None:

@@ -168,24 +168,36 @@ def _build_command(engine: str) -> list[str]:
 def _offer_own_images(state: Path, dockerfile: Path, engine: str) -> None:
     """Gives the engine those images of the own store that a Dockerfile begins from and it does not have."""
     for line in dockerfile.read_text(encoding="utf-8", errors="replace").splitlines():
-        words = line.split()
-        if len(words) < 2 or words[0].upper() != "FROM":
-            continue
-        image = find_image(state, words[1])
-        if image is None or _run_quietly([engine, "image", "inspect", words[1]]) == 0:
-            continue
-        files = images_folder(state) / image.digest / ROOT_FILES
-        packing = subprocess.Popen(["tar", "-C", str(files), "-c", "."], stdout=subprocess.PIPE)
-        given = [word for key, value in image.environment.items() for word in ("-c", f"ENV {key}={value}")]
-        done = subprocess.run(
-            [engine, "import", *given, "-", words[1]],
-            stdin=packing.stdout,
-            capture_output=True,
-            env=engine_environment(state),
-        )
-        packing.wait()
-        if done.returncode != 0:
-            raise BoxError(f"image {words[1]}: {done.stderr.decode(errors='replace').strip()[-_SHOWN:]}")
+        words = [each for each in line.split() if not each.startswith("--")]
+        if len(words) > 1 and words[0].upper() == "FROM" and find_image(state, words[1]) is not None:
+            offer_image(state, words[1], engine, as_name=words[1])
+
+
+def offer_image(state: Path, name: str, engine: str, *, as_name: str = "") -> str:
+    """The name under which the engine has an image: its own, or one of the store, which it gets here the first time."""
+    image = find_image(state, name)
+    if image is None:
+        if _run_quietly([engine, "image", "inspect", name]) != 0:
+            raise BoxError(f"image {name}: is neither in the store (`rollwright images`) nor in {engine}")
+        return name
+    reference = as_name or f"localhost/rollwright/{image.digest[:24]}"
+    if _run_quietly([engine, "image", "inspect", reference]) == 0:
+        return reference
+    given = [word for key, value in image.environment.items() for word in ("-c", f"ENV {key}={value}")]
+    given += ["-c", f"WORKDIR {image.workdir}"] if image.workdir else []
+    given += ["-c", f"USER {image.user}"] if image.user else []
+    files = images_folder(state) / image.digest / ROOT_FILES
+    packing = subprocess.Popen(["tar", "-C", str(files), "-c", "."], stdout=subprocess.PIPE)
+    done = subprocess.run(
+        [engine, "import", *given, "-", reference],
+        stdin=packing.stdout,
+        capture_output=True,
+        env=engine_environment(state),
+    )
+    packing.wait()
+    if done.returncode != 0:
+        raise BoxError(f"image {name}: {done.stderr.decode(errors='replace').strip()[-_SHOWN:]}")
+    return reference
 
 
 def _unpack(state: Path, engine: str, reference: str, digest: str, source: str) -> Image:

@@ -207,7 +207,7 @@ class Holder:
                 call = inside.call_for(request, self._request.memory, self._request.processes, self._missing)
                 self._fork(lambda: inside.run(self.init, self._groups, call, files), files)
             case ListenRequest():
-                self._fork(lambda: inside.listen(self.init, request.port, files[0]), files)
+                self._fork(lambda: inside.listen(request.process or self.init, request.port, files[0]), files)
             case CopyRequest():
                 self._fork(lambda: self._copy(request, files[0]), files)
 

@@ -69,6 +69,8 @@ class ListenRequest(msgspec.Struct, frozen=True, tag="listen"):
     """Open a listening TCP socket on the box's loopback. Files: the call's own socket, on which it is returned."""
 
     port: int = 0
+    process: int = 0
+    """Process in whose network it listens; 0: the box's first. A container's holder does not know it."""
 
 
 class CopyRequest(msgspec.Struct, frozen=True, tag="copy"):
