@@ -8,7 +8,11 @@ SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
+<<<<<<< HEAD
 .PHONY: demo test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs ui ui-check clean
+=======
+.PHONY: demo test lint typecheck unit test-engines test-clients test-losses test-boxes soak bench base-model docs clean
+>>>>>>> boxes-harbor
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +52,10 @@ test-clients: $(READY)
 # Losses beside verl's and TRL's own functions, on 1,000 random batches each, in an environment of their own.
 test-losses: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/losses.py
+
+test-boxes: $(READY)
+	.ci/bubblewrap
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m boxes
 
 # Kills run, workers, store server, engine and database at random, then damages run folders; SEED=2 gives others.
 KILLS ?= 1000

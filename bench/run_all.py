@@ -30,6 +30,7 @@ BENCHMARKS = (
     "tree_prefix",
     "orchestra",
     "tools",
+    "boxes",
     "cli_startup",
     "startup",
 )

@@ -52,6 +52,7 @@ COMMANDS = {
         "gateway", "gateway", "Serve OpenAI's and Anthropic's APIs to agents, and record what they do."
     ),
     "model": Command("model", "app", "Fetch models for this machine, and list them."),
+    "images": Command("images", "app", "List, build, import and remove the images of boxes."),
     "envs": Command("envs", "envs", "List the environments by tag."),
     "play": Command("envs", "play", "Play TAG in the terminal."),
     "ui": Command("ui", "ui", "Open a page in the browser to look at runs, live and afterwards."),

@@ -3,7 +3,7 @@
 A tag is one of:
 - a built-in name, a name registered with `register`, or an entry point of the group `rollwright.envs` in an installed
   package (an `EnvSpec` or a factory);
-- `gymnasium:<id>` or `reasoning_gym:<dataset>`;
+- `gymnasium:<id>`, `reasoning_gym:<dataset>` or `harbor:<path>`;
 - `module:factory`, any importable callable that returns an environment.
 
 Optional packages are imported only when an environment that needs them is created. Settings are checked against the
@@ -45,6 +45,8 @@ class EnvSpec:
     max_steps: int = DEFAULT_MAX_STEPS
     """Default action limit of an episode."""
     max_tokens_per_step: int = 128
+    step_timeout: float | None = None
+    """Seconds that `reset` or `step` may take where no setting says so; `None`: the run's limit."""
 
 
 _BUILT_IN = (
@@ -79,6 +81,14 @@ _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
             "a Gymnasium environment with discrete or text actions",
             "rollwright.envs.adapters.gymnasium:make_gymnasium",
             max_steps=100,
+        ),
+        "harbor": EnvSpec(
+            "harbor:<path>",
+            "a Harbor or Terminal-Bench task folder, or a folder of them, in boxes",
+            "rollwright.envs.harbor.environment:HarborEnv",
+            max_steps=50,
+            max_tokens_per_step=1024,
+            step_timeout=3600.0,
         ),
         "reasoning_gym": EnvSpec(
             "reasoning_gym:<dataset>",

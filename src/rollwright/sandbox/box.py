@@ -76,6 +76,10 @@ class BoxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Time limit of a command that names none."""
     hostname: str = "box"
     mounts: tuple[BoxMount, ...] = ()
+    hosts: tuple[str, ...] = ()
+    """Further names under which the box finds itself, and boxes that share its network."""
+    network_of: str = ""
+    """Id of a running box whose network this one shares, as services of one task do; empty: it has its own."""
     layers: tuple[str, ...] = ()
     """Folders of a snapshot over the image, the latest first; set by `Snapshot.spec`."""
 

@@ -33,7 +33,7 @@ from rollwright.sandbox.messages import (
     PutRequest,
     RunRequest,
 )
-from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay
+from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay, proxy_variables
 from rollwright.sandbox.transfer import OutputPipe, read_archive, unpack_folder, write_archive
 
 _KILL_SECONDS = 5.0
@@ -53,6 +53,8 @@ class BubblewrapBackend:
         """`state`: folder of boxes and images; empty: the user's."""
         self.state = Path(state).absolute() if state else state_folder()
         self.holders = HolderPool(self.state)
+        self._inits: dict[str, int] = {}
+        """First process of each box that was started here, by the box's id."""
 
     async def find_obstacle(self) -> str:
         if sys.platform != "linux":
@@ -88,12 +90,15 @@ class BubblewrapBackend:
             upper,
             (*image.mounts, *spec.mounts),
             spec.hostname,
+            spec.hosts,
+            self._find_init(spec.network_of),
             spec.memory_mb << 20,
             spec.processes,
             spec.cpus,
             spec.disk_mb << 20,
         )
-        line, _ = await self.holders.hold(request)
+        line, ready = await self.holders.hold(request)
+        self._inits[line.record.id] = ready.init
         box = BubblewrapBox(self, line, spec, image, gateway)
         if label.is_assigned:
             try:
@@ -102,6 +107,17 @@ class BubblewrapBackend:
                 line.drop()
                 raise
         return box
+
+    def _find_init(self, box_id: str) -> int:
+        if not box_id:
+            return 0
+        if os.geteuid() != 0:
+            raise BoxError(
+                "box: network_of: boxes of bubblewrap share a network only when they are started by root"
+            )
+        if box_id not in {each.record.id for each in self.holders.lines if not each.has_ended}:
+            raise BoxError(f"box: network_of: {box_id} is not a running box of this process")
+        return self._inits[box_id]
 
     def new_record(self, label: BoxLabel, spec: BoxSpec) -> BoxRecord:
         return BoxRecord(
@@ -255,6 +271,7 @@ class BubblewrapBox:
             await relay.close()
         self._relays.clear()
         await self._backend.holders.end(self._line)
+        self._backend._inits.pop(self.id, None)
 
     async def open_network(self) -> None:
         """Opens the ways out that the spec allows."""
@@ -313,12 +330,6 @@ class BubblewrapBox:
         if done.exit_code != 0:
             raise BoxError(f"{request.path}: could not be copied")
         return moved
-
-
-def proxy_variables(url: str) -> dict[str, str]:
-    """Variables by which programs find a proxy; both cases are in use."""
-    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
-    return {**dict.fromkeys(names, url), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
 
 
 def _check_path(path: str) -> None:

@@ -56,6 +56,8 @@ class BoxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time."""
     remove: tuple[str, ...] = ()
     """Command that removes the container, for backends with containers."""
+    remove_environment: dict[str, str] = {}
+    """Environment of that command."""
 
 
 def state_folder() -> Path:
@@ -194,7 +196,11 @@ def remove_box(folder: Path, record: BoxRecord) -> bool:
     if record.remove and record.boot_id:
         try:
             done = subprocess.run(
-                record.remove, capture_output=True, timeout=_COMMAND_SECONDS, stdin=subprocess.DEVNULL
+                record.remove,
+                capture_output=True,
+                timeout=_COMMAND_SECONDS,
+                stdin=subprocess.DEVNULL,
+                env=record.remove_environment,
             )
         except (OSError, subprocess.TimeoutExpired):
             return False

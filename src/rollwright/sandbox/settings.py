@@ -14,6 +14,8 @@ SANDBOXES: Registry[Any] = Registry(
     {
         "process": "rollwright.sandbox.python_box:PythonBackend",
         "bubblewrap": "rollwright.sandbox.bubblewrap:BubblewrapBackend",
+        "podman": "rollwright.sandbox.containers:ContainerBackend",
+        "docker": "rollwright.sandbox.containers:DockerBackend",
     },
     protocol="rollwright.sandbox.box:BoxBackend",
     key="orchestras.TAG.agents.NAME.tools.sandbox",
@@ -24,7 +26,7 @@ allow_unconfined=…)` and has `limits`, `open()` and `close()` like `SandboxFac
 AUTO = "auto"
 """Name that stands for the first of `BOX_BACKENDS` that runs on this machine."""
 
-BOX_BACKENDS = ("bubblewrap",)
+BOX_BACKENDS = ("bubblewrap", "podman", "docker")
 """Built-in backends that run any program, in the order in which they are tried."""
 
 
