@@ -8,11 +8,7 @@ SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
-<<<<<<< HEAD
-.PHONY: demo test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs ui ui-check clean
-=======
-.PHONY: demo test lint typecheck unit test-engines test-clients test-losses test-boxes soak bench base-model docs clean
->>>>>>> boxes-harbor
+.PHONY: demo test lint typecheck unit test-engines test-clients test-losses test-boxes soak bench base-model docs clean ui ui-check
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
