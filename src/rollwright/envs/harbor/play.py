@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from rollwright.envs.base import EnvironmentFailure
-from rollwright.envs.harbor.tasks import HarborTask, NetworkMode, Phase, Service, TaskStep, substitute
+from rollwright.envs.harbor.tasks import HarborTask, NetworkMode, TaskPhase, Service, TaskStep, substitute
 from rollwright.sandbox.attempts import AttemptBoxes
 from rollwright.sandbox.box import Box, BoxError, BoxSpec, CommandResult, Network
 from rollwright.sandbox.building import image_for
@@ -169,7 +169,7 @@ class TaskBoxes:
             **self._network(task.agent),
         )
 
-    def _network(self, phase: Phase) -> dict[str, Any]:
+    def _network(self, phase: TaskPhase) -> dict[str, Any]:
         mode = phase.network_mode or self.task.environment.network
         network = _NETWORKS[mode]
         hosts = tuple(phase.allowed_hosts or self.task.environment.allowed_hosts)
@@ -258,7 +258,7 @@ def total_of(rewards: Mapping[str, float]) -> float:
     return rewards["reward"] if "reward" in rewards else sum(rewards.values()) / len(rewards)
 
 
-def _user(phase: Phase) -> str | None:
+def _user(phase: TaskPhase) -> str | None:
     return None if phase.user is None else str(phase.user)
 
 

@@ -34,7 +34,7 @@ class Healthcheck(msgspec.Struct, frozen=True):
     retries: int = 3
 
 
-class Phase(msgspec.Struct, frozen=True):
+class TaskPhase(msgspec.Struct, frozen=True):
     """Settings of the agent or the verifier."""
 
     timeout_sec: float | None = None
@@ -82,8 +82,8 @@ class _File(msgspec.Struct, frozen=True):
     """`task.toml`."""
 
     environment: TaskEnvironment = TaskEnvironment()
-    agent: Phase = Phase()
-    verifier: Phase = Phase()
+    agent: TaskPhase = TaskPhase()
+    verifier: TaskPhase = TaskPhase()
     solution: _Solution = _Solution()
     task: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
@@ -122,8 +122,8 @@ class HarborTask(msgspec.Struct, frozen=True):
     folder: str
     steps: tuple[TaskStep, ...]
     environment: TaskEnvironment
-    agent: Phase
-    verifier: Phase
+    agent: TaskPhase
+    verifier: TaskPhase
     solution_env: dict[str, str]
     services: tuple[Service, ...]
     """The main service first."""
@@ -208,8 +208,8 @@ def _load_terminal_bench(folder: Path) -> HarborTask:
         folder=str(folder),
         steps=(TaskStep("", instruction.strip(), str(folder)),),
         environment=environment,
-        agent=Phase(timeout_sec=content.get("max_agent_timeout_sec")),
-        verifier=Phase(timeout_sec=content.get("max_test_timeout_sec")),
+        agent=TaskPhase(timeout_sec=content.get("max_agent_timeout_sec")),
+        verifier=TaskPhase(timeout_sec=content.get("max_test_timeout_sec")),
         solution_env={},
         # Its compose files name the agent's service `client`.
         services=tuple(
