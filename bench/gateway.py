@@ -1,219 +1,190 @@
-"""What the gateway adds to a call: latency, and CPU time of its process.
+"""What recording an agent at the API costs: CPU time of the gateway's process for a call, and latency.
 
     python bench/gateway.py
 
-Agents without any SDK play rollouts of four turns against a simulated engine that answers at once, each in a process
-of its own: once directly, once through `rollwright gateway` with a store in memory and with one in a SQLite file. CPU
-time that is added is that of the gateway's process: it serves the agent, asks the engine, records and journals. CPU
-time of all is that and the agents' own. Opening and ending a rollout are shared out among its calls. Latency is the
-median of a call when one agent is alone. Prints a table and writes `bench/results/gateway.json`. Takes about a minute.
-
-The peers' figures are not measured here. They were taken on a machine of the same kind (2 cores) with runs of the same
-shape (rollouts of four turns, 64 at a time, an engine that answers at once), and are CPU time for each turn of all that
-runs on the near side of the engine, agents included; so they stand beside our CPU time of all, not beside what is
-added. They record no token ids there, and neither does the engine that is asked here.
+Agents of the openai SDK play rollouts of four turns, 64 and 256 at a time, against a simulated engine that answers at once:
+through `rollwright gateway` with a store in memory and with one in a SQLite file, through rLLM's gateway and through the
+litellm proxy. Opening and ending the rollouts are phases of their own, so their cost is not part of a call's. The arms take
+turns, round by round, in the same run. Latency is the median of a call of one agent alone; the call that goes straight to
+the engine is the SDK's and the engine's own share of it, and flushes of the disk between those calls are what a durable
+turn waits for at least. Prints a table and writes `bench/results/gateway.json`. Takes about
+five minutes; environments for the peers are made on the first run.
 """
 
 import asyncio
 import os
-import re
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
-import aiohttp
+import httpx
+from openai import AsyncOpenAI
 from rich.console import Console
 from rich.table import Table
 
+from gateway_arms import ARMS, Arm, Place, running
 from results_file import write_results
 from rollwright.simulation.server_process import simulated_server
 
 TURNS = 4
-AGENTS = 64
-"""At the same time, for CPU time."""
-ROLLOUTS = 1000
-ALONE = 100
+AGENTS = (64, 256)
+ROUNDS = 2
+"""Rounds of each arm with each number of agents; every round opens, plays and ends one rollout for each agent."""
+FLUSHES = 20
+"""Flushes of the disk behind each arm's turn."""
+ALONE = 60
 """Rollouts that one agent plays one after the other, for latency."""
-WANTED_MS = 1.0
-"""CPU time that the gateway may add to a call, in milliseconds."""
 
-PEERS = [
-    ("verifiers 0.4.0, SingleAgentEnv, in-process harness", 6.7),
-    ("rLLM AgentFlowEngine and gateway, in memory", 9.0),
-    ("rLLM AgentFlowEngine and gateway, SQLite", 11.8),
-]
-"""CPU milliseconds of all for each turn."""
-
-ADMIN = "rw-admin-bench"
-COMMAND = "import typer; from rollwright.cli.gateway import gateway; typer.run(gateway)"
-CONFIG = """
-policy: {{kind: openai, base_url: "{url}", model: simulated}}
-val_env_manager: {{num_env_groups: 1, tags: [FrozenLake]}}
-"""
-TICKS = os.sysconf("SC_CLK_TCK")
+CPU_LIMITS = {"gateway, memory": 0.4, "gateway, SQLite": 0.5}
+"""CPU milliseconds that the gateway may take for a call."""
+LATENCY_LIMITS = {"gateway, SQLite": 3.0}
+"""Milliseconds that a call of a lone agent may take."""
 
 
-class Place(NamedTuple):
-    """Where an agent's calls go."""
+@dataclass
+class Spent:
+    """CPU seconds of a server's process by phase, over all rounds."""
 
-    url: str
-    key: str
-
-
-class Arm:
-    """Plays rollouts; a subclass says where their calls go."""
-
-    def __init__(self, client: aiohttp.ClientSession, engine_url: str) -> None:
-        self.client = client
-        self.engine_url = engine_url
-        self.latencies: list[float] = []
-
-    async def opened(self) -> Place:
-        return Place(self.engine_url, "none")
-
-    async def ended(self, place: Place) -> None:
-        """Nothing to say to an engine."""
-
-    async def rollout(self) -> None:
-        place = await self.opened()
-        messages: list[Any] = [{"role": "system", "content": "You play a game. " * 20}]
-        for turn in range(TURNS):
-            messages.append({"role": "user", "content": f"This is turn {turn}. " * 10})
-            started = time.perf_counter()
-            answer = await self.post(
-                f"{place.url}/chat/completions", place.key, {"model": "simulated", "messages": messages}
-            )
-            self.latencies.append(time.perf_counter() - started)
-            messages.append(answer["choices"][0]["message"])
-        await self.ended(place)
-
-    async def post(self, url: str, key: str, body: Any) -> Any:
-        headers = {"Authorization": f"Bearer {key}"}
-        async with self.client.post(url, json=body, headers=headers) as answer:
-            answer.raise_for_status()
-            return await answer.json()
+    opening: float = 0.0
+    calls: float = 0.0
+    ending: float = 0.0
+    rollouts: int = 0
+    seconds: float = 0.0
+    """Wall-clock time of the calls."""
 
 
-class ThroughGateway(Arm):
-    def __init__(self, client: aiohttp.ClientSession, gateway_url: str) -> None:
-        super().__init__(client, "")
-        self.gateway_url = gateway_url
+@dataclass
+class Figures:
+    spent: dict[int, Spent] = field(default_factory=lambda: {agents: Spent() for agents in AGENTS})
+    latencies: list[float] = field(default_factory=list)
 
-    async def opened(self) -> Place:
-        made = await self.post(f"{self.gateway_url}/rollouts", ADMIN, {"input": None})
-        return Place(made["base_url"], made["api_key"])
-
-    async def ended(self, place: Place) -> None:
-        ended = await self.post(f"{place.url.removesuffix('/v1')}/end", place.key, {"reward": 1.0})
-        assert ended["turns"] == TURNS
-
-
-@asynccontextmanager
-async def gateway_process(folder: Path, store: str, engine_url: str) -> AsyncIterator[tuple[int, str]]:
-    """The gateway's process id and its address."""
-    (folder / "config.yaml").write_text(CONFIG.format(url=engine_url), encoding="utf-8")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", COMMAND, str(folder / "config.yaml"), "--store", store, "--port", "0"),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "ROLLWRIGHT_GATEWAY_KEY": ADMIN},
-    )
-    assert process.stdout is not None
-    try:
-        said = (await process.stdout.readline()).decode()
-        found = re.search(r"http://\S+:\d+", said)
-        if found is None:
-            raise RuntimeError(f"the gateway did not start: {said}")
-        yield process.pid, found[0]
-    finally:
-        process.terminate()
-        await process.communicate()
+    def summary(self) -> dict[str, Any]:
+        by_agents = {}
+        for agents, spent in self.spent.items():
+            calls = spent.rollouts * TURNS
+            by_agents[str(agents)] = {
+                "cpu_ms_per_call": spent.calls / calls * 1e3,
+                "cpu_ms_per_open": spent.opening / spent.rollouts * 1e3,
+                "cpu_ms_per_end": spent.ending / spent.rollouts * 1e3,
+                "calls_per_second": calls / spent.seconds,
+            }
+        return {"latency_ms": median(self.latencies) * 1e3, "agents": by_agents}
 
 
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+async def converse(client: AsyncOpenAI, latencies: list[float] | None = None) -> None:
+    """One agent's rollout."""
+    messages: list[Any] = [{"role": "system", "content": "You play a game. " * 20}]
+    for turn in range(TURNS):
+        messages.append({"role": "user", "content": f"This is turn {turn}. " * 10})
+        started = time.perf_counter()
+        answer = await client.chat.completions.create(model="simulated", messages=messages)
+        if latencies is not None:
+            latencies.append(time.perf_counter() - started)
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
 
 
-async def play(arm: Arm, rollouts: int, agents: int) -> float:
-    """Seconds that they took."""
-    left = iter(range(rollouts))
+def sdk(place: Place, http: httpx.AsyncClient) -> AsyncOpenAI:
+    """A client of its own for each agent, on connections that all share, so that 256 of them start at once. It repeats
+    what fails: rLLM's gateway over SQLite drops connections with 256 agents."""
+    return AsyncOpenAI(base_url=place.url, api_key=place.key, http_client=http, max_retries=8)
 
-    async def agent() -> None:
-        for _ in left:
-            await arm.rollout()
 
+async def play_round(arm: Arm, agents: int, spent: Spent, http: httpx.AsyncClient) -> None:
+    readings = [arm.cpu_seconds()]
+    places = await asyncio.gather(*(arm.open() for _ in range(agents)))
+    readings.append(arm.cpu_seconds())
     started = time.perf_counter()
-    await asyncio.gather(*(agent() for _ in range(agents)))
+    await asyncio.gather(*(converse(sdk(place, http)) for place in places))
+    spent.seconds += time.perf_counter() - started
+    readings.append(arm.cpu_seconds())
+    await asyncio.gather(*(arm.end(place, TURNS) for place in places))
+    readings.append(arm.cpu_seconds())
+    spent.opening += readings[1] - readings[0]
+    spent.calls += readings[2] - readings[1]
+    spent.ending += readings[3] - readings[2]
+    spent.rollouts += agents
+
+
+def flush_once(file: int) -> float:
+    """Seconds that the disk takes to make one page durable."""
+    os.write(file, b"x" * 4096)
+    started = time.perf_counter()
+    os.fdatasync(file)
     return time.perf_counter() - started
 
 
-async def measure(arm: Arm, pid: int | None) -> dict[str, float]:
-    await play(arm, AGENTS, AGENTS)  # connections are made, code is warm
-    arm.latencies.clear()
-    await play(arm, ALONE, 1)
-    alone = median(arm.latencies)
-    before, own = cpu_seconds(pid) if pid else 0.0, time.process_time()
-    seconds = await play(arm, ROLLOUTS, AGENTS)
-    calls = ROLLOUTS * TURNS
-    added = (cpu_seconds(pid) - before) / calls * 1e3 if pid else 0.0
-    return {
-        "latency_ms": alone * 1e3,
-        "calls_per_second": calls / seconds,
-        "added_cpu_ms": added,
-        "cpu_of_all_ms": added + (time.process_time() - own) / calls * 1e3,
-    }
+async def play_alone(arm: Arm, figures: Figures, http: httpx.AsyncClient, rollouts: int) -> None:
+    for _ in range(rollouts):
+        place = await arm.open()
+        await converse(sdk(place, http), figures.latencies)
+        await arm.end(place, TURNS)
 
 
-async def all_figures(console: Console) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    connector = aiohttp.TCPConnector(limit=0)
-    async with (
-        simulated_server() as engine,
-        aiohttp.ClientSession(connector=connector) as client,
-    ):
-        with console.status("directly"):
-            found["direct"] = await measure(Arm(client, engine.base_url), None)
-        for name in ("memory", "sqlite"):
-            with TemporaryDirectory() as folder, console.status(f"gateway, store: {name}"):
-                store = "memory" if name == "memory" else str(Path(folder) / "store.db")
-                async with gateway_process(Path(folder), store, engine.base_url) as (pid, url):
-                    found[f"gateway, {name}"] = await measure(ThroughGateway(client, url), pid)
-    return found
+async def all_figures(console: Console) -> tuple[dict[str, Figures], list[float]]:
+    """The figures of each arm, and the seconds of flushes in between."""
+    flushes: list[float] = []
+    found = {name: Figures() for name in ("direct", *ARMS)}
+    # uvicorn closes connections that were idle for 5 s, and a request that meets the closing fails.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=512, keepalive_expiry=2.0)
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(simulated_server())
+        http = await stack.enter_async_context(httpx.AsyncClient(limits=limits, timeout=120))
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        page = os.open(folder / "flushed", os.O_WRONLY | os.O_CREAT)
+        stack.callback(os.close, page)
+        arms = [Arm("direct", engine.base_url, None, http)]
+        for name in ARMS:
+            with console.status(f"starting: {name}"):
+                arms.append(await stack.enter_async_context(running(name, folder, engine.base_url, http)))
+        for arm in arms:  # code is warm, connections are made
+            await play_round(arm, min(AGENTS), Spent(), http)
+            await play_alone(arm, Figures(), http, 5)
+        for part in range(ROUNDS):
+            for arm in arms:
+                with console.status(f"round {part + 1} of {ROUNDS}: {arm.name}"):
+                    await play_alone(arm, found[arm.name], http, ALONE // ROUNDS)
+                    flushes += [flush_once(page) for _ in range(FLUSHES)]
+                    for agents in AGENTS:
+                        await play_round(arm, agents, found[arm.name].spent[agents], http)
+    return found, flushes
 
 
-def show(console: Console, figures: dict[str, dict[str, float]]) -> None:
-    table = Table(
-        "calls", "median ms, alone", "calls/s, 64 agents", "CPU ms of all", "added CPU ms", "limit", "× limit"
-    )
-    for name, row in figures.items():
-        added = row["added_cpu_ms"]
-        limit = (f"{added:.2f}", f"{WANTED_MS:g}", f"{added / WANTED_MS:.2f}") if added else ("–", "–", "–")
-        speed = f"{row['latency_ms']:.2f}", f"{row['calls_per_second']:,.0f}", f"{row['cpu_of_all_ms']:.2f}"
-        table.add_row(name, *speed, *limit)
-    for name, cpu in PEERS:
-        table.add_row(name, "–", "–", f"{cpu:.1f}", "–", "–", "–")
+def show(console: Console, arms: dict[str, dict[str, Any]], flush_ms: float) -> None:
+    table = Table("arm", "median ms, alone", *(f"CPU ms a call, {agents} agents" for agents in AGENTS))
+    for title in ("open", "end", "calls/s", "limit"):
+        table.add_column(title)
+    for name, row in arms.items():
+        most = row["agents"][str(max(AGENTS))]
+        calls = [f"{row['agents'][str(agents)]['cpu_ms_per_call']:.2f}" for agents in AGENTS]
+        rest = (
+            f"{most['cpu_ms_per_open']:.2f}",
+            f"{most['cpu_ms_per_end']:.2f}",
+            f"{most['calls_per_second']:,.0f}",
+        )
+        table.add_row(name, f"{row['latency_ms']:.2f}", *calls, *rest, f"{CPU_LIMITS.get(name, '–')}")
     console.print(table)
+    console.print(f"one flush of this disk in between: median {flush_ms:.2f} ms")
 
 
 def main() -> None:
     console = Console()
     load = os.getloadavg()[0]
-    figures = asyncio.run(all_figures(console))
-    show(console, figures)
-    direct = figures["direct"]["latency_ms"]
+    figures, flushes = asyncio.run(all_figures(console))
+    arms = {name: each.summary() for name, each in figures.items()}
+    flush_ms = median(flushes) * 1e3
+    show(console, arms, flush_ms)
     content = {
         "load_before": load,
-        "wanted_cpu_ms": WANTED_MS,
-        "arms": figures,
-        "added_latency_ms": {
-            name: row["latency_ms"] - direct for name, row in figures.items() if name != "direct"
-        },
-        "peers_cpu_of_all_ms": dict(PEERS),
+        "rounds": ROUNDS,
+        "turns": TURNS,
+        "flush_ms": flush_ms,
+        "cpu_limits_ms": CPU_LIMITS,
+        "latency_limits_ms": LATENCY_LIMITS,
+        "arms": arms,
     }
     console.print(f"written to {write_results('gateway', content)}")
 

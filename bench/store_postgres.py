@@ -1,6 +1,6 @@
 """PostgreSQL's store: callers that share commits, a million rollouts, and the size of the tables with retention.
 
-    python bench/store_postgres.py [--many N] [--retained N]
+    python bench/store_postgres.py [--many N] [--retained N] [--only speed|scale|retention]
 
 1. Throughput with 4 and with 64 callers, beside agentlightning's memory store in the same rounds.
 2. The cost of a rollout among `--many` waiting and as many held rollouts, divided by that among 2,000.
@@ -12,6 +12,7 @@ the time of one flush of the disk. Prints tables and writes `bench/results/store
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -26,7 +27,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from results_file import write_results
+from results_file import RESULTS, write_results
 from rollwright.run.gc_tuning import rare_collections
 from rollwright.store.api import Store
 from store import COLLECTOR, PEER, Figures, run, show_promises
@@ -35,6 +36,7 @@ from venvs import peer_python
 
 FEW, MANY = 2_000, 1_000_000
 RETAINED = 300_000
+PARTS = ["speed", "scale", "retention"]
 ROUNDS = 3
 CALLERS = (4, 64)
 PLAYED = 4_000
@@ -187,16 +189,23 @@ def main() -> None:
     )
     options.add_argument("--many", type=int, default=MANY, help="other rollouts in the scale measurement")
     options.add_argument("--retained", type=int, default=RETAINED, help="rollouts played under retention")
+    options.add_argument("--only", choices=PARTS, help="measure one part again, keep the other figures")
     given = options.parse_args()
-    load = os.getloadavg()[0]
-    peer = peer_python("agentlightning", PEER, console)
-    figures: dict[str, Any] = {
-        "load_before": load,
-        "peer": PEER[0],
-        "speed": speed(peer, console),
-        "scale": scale(given.many, console),
-        "retention": uvloop.run(retention(given.retained, console)),
-    }
+    parts = [given.only] if given.only else PARTS
+    figures: dict[str, Any] = {}
+    if given.only:
+        figures = json.loads((RESULTS / "store_postgres.json").read_text(encoding="utf-8"))
+    figures |= {"peer": PEER[0]}
+    loads = figures.setdefault("loads", {})
+    if "speed" in parts:
+        loads["speed"] = os.getloadavg()[0]
+        figures["speed"] = speed(peer_python("agentlightning", PEER, console), console)
+    if "scale" in parts:
+        loads["scale"] = os.getloadavg()[0]
+        figures["scale"] = scale(given.many, console)
+    if "retention" in parts:
+        loads["retention"] = os.getloadavg()[0]
+        figures["retention"] = uvloop.run(retention(given.retained, console))
     figures["promises"] = promises(figures)
     show(console, figures)
     console.print(f"written to {write_results('store_postgres', figures)}")

@@ -36,7 +36,8 @@ Python's garbage collector is set in every arm as a run sets it, the peer's incl
 of SQLite beside the peer's memory store alone."""
 STORE_POSTGRES = """PostgreSQL with callers that share commits: 4 and 64 of them, beside the peer's memory store in the same
 rounds; a rollout among a million waiting and a million held ones; and the size of all tables and indexes while finished
-rollouts are deleted. The server has its default settings and flushes what is enqueued and finished."""
+rollouts are deleted. The server has its default settings, but for `autovacuum_naptime=5s` in the last part, and flushes
+what is enqueued and finished."""
 
 RECOVERY = """How long it takes until the episodes of a dead worker are played elsewhere, 256 of them in flight, and what is paid for
 twice. A killed worker is noticed when its leases end; one that is told to stop hands its episodes back."""
@@ -239,7 +240,9 @@ def _store_postgres(figures: Figures) -> list[str]:
     return [
         table(("store", "rollouts per second"), rows),
         "",
-        f"One flush of the disk took {speed['flush_us']:,.0f} µs. A rollout took {figures['scale']['us_among_few']:,.0f} µs"
+        "Load of the machine before each part: "
+        + ", ".join(f"{name} {load:.1f}" for name, load in figures["loads"].items())
+        + f". One flush of the disk took {speed['flush_us']:,.0f} µs. A rollout took {figures['scale']['us_among_few']:,.0f} µs"
         f" among 2,000 others, {figures['scale']['us_among_many']:,.0f} µs among {figures['scale']['many']:,}. The tables"
         f" with {sizes['kept']:,} finished rollouts had {sizes['megabytes'][1]:,.0f} MB after"
         f" {sizes['played'] // 5:,} rollouts and {sizes['megabytes'][-1]:,.0f} MB after {sizes['played']:,}.",

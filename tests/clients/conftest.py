@@ -3,7 +3,10 @@
 Every request that is refused is noted, so that a test can say that none was.
 """
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +30,10 @@ SCRIPT: list[dict[str, Any]] = [
     },
     {"replies": [{"say": "All done."}]},
 ]
+
+
+SECONDS = 300
+"""Time that one program may take; the frameworks alone take up to a minute to import on a busy machine."""
 
 
 class NotingEngine(SimulatedEngine):
@@ -98,3 +105,51 @@ def no_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that would call home are told not to."""
     for name in ("OPENAI_AGENTS_DISABLE_TRACING", "LANGSMITH_TRACING", "LANGCHAIN_TRACING_V2"):
         monkeypatch.setenv(name, "1" if "DISABLE" in name else "false")
+
+
+async def run(command: Sequence[str], variables: Mapping[str, str], folder: Path) -> str:
+    """What a program prints; it fails the test unless it ends well."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "SSL_CERT_FILE") if name in os.environ}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env={**kept, "HOME": str(folder), **variables},
+        cwd=folder,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(SECONDS):
+            said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    text = said.decode(errors="replace")
+    assert process.returncode == 0, text[-3000:]
+    return text
+
+
+def variables_for(recorded: Any) -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": recorded.base_url,
+        "OPENAI_API_BASE": recorded.base_url,
+        "OPENAI_API_KEY": recorded.api_key,
+        "ANTHROPIC_BASE_URL": recorded.base_url,
+        "ANTHROPIC_API_KEY": recorded.api_key,
+        "OTEL_SDK_DISABLED": "true",
+        "CREWAI_DISABLE_TELEMETRY": "true",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "MSWEA_SILENT_STARTUP": "1",
+    }
+
+
+@pytest.fixture
+def run_program() -> Callable[..., Awaitable[str]]:
+    """Runs a program that finds the gateway by its variables; returns what it prints."""
+
+    async def run_with(command: Sequence[str], recorded: Recorded, folder: Path, **variables: str) -> str:
+        return await run(command, {**variables_for(recorded), **variables}, folder)
+
+    return run_with

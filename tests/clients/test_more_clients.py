@@ -5,9 +5,7 @@ behind them. It has to end well, nothing that it asked for may be refused, and w
 """
 
 import asyncio
-import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +17,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "bench"))
 
-SECONDS = 300
-"""Time that one program may take; the frameworks alone take up to a minute to import on a busy machine."""
-
 BASH: list[dict[str, Any]] = [
     {"call": {"name": "bash", "arguments": {"command": "echo lisbon"}}},
     {"call": {"name": "bash", "arguments": {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}}},
 ]
+JSON: list[dict[str, Any]] = [{"json": {"city": "Lisbon", "degrees": 21, "reasoning": "easy", "answer": "4"}}]
 SMOL: list[dict[str, Any]] = [
     {"task": "in code", "replies": [{"say": "Thought: easy.\n<code>\nfinal_answer('hello')\n</code>"}]},
     {
@@ -48,65 +44,31 @@ class Client(NamedTuple):
 
 
 CLIENTS = {
-    "smolagents_tools": Client(("smolagents[openai]==1.26.0",), 2, "21 degrees\nhello", SMOL),
-    "instructor_modes": Client(("instructor==1.17.0",), 4, "degrees="),
-    "litellm_calls": Client(("litellm==1.106.2",), 6, "get_weather"),
-    "dspy_thought": Client(("dspy==3.4.1",), 1, "reasoning="),
-    "autogen_agent": Client(("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"), 3, "city='Lisbon'"),
+    "smolagents_tools": Client(("smolagents[openai]==1.26.0",), 3, "Final answer: 21 degrees", SMOL),
+    "instructor_modes": Client(("instructor==1.17.0",), 4, "degrees=", JSON),
+    "litellm_calls": Client(("litellm==1.106.2", "mcp==2.3.0"), 6, "get_weather"),
+    "dspy_thought": Client(("dspy==3.4.1",), 1, "reasoning=", JSON),
+    "autogen_agent": Client(("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"), 3, "city="),
     "llama_index_agent": Client(
-        ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"), 2, "21 degrees"
+        ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"), 2, "degrees="
     ),
     "crewai_crew": Client(("crewai==1.15.30",), 1, "city="),
-    "mini_swe_agent": Client(("mini-swe-agent==2.4.6",), 1, "Submitted", BASH),
+    "mini_swe_agent": Client(
+        ("mini-swe-agent==2.4.6", "litellm==1.106.2", "mcp==2.3.0"), 1, "Submitted", BASH
+    ),
 }
 
 
-async def run(command: Sequence[str], variables: Mapping[str, str], folder: Path) -> str:
-    """What a program prints; it fails the test unless it ends well."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "SSL_CERT_FILE") if name in os.environ}
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        env={**kept, "HOME": str(folder), **variables},
-        cwd=folder,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(SECONDS):
-            said, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    text = said.decode(errors="replace")
-    assert process.returncode == 0, text[-3000:]
-    return text
-
-
-def variables_for(recorded: Any) -> dict[str, str]:
-    return {
-        "OPENAI_BASE_URL": recorded.base_url,
-        "OPENAI_API_BASE": recorded.base_url,
-        "OPENAI_API_KEY": recorded.api_key,
-        "ANTHROPIC_BASE_URL": recorded.base_url,
-        "ANTHROPIC_API_KEY": recorded.api_key,
-        "OTEL_SDK_DISABLED": "true",
-        "CREWAI_DISABLE_TELEMETRY": "true",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "MSWEA_SILENT_STARTUP": "1",
-    }
-
-
 @pytest.mark.parametrize("name", CLIENTS)
-async def test_a_client_is_served_whatever_it_asks_for(name: str, make_recorded: Any, tmp_path: Path) -> None:
+async def test_a_client_is_served_whatever_it_asks_for(
+    name: str, make_recorded: Any, run_program: Any, tmp_path: Path
+) -> None:
     from venvs import peer_python
 
     client = CLIENTS[name]
     python = await asyncio.to_thread(peer_python, f"client-{name.partition('_')[0]}", client.packages)
     recorded = make_recorded(client.script)
     program = str(HERE / "programs" / f"{name}.py")
-    said = await run([str(python), program], variables_for(recorded), tmp_path)
+    said = await run_program([str(python), program], recorded, tmp_path)
     assert client.says in said
     recorded.assert_served(client.sequences)

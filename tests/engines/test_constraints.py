@@ -8,7 +8,16 @@ import jsonschema
 import pytest
 import torch
 
-from rollwright.engines.base import EngineError, OutputFormat, Prompt, Sampling, ToolSpec, UpdateMode, Weights
+from rollwright.engines.base import (
+    EngineError,
+    OutputFormat,
+    Prompt,
+    Sampling,
+    ToolSpec,
+    UpdateMode,
+    Weights,
+    constrains_output,
+)
 from rollwright.engines.constraints import (
     chat_fields,
     forced_call,
@@ -18,16 +27,19 @@ from rollwright.engines.constraints import (
     read_output,
 )
 from rollwright.engines.llama_cpp import LlamaCppDialect
+from rollwright.engines.openai import OpenAIPolicy
+from rollwright.engines.openai_api import ChatApi
 from rollwright.engines.partial import PartialCompletion
+from rollwright.engines.rendering import make_renderer
 from rollwright.engines.rendering.bytes import VOCABULARY_SIZE, BytesRenderer
 from rollwright.engines.sglang import SglangDialect
 from rollwright.engines.torch import TorchPolicy
 from rollwright.engines.vllm import VllmDialect, VllmPolicy
 from rollwright.errors import RollwrightError
 from rollwright.models.loading import set_threads
-from rollwright.models.tiny import tiny_llama
+from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 from rollwright.simulation.server_process import simulated_server
-from rollwright.trajectory import FinishReason, token_ids
+from rollwright.trajectory import FinishReason, Message, token_ids
 
 LIST: Any = {
     "$defs": {
@@ -199,3 +211,33 @@ async def test_a_schema_that_cannot_be_enforced_is_told_in_one_line() -> None:
     assert "\n" not in str(raised.value)
     assert not isinstance(raised.value, EngineError)
     await policy.close()
+
+
+def test_a_chat_api_is_asked_for_the_format_and_enforces_it_itself() -> None:
+    api = ChatApi("m")
+    prompt = Prompt("e", ("k",), (Message("user", "go"),), tools=tuple(TOOLS))
+    forced = json.loads(api.request(prompt, Sampling(output=forced_call(TOOLS[:1]))))
+    assert forced["tool_choice"] == {"type": "function", "function": {"name": "list"}}
+    assert [tool["function"]["name"] for tool in forced["tools"]] == ["list", "save"]
+    typed = json.loads(api.request(prompt, Sampling(output=or_call(json_schema(PERSON, "person"), TOOLS))))
+    assert typed["response_format"]["json_schema"] == {"name": "person", "schema": PERSON}
+    assert constrains_output(OpenAIPolicy("http://127.0.0.1:1/v1", "m"))
+    assert not constrains_output(OpenAIPolicy("http://127.0.0.1:1/v1", "m", api="completions"))
+
+
+async def test_a_tokenizer_of_whole_words_is_masked_as_well() -> None:
+    set_threads()
+    tokenizer: Any = tiny_tokenizer(['user assistant {"name": "eve", "age": 22}\n'] * 8, 320)
+    model = tiny_llama(len(tokenizer) + 7, hidden_size=32, initializer_range=0.3)  # more logits than tokens
+    renderer = make_renderer(tokenizer, "template")
+    policy = TorchPolicy(model, renderer)
+    sampling = Sampling(temperature=1.3, max_tokens=200, output=FORMATS["call"])
+    ids = renderer.open([Message("user", "go")])
+    calls = [policy.generate(Prompt(f"e{n}", ("words", n), (), ids=ids), sampling) for n in range(8)]
+    made = await asyncio.gather(*calls)
+    await policy.close()
+    ended = [each for each in made if each.finish is FinishReason.STOP]
+    assert ended
+    for each in ended:
+        jsonschema.validate(json.loads(each.text), FORMATS["call"].schema)
+        assert each.sampled_ids[-1] in renderer.stop_ids

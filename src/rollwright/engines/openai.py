@@ -76,6 +76,11 @@ class OpenAIPolicy:
         return self._api.takes_tools
 
     @property
+    def constrains_output(self) -> bool:
+        """Whether forced tool calls and JSON formats are passed on, for the server to enforce: by chat completions."""
+        return isinstance(self._api, ChatApi)
+
+    @property
     def counters(self) -> CallCounters:
         return self._calls.counters
 

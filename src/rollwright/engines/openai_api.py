@@ -15,6 +15,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 
 from rollwright.engines.base import EngineError, Generation, Prompt, Renderer, Sampling, ToolSpec
+from rollwright.engines.constraints import chat_fields
 from rollwright.errors import ConfigError, FormatError
 from rollwright.trajectory import FinishReason, Message, SamplingParams, ToolCall
 
@@ -204,6 +205,8 @@ class ChatApi(_WithExtra):
         ]
         if prompt.tools:
             fields["tools"] = [_offered(tool) for tool in prompt.tools]
+        if sampling.output is not None:
+            fields |= chat_fields(sampling.output)
         return _encode({**fields, **self.extra_body})
 
     def response(self, body: bytes) -> Generation:

@@ -35,7 +35,7 @@ _NEUTRAL: dict[str, Any] = {
 }
 """Options that cannot be honoured, and the value under which they do nothing."""
 
-SAMPLING: dict[str, tuple[Any, ...]] = {
+_SAMPLING: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -82,28 +82,46 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class _Request(msgspec.Struct):
-    messages: list[_Message]
+class CompletionRequest(msgspec.Struct, kw_only=True):
+    """What chat completions and legacy completions have in common."""
+
     model: str = ""
-    tools: list[_Tool] | None = None
-    tool_choice: Any = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    response_format: Any = None
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
     logit_bias: Any = None
-    logprobs: bool | None = None
-    top_logprobs: Any = None
     frequency_penalty: Any = None
     presence_penalty: Any = None
     repetition_penalty: Any = None
     top_k: Any = None
     min_p: Any = None
+
+    def wishes(self, max_tokens: int | None) -> Wishes:
+        stop = self.stop or ()
+        return Wishes(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_tokens=max_tokens,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            other=sampling_options(self, _SAMPLING),
+        )
+
+    @property
+    def stream_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class _Request(CompletionRequest, kw_only=True):
+    messages: list[_Message]
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    response_format: Any = None
+    logprobs: bool | None = None
     functions: Any = None
     audio: Any = None
     prediction: Any = None
@@ -119,20 +137,13 @@ class ChatCompletions:
         given = request.tools or ()
         specs = [_spec(tool.function) for tool in given if tool.function is not None]
         tools, forced = choose_tools(specs, request.tool_choice)
-        stop = request.stop or ()
         return ModelRequest(
             messages=check_messages(_message(place, each) for place, each in enumerate(request.messages)),
             model=request.model,
             tools=tools,
-            wishes=Wishes(
-                temperature=request.temperature,
-                top_p=request.top_p,
-                max_tokens=request.max_completion_tokens or request.max_tokens,
-                stop=(stop,) if isinstance(stop, str) else tuple(stop),
-                other=sampling_options(request, SAMPLING),
-            ),
+            wishes=request.wishes(request.max_completion_tokens or request.max_tokens),
             stream=bool(request.stream),
-            stream_usage=request.stream_options is not None and request.stream_options.include_usage,
+            stream_usage=request.stream_usage,
             output=forced or output_format(request.response_format, tools, "response_format"),
             choices=request.n or 1,
             logprobs=bool(request.logprobs),

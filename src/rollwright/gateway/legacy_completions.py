@@ -5,21 +5,19 @@ make sense for a continued text, are refused.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from rollwright.gateway.chat_completions import MAX_CHOICES, SAMPLING, ChatCompletions, finish_of, usage_of
+from rollwright.gateway.chat_completions import ChatCompletions, CompletionRequest, finish_of, usage_of
 from rollwright.gateway.types import (
     ModelReply,
     ModelRequest,
-    Wishes,
     check_messages,
     decode,
     event,
     refuse,
     refuse_options,
-    sampling_options,
 )
 from rollwright.trajectory import Message
 
@@ -27,24 +25,11 @@ _NEUTRAL: dict[str, Any] = {"echo": False, "suffix": ""}
 """Options that cannot be honoured, and the value under which they do nothing."""
 
 
-class _Request(msgspec.Struct):
+class _Request(CompletionRequest, kw_only=True):
     prompt: str | list[Any]
-    model: str = ""
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: int | None = None
     echo: Any = None
     suffix: Any = None
-    logit_bias: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-    repetition_penalty: Any = None
-    top_k: Any = None
-    min_p: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Request)
@@ -59,18 +44,12 @@ class LegacyCompletions:
             if len(prompt) != 1 or not isinstance(prompt[0], str):
                 raise refuse("prompt: accepted is one text; send several in requests of their own")
             prompt = prompt[0]
-        stop = request.stop or ()
         return ModelRequest(
             messages=check_messages([Message("user", prompt)]),
             model=request.model,
-            wishes=Wishes(
-                temperature=request.temperature,
-                top_p=request.top_p,
-                max_tokens=request.max_tokens,
-                stop=(stop,) if isinstance(stop, str) else tuple(stop),
-                other=sampling_options(request, SAMPLING),
-            ),
+            wishes=request.wishes(request.max_tokens),
             stream=bool(request.stream),
+            stream_usage=request.stream_usage,
             choices=request.n or 1,
             logprobs=request.logprobs is not None,
         )
@@ -91,6 +70,8 @@ class LegacyCompletions:
     def events(self, asked: ModelRequest, reply: ModelReply) -> Iterator[bytes]:
         for place, each in enumerate(reply.all):
             yield event({**_head(asked, reply), "choices": [_choice(asked, each, place)]})
+        if asked.stream_usage:
+            yield event({**_head(asked, reply), "choices": [], "usage": usage_of(reply)})
         yield event(b"[DONE]")
 
     error = ChatCompletions.error

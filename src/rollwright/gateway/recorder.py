@@ -205,6 +205,8 @@ class RolloutRecorder:
         check_output = getattr(answering, "check_output", None)
         if sampling.output is not None and check_output is not None:
             await asyncio.to_thread(check_output, sampling.output)
+        if sampling.output is not None:
+            self._count(CONSTRAINED)
         asking = _Asking(
             messages=self._full_conversation(asked),
             asked=asked,
@@ -290,13 +292,9 @@ class RolloutRecorder:
         if output is not None and self._rules.client_formats == "ignored":
             self._count(UNCONSTRAINED)
             output = None
-        elif output is not None:
-            if not constrains_output(policy):
-                raise refuse(
-                    f"{'tool_choice' if output.kind == 'tool_call' else 'response_format'}: this policy ({type(policy).__name__}) cannot "
-                    f"enforce it; {_REMEDY}"
-                )
-            self._count(CONSTRAINED)
+        elif output is not None and not constrains_output(policy):
+            option = "tool_choice" if output.kind == "tool_call" else "response_format"
+            raise refuse(f"{option}: this policy ({type(policy).__name__}) cannot enforce it; {_REMEDY}")
         honoured = self._rules.client_sampling == "honoured"
         sampling = asked.wishes.within(self._sampling, output, honoured=honoured)
         if asked.wishes.apart_from(self._sampling):

@@ -150,6 +150,8 @@ def check_policies(config: RunConfig, own: Policy | None = None) -> None:
     """
     if own is None:
         check_policy(config.policy)
+    for named_by_rule in _rule_policies(config).values():
+        check_policy(named_by_rule)
     if not config.orchestras:
         return
     run_policy_takes_tools = takes_tools(own) if own is not None else kind_takes_tools(config.policy)

@@ -27,7 +27,7 @@ async def main() -> None:
         "structured_output": True,
     }
     client = OpenAIChatCompletionClient(
-        model="gpt-5", base_url=os.environ["OPENAI_BASE_URL"], model_info=info
+        model="policy", base_url=os.environ["OPENAI_BASE_URL"], model_info=info
     )
     agent = AssistantAgent("reporter", client, tools=[get_weather], reflect_on_tool_use=True)
     print((await agent.run(task="What is the weather in Lisbon?")).messages[-1].content)

@@ -12,7 +12,7 @@ class Report(BaseModel):
 
 
 model = LLM(
-    model="openai/gpt-5", base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"]
+    model="openai/policy", base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"]
 )
 agent = Agent(role="reporter", goal="report", backstory="You report.", llm=model, max_iter=3)
 task = Task(
@@ -21,4 +21,4 @@ task = Task(
     agent=agent,
     output_pydantic=Report,
 )
-print(Crew([agent], [task], tracing=False).kickoff().pydantic)
+print(Crew(agents=[agent], tasks=[task], tracing=False).kickoff().pydantic)

@@ -5,5 +5,5 @@ import os
 import dspy
 
 to = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"], "cache": False}
-dspy.configure(lm=dspy.LM("openai/gpt-5", **to, max_tokens=500), adapter=dspy.JSONAdapter())
+dspy.configure(lm=dspy.LM("openai/policy", **to, max_tokens=500), adapter=dspy.JSONAdapter())
 print(dspy.ChainOfThought("question -> answer")(question="What is two and two?"))

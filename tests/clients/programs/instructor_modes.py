@@ -19,6 +19,6 @@ for mode in (
     client = instructor.from_openai(OpenAI(), mode=mode)
     question = "What is the weather in Lisbon?"
     report = client.chat.completions.create(
-        model="gpt-5", response_model=Report, messages=[{"role": "user", "content": question}], max_retries=0
+        model="policy", response_model=Report, messages=[{"role": "user", "content": question}], max_retries=0
     )
     print(mode, report)

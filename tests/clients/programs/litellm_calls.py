@@ -19,12 +19,12 @@ TOOL = {
     },
 }
 question = [{"role": "user", "content": "What is the weather in Lisbon?"}]
-to = {"model": "openai/gpt-5", "api_base": os.environ["OPENAI_BASE_URL"], "messages": question}
+to = {"model": "openai/policy", "api_base": os.environ["OPENAI_BASE_URL"], "messages": question}
 print(litellm.completion(**to, logprobs=True, n=2).choices[1].message.content)
 print("".join(part.choices[0].delta.content or "" for part in litellm.completion(**to, stream=True)))
 print(
     litellm.completion(**to, tools=[TOOL], tool_choice="required").choices[0].message.tool_calls[0].function
 )
 print(Report.model_validate_json(litellm.completion(**to, response_format=Report).choices[0].message.content))
-legacy = {"model": "text-completion-openai/gpt-5", "api_base": os.environ["OPENAI_BASE_URL"]}
+legacy = {"model": "text-completion-openai/policy", "api_base": os.environ["OPENAI_BASE_URL"]}
 print(litellm.text_completion(**legacy, prompt="Hello").choices[0].text)

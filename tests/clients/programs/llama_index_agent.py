@@ -23,7 +23,7 @@ def get_weather(city: str) -> str:
 
 async def main() -> None:
     to = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
-    model = OpenAILike(model="gpt-5", **to, is_chat_model=True, is_function_calling_model=True)
+    model = OpenAILike(model="policy", **to, is_chat_model=True, is_function_calling_model=True)
     agent = FunctionAgent(tools=[get_weather], llm=model, system_prompt="Report.")
     print(await agent.run("What is the weather in Lisbon?"))
     print(await model.astructured_predict(Report, PromptTemplate("What is the weather in Lisbon?")))

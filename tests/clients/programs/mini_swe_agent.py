@@ -7,7 +7,7 @@ from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models.litellm_model import LitellmModel
 
 model = LitellmModel(
-    model_name="openai/gpt-5",
+    model_name="openai/policy",
     model_kwargs={"api_base": os.environ["OPENAI_BASE_URL"], "drop_params": True},
     cost_tracking="ignore_errors",
 )

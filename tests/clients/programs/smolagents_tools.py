@@ -16,7 +16,7 @@ def get_weather(city: str) -> str:
 
 
 model = OpenAIServerModel(
-    "gpt-5", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"]
+    "policy", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"]
 )
 print(ToolCallingAgent([get_weather], model, max_steps=3).run("What is the weather in Lisbon?"))
 print(CodeAgent([get_weather], model, max_steps=2).run("Say hello in code."))
