@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from rollwright.envs.base import EnvironmentFailure
-from rollwright.envs.harbor.tasks import HarborTask, NetworkMode, TaskPhase, Service, TaskStep, substitute
+from rollwright.envs.harbor.tasks import HarborTask, NetworkMode, Service, TaskPhase, TaskStep, substitute
 from rollwright.sandbox.attempts import AttemptBoxes
 from rollwright.sandbox.box import Box, BoxError, BoxSpec, CommandResult, Network
 from rollwright.sandbox.building import image_for
