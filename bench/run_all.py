@@ -27,6 +27,7 @@ BENCHMARKS = (
     "prefixes",
     "async_training",
     "tree",
+    "tree_signal",
     "tree_prefix",
     "orchestra",
     "tools",

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from results_file import write_results
+from rollwright.run.live_snapshot import pause_after
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = 15
@@ -145,7 +146,7 @@ def live_lag(browser: Any, folder: Path) -> dict[str, Any]:
     )
     words = [sys.executable, "-m", "rollwright", "run", "beside.yaml", "--no-live", "--runs", "live"]
     run = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    lags = []
+    lags, costs, most = [], [], 0
     try:
         with Page(folder / "live") as page:
             browser.open(f"{page.url}#/run/beside/live")
@@ -156,10 +157,21 @@ def live_lag(browser: Any, folder: Path) -> dict[str, Any]:
                     "return Number(document.querySelector('[data-snapshot]').dataset.snapshot)"
                 )
                 lags.append(time.time() - shown)
+                snapshot = json.loads((folder / "live" / "beside" / "live.json").read_text())
+                costs.append(snapshot["took"])
+                most = max(most, len(snapshot["episodes"]))
     finally:
         run.terminate()
         run.wait()
-    return {"median_s": round(statistics.median(lags), 2), "worst_s": round(max(lags), 2)}
+    return {
+        "median_s": round(statistics.median(lags), 2),
+        "worst_s": round(max(lags), 2),
+        "snapshot_median_ms": round(1000 * statistics.median(costs), 2),
+        "snapshot_episodes": most,
+        "snapshots_share_percent": round(
+            100 * statistics.median(costs) / pause_after(statistics.median(costs)), 2
+        ),
+    }
 
 
 def slowdown(browser: Any, folder: Path) -> dict[str, Any]:

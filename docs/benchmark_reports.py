@@ -66,6 +66,10 @@ CLI_STARTUP = """How much processor time one answer of the command line takes, u
 help, a list, a look at a small run, and wrong settings, which are told before anything else is loaded. Beside it a bare
 interpreter, and the help page of the peer's command. Medians; commands take turns."""
 
+TREE_SIGNAL = """Signal to noise of the gradient per sampled token, against the exact gradient of small games: the tokens that groups
+of eight chains need until the noise is as large as the gradient, over those of the shape. *Silent*: groups without a gradient.
+Shapes are grown by the branch policies and valued by the advantages of the package; κ is `kappa`."""
+
 TREE_PREFIX = """What an engine's prefix cache saves, for chains and for trees: groups of eight leaves of equal length, played by
 the engine in this process with random weights, with its prefix cache and without; without it, calls that are served at
 the same time still share what they have in common. Through the model went what was not at hand. The processor time is of a
@@ -379,6 +383,20 @@ def _cli_startup(figures: Figures) -> list[str]:
     return [table(heads, rows), "", f"Peer: {figures['peer']}. Median of {figures['rounds']}."]
 
 
+def _tree_signal(figures: Figures) -> list[str]:
+    rows = [
+        (
+            f"{each['game']}, {each['solved']:.1%}",
+            each["shape"],
+            f"{each['tokens']:.0f}",
+            f"{each['silent']:.0%}",
+            f"{each['gain']:.2f}",
+        )
+        for each in figures["arms"]
+    ]
+    return [table(("game, solved", "shape", "tokens of a group", "silent", "gain"), rows)]
+
+
 def _tree_prefix(figures: Figures) -> list[str]:
     rows = [
         (
@@ -454,6 +472,7 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "ray_workers": (RAY_WORKERS, _ray_workers),
     "rendering": (RENDERING, _rendering),
     "tree": (TREE, _tree),
+    "tree_signal": (TREE_SIGNAL, _tree_signal),
     "tree_prefix": (TREE_PREFIX, _tree_prefix),
     "tree_prefix_vllm": (TREE_PREFIX_VLLM, _tree_prefix_vllm),
     "boxes": (BOXES, _boxes),

@@ -104,7 +104,7 @@ async def test_a_run_is_played_by_a_policy_of_ones_own(mine: ModuleType, tmp_pat
     )
     assert build_policy(config.policy).luck == 0.9  # type: ignore[attr-defined]
     assert build_filters(config.train_env_manager)[0].name == "short"
-    assert build_strategy(config.strategy).branching.name == "my_parts:three"  # type: ignore[attr-defined]
+    assert build_strategy(config.strategy).branching.rules.function == "my_parts:three"  # type: ignore[attr-defined]
     async with Run(config) as run:
         assert len((await run.get_batch()).trajectories) == 2
 

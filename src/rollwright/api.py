@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from rollwright.config import build, load
@@ -19,8 +20,8 @@ from rollwright.engines.base import Policy
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.run import given
 from rollwright.run.checks import check_config
+from rollwright.run.evaluating import evaluate_run, settle_evaluation
 from rollwright.run.folder import RunFolder, RunReader
-from rollwright.run.run import Run
 from rollwright.run.training import MODEL, train_run
 from rollwright.trajectory import Trajectory
 
@@ -28,9 +29,6 @@ Result = TypeVar("Result")
 
 Source = RunConfig | Mapping[str, Any] | str | Path
 """A configuration, its content as a mapping, or the path of its YAML file."""
-
-_Z95 = 1.96
-"""Standard errors in half of a 95 % interval of a normal distribution."""
 
 
 def load_config(source: Source, *overrides: str) -> RunConfig:
@@ -49,27 +47,27 @@ class TagScore:
     tag: str
     episodes: int
     reward: float
-    """Mean over the episodes."""
+    """Mean over the tasks."""
     standard_error: float
-    """Of the mean; `nan` for a single episode."""
+    """Of the mean, with the task as its unit; `nan` for a single task."""
     success: float | None
     """Share of solved levels; `None` where the environment does not say."""
     failed: int
-    """Levels without a result because of a failure; they are in no mean."""
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the mean reward, by the normal approximation."""
-        half = _Z95 * self.standard_error
-        return self.reward - half, self.reward + half
+    """Episodes without a result because of a failure; they are in no mean."""
+    interval: tuple[float, float]
+    """95 % interval of the mean reward, with the task as its unit; `nan` for a single task."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `evaluate`: one score for each tag, and the episodes behind them."""
+    """The result of `evaluate`: the report, one score for each tag, and the episodes behind them."""
 
     scores: Mapping[str, TagScore]
     trajectories: Sequence[Trajectory]
+    report: Mapping[str, Any]
+    """Everything that `report.json` has: pass@k, intervals, breakdowns, failures, cost."""
+    folder: Path | None = None
+    """The run folder with the report; `None` if it was not to be kept."""
 
     @property
     def reward(self) -> float:
@@ -81,8 +79,9 @@ class Evaluation:
         for score in self.scores.values():
             solved = "" if score.success is None else f", {score.success:.0%} solved"
             failed = f", {score.failed} failed" if score.failed else ""
+            half = (score.interval[1] - score.interval[0]) / 2
             lines.append(
-                f"{score.tag}: reward {score.reward:.3f} ± {_Z95 * score.standard_error:.3f} over {score.episodes}{solved}{failed}"
+                f"{score.tag}: reward {score.reward:.3f} ± {half:.3f} over {score.episodes}{solved}{failed}"
             )
         return "\n".join(lines)
 
@@ -94,15 +93,19 @@ def evaluate(
     model: str | Path | None = None,
     tags: Sequence[str] | None = None,
     episodes: int | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+    runs: str | Path | None = None,
     tasks: Any = None,
     agent: Any = None,
     reward: Any = None,
 ) -> Evaluation:
-    """Plays held-out levels greedily and returns the scores by tag.
+    """Plays held-out levels or rows and returns the report, with the scores by tag.
 
     `source`: a configuration; unset: every default. `policy`: a policy object, or the settings of one; `model`: short for
-    `policy={"kind": "torch", "model": model}`. `tags`, `episodes`: which environments to play, and on how many levels in
-    all; unset: as `val_env_manager` says, or those of `train_env_manager`.
+    `policy={"kind": "torch", "model": model}`. `tags`, `episodes`: which environments to play, and how many tasks of them in
+    all; unset: as `evaluation` says, or `val_env_manager`, or those of `train_env_manager`. `samples`: episodes of each task;
+    `temperature`: unset, 0 with one sample. `runs`: folder for the run folder with the report; unset: nothing is kept.
 
     `tasks`, `agent`, `reward`: what `train` takes; all rows are played, or `episodes` of them.
     """
@@ -113,17 +116,30 @@ def evaluate(
         content["val_env_manager"] = {"num_env_groups": 1, "tags": [given.TAG]}
         content.pop("train_env_manager", None)
         loaded = build(content, source="evaluate")
-        episodes = episodes or given.count_rows(loaded)
-    config = _evaluation_config(loaded, policy, model, tags, episodes)
-    config = load_config(config, *overrides)
+        episodes, tags = episodes or given.count_rows(loaded), [given.TAG]
     played = policy if policy is not None and not isinstance(policy, Mapping) else None
+    content = _evaluation_content(loaded, policy, model, tags, episodes, samples, temperature)
+    if played is not None or runs is None:
+        content["evaluation"]["cache"] = False  # nothing tells what a policy object would answer
+    config = settle_evaluation(build(content, overrides, source="evaluate"))
+    name = None if played is None else type(played).__name__
 
-    async def play() -> Evaluation:
-        async with Run(config, policy=played) as run:
-            batch = await run.evaluate(0)
-            return _scores(config, batch.trajectories)
+    def play(place: Path) -> Evaluation:
+        folder, named = RunFolder.create(place, config)
+        summary, report = run_blocking(lambda: evaluate_run(named, folder, policy=played, model=name))
+        if summary["interrupted"] and summary["stopped"] is None:
+            raise RollwrightError("interrupted: continue with `rollwright resume`" if runs else "interrupted")
+        trajectories = sorted(RunReader(folder.path).trajectories(), key=_in_order)
+        return Evaluation(_scores(report), trajectories, report, None if runs is None else folder.path)
 
-    return run_blocking(play)
+    if runs is not None:
+        return play(Path(runs))
+    with TemporaryDirectory(prefix="rollwright-") as place:
+        return play(Path(place))
+
+
+def _in_order(trajectory: Trajectory) -> tuple[int, str]:
+    return int(trajectory.group_id.rpartition("-g")[2]), trajectory.rollout_id
 
 
 def _check_given(tasks: Any, agent: Any, reward: Any, tags: Sequence[str] | None) -> None:
@@ -138,13 +154,15 @@ def _set_content(config: RunConfig) -> dict[str, Any]:
     return {**config.model_dump(mode="json", exclude_unset=True), "name": config.name}
 
 
-def _evaluation_config(
+def _evaluation_content(
     config: RunConfig,
     policy: Policy | Mapping[str, Any] | None,
     model: str | Path | None,
     tags: Sequence[str] | None,
     episodes: int | None,
-) -> RunConfig:
+    samples: int | None,
+    temperature: float | None,
+) -> dict[str, Any]:
     content = _set_content(config)
     if model is not None:
         if policy is not None:
@@ -152,46 +170,36 @@ def _evaluation_config(
         content["policy"] = {"kind": "torch", "model": str(model)}
     elif isinstance(policy, Mapping):
         content["policy"] = dict(policy)
+    settings = dict(content.get("evaluation") or {})
     manager = content.get("val_env_manager") or content.get("train_env_manager") or {}
-    chosen = list(tags) if tags is not None else manager.get("tags")
+    chosen = list(tags) if tags is not None else settings.get("tags") or manager.get("tags")
     if not chosen:
         raise ConfigError("evaluate: nothing to play; give `tags`, or a configuration that has some")
-    kept = episodes is None and tags is None
-    levels = episodes or manager.get("num_env_groups") or len(chosen)
-    content["val_env_manager"] = {
-        "tags": chosen,
-        "num_env_groups": levels,
-        **(
-            {"num_groups_partition": manager["num_groups_partition"]}
-            if kept and manager.get("num_groups_partition")
-            else {}
-        ),
-    }
-    content.pop("train_env_manager", None)
-    content.pop("training", None)
-    return build(content, source="evaluate")
+    if tags is not None:
+        settings.pop("tasks", None)
+    elif episodes is None and "tasks" not in settings and config.val_env_manager is not None:
+        settings["tasks"] = config.val_env_manager.partition
+    asked = {"tags": chosen, "tasks": episodes, "samples": samples, "temperature": temperature}
+    content["evaluation"] = {**settings, **{key: value for key, value in asked.items() if value is not None}}
+    return content
 
 
-def _scores(config: RunConfig, trajectories: Sequence[Trajectory]) -> Evaluation:
-    manager = config.val_env_manager
-    assert manager is not None, "made by `_evaluation_config`"
-    scores: dict[str, TagScore] = {}
-    for tag, levels in zip(manager.tags, manager.partition, strict=True):
-        played = [each for each in trajectories if each.tag == tag]
-        rewards = [each.reward for each in played]
-        mean = math.fsum(rewards) / len(rewards) if rewards else math.nan
-        spread = math.fsum((each - mean) ** 2 for each in rewards)
-        error = math.sqrt(spread / (len(rewards) - 1) / len(rewards)) if len(rewards) > 1 else math.nan
-        judged = [share for each in played if (share := each.success_share) is not None]
-        scores[tag] = TagScore(
-            tag=tag,
-            episodes=len(played),
-            reward=mean,
-            standard_error=error,
-            success=math.fsum(judged) / len(judged) if judged else None,
-            failed=levels - len(played),
-        )
-    return Evaluation(scores, trajectories)
+def _scores(report: Mapping[str, Any]) -> dict[str, TagScore]:
+    return {tag: _score(tag, each) for tag, each in report["tags"].items()}
+
+
+def _score(tag: str, result: Mapping[str, Any]) -> TagScore:
+    reward, success = result["reward"], result["success"]
+    sure = reward is not None and reward["low"] is not None
+    return TagScore(
+        tag=tag,
+        episodes=result["episodes"],
+        reward=math.nan if reward is None else reward["value"],
+        standard_error=reward["error"] if sure else math.nan,
+        success=None if success is None else success["value"],
+        failed=result["failed"],
+        interval=(reward["low"], reward["high"]) if sure else (math.nan, math.nan),
+    )
 
 
 @dataclass(frozen=True)
@@ -258,7 +266,8 @@ def train(
         lambda: train_run(config, folder, policy=policy, store=store, resume=resume is not None)
     )
     if summary["interrupted"]:
-        raise RollwrightError(f"interrupted: continue with rollwright.train(resume={str(folder.path)!r})")
+        why = summary["stopped"] or "interrupted"
+        raise RollwrightError(f"{why}: continue with rollwright.train(resume={str(folder.path)!r})")
     return TrainingResult(folder.path, folder.path / MODEL, summary)
 
 

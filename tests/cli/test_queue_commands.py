@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rollwright.cli.main import app
-from rollwright.cli.queue import worker_state
 from rollwright.store.opening import open_store
 from rollwright.store.records import WorkerRecord, WorkerStatus
+from rollwright.ui.store_view import worker_state
 
 AGENT = """
 async def agent(task, session):

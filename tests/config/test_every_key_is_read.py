@@ -25,6 +25,7 @@ from rollwright.engines.settings import SimulatedPolicyConfig
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 from rollwright.run.build_swarm import open_transport, swarm_of
+from rollwright.run.evaluating import evaluate_run, settle_evaluation
 from rollwright.run.folder import RunFolder
 from rollwright.run.model_choice import cache_room, download_rules, settle_model
 from rollwright.run.run import Run
@@ -174,6 +175,8 @@ FILTERS = [
 TREES = [
     {"kind": "tree"},
     {"kind": "tree", "branch": "random"},
+    {"kind": "tree", "branch": "split"},
+    {"kind": "tree", "branch": "keep_alive"},
     {"kind": "tree", "branch": "uncertainty"},
     {"kind": "tree", "branch": {"kind": "own", "function": "builtins:hash"}},
 ]
@@ -323,6 +326,17 @@ async def join(folder: Path, runs: Path) -> None:
     await SwarmNode(build(content), runs / "home").run()
 
 
+async def evaluate(runs: Path) -> None:
+    settings = {
+        "evaluation": {"tags": ["FrozenLake"], "tasks": 2, "samples": 2},
+        "prices": {"simulated": {"prompt": 1.0, "completion": 2.0}},
+        "budget": {"usd": 100.0},
+        "policy": {"tokens_per_second": 1e5, "mean_tokens": 5},
+    }
+    config = settle_evaluation(build(settings))
+    await evaluate_run(config, RunFolder.begin(runs / "run", config))
+
+
 @pytest.fixture(scope="module")
 def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Key]:
     # Tests are imported under names that no path in a configuration could have.
@@ -333,6 +347,7 @@ def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Key]:
         await play_teams()
         await play_tasks(tmp_path_factory.mktemp("tasks"))
         await make_policies(folder)
+        await evaluate(tmp_path_factory.mktemp("evaluations"))
         await train(folder, tmp_path_factory.mktemp("runs"))
         await join(folder, tmp_path_factory.mktemp("swarm"))
         alone = {"communication": {"multicast": False, "listen": ["tcp/127.0.0.1:0"]}}

@@ -16,8 +16,14 @@ from rollwright.envs.base import Env, Reset, Step
 from rollwright.envs.games.frozen_lake import FrozenLake
 from rollwright.errors import ConfigError
 from rollwright.rollout import Activity, Assignment, EnvManager, InflightLimit, RolloutContext
-from rollwright.rollout.branching import FixedFanOut, RandomExpansion, Uncertainty
+from rollwright.rollout.branching import FixedFanOut, KeepAlive, RandomExpansion, Split, Uncertainty
 from rollwright.rollout.episode import CHAIN, Episode, Strategy, new_session, play_episode, read_episode
+from rollwright.rollout.settings import (
+    KeepAliveBranchConfig,
+    RandomBranchConfig,
+    SplitBranchConfig,
+    UncertaintyBranchConfig,
+)
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
 from rollwright.run.build import SettingsTable, make_env
 from rollwright.run.run import Run
@@ -29,6 +35,10 @@ from rollwright.store.records import AttemptedRollout, RolloutConfig
 from rollwright.trajectory import Trajectory, check, leaves, path, turn_weights
 
 TAGS = ("FrozenLake", "SimpleSokoban")
+UNSURE = UncertaintyBranchConfig(kind="uncertainty", threshold=0.5, change=0.2)
+RANDOM = RandomBranchConfig(kind="random", chains=2, nodes=3, rounds=2)
+KEEP_ALIVE = KeepAlive(4, 5, KeepAliveBranchConfig(kind="keep_alive", alive=4))
+SPLIT = Split(3, 5, SplitBranchConfig(kind="split", roots=3, at=2))
 
 
 def engine(skill: float = 0.6) -> SimulatedEngine:
@@ -60,7 +70,7 @@ def grown(
 
 @pytest.mark.parametrize("tag", TAGS)
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("branching", [FixedFanOut(1, 9), FixedFanOut(3, 0), Uncertainty(1, 9, 0.0, 0.0)])
+@pytest.mark.parametrize("branching", [FixedFanOut(1, 9), FixedFanOut(3, 0), Uncertainty(1, 9, UNSURE)])
 def test_a_tree_of_width_one_is_the_chain(tag: str, seed: int, branching: Any) -> None:
     chain, tree = grown(CHAIN, tag=tag, seed=seed), grown(TreeStrategy(branching), tag=tag, seed=seed)
     assert tree.turns == chain.turns
@@ -188,7 +198,8 @@ def test_answers_that_come_out_the_same_are_one_turn_that_counts_for_all() -> No
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
-    "branching", [FixedFanOut(3, 3), RandomExpansion(2, 3, 2, 4), Uncertainty(3, 5, 0.5, 0.2)]
+    "branching",
+    [FixedFanOut(3, 3), RandomExpansion(2, 4, RANDOM), Uncertainty(3, 5, UNSURE), KEEP_ALIVE, SPLIT],
 )
 def test_the_weights_of_the_leaves_sum_to_one_and_the_reward_is_the_mean_of_means(
     seed: int, branching: Any

@@ -220,15 +220,42 @@ def test_a_rollout_that_was_taken_back_refuses_its_late_program(tmp_path: Path) 
     late: list[bool] = []
 
     def program(url: str) -> None:
-        run = RemoteRun(url)
+        run = RemoteRun(url, patience=1)
         first = run.next()
         assert first is not None
-        RemoteRun(url).play(ask)
-        late.append(first.end("4"))
+        for rollout in run:
+            if rollout.rollout_id == first.rollout_id:
+                late.append(first.end("4"))
+            rollout.end(ask(rollout.task, rollout))
 
     played = asyncio.run(play(content(tmp_path, lease=0.5), program))
     assert {each.components["exact_match"] for each in played} == {1.0}
-    assert late in ([], [False])
+    assert late == [False]
+
+
+def test_a_repeated_report_is_answered_again_and_never_ends_the_next_attempt(tmp_path: Path) -> None:
+    answers: list[bool] = []
+
+    def program(url: str) -> None:
+        run = RemoteRun(url, patience=1)
+        first = run.next()
+        assert first is not None
+        ask(first.task, first)
+        answers.append(first.end(error="try again"))
+        held: list[RemoteRollout] = []
+        while (rollout := run.next()) is not None and rollout.rollout_id != first.rollout_id:
+            held.append(rollout)
+            answers.append(first.end(error="try again"))  # of an attempt that has ended
+        assert rollout is not None
+        answers.append(first.end(error="try again"))  # while another program plays the next one
+        for each in (rollout, *held):
+            each.end(ask(each.task, each))
+
+    played = asyncio.run(play(content(tmp_path), program))
+    assert {each.components["exact_match"] for each in played} == {1.0}
+    assert len(played) == 4
+    assert answers[0]
+    assert answers[-1] is False
 
 
 def test_waiting_for_a_program_counts_for_no_limit(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rollwright.store.checks import check_request
 from rollwright.store.errors import AttemptRefused
 from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
-from rollwright.store.sql import SqlStore, attempts, changes, queries, queue, sqlite_writer
+from rollwright.store.sql import SqlStore, attempts, changes, queries, queue, retention, sqlite_writer
 from rollwright.store.sql.sqlite import SqliteDriver
 from rollwright.store.sql.sqlite_file import LOG_BYTES, connect, prepare
 from rollwright.store.sql.sqlite_thread import drive
@@ -90,6 +90,35 @@ def test_the_health_check_and_every_call_of_a_worker_cost_the_same_among_many_ro
     few, many = costs
     assert few["health check"] > 0
     assert few == many
+
+
+def test_the_oldest_finished_rollouts_are_deleted_at_the_same_cost_among_many(tmp_path: Path) -> None:
+    costs = []
+    for finished in (2_000, 8_000):
+        connection = filled(tmp_path / f"{finished}.db", finished)
+        held = connection.execute("SELECT rollout_id FROM rollouts WHERE status = 'preparing'").fetchall()
+        reports = [attempts.Report(name, "latest", AttemptStatus.SUCCEEDED) for (name,) in held]
+        run(connection, lambda tx, reports=reports: attempts.report_many(tx, reports))
+        run(connection, lambda tx: retention.delete_finished(tx, -1.0, 10))
+        cost, deleted = steps(connection, lambda tx: retention.delete_finished(tx, -1.0, 10))
+        assert deleted == 10
+        costs.append(cost)
+        connection.close()
+    assert costs[1] < 1.5 * costs[0], costs
+
+
+async def test_old_events_are_deleted_with_their_rollouts_however_many(tmp_path: Path) -> None:
+    store = SqlStore(await SqliteDriver.open(tmp_path / "store.db"))
+    count = retention.EVENTS_PAGE  # three events for each: several pages of them
+    await store.enqueue_many_rollouts([EnqueueRequest(None) for _ in range(count)])
+    claimed = await store.dequeue_many_rollouts(count, "worker")
+    ends = (
+        store.update_attempt(each.rollout_id, each.attempt.attempt_id, status="succeeded") for each in claimed
+    )
+    await asyncio.gather(*ends)
+    assert await store.delete_finished(older_than=0.0, limit=count) == count
+    assert {each.kind.value for each in await store.read_events(limit=10 * count)} == {"deleted"}
+    await store.close()
 
 
 async def test_callers_together_need_fewer_statements_than_one_after_the_other(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rollwright.errors import ConfigError, FormatError
+from rollwright.run.build_training import check
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.training import TrainingRun
 from rollwright.simulation.players import RandomPlayer
@@ -179,3 +180,26 @@ async def test_an_interrupt_leaves_a_run_that_goes_on(tiny: Any, model: Path, tm
     again = await tiny.train(tmp_path / "runs", config, model)
     assert again.checksum == whole.checksum
     assert curve(again.folder.path) == curve(whole.folder.path)
+
+
+def test_a_lone_tree_of_one_token_answers_is_refused_unless_it_is_compared_with_a_running_value(
+    tiny: Any, model: Path
+) -> None:
+    def checked(group_size: int, tokens: int, advantage: str) -> None:
+        check(
+            tiny.configuration(
+                model,
+                f"training.advantage={advantage}",
+                f"custom_envs.OddBytes.max_tokens_per_step={tokens}",
+                strategy={"kind": "tree", "width": 2, "depth": 2},
+                train_env_manager={"num_env_groups": 4, "group_size": group_size, "tags": ["OddBytes"]},
+            )
+        )
+
+    with pytest.raises(
+        ConfigError, match=r"group_size: a tree alone in its group .* `OddBytes` .* accepted: 2 or more"
+    ):
+        checked(1, 1, "tree")
+    checked(2, 1, "tree")
+    checked(1, 4, "tree")
+    checked(1, 1, "{name: tree, options: {kappa: 2}}")

@@ -24,6 +24,7 @@ from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.rng import uniform
 from rollwright.rollout.branching import Branching, FixedFanOut, Uncertainty
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
+from rollwright.rollout.settings import UncertaintyBranchConfig
 from rollwright.rollout.tree import TreeStrategy
 from rollwright.training.advantages import (
     GRPO,
@@ -355,6 +356,7 @@ def test_an_answer_that_counts_for_several_gets_what_they_would_have_got(credit:
     assert two[1] == pytest.approx(three[1])
 
 
+UNSURE = UncertaintyBranchConfig(kind="uncertainty", threshold=1.0, change=9.0)
 TREES = 2000
 """Sampled trees. The error bar of the first logit is then 0.002, and 0.0014 of what paths give, which is off by 0.01."""
 BARS = 4
@@ -456,7 +458,7 @@ def bars_off(estimates: Sequence[float], true: float) -> float:
     ("branching", "widths"),
     [
         pytest.param(FixedFanOut(ROOTS, 2), {"0": {4}, "1": {4}}, id="fixed"),
-        pytest.param(Uncertainty(ROOTS, 2, threshold=1.0, change=9.0), {"0": {1}, "1": {4}}, id="adaptive"),
+        pytest.param(Uncertainty(ROOTS, 2, UNSURE), {"0": {1}, "1": {4}}, id="adaptive"),
     ],
 )
 def test_trees_that_the_strategy_grows_are_unbiased_and_paths_are_not(

@@ -11,7 +11,7 @@ import pytest
 
 from rollwright.run.folder import RunReader
 from rollwright.run.trajectory_log import TRAJECTORIES
-from rollwright.ui.app import POLICY
+from rollwright.ui.app import POLICY, is_near
 
 API = ("run", "live", "episodes", "training", "swarm", "evaluation", "pairs")
 
@@ -206,3 +206,16 @@ def test_a_place_without_runs_is_refused_in_one_line(tmp_path: Path, place: str)
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert "password=x" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_leads_to_no_store_on_another_machine(tmp_path: Path) -> None:
+    assert is_near(str(tmp_path / "store.db"), tmp_path)
+    assert is_near("http://127.0.0.1:8700", tmp_path)
+    assert is_near("postgresql://me@localhost/db", tmp_path)
+    for other in (
+        "http://evil.example",
+        "postgresql://me@db/rollouts",
+        "/etc/passwd",
+        "http+unix:///run/other.sock",
+    ):
+        assert not is_near(other, tmp_path)

@@ -23,7 +23,7 @@ from rollwright.ui.store_view import look_into, worker_row
 SETTINGS: dict[str, Any] = {
     "name": "stored",
     "rollout_batch_size": 4,
-    "policy": {"kind": "simulated", "slots": 4, "tokens_per_second": 2000, "skill": 0.6},
+    "policy": {"kind": "simulated", "slots": 4, "tokens_per_second": 100, "skill": 0.6},
     "train_env_manager": {"num_env_groups": 2, "group_size": 2, "tags": ["FrozenLake"]},
 }
 

@@ -316,7 +316,7 @@ class Session:
         with self.stopwatch.waiting(Phase.ENGINE, "", question.agent) as waiting:
             made = await bounded(
                 policy.generate(prompt, fitted),
-                self._generate_timeout,
+                self._generate_timeout + getattr(policy, "rate_limit_patience", 0.0),
                 Boundary.ENGINE,
                 turn_id,
             )
@@ -341,8 +341,11 @@ class Session:
             exact=made.exact,
             prompt_tokens=made.prompt_tokens if prompt_ids is None else len(prompt_ids),
             completion_tokens=made.completion_tokens,
+            cached_tokens=made.cached_tokens,
+            reasoning_tokens=made.reasoning_tokens,
             sampling=None if drawn == self._params else drawn,
             tool_calls=made.tool_calls,
+            reasoning=made.reasoning,
         )
 
     def parse(self, turn: Turn) -> Parsed:
@@ -350,7 +353,7 @@ class Session:
         asked = self._asked[turn.id]
         renderer = self._policy_for(asked).renderer
         if renderer is None:
-            return Parsed(turn.text, tool_calls=turn.tool_calls)
+            return Parsed(turn.text, turn.reasoning, turn.tool_calls)
         if (output := asked.sampling.output) is not None:
             return read_output(renderer.decode(turn.sampled_ids), output, f"call-{turn.id}")
         prompt = full_prompt(self.trajectory.turns, turn.id)

@@ -149,7 +149,8 @@ def episodes_wanted(config: RunConfig) -> int:
     if config.val_env_manager is None:
         return training
     between = 0 if config.eval_steps is None or not steps else (steps - 1) // config.eval_steps
-    return training + (between + 1) * config.val_env_manager.num_env_groups
+    manager = config.val_env_manager
+    return training + (between + 1) * manager.num_env_groups * manager.group_size
 
 
 class RunView:
@@ -194,6 +195,8 @@ class RunView:
             done = activity.finished
             parts.append(f"reward {activity.reward / done:.3f}, {percent(activity.successes / done)} solved")
         parts.append(f"{self._rates[0]:,.0f} turns/s, {self._rates[1]:,.0f} tokens/s")
+        if run.config.budget is not None or run.config.prices:
+            parts.append(f"spent {run.costs.status()}")
         if failed:
             parts.append(f"{failed:,} failed")
         if worst := activity.causes.most_common(1):
@@ -202,7 +205,7 @@ class RunView:
 
     def _step(self) -> str:
         if self._run.config.train_env_manager is None:
-            return "validation"
+            return "validation" if self._run.config.evaluation is None else "evaluation"
         return f"batch {self._progress.steps:,} of {self._run.config.max_steps:,}"
 
     def table(self) -> Table:
@@ -233,6 +236,8 @@ class RunView:
         done = max(activity.finished, 1)
         reward = f"{activity.reward / done:.3f} mean reward · {percent(activity.successes / done)} solved"
         table.add_row("so far", reward if activity.finished else "–")
+        if run.config.budget is not None or run.config.prices:
+            table.add_row("spent", run.costs.status())
         for cause in activity.causes.most_common(3):
             table.add_row("failed attempts", Text(f"{cause.count:,} × {cause}", style="yellow"))
         return table
@@ -271,6 +276,8 @@ class TrainingView:
             speed = activity.tokens / max(pace.elapsed, 1e-9)
             parts.append(f"{activity.finished:,} rollouts, {speed:,.0f} sampled tokens/s")
             parts += [f"{each.count:,} × failed: {each}" for each in activity.causes.most_common(1)]
+            if run.config.budget is not None or run.config.prices:
+                parts.append(f"spent {run.local.costs.status()}")
         parts += [
             f"validation {percent(row.get('success'))} after step {row['step']:,}"
             for row in run.state.validations[-1:]
@@ -308,5 +315,7 @@ def training_live_table(run: "TrainingRun", pace: Pace) -> Table:
         spent = max(pipeline.split.total, 1e-9)
         table.add_row("rollouts", f"{activity.finished:,} done · {local.activity.inflight:,} in flight")
         table.add_row("speed", f"{activity.tokens / spent:,.0f} sampled tokens/s")
+        if run.config.budget is not None or run.config.prices:
+            table.add_row("spent", local.costs.status())
     table.add_row("time", split_line(pipeline.split.row()))
     return table

@@ -39,6 +39,10 @@ COMMANDS = {
     "run": Command("run", "run", "Play the episodes that CONFIG asks for."),
     "resume": Command("run", "resume", "Resume RUN where it stopped."),
     "train": Command("train", "train", "Train as CONFIG says."),
+    "eval": Command("evaluate", "evaluate", "Evaluate a model on tasks, with intervals, cost and a report."),
+    "compare": Command(
+        "evaluate", "compare", "Compare two evaluations on the tasks that both have, with a paired test."
+    ),
     "worker": Command("queue", "worker", "Join a store from anywhere and play its rollouts."),
     "serve": Command("queue", "serve", "Offer a store over HTTP."),
     "enqueue": Command("queue", "enqueue", "Put rollouts in a store, for workers to play."),

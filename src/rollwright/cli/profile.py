@@ -18,11 +18,13 @@ from rollwright.cli.tables import title_of
 from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError, naming
 from rollwright.observe.advice import RunSetup
+from rollwright.observe.learning_verdict import judge_learning
 from rollwright.observe.played_setup import setup_of, slots_of, store_of
 from rollwright.observe.profile import PhaseTally, Profile
 from rollwright.observe.timeline import Played, chrome_trace
 from rollwright.observe.verdict import BottleneckVerdict, Figures, judge
 from rollwright.run.folder import RunReader
+from rollwright.run.training_record import read_steps
 from rollwright.trajectory import Phase, Timing, Trajectory
 
 TIMELINE = "timeline.json"
@@ -71,6 +73,8 @@ def profile(
     if (summary := reader.summary()) is not None:
         spent = summary.get("activity", {}).get("commit_seconds", 0.0)
         screen.print(f"beside that, {spent:,.2f} s went into reporting the ends of attempts to the store")
+    if (learning := learning_of(reader)) is not None:
+        screen.print(learning)
     screen.print(f"timeline of {len(drawn):,} rollouts: {target}", soft_wrap=True, highlight=False)
     say_condition(reader, screen)
 
@@ -166,6 +170,20 @@ def _told(verdict: BottleneckVerdict) -> RenderableType:
     for finding in verdict.findings:
         parts.append(Padding(Text(f"{finding.cause}: {finding.because}"), (0, 0, 0, 2)))
         parts.append(Padding(Text(f"→ {finding.advice}", style="dim"), (0, 0, 0, 4)))
+    return Group(*parts)
+
+
+def learning_of(reader: RunReader) -> RenderableType | None:
+    """The verdict on learning; `None` for a run that did not train, or left no figures of it."""
+    steps = [each for each in read_steps(reader.path) if "silent_groups" in each]
+    if not steps:
+        return None
+    findings = judge_learning(steps, reader.config)
+    told = " and ".join(each.what for each in findings) or "the batches teach"
+    parts: list[RenderableType] = [Text.assemble("verdict on learning: ", (told, "bold"))]
+    for each in findings:
+        parts.append(Padding(Text(f"{each.what}: {each.because}"), (0, 0, 0, 2)))
+        parts.append(Padding(Text(f"→ {each.advice}", style="dim"), (0, 0, 0, 4)))
     return Group(*parts)
 
 

@@ -48,6 +48,7 @@ from rollwright.store.records import (
     WorkerStatus,
 )
 from rollwright.trajectory import ErrorRecord, Phase
+from rollwright.ui.store_view import ENDED, LOST, heartbeat_age, worker_state
 
 if TYPE_CHECKING:
     from rollwright.config import RunConfig
@@ -301,36 +302,11 @@ async def _workers(store: Store) -> Table:
         state = worker_state(worker, now)
         if state != WorkerStatus.BUSY:
             playing = "–"  # its last heartbeat may be older than its death
-        seen = "never" if (age := _age(worker, now)) is None else f"{clock_time(age)} ago"
+        seen = "never" if (age := heartbeat_age(worker, now)) is None else f"{clock_time(age)} ago"
         style = "red" if state == LOST else "dim" if state == ENDED else ""
         waits = Text(_waits_for(worker, state, age))
         table.add_row(worker.worker_id, state, seen, playing, waits, turns, tokens, style=style)
     return table
-
-
-LOST, ENDED = "lost", "ended"
-"""States that the store does not have, because a dead worker sends no heartbeat."""
-
-MISSED_HEARTBEATS = 3
-"""Missed heartbeats in a row before a worker counts as lost."""
-
-USUAL_INTERVAL = 5.0
-"""Seconds between heartbeats, if a worker does not report its interval."""
-
-
-def _age(worker: WorkerRecord, now: float) -> float | None:
-    return None if worker.last_heartbeat_time is None else max(0.0, now - worker.last_heartbeat_time)
-
-
-def worker_state(worker: WorkerRecord, now: float) -> str:
-    """Status in the store, or ended, or lost after several missed heartbeats."""
-    if worker.heartbeat_stats.get("ended") and worker.status is not WorkerStatus.BUSY:
-        return ENDED
-    interval = float(worker.heartbeat_stats.get("heartbeat_interval", USUAL_INTERVAL))
-    age = _age(worker, now)
-    if worker.status is WorkerStatus.UNKNOWN or age is None or age > MISSED_HEARTBEATS * interval:
-        return LOST
-    return str(worker.status)
 
 
 def _waits_for(worker: WorkerRecord, state: str, age: float | None) -> str:

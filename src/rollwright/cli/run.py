@@ -112,16 +112,23 @@ def resume(
     settings = resumed_settings(reader, overrides or [])
     if reader.ended and Progress.of(reader).is_complete(settings):
         repair_ended(reader, store)
+        if settings.evaluation is not None:
+            from rollwright.run.evaluating import write_report
+
+            write_report(run, settings)
         say_ended(run, reader, console())
         return
     policy = run_async(prepare_policy(settings, workers=workers, ray=ray))
     folder = RunFolder.reopen(run)
     if overrides:
         folder.keep_settings(settings)
+    play = execute
+    if settings.evaluation is not None:
+        from rollwright.cli.evaluate_execution import execute_evaluation
+
+        play = execute_evaluation
     with page_of(run, wanted=ui):
-        execute(
-            settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=True
-        )
+        play(settings, folder, store=store, workers=workers, ray=ray, live=live, policy=policy, resume=True)
 
 
 def say_default_policy(settings: "RunConfig") -> None:

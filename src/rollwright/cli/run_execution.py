@@ -4,9 +4,10 @@
 that playing needs.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -20,6 +21,7 @@ from rollwright.cli.tables import capability_line, ledger_table, result_table
 from rollwright.config import RunConfig
 from rollwright.engines.base import Policy
 from rollwright.rollout import Batch
+from rollwright.run.costs import BudgetReached
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import Progress, RunObserver, play_run
 from rollwright.run.recovery import recover
@@ -81,15 +83,29 @@ def execute(
     screen.print(result_table(summary))
     screen.print(ledger_table(summary))
     recent.print()
-    if summary["interrupted"]:
-        screen.print(
-            f"[yellow]interrupted:[/] resume with `rollwright resume {folder.path}`", highlight=False
-        )
+    say_end(summary, folder.path, screen)
     say_shown_steps(RunReader(folder.path), screen)
     screen.print(f"results: {folder.path}", soft_wrap=True, highlight=False)
     if summary["interrupted"]:
-        raise typer.Exit(INTERRUPTS.exit_code)
+        raise typer.Exit(end_code(summary))
     refuse_losses(folder)
+
+
+def say_end(summary: Mapping[str, Any], path: Path, screen: Console, command: str = "resume") -> None:
+    """Print why a run has ended before its work was done, and how it goes on."""
+    if summary.get("stopped") is not None:
+        screen.print(
+            f"[yellow]stopped:[/] {summary['stopped']}; give more and go on with `rollwright resume {path} budget.…=…`",
+            soft_wrap=True,
+            highlight=False,
+        )
+    elif summary["interrupted"]:
+        screen.print(f"[yellow]interrupted:[/] resume with `rollwright {command} {path}`", highlight=False)
+
+
+def end_code(summary: Mapping[str, Any]) -> int:
+    """Exit code of a run that has ended before its work was done."""
+    return INTERRUPTS.exit_code if summary.get("stopped") is None else BudgetReached.exit_code
 
 
 def say_changes(run: Run, screen: Console) -> None:

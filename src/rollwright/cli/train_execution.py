@@ -18,7 +18,7 @@ from rollwright.cli.live import TRAINING_REFRESH, LiveDisplay, TrainingView
 from rollwright.cli.profile import RecentProfile
 from rollwright.cli.report import LEVELS, make_report
 from rollwright.cli.run import say_default_policy
-from rollwright.cli.run_execution import repair_ended, say_changes, say_nothing_left
+from rollwright.cli.run_execution import end_code, repair_ended, say_changes, say_end, say_nothing_left
 from rollwright.cli.tables import ledger_table, training_table, validation_table
 from rollwright.cli.ui import page_of
 from rollwright.config import RunConfig
@@ -33,7 +33,6 @@ from rollwright.run.playing import RunObserver
 from rollwright.run.recovery import resumed_settings
 from rollwright.run.reference_scores import validation_baselines
 from rollwright.run.training import TrainingRun, is_trained, train_run
-from rollwright.signals import INTERRUPTS
 
 
 class TrainingScreen(RunObserver):
@@ -120,7 +119,7 @@ def execute(
     assert observer.training is not None
     _show(observer.training, summary, screen, recent)
     if summary["interrupted"]:
-        raise typer.Exit(INTERRUPTS.exit_code)
+        raise typer.Exit(end_code(summary))
 
 
 def _say_ended(path: Path, reader: RunReader, screen: Console) -> None:
@@ -143,10 +142,6 @@ def _show(run: TrainingRun, summary: dict[str, Any], screen: Console, recent: Re
         say_changes(run.local, screen)
         screen.print(ledger_table(summary))
     recent.print()
-    if summary["interrupted"]:
-        screen.print(
-            f"[yellow]interrupted:[/] resume with `rollwright train --resume {run.folder.path}`",
-            highlight=False,
-        )
+    say_end(summary, run.folder.path, screen, "train --resume")
     say_shown_steps(RunReader(run.folder.path), screen)
     screen.print(f"results: {run.folder.path}", soft_wrap=True, highlight=False)

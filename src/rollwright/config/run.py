@@ -5,10 +5,18 @@ from typing import Any
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from rollwright.agents.settings import History
-from rollwright.engines.settings import POLICIES, PolicyConfig, SamplingConfig, SimulatedPolicyConfig
+from rollwright.engines.settings import (
+    POLICIES,
+    PolicyConfig,
+    PriceConfig,
+    SamplingConfig,
+    SimulatedPolicyConfig,
+)
+from rollwright.evaluation.settings import EvaluationConfig
 from rollwright.gateway.settings import CaptureRules
 from rollwright.models.settings import DownloadConfig, ModelPool, large_model_pool, small_model_pool
 from rollwright.rollout.settings import (
+    BudgetConfig,
     ChainStrategyConfig,
     CustomEnvConfig,
     RemoteConfig,
@@ -67,6 +75,10 @@ class RunConfig(StreamSettings):
     training: TrainingConfig | None = None
     swarm: SwarmConfig | None = None
     val_env_manager: ValEnvManagerConfig | None = None
+    evaluation: EvaluationConfig | None = None
+    prices: dict[str, PriceConfig] = Field(default_factory=dict)
+    """Prices by the name of the model (`policy.model`, or the policy's kind), in US dollars for a million tokens."""
+    budget: BudgetConfig | None = None
     custom_envs: dict[str, CustomEnvConfig] = Field(default_factory=dict)
     """Settings by tag."""
 

@@ -137,12 +137,18 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     """Whether `sampled_ids` are the ids that the engine sampled; a text-only engine gives none."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that the engine reports to have had in its cache."""
+    reasoning_tokens: int = 0
+    """Tokens of the completion that the engine reports as reasoning."""
     served: float | None = None
     """Seconds that the engine reports, its queue included; the rest of the call was transport. `None`: it reports none."""
     sampling: SamplingParams | None = None
     """The sampling settings that the engine got, if they differ from the requested ones; `None`: they do not."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Tool calls that an API returned beside the text; empty for a policy with a renderer."""
+    reasoning: str = ""
+    """Reasoning that an API returned beside the text; empty for a policy with a renderer."""
     checked: bool = False
     """Whether the policy has checked ids and log-probabilities; otherwise the session does."""
 

@@ -74,6 +74,12 @@ def make_openai(settings: OpenAIPolicyConfig) -> Policy:
         retry=RetryPolicy(max_retries=settings.max_retries),
         max_connections=settings.max_connections,
         extra_body=settings.extra_body,
+        token_limit=settings.token_limit,
+        omit=settings.omit,
+        compress=settings.compress,
+        requests_per_minute=settings.requests_per_minute,
+        tokens_per_minute=settings.tokens_per_minute,
+        rate_limit_patience=settings.rate_limit_patience,
     )
 
 

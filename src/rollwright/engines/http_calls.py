@@ -10,6 +10,7 @@ connection does not count against the time limit of a request.
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -89,8 +90,11 @@ class HttpCalls:
         retry: RetryPolicy | None = None,
         max_connections: int = 4096,
         proxy: str | None = None,
+        compress: bool = False,
+        on_response: Callable[[HttpResponse], None] | None = None,
     ) -> None:
-        """`proxy`: URL of the proxy of all requests; `None`: connect directly, whatever the environment says."""
+        """`proxy`: URL of the proxy of all requests; `None`: connect directly, whatever the environment says. `compress`: ask
+        for compressed responses. `on_response`: gets every response, whatever its status."""
         if request_timeout <= 0:
             raise ConfigError(f"request_timeout: {request_timeout} is not a time; accepted: more than 0 s")
         if max_connections < 1:
@@ -103,6 +107,8 @@ class HttpCalls:
         self._request_timeout = request_timeout
         self._max_connections = max_connections
         self._proxy = proxy
+        self._compress = compress
+        self._on_response = on_response
         self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
 
     async def post(self, url: Url, body: bytes, max_answer: int) -> bytes:
@@ -148,6 +154,8 @@ class HttpCalls:
             raise CallFault(FaultCause.BROKEN_BODY, one_line(f"broken HTTP response: {fault}")) from fault
         except Unreachable as fault:
             raise CallFault(FaultCause.CONNECTION, one_line(str(fault))) from fault
+        if self._on_response is not None:
+            self._on_response(answer)
         if answer.status != 200:
             wait = retry_after_seconds(answer.header("Retry-After"))
             detail = f"HTTP {answer.status}: {server_message(answer.body) or answer.reason}"
@@ -163,7 +171,7 @@ class HttpCalls:
         return link
 
     def _client(self) -> Requests:
-        if self._proxy is None:
+        if self._proxy is None and not self._compress:
             return HttpClient(self._headers, keep_alive=KEEP_ALIVE_SECONDS)
         from rollwright.http.proxy import ProxiedClient
 

@@ -1,28 +1,41 @@
 """A policy over any OpenAI-compatible engine or hosted API that speaks text; for evaluation, because it gives no token ids.
 
 Always true: a call ends with a whole completion or with one `EngineError`; `http_calls` says how it is retried and counted.
+An answer 429 is no failure: the call waits, and with it all calls of this machine to the same API (`rate_limits`).
 Tools are sent and tool calls are parsed, or a call with tools is an error. If the environment names a proxy for the address,
 every request goes through it. Engines that speak token ids have policies of their own (`vllm`, `sglang`, `llama_cpp`).
 """
 
-from collections.abc import Mapping
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from rollwright.engines.base import Capabilities, Generation, Prompt, Renderer, Sampling
-from rollwright.engines.http_calls import CallCounters, CallFault, HttpCalls, endpoint
-from rollwright.engines.openai_api import ChatApi, CompletionsApi, TextApi
+from rollwright.engines.http_calls import CallCounters, CallFault, HttpCalls, endpoint, engine_error
+from rollwright.engines.openai_api import ChatApi, CompletionsApi
 from rollwright.engines.openai_probe import probe_openai
+from rollwright.engines.rate_limits import RateLimiter
 from rollwright.errors import ConfigError, FormatError
+from rollwright.http import HttpResponse
 from rollwright.http.proxy import proxy_for
 from rollwright.http.retry import FaultCause, RetryPolicy
+from rollwright.rng import KeyPart, uniform
 
 _TOKEN_BYTES = 2048
 """Bytes of a response for each requested token: its escaped text and fields that servers add. Most send under 10."""
 
 _ANSWER_BYTES = 1 << 20
 """Bytes of a response beside its tokens, reasoning included."""
+
+_BODY_BYTES_PER_TOKEN = 4
+"""Bytes of a request for each token of its prompt, as far as limits are concerned; the response tells the true number."""
+
+_QUOTA = "quota"
+"""In a 429 that waiting does not end: the account has nothing left."""
 
 
 class OpenAIPolicy:
@@ -41,22 +54,37 @@ class OpenAIPolicy:
         retry: RetryPolicy | None = None,
         max_connections: int = 4096,
         version: int = 0,
+        token_limit: Literal["auto", "max_tokens", "max_completion_tokens"] = "auto",
+        omit: Sequence[str] = (),
+        compress: bool = False,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        rate_limit_patience: float = 3600.0,
+        rates_folder: Path | None = None,
     ) -> None:
         """`base_url`: the address before `/chat/completions`, for example `http://127.0.0.1:8000/v1`.
 
         `api_key_env`: name of the environment variable that holds the key. `request_timeout`: seconds for one try.
-        `extra_body`: further fields of every request.
+        `extra_body`: further fields of every request. `token_limit`: name of the field with the limit; `auto`: `max_tokens`
+        until the API asks for the other one. `omit`: fields that are not sent. `requests_per_minute`, `tokens_per_minute`: limits
+        of the API, kept by all processes of this machine together; unset: as its headers tell. `rate_limit_patience`: seconds
+        that one call waits while the API answers 429. `rates_folder`: where the shared state of the limits is.
         """
         self.version = version
-        self._api = _api(api, model, extra_body or {})
+        self.rate_limit_patience = rate_limit_patience
+        self._auto_limit = token_limit == "auto"
+        self._api = _api(
+            api, model, extra_body or {}, "max_tokens" if self._auto_limit else token_limit, tuple(omit)
+        )
         self._url = endpoint(base_url, self._api.path)
         proxy = proxy_for(self._url)
-        if proxy is not None:
+        if proxy is not None or compress:
             from rollwright.http.proxy import load_library
 
             load_library()  # raises now if it is missing, not at the first call
         self._models_url = endpoint(base_url, "/models")
         self._model = model
+        self._retry = retry or RetryPolicy()
         self._calls = HttpCalls(
             api_key=api_key,
             api_key_env=api_key_env,
@@ -64,7 +92,19 @@ class OpenAIPolicy:
             retry=retry,
             max_connections=max_connections,
             proxy=proxy,
+            compress=compress,
+            on_response=self._observe,
         )
+        self.rates_name = f"{self._url} {model} {api_key_env or ''}"
+        """Name of the shared limits: one for each API, model and key."""
+        self._rates = RateLimiter(
+            self.rates_name,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+            folder=rates_folder,
+        )
+        self._limited = requests_per_minute is not None or tokens_per_minute is not None
+        """Whether calls ask the limiter: set by the settings, by headers or by the first 429."""
 
     @property
     def renderer(self) -> Renderer | None:
@@ -101,18 +141,56 @@ class OpenAIPolicy:
         counters.requests += 1
         body = self._api.request(prompt, sampling)
         longest = _ANSWER_BYTES + _TOKEN_BYTES * sampling.max_tokens
-        tries = 1
+        reserved = len(body) // _BODY_BYTES_PER_TOKEN + sampling.max_tokens
+        tries, waits, began = 1, 0, asyncio.get_running_loop().time()
         while True:
+            if self._limited:
+                await self._rates.acquire(reserved)
             try:
                 made = await self._send(body, longest)
                 break
             except CallFault as fault:
-                tries = await self._calls.back_off(fault, tries, prompt.key, self._url)
+                if self._wants_other_limit(fault):
+                    self._api = dataclasses.replace(self._api, token_limit="max_completion_tokens")
+                    body = self._api.request(prompt, sampling)
+                elif fault.cause is FaultCause.RATE_LIMITED:
+                    waits += 1
+                    waited = asyncio.get_running_loop().time() - began
+                    await self._sit_out(fault, waits, waited, prompt.key)
+                else:
+                    tries = await self._calls.back_off(fault, tries, prompt.key, self._url)
+        if self._limited:
+            self._rates.settle(reserved, made.prompt_tokens + made.completion_tokens)
         if (drawn := self._api.sent(sampling)) is not None:
             made = msgspec.structs.replace(made, sampling=drawn)
         counters.prompt_tokens += made.prompt_tokens
         counters.completion_tokens += made.completion_tokens
         return made
+
+    async def _sit_out(self, fault: CallFault, waits: int, waited: float, key: tuple[KeyPart, ...]) -> None:
+        """Wait after a 429, and let all calls of this machine wait; it is no failure of the call while there is patience."""
+        if _QUOTA in fault.detail or waited >= self.rate_limit_patience:
+            self.counters.failures[fault.cause] += 1
+            raise engine_error(fault, waits, self._url)
+        self.counters.retries[fault.cause] += 1
+        pause = self._retry.delay(
+            min(waits, self._retry.max_retries), fault.cause, fault.retry_after, uniform(*key, "429", waits)
+        )
+        pause = self._retry.longest if pause is None else pause
+        self._limited = True
+        self._rates.pause(min(pause, self._retry.longest if fault.retry_after is None else fault.retry_after))
+        await asyncio.sleep(pause)
+
+    def _wants_other_limit(self, fault: CallFault) -> bool:
+        """Whether the API refuses `max_tokens` and names the field that it takes."""
+        asked = fault.cause is FaultCause.REFUSED and "max_completion_tokens" in fault.detail
+        return asked and self._auto_limit and self._api.token_limit == "max_tokens"
+
+    def _observe(self, response: HttpResponse) -> None:
+        if response.header("x-ratelimit-limit-requests") or response.header("x-ratelimit-limit-tokens"):
+            self._limited = True
+        if self._limited:
+            self._rates.observe(response)
 
     async def close(self) -> None:
         """Close this event loop's connections while no call is under way. A later call opens new ones."""
@@ -127,9 +205,11 @@ class OpenAIPolicy:
             raise CallFault(FaultCause.BROKEN_BODY, f"not a completion: {error}") from error
 
 
-def _api(kind: str, model: str, extra_body: Mapping[str, Any]) -> TextApi:
+def _api(
+    kind: str, model: str, extra_body: Mapping[str, Any], token_limit: str, omit: tuple[str, ...]
+) -> ChatApi | CompletionsApi:
     if kind == "chat":
-        return ChatApi(model, extra_body)
+        return ChatApi(model, extra_body, token_limit, omit)
     if kind == "completions":
-        return CompletionsApi(model, extra_body)
+        return CompletionsApi(model, extra_body, token_limit, omit)
     raise ConfigError(f"api: {kind!r} is unknown; accepted: chat, completions")

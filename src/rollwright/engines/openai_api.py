@@ -93,9 +93,32 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 _encode = msgspec.json.Encoder().encode
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: _Count | None = None
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: _Count | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+    prompt_cache_hit_tokens: _Count | None = None
+    """DeepSeek's name for cached tokens."""
+
+    @property
+    def cached(self) -> int:
+        details = self.prompt_tokens_details
+        told = self.prompt_cache_hit_tokens if details is None else details.cached_tokens
+        return min(told or 0, self.prompt_tokens or 0)
+
+    @property
+    def reasoning(self) -> int:
+        details = self.completion_tokens_details
+        return min((details and details.reasoning_tokens) or 0, self.completion_tokens or 0)
 
 
 class _CalledFunction(msgspec.Struct):
@@ -113,6 +136,16 @@ class _ChatMessage(msgspec.Struct):
     content: str | None = None
     """Null if the model wrote no text, for example when it only calls tools."""
     tool_calls: list[_ToolCall] | None = None
+    reasoning_content: str | None = None
+    """Reasoning, as vLLM, SGLang and DeepSeek name it."""
+    reasoning: str | dict[str, Any] | None = None
+    """Reasoning, as OpenRouter and newer vLLM name it."""
+
+    @property
+    def thought(self) -> str:
+        if self.reasoning_content:
+            return self.reasoning_content
+        return self.reasoning if isinstance(self.reasoning, str) else ""
 
 
 class _ChatChoice(msgspec.Struct):
@@ -174,6 +207,10 @@ class _WithExtra:
 
     model: str
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+    token_limit: str = "max_tokens"
+    """Name of the field with the token limit."""
+    omit: tuple[str, ...] = ()
+    """Fields that are not sent, because the API refuses them."""
 
     def __post_init__(self) -> None:
         _check_extra(self.extra_body)
@@ -186,6 +223,12 @@ class _WithExtra:
     def sent(self, sampling: Sampling) -> SamplingParams | None:
         return sent(sampling, self._shaped)
 
+    def _fields(self, sampling: Sampling, stop: Sequence[str]) -> dict[str, Any]:
+        fields = _fields(self.model, sampling, stop, self.token_limit)
+        return (
+            {name: value for name, value in fields.items() if name not in self.omit} if self.omit else fields
+        )
+
 
 @dataclass(frozen=True)
 class ChatApi(_WithExtra):
@@ -196,7 +239,7 @@ class ChatApi(_WithExtra):
     takes_tools = True
 
     def request(self, prompt: Prompt, sampling: Sampling) -> bytes:
-        fields = _fields(self.model, sampling, sampling.stop)
+        fields = self._fields(sampling, sampling.stop)
         fields["messages"] = [
             _written(each)
             if each.tool_calls or each.reasoning or each.tool_call_id or each.name or each.role == "tool"
@@ -217,9 +260,9 @@ class ChatApi(_WithExtra):
         choice = decoded.choices[0]
         said = choice.message
         made = _generation(said.content or "", choice.finish_reason, decoded.usage)
-        if not said.tool_calls:
+        if not said.tool_calls and not said.thought:
             return made
-        return msgspec.structs.replace(made, tool_calls=_calls(said.tool_calls))
+        return msgspec.structs.replace(made, tool_calls=_calls(said.tool_calls or ()), reasoning=said.thought)
 
 
 @dataclass(frozen=True)
@@ -233,7 +276,7 @@ class CompletionsApi(_WithExtra):
     def request(self, prompt: Prompt, sampling: Sampling) -> bytes:
         if prompt.tools:
             raise EngineError(NO_TOOLS)
-        fields = _fields(self.model, sampling, (*sampling.stop, _NEXT_SPEAKER))
+        fields = self._fields(sampling, (*sampling.stop, _NEXT_SPEAKER))
         fields["prompt"] = transcript(prompt.messages)
         return _encode({**fields, **self.extra_body})
 
@@ -298,12 +341,12 @@ def one_line(text: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
-def _fields(model: str, sampling: Sampling, stop: Sequence[str]) -> dict[str, Any]:
+def _fields(model: str, sampling: Sampling, stop: Sequence[str], token_limit: str) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "model": model,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
+        token_limit: sampling.max_tokens,
     }
     if stop:
         fields["stop"] = stop
@@ -317,6 +360,8 @@ def _generation(text: str, finish: str | None, usage: _Usage | None) -> Generati
         exact=False,
         prompt_tokens=(usage and usage.prompt_tokens) or 0,
         completion_tokens=(usage and usage.completion_tokens) or 0,
+        cached_tokens=0 if usage is None else usage.cached,
+        reasoning_tokens=0 if usage is None else usage.reasoning,
     )
 
 

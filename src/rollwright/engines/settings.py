@@ -50,6 +50,21 @@ class SamplingConfig(Settings):
     """Texts that end a completion."""
 
 
+class PriceConfig(Settings):
+    """Price of a model, in US dollars for a million tokens."""
+
+    prompt: NonNegativeFloat = 0.0
+    """Of tokens in prompts."""
+    cached: NonNegativeFloat | None = None
+    """Of prompt tokens that the API had in its cache. Unset: as `prompt`."""
+    completion: NonNegativeFloat = 0.0
+    """Of sampled tokens."""
+    reasoning: NonNegativeFloat | None = None
+    """Of sampled tokens that were reasoning. Unset: as `completion`."""
+    call: NonNegativeFloat = 0.0
+    """Of one call, in dollars, beside its tokens."""
+
+
 class RendererConfig(Settings):
     """The tokenizer and the chat format of a model."""
 
@@ -209,6 +224,18 @@ class OpenAIPolicyConfig(Settings):
     """Most concurrent requests; further ones wait."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request's body, as the engine knows them."""
+    token_limit: Literal["auto", "max_tokens", "max_completion_tokens"] = "auto"
+    """The request's field with the token limit. `auto`: `max_tokens`, until the API asks for the other one."""
+    omit: list[Literal["temperature", "top_p", "stop"]] = Field(default_factory=list)
+    """Fields that are not sent, for models that refuse them; the API's own values then hold."""
+    compress: bool = False
+    """Whether compressed responses are asked for; needs rollwright[hosted]. Behind a proxy they always are."""
+    requests_per_minute: PositiveFloat | None = None
+    """Limit of the API, kept by all processes of this machine together. Unset: as its headers tell."""
+    tokens_per_minute: PositiveFloat | None = None
+    """Limit of the API in tokens of prompts and completions, kept in the same way."""
+    rate_limit_patience: NonNegativeFloat = 3600.0
+    """Seconds that one call waits while the API answers 429, beside `limits.generate_timeout`."""
 
 
 class OwnPolicyConfig(Settings):
@@ -235,6 +262,12 @@ PolicyConfig = Annotated[
     | OwnPolicyConfig,
     Field(discriminator="kind"),
 ]
+
+
+def model_name(settings: Any) -> str:
+    """Name of a policy's model in price tables and reports: its `model`, or its kind."""
+    return str(getattr(settings, "model", None) or settings.kind)
+
 
 POLICY_KINDS: tuple[str, ...] = tuple(
     get_args(each.model_fields["kind"].annotation)[0] for each in get_args(get_args(PolicyConfig)[0])

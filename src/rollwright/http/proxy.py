@@ -78,8 +78,9 @@ _GZIP = 16 + zlib.MAX_WBITS
 class ProxiedClient:
     """An HTTP client behind a proxy, made of aiohttp. Belongs to the event loop of its first request."""
 
-    def __init__(self, headers: Mapping[str, str], proxy: str, *, keep_alive: float) -> None:
-        """`headers`: sent with every request. `proxy`: its URL, with user and password if it needs them."""
+    def __init__(self, headers: Mapping[str, str], proxy: str | None, *, keep_alive: float) -> None:
+        """`headers`: sent with every request. `proxy`: its URL, with user and password if it needs them; `None`: connect
+        directly."""
         self._headers = {**headers, "Accept-Encoding": "gzip"}
         self._proxy = proxy
         self._keep_alive = keep_alive

@@ -41,6 +41,7 @@ from rollwright.rewards.settings import (
     parse_rewards,
 )
 from rollwright.trajectory import Trajectory, reward_of
+from rollwright.trajectory.usage import calling_as
 
 RewardGiven = RewardSettings | Mapping[str, Any] | str | Callable[..., Any]
 """An item of a list of rewards: settings, a mapping of them, a kind or `module:name`, or a function."""
@@ -247,7 +248,8 @@ async def _limit(reward: WeightedReward, start: Callable[[], Any]) -> Any:
 
 async def _guard(name: str, start: Callable[[], Any]) -> Any:
     try:
-        return await start()
+        with calling_as(name):
+            return await start()
     except NoReward as error:
         raise RewardFailure(name, str(error)) from error
     except BaseException as error:

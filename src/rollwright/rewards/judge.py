@@ -21,7 +21,8 @@ from rollwright.rewards.failure import NoReward, describe, one_line
 from rollwright.rewards.functions import Value
 from rollwright.rewards.scored import ScoredAttempt, TaskRow
 from rollwright.rewards.settings import JudgeReward, JudgeSettings
-from rollwright.trajectory import FinishReason, Message
+from rollwright.trajectory import FinishReason, Message, TokenUsage
+from rollwright.trajectory.usage import note_call
 
 Verdict = TypeVar("Verdict")
 
@@ -103,6 +104,9 @@ class JudgeModel:
         self._settings = settings
         self._policy = policy
         self._model = model
+        told = settings.policy or {}
+        self._name = str(told.get("model") or told.get("kind") or "")
+        """Name of the model in the ledger of costs; empty: the run's own policy."""
         self._sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens)
         self._places = asyncio.Semaphore(settings.concurrency)
         self.calls = 0
@@ -151,6 +155,9 @@ class JudgeModel:
                 if is_cancellation(error):
                     raise
                 raise NoReward(f"the judge's policy failed: {describe(error)}") from error
+        read = made.prompt_tokens if ids is None else len(ids)
+        used = TokenUsage(1, read, made.cached_tokens, made.completion_tokens, made.reasoning_tokens)
+        note_call(self._name, used)
         text = made.text
         if renderer is not None and ids is not None:
             text = renderer.parse(ids, made.sampled_ids).content

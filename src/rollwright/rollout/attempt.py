@@ -39,7 +39,17 @@ from rollwright.sandbox.settings import AUTO
 from rollwright.store.api import Store
 from rollwright.store.errors import AttemptRefused, NotFound
 from rollwright.store.records import AttemptedRollout
-from rollwright.trajectory import Boundary, ErrorRecord, StopReason, Trajectory, check, check_rewards
+from rollwright.trajectory import (
+    Boundary,
+    ErrorRecord,
+    OutsideCall,
+    StopReason,
+    Trajectory,
+    Turn,
+    check,
+    check_rewards,
+)
+from rollwright.trajectory.usage import collect_calls, sum_calls
 
 CLOSE_SECONDS = 5.0
 """A hung environment gets this long to close before it is abandoned."""
@@ -131,6 +141,36 @@ class RolloutAttempt:
         self._context = context
         self._slot = slot
         self._journal = StoreJournal(context.store, claimed.rollout_id, claimed.attempt.attempt_id)
+        self._session: Session | None = None
+        self._outside: list[OutsideCall] = []
+        """Calls of judges for this attempt."""
+
+    def paid(self, record: ErrorRecord) -> bytes | None:
+        """The turns that a failed rollout has paid for, here and in earlier attempts, without their tokens; `None`: none."""
+        played = [] if self._session is None else self._session.trajectory.turns
+        turns = [*played, *(each.turn for each in self._journal.recorded.values())]
+        if not turns and not self._outside:
+            return None
+        claimed = self.claimed
+        counted = [
+            Turn(
+                id=place,
+                after=None,
+                extends=None,
+                agent=turn.agent,
+                prompt_tokens=turn.prompt_tokens,
+                completion_tokens=turn.completion_tokens,
+                cached_tokens=turn.cached_tokens,
+                reasoning_tokens=turn.reasoning_tokens,
+                count=turn.count,
+            )
+            for place, turn in enumerate(turns)
+        ]
+        ids = claimed.rollout_id, claimed.attempt.attempt_id, claimed.rollout_id.rpartition("-m")[0]
+        tag = str(claimed.input.get("tag", "")) if isinstance(claimed.input, Mapping) else ""
+        failed_one = Trajectory(*ids, tag, 0, turns=counted, stop=StopReason.ERROR, error=record)
+        failed_one.judged = sum_calls(self._outside)
+        return failed_one.to_bytes()
 
     async def play(self) -> PlayedAttempt | ErrorRecord:
         """Plays the rollout to its end, or to its failure."""
@@ -213,8 +253,9 @@ class RolloutAttempt:
         """Judges an episode that has ended by the rewards of its tag."""
         if rewards is None or trajectory.stop is StopReason.STALE:
             return trajectory
-        with self.stopwatch.waiting(Phase.ENVIRONMENT, "rewards"):
+        with self.stopwatch.waiting(Phase.ENVIRONMENT, "rewards"), collect_calls() as self._outside:
             scored = await rewards.score(task, trajectory)
+        scored.judged = sum_calls(self._outside)
         scored.timing = self.stopwatch.read()
         return scored
 
@@ -236,6 +277,7 @@ class RolloutAttempt:
     def _shown_in_flight(self, session: Session) -> Iterator[None]:
         """Lists the session in the activity; the manager takes it off the list after the commit."""
         activity = self._context.activity
+        self._session = session
         activity.sessions[self.claimed.rollout_id] = session
         try:
             yield

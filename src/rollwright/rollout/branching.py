@@ -1,16 +1,28 @@
-"""Branch policies: how many answers each question of a tree gets.
+"""Branch policies: how many answers each question of a tree gets. Each is made of its settings, `width` and `depth`.
 
-Always true: the number of answers to a question depends on the turns before it, and is fixed before any of them is sampled.
-The outcome of the answers never changes it; only therefore is an estimate that averages over children unbiased.
+Always true: the numbers of answers to all questions of a level are fixed together, from what was played before, and before
+any answer of the level is sampled. What comes of the answers never changes them; only therefore is an estimate that averages
+over children unbiased. A policy may look at all questions of the level, because those are states that were reached, and
+given them the next answers are still drawn from the policy alone.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, cast
 
+from rollwright.registry import parameters_of
 from rollwright.rng import KeyPart, generator
-from rollwright.rollout.settings import BRANCH_POLICIES
+from rollwright.rollout.settings import (
+    BRANCH_POLICIES,
+    BranchConfig,
+    FixedBranchConfig,
+    KeepAliveBranchConfig,
+    OwnBranchConfig,
+    RandomBranchConfig,
+    SplitBranchConfig,
+    UncertaintyBranchConfig,
+)
 from rollwright.trajectory import Turn
 
 TRUNK = -1
@@ -45,26 +57,71 @@ class Node:
 
 
 class Branching(Protocol):
-    """Decides the number of answers to a question."""
+    """Decides the number of answers to each question."""
 
-    def labels(self, node: Node) -> Sequence[int]:
-        """The branch label of each answer; as many as there are answers, at least one."""
+    def level(self, nodes: Sequence[Node]) -> Sequence[Sequence[int]]:
+        """For each live question of a level, in the order of the tree, the branch label of each of its answers; as many as
+        there are answers, at least one."""
         ...
 
 
+class ByQuestion:
+    """Base of policies that look at one question at a time."""
+
+    def labels(self, node: Node) -> Sequence[int]:
+        """The branch label of each answer."""
+        raise NotImplementedError
+
+    def level(self, nodes: Sequence[Node]) -> Sequence[Sequence[int]]:
+        return [self.labels(node) for node in nodes]
+
+
 @dataclass(frozen=True)
-class FixedFanOut:
+class FixedFanOut(ByQuestion):
     """The same number of answers to every question of the first `depth` turns."""
 
     width: int
     depth: int
+    rules: FixedBranchConfig = field(default_factory=FixedBranchConfig)
 
     def labels(self, node: Node) -> Sequence[int]:
         return (0,) * (self.width if node.depth < self.depth else 1)
 
 
 @dataclass(frozen=True)
-class RandomExpansion:
+class Split(ByQuestion):
+    """Many roots, and one wide split later: in between, every path is on its own."""
+
+    width: int
+    depth: int
+    rules: SplitBranchConfig
+
+    def labels(self, node: Node) -> Sequence[int]:
+        roots = self.rules.roots if node.depth == 0 else 1
+        return (0,) * (roots * self.width if node.depth == self.rules.at else roots)
+
+
+@dataclass(frozen=True)
+class KeepAlive:
+    """Refills the live population of the tree before each level: branches that ended are replaced by further answers to the
+    questions of those that live."""
+
+    width: int
+    depth: int
+    rules: KeepAliveBranchConfig
+
+    def level(self, nodes: Sequence[Node]) -> Sequence[Sequence[int]]:
+        if nodes[0].depth == 0:
+            return [(0,) * self.width for _ in nodes]
+        wanted = self.rules.alive if nodes[0].depth < self.depth else 0
+        each, rest = divmod(max(wanted, len(nodes)), len(nodes))
+        # Who gets one more is drawn anew for each level, so that no branch is favoured for its place in the tree.
+        order = generator(*nodes[0].key, "keep_alive", nodes[0].depth).sample(range(len(nodes)), rest)
+        return [(0,) * min(each + (place in order), self.width) for place in range(len(nodes))]
+
+
+@dataclass(frozen=True)
+class RandomExpansion(ByQuestion):
     """`chains` chains, each a tree of its own; in each of `rounds` rounds, `nodes` questions of each tree, drawn anew
     from all that it has by then, get one more answer, which is played to its end.
 
@@ -72,14 +129,14 @@ class RandomExpansion:
     before the drawn turn is not expanded there.
     """
 
-    chains: int
-    nodes: int
-    rounds: int
+    width: int
     depth: int
+    rules: RandomBranchConfig
 
     def labels(self, node: Node) -> Sequence[int]:
-        plan = expansion_plan(self, node.key)
-        return (*_own(self, node), *plan.get((node.label, node.depth), ()))
+        plan = expansion_plan(self.rules, self.depth, node.key)
+        own = range(self.rules.chains) if node.label == TRUNK else (node.label,)
+        return (*own, *plan.get((node.label, node.depth), ()))
 
 
 Plan = dict[tuple[int, int], list[int]]
@@ -87,7 +144,7 @@ Plan = dict[tuple[int, int], list[int]]
 
 
 @lru_cache(maxsize=4096)
-def expansion_plan(rules: RandomExpansion, key: tuple[KeyPart, ...]) -> Plan:
+def expansion_plan(rules: RandomBranchConfig, depth: int, key: tuple[KeyPart, ...]) -> Plan:
     draws = generator(*key, "expansion")
     plan: Plan = {}
     labels = iter(range(rules.chains, rules.chains * (1 + rules.nodes * rules.rounds)))
@@ -95,29 +152,22 @@ def expansion_plan(rules: RandomExpansion, key: tuple[KeyPart, ...]) -> Plan:
     for _ in range(rules.rounds):
         for tree in trees:
             questions = [(TRUNK, 0)]
-            questions += [(label, depth) for label, start in tree for depth in range(start, rules.depth)]
+            questions += [(label, turn) for label, start in tree for turn in range(start, depth)]
             for _ in range(rules.nodes):
-                label, depth = draws.choice(questions)
+                label, turn = draws.choice(questions)
                 new = next(labels)
-                plan.setdefault((label, depth), []).append(new)
-                tree.append((new, depth + 1))
+                plan.setdefault((label, turn), []).append(new)
+                tree.append((new, turn + 1))
     return plan
 
 
-def _own(rules: RandomExpansion, node: Node) -> Sequence[int]:
-    return range(rules.chains) if node.label == TRUNK else (node.label,)
-
-
 @dataclass(frozen=True)
-class Uncertainty:
+class Uncertainty(ByQuestion):
     """More answers where the uncertainty of the model was high, or changed after an observation."""
 
     width: int
     depth: int
-    threshold: float
-    """Nats: after a turn whose sampled tokens have a mean -log p of at least this, there are `width` answers."""
-    change: float
-    """Nats: likewise after a turn whose mean -log p differs by at least this from the turn before it."""
+    rules: UncertaintyBranchConfig
 
     def labels(self, node: Node) -> Sequence[int]:
         return (0,) * (self.width if node.depth < self.depth and self._unsure(node) else 1)
@@ -125,24 +175,38 @@ class Uncertainty:
     def _unsure(self, node: Node) -> bool:
         if node.uncertainty is None:
             return node.turn is None
-        return node.uncertainty >= self.threshold or (node.change or 0.0) >= self.change
+        return node.uncertainty >= self.rules.threshold or (node.change or 0.0) >= self.rules.change
 
 
 @dataclass(frozen=True)
 class OwnBranching:
-    """A user-defined function of the node that returns the number of answers."""
+    """A user-defined function that returns the number of answers: of the node, or of the node and all nodes of its level."""
 
-    name: str
     width: int
     """Upper limit of answers."""
-    function: Callable[[Node], int] = field(init=False, compare=False)
+    depth: int
+    rules: OwnBranchConfig
+    function: Callable[..., int] = field(init=False, compare=False)
+    sees_level: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "function", BRANCH_POLICIES.function(self.name))
+        function = BRANCH_POLICIES.function(self.rules.function)
+        object.__setattr__(self, "function", function)
+        object.__setattr__(self, "sees_level", len(parameters_of(function)) > 1)
 
-    def labels(self, node: Node) -> Sequence[int]:
-        with BRANCH_POLICIES.blame(self.name):
-            return (0,) * min(self.width, max(1, int(self.function(node))))
+    def level(self, nodes: Sequence[Node]) -> Sequence[Sequence[int]]:
+        with BRANCH_POLICIES.blame(self.rules.function):
+            wanted = [
+                int(self.function(node, nodes) if self.sees_level else self.function(node)) for node in nodes
+            ]
+        return [(0,) * min(self.width, max(1, count)) for count in wanted]
+
+
+def make_branching(rules: BranchConfig, width: int, depth: int) -> Branching:
+    """The branch policy of these settings."""
+    if isinstance(rules, OwnBranchConfig):
+        return OwnBranching(width, depth, rules)
+    return cast(Branching, BRANCH_POLICIES.find(rules.kind)(width, depth, rules))
 
 
 def _uncertainty(turn: Turn | None) -> float | None:

@@ -139,7 +139,7 @@ class EnvManager:
                 await self._slot.discard()
             else:
                 with attempt.stopwatch.waiting(Phase.STORE, "commit"):
-                    await self._commit(claimed, result)
+                    await self._commit(attempt, result)
                 activity.commit_seconds += attempt.stopwatch.waits[-1].seconds
         except (AttemptRefused, NotFound, Superseded):  # cancelled, given to another worker, or deleted
             activity.refused += 1
@@ -171,14 +171,17 @@ class EnvManager:
         message = "its code cancelled the attempt; nobody else had"
         return ErrorRecord(Boundary.SYSTEM, asyncio.CancelledError.__name__, message, 0)
 
-    async def _commit(self, claimed: AttemptedRollout, result: PlayedAttempt | ErrorRecord) -> None:
+    async def _commit(self, attempt: RolloutAttempt, result: PlayedAttempt | ErrorRecord) -> None:
         """Reports the end of the attempt to the store, which refuses an attempt that has lost its rollout."""
+        claimed = attempt.claimed
         activity, store = self._context.activity, self._context.store
         held = claimed.rollout_id, claimed.attempt.attempt_id
         if isinstance(result, ErrorRecord):
             activity.fail(result, claimed.rollout_id)
             status = AttemptStatus.TIMEOUT if result.kind == TIMEOUT else AttemptStatus.FAILED
-            await store.update_attempt(*held, status=status, reason=str(EpisodeFailure(result)))
+            await store.update_attempt(
+                *held, status=status, reason=str(EpisodeFailure(result)), trajectory=attempt.paid(result)
+            )
             if self._context.on_failed is not None:
                 self._context.on_failed(claimed, result)
         elif result.trajectory.stop is StopReason.STALE:

@@ -71,6 +71,14 @@ def level_seed(run_seed: int, mode: str, group: int) -> int:
     return rng.seed(run_seed, "level", mode, group)
 
 
+def draw_key(episode: Episode) -> tuple[rng.KeyPart, ...]:
+    """Key of all random draws of an episode. In a finite stream (validation) every group has its own level, which is the
+    key: a level is played alike whichever others are played beside it."""
+    if episode.mode == "train":
+        return (episode.run_seed, episode.mode, episode.group, episode.member)
+    return (episode.run_seed, episode.mode, episode.tag, episode.seed, episode.member)
+
+
 class Strategy(Protocol):
     """Plays the turns of an episode, along one path or several."""
 
@@ -224,7 +232,7 @@ def new_session(
         trajectory,
         policy,
         settings.sampling,
-        (episode.run_seed, episode.mode, episode.group, episode.member),
+        draw_key(episode),
         sequence_length=settings.sequence_length,
         generate_timeout=settings.limits.generate_timeout,
         attempt=attempt,

@@ -27,6 +27,8 @@ class GroupRules:
     max_staleness: int | None = 0
     """Limit of policy versions between a group's oldest token and the version at hand-over. `None`: no limit."""
     filters: tuple[Filter, ...] = ()
+    replace_failed: bool = True
+    """Whether members that failed for good are replaced by others."""
     ranked: frozenset[str] = frozenset()
     """Tags whose groups a judge ranks before they are complete."""
 
@@ -37,7 +39,7 @@ class GroupRules:
     @property
     def replacements(self) -> int:
         """Limit of replacements for members that failed for good: as many as the group has members."""
-        return self.group_size
+        return self.group_size if self.replace_failed else 0
 
 
 @dataclass
@@ -156,6 +158,20 @@ class GroupBook:
         return self._ready + len(self._open) * self._rules.group_size
 
     @property
+    def next_index(self) -> int:
+        """Index of the group that would be opened next."""
+        return self._next_index
+
+    @property
+    def lowest_open(self) -> int:
+        """Index of the first group that is still played; of the next one if none is."""
+        return min((each.index for each in self._open.values()), default=self._next_index)
+
+    def end_stream(self) -> None:
+        """Opens no further group: the stream ends with those that there are."""
+        self._levels = self._next_index
+
+    @property
     def all_opened(self) -> bool:
         """Whether the stream is finite and all its groups were opened."""
         return self._levels is not None and self._next_index >= self._levels
@@ -212,7 +228,8 @@ class GroupBook:
             return self._replace(group, f"filter {dropped}")
         self._move(group, Fate.RUNNING, Fate.WAITING)
         group.finished[member] = trajectory
-        if len(group.finished) == self._rules.group_size:
+        # The last of a group whose other members failed without replacement completes it, too.
+        if len(group.finished) == self._rules.group_size or not group.running:
             return self._settle(group)
         return NOTHING
 

@@ -149,7 +149,8 @@ class RemoteBoard:
             return
         if rollout_id is None:
             raise unauthorized("taking a rollout needs the key of ROLLWRIGHT_GATEWAY_KEY")
-        if rollout_id not in self._ended:
+        # A report that is repeated may be answered again, unless another program plays the next attempt by now.
+        if rollout_id in self._held or rollout_id not in self._ended:
             assert self._gateway is not None, "requests come through the gateway"
             self._gateway.registry.find(rollout_id, key)
 
@@ -239,7 +240,8 @@ class RemoteAgent:
     episode_seconds: float
 
     async def __call__(self, task: Any, session: AgentSession) -> Any:
-        ended = await self.board.play(Offer(task, session, self.lease_seconds), self.episode_seconds)
+        sent = msgspec.to_builtins(task, enc_hook=str)  # a dataset may hold what JSON cannot
+        ended = await self.board.play(Offer(sent, session, self.lease_seconds), self.episode_seconds)
         if ended.error is not None:
             line = " ".join(ended.error.split())
             record = ErrorRecord(Boundary.AGENT, "reported", line, len(session.trajectory.turns))

@@ -13,16 +13,18 @@ waiting `get_batch` by an event.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
-from rollwright.agents import EpisodeFailure, failed
+from rollwright.agents import EpisodeFailure, entries, failed
 from rollwright.errors import FormatError, RollwrightError, RunClosed
 from rollwright.rollout.accounting import FailureCauses, Fate, Ledger
 from rollwright.rollout.env_manager import STALE
+from rollwright.rollout.episode import Episode, read_episode
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
     BELOW_MIN_GROUP_SIZE,
@@ -38,6 +40,7 @@ from rollwright.rollout.ranking import GroupRanker, RankingTasks
 from rollwright.rollout.recovery import NO_REASON, CompletionReplay
 from rollwright.rollout.settings import EnvManagerConfig, StreamSettings
 from rollwright.store.api import Store
+from rollwright.store.errors import NotFound
 from rollwright.store.records import (
     AttemptStatus,
     CompletionEntry,
@@ -61,6 +64,10 @@ COMPLETIONS_SECONDS = 60.0
 """Seconds for which one call waits for finished rollouts; only limits the effect of a lost wake-up."""
 
 
+GATE_SECONDS = 1.0
+"""Seconds after which a gate is asked again without news."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Complete groups, with all their trajectories."""
@@ -74,6 +81,31 @@ class Batch:
     @property
     def trajectories(self) -> list[Trajectory]:
         return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+
+class OpeningGate(Protocol):
+    """Decides before every group whether it may be opened now; asked again whenever rollouts have ended."""
+
+    def admits(self, rollouts: int) -> bool:
+        """Whether so many more rollouts may be opened beside those in flight."""
+        ...
+
+    def refusal(self, rollouts: int) -> RollwrightError | None:
+        """Why so many cannot be opened although nothing is in flight; `None`: they can, or something is."""
+        ...
+
+
+class StreamPace(Protocol):
+    """Decides how far a finite stream is opened, and when it ends before its last group."""
+
+    def limit(self, lowest_open: int) -> int | None:
+        """The number of groups that may be opened by now, if all groups before `lowest_open` have ended; `None`: the
+        stream ends here."""
+        ...
+
+
+Recall = Callable[[str, Episode], bytes | None]
+"""Returns the encoded trajectory of a rollout that need not be played, because its result is known."""
 
 
 class TooManyRefills(RollwrightError):
@@ -116,6 +148,12 @@ class RolloutScheduler:
         on_failed: Callable[[str, str], None] | None = None,
         read_kept: Callable[[Sequence[str]], Mapping[str, bytes]] = lambda rollout_ids: {},
         on_settled: Callable[[], Awaitable[None]] | None = None,
+        on_spent: Callable[[str, Trajectory], None] | None = None,
+        gate: OpeningGate | None = None,
+        pace: StreamPace | None = None,
+        recall: Recall | None = None,
+        on_recalled: Callable[[str], None] | None = None,
+        replace_failed: bool = True,
         ranker: GroupRanker | None = None,
     ) -> None:
         """`stream`: name of this stream in the ids of its rollouts; levels depend on `mode` alone.
@@ -129,12 +167,17 @@ class RolloutScheduler:
         a rollout that failed for good, and the reason. `read_kept` gives the encoded trajectories that are kept
         elsewhere, so that the store need not have them any more; `on_settled` is awaited after some were finished. `ranker`
         ranks the members of complete groups, which `on_finished` then gets with their ranks.
+        `on_spent` gets every rollout that has ended, with the turns that were paid for; of one without a result, nothing else.
+        `gate`, `pace`: decide when groups are opened; `recall`: gives results that are known without playing;
+        `on_recalled` gets their ids, before all else.
+        `replace_failed`: see `GroupRules`.
         """
         self._store = store
         self._version = version
         self._mode = mode
         self._synchronous = config.async_generation_ratio == 0
         self._group_size = manager.group_size
+        self._opened_at_once = manager.group_size + manager.group_size_redundancy
         self._max_open = manager.num_env_groups
         self._max_refills = config.limits.max_refills
         self._ahead = config.async_generation_ratio * config.batch_size if mode == "train" else 0.0
@@ -149,6 +192,7 @@ class RolloutScheduler:
             min_group_size=manager.min_group_size,
             max_staleness=math.ceil(config.async_generation_ratio) if mode == "train" else None,
             filters=build_filters(manager),
+            replace_failed=replace_failed,
             ranked=frozenset() if ranker is None else ranker.tags,
         )
         self._book = GroupBook(
@@ -174,6 +218,11 @@ class RolloutScheduler:
         self._on_failed = on_failed
         self._read_kept = read_kept
         self._on_settled = on_settled
+        self._on_spent = on_spent
+        self._gate = gate
+        self._pace = pace
+        self._recall = recall
+        self._on_recalled = on_recalled
         self._ranker = ranker
         self._ranking = RankingTasks(config.limits.max_attempts)
         self._wanted = 0
@@ -245,7 +294,7 @@ class RolloutScheduler:
                         break
                     self._check_progress()
                     self._demand.set()
-                    await self._news.wait()
+                    await self._wait_for_news()
             finally:
                 self._wanted = 0
         # No await from here on: a cancellation would lose groups that the book has counted as delivered.
@@ -253,6 +302,16 @@ class RolloutScheduler:
             groups.sort(key=lambda group: group.index)
         self._demand.set()
         return Batch(groups, version, self.ledger)
+
+    async def _wait_for_news(self) -> None:
+        if self._gate is None:
+            await self._news.wait()
+            return
+        with suppress(
+            TimeoutError
+        ):  # a gate may also open or close with time, or with the rollouts of another stream
+            async with asyncio.timeout(GATE_SECONDS):
+                await self._news.wait()
 
     def _check_progress(self) -> None:
         if self._closed:
@@ -264,6 +323,9 @@ class RolloutScheduler:
                 raise RollwrightError(f"{task.get_name()}: was ended by {FOREIGN_CANCELLATION}")
         if self._book.dropped_in_a_row > self._max_refills:
             raise TooManyRefills(self._explain_drops())
+        idle = self._gate is not None and not self._book.open_groups
+        if idle and self._gate is not None and (why := self._gate.refusal(self._opened_at_once)) is not None:
+            raise why
 
     def _explain_drops(self) -> str:
         """Why groups were dropped. Failed members are named by the cause of their failure, not by the fate of their groups."""
@@ -288,9 +350,13 @@ class RolloutScheduler:
                 self._demand.clear()
                 enqueue: list[EnqueueRequest] = []
                 while self._wants_group():
-                    enqueue += self._enqueue_requests(self._book.open_group())
+                    enqueue += self._enqueue_requests(self._recalled(self._book.open_group()))
                 if enqueue:
                     await self._shielded(self._store.enqueue_many_rollouts(enqueue))
+                if (
+                    not self._book.open_groups
+                ):  # nothing in flight will bring news: all came from `recall`, or none may open
+                    self._news.set()
         finally:
             # Also when this task fails: a waiting `get_batch` then finds that out in `_check_progress`.
             self._news.set()
@@ -300,7 +366,32 @@ class RolloutScheduler:
         # second opens ahead only whole groups, so that a ratio below one group opens nothing.
         supply = self._book.supply
         wanted = supply < self._wanted or supply + self._group_size <= self._wanted + self._ahead
-        return wanted and self._book.open_groups < self._max_open and not self._book.all_opened
+        if not wanted or self._book.open_groups >= self._max_open or self._book.all_opened:
+            return False
+        return self._keeps_pace() and (self._gate is None or self._gate.admits(self._opened_at_once))
+
+    def _keeps_pace(self) -> bool:
+        if self._pace is None:
+            return True
+        limit = self._pace.limit(self._book.lowest_open)
+        if limit is None:
+            self._book.end_stream()
+            self._news.set()
+            return False
+        return self._book.next_index < limit
+
+    def _recalled(self, decision: Decision) -> Decision:
+        """Takes over the results that are known; returns what is left to play."""
+        if self._recall is None:
+            return decision
+        left = []
+        for rollout_id, episode in decision.enqueue:
+            encoded = self._recall(rollout_id, episode)
+            if encoded is None:
+                left.append((rollout_id, episode))
+            else:
+                self._take_over(rollout_id, encoded, paid=False)
+        return Decision(enqueue=left)
 
     async def _shielded(self, call: Awaitable[object]) -> None:
         """Awaits a call to its end, also when this task is cancelled meanwhile: book and store would differ."""
@@ -338,13 +429,26 @@ class RolloutScheduler:
         lost = [
             each
             for each in requests
-            if each.rollout_id and each.rollout_id not in known and self._book.awaits(each.rollout_id)
+            if each.rollout_id
+            and each.rollout_id not in known
+            and self._book.awaits(each.rollout_id)
+            and not self._recalls(each)
         ]
         if lost:
             await self._store.enqueue_many_rollouts(lost)
         for first in range(0, len(log), RESTORED_AT_ONCE):
             await self._settle(log[first : first + RESTORED_AT_ONCE])
         self._book.dropped_in_a_row = 0  # between those that were dropped, others were handed out
+
+    def _recalls(self, request: EnqueueRequest) -> bool:
+        """Takes over the result of a rollout that was opened before the restart, if it is known without playing."""
+        assert request.rollout_id is not None
+        encoded = (
+            None if self._recall is None else self._recall(request.rollout_id, read_episode(request.input))
+        )
+        if encoded is not None:
+            self._take_over(request.rollout_id, encoded, paid=False)
+        return encoded is not None
 
     async def _query_rollout_ids(self) -> set[str]:
         """Ids of the rollouts of this stream that the store has."""
@@ -397,6 +501,8 @@ class RolloutScheduler:
         for each in mine:
             if not self._book.awaits(each.rollout_id):
                 continue
+            if each.status is RolloutStatus.FAILED:
+                await self._count_failed(each.rollout_id)
             if each.status is RolloutStatus.SUCCEEDED:
                 decision = self._take_over(each.rollout_id, encoded.get(each.rollout_id))
             elif each.status is RolloutStatus.FAILED:
@@ -413,7 +519,7 @@ class RolloutScheduler:
         self._demand.set()
         self._news.set()
 
-    def _take_over(self, rollout_id: str, data: bytes | None) -> Decision:
+    def _take_over(self, rollout_id: str, data: bytes | None, *, paid: bool = True) -> Decision:
         """Takes a committed trajectory into the book. A worker of others may commit anything: bytes that are no trajectory
         with finite rewards are a failure."""
         try:
@@ -423,8 +529,12 @@ class RolloutScheduler:
         except FormatError as error:
             return self._give_up(rollout_id, str(failed(Boundary.SYSTEM, error, 0)))
         decision = self._book.finish(rollout_id, trajectory)
+        if not paid and self._on_recalled is not None:
+            self._on_recalled(rollout_id)
         if self._on_finished is not None and not self._awaits_rank(trajectory):
             self._on_finished(rollout_id, data)
+        if self._on_spent is not None:
+            self._on_spent(rollout_id, trajectory)
         return decision
 
     def _awaits_rank(self, trajectory: Trajectory) -> bool:
@@ -442,6 +552,7 @@ class RolloutScheduler:
         if decision.enqueue:
             await self._store.enqueue_many_rollouts(self._enqueue_requests(decision))
         if decision.cancel:
+            await self._count_cancelled(decision.cancel)
             await self._store.cancel_rollouts(decision.cancel, decision.why)
             if self._forget:
                 await self._store.delete_rollouts(decision.cancel)
@@ -474,6 +585,28 @@ class RolloutScheduler:
         for each in group.trajectories if self._on_finished is not None else ():
             if self._awaits_rank(each):
                 self._on_finished(each.rollout_id, each.to_bytes())  # type: ignore[misc]
+
+    async def _count_failed(self, rollout_id: str) -> None:
+        """Reports the turns of a failed rollout, which its last attempt has left: they were paid for all the same."""
+        if self._on_spent is None:
+            return
+        for data in (await self._store.get_trajectories([rollout_id], failed=True)).values():
+            with suppress(FormatError):
+                self._on_spent(rollout_id, Trajectory.from_bytes(data))
+
+    async def _count_cancelled(self, rollout_ids: Sequence[str]) -> None:
+        """Reports the turns of rollouts that are about to be cancelled, from their journals."""
+        if self._on_spent is None:
+            return
+        for rollout_id in rollout_ids:
+            with suppress(FormatError, NotFound):
+                journalled = entries(await self._store.read_journal(rollout_id))
+                if journalled:
+                    turns = [each.turn for each in journalled.values()]
+                    rollout = await self._store.get_rollout_by_id(rollout_id)
+                    tag = "" if rollout is None else read_episode(rollout.input).tag
+                    group_id = rollout_id.rpartition("-m")[0]
+                    self._on_spent(rollout_id, Trajectory(rollout_id, "", group_id, tag, 0, turns=turns))
 
     def _enqueue_requests(self, decision: Decision) -> list[EnqueueRequest]:
         return [

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -22,6 +23,8 @@ BRANCH_POLICIES: Registry[Any] = Registry(
     "strategy.branch",
     {
         "fixed": "rollwright.rollout.branching:FixedFanOut",
+        "split": "rollwright.rollout.branching:Split",
+        "keep_alive": "rollwright.rollout.branching:KeepAlive",
         "random": "rollwright.rollout.branching:RandomExpansion",
         "uncertainty": "rollwright.rollout.branching:Uncertainty",
     },
@@ -142,14 +145,19 @@ class TrainEnvManagerConfig(EnvManagerConfig):
 
 
 class ValEnvManagerConfig(EnvManagerConfig):
-    """Environments for validation: greedy play on the same levels every time."""
+    """Environments for validation: play on the same levels every time, greedy unless a temperature is given."""
+
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature. 0: always the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the probability mass that is sampled from."""
 
     @model_validator(mode="after")
-    def _greedy(self) -> "ValEnvManagerConfig":
-        if self.group_size != 1:
+    def _fits_validation(self) -> "ValEnvManagerConfig":
+        if self.group_size != 1 and self.temperature == 0:
             raise ValueError(
                 f"group_size: validation plays at temperature 0, where {self.group_size} members would play the "
-                "same episode; only 1 is accepted"
+                "same episode; only 1 is accepted, or give a temperature"
             )
         if self.group_size_redundancy:
             raise ValueError("group_size_redundancy: validation plays every level; only 0 is accepted")
@@ -312,6 +320,27 @@ class FixedBranchConfig(Settings):
     """Chooses this branch policy."""
 
 
+class SplitBranchConfig(Settings):
+    """Many roots, and one wide split later: `width` answers to every question of one turn."""
+
+    kind: Literal["split"]
+    """Chooses this branch policy."""
+    roots: PositiveInt = 1
+    """Answers to the first question of each tree. The other members of a group are further roots, and are never merged."""
+    at: NonNegativeInt = 1
+    """Turn whose questions get `width` answers; 0 is the first. Late in an episode is better than early."""
+
+
+class KeepAliveBranchConfig(Settings):
+    """`width` answers to the first question; then, in the first `depth` turns, as many as bring the live branches of the tree
+    back to `alive`, spread over all of them. For games in which most paths end early."""
+
+    kind: Literal["keep_alive"]
+    """Chooses this branch policy."""
+    alive: PositiveInt = 8
+    """Live branches of a tree before each turn is sampled."""
+
+
 class RandomBranchConfig(Settings):
     """Chains, and further answers at questions that are drawn beforehand from the first `depth` turns."""
 
@@ -337,8 +366,8 @@ class UncertaintyBranchConfig(Settings):
 
 
 class OwnBranchConfig(Settings):
-    """A user-defined function of the node that returns the number of answers, at most `width`. `module:function` in place
-    of the kind does the same."""
+    """A user-defined function of the node that returns the number of answers, at most `width`. With a second parameter it
+    also gets all live nodes of the level. `module:function` in place of the kind does the same."""
 
     kind: Literal["own"]
     """Chooses this branch policy."""
@@ -347,7 +376,12 @@ class OwnBranchConfig(Settings):
 
 
 BranchConfig = Annotated[
-    FixedBranchConfig | RandomBranchConfig | UncertaintyBranchConfig | OwnBranchConfig,
+    FixedBranchConfig
+    | SplitBranchConfig
+    | KeepAliveBranchConfig
+    | RandomBranchConfig
+    | UncertaintyBranchConfig
+    | OwnBranchConfig,
     Field(discriminator="kind"),
 ]
 
@@ -405,6 +439,24 @@ class LimitsConfig(Settings):
                 f"heartbeat_interval: {self.heartbeat_interval:g} s is not shorter than lease_seconds, "
                 f"which is {self.lease_seconds:g} s"
             )
+        return self
+
+
+class BudgetConfig(Settings):
+    """Most that a run may spend. Once the next episode would not fit beside those in flight, no more are opened, those in
+    flight end, and the run stops; with a larger budget it can be resumed."""
+
+    usd: PositiveFloat | None = None
+    """US dollars, by the table `prices`."""
+    tokens: PositiveInt | None = None
+    """Tokens of prompts and completions, those of judges included."""
+    hours: PositiveFloat | None = None
+    """Hours of playing, over all resumes."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> "BudgetConfig":
+        if self.usd is None and self.tokens is None and self.hours is None:
+            raise ValueError("budget: is empty; accepted: usd, tokens, hours, or several of them")
         return self
 
 

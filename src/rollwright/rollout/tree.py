@@ -221,7 +221,7 @@ class _Growth:
 
     async def grow_level(self, live: Sequence[Branch], depth: int, ended: int) -> list[Branch]:
         """Grows each live branch by one turn; returns the branches, in the order of the tree."""
-        asked = [self._labels(branch, depth) for branch in live]
+        asked = self.tree.branching.level([self._node(branch, depth) for branch in live])
         granted: list[Sequence[int]] = []
         for place, labels in enumerate(asked):
             given = sum(map(len, granted))
@@ -236,11 +236,11 @@ class _Growth:
         self.budget.spend(tool_calls=self.copies.replayed_steps - replayed)
         return [branch for branches in grown for branch in branches]
 
-    def _labels(self, branch: Branch, depth: int) -> Sequence[int]:
+    def _node(self, branch: Branch, depth: int) -> Node:
         turns = self.session.trajectory.turns
         turn = branch.turn
         before = None if turn is None or turn.after is None else turns[turn.after]
-        return self.tree.branching.labels(Node(depth, branch.label, self.session.key, turn, before))
+        return Node(depth, branch.label, self.session.key, turn, before)
 
     async def _grow(self, branch: Branch, labels: Sequence[int]) -> list[Branch]:
         session, settings = self.session, self.settings

@@ -17,7 +17,7 @@ from rollwright.config import (
 from rollwright.engines.base import Policy, Sampling
 from rollwright.envs.base import Env, PromptTemplates, can_fork, open_for_inspection
 from rollwright.errors import ConfigError
-from rollwright.rollout.branching import Branching, FixedFanOut, OwnBranching, RandomExpansion, Uncertainty
+from rollwright.rollout.branching import make_branching
 from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
 from rollwright.rollout.filters import build_filters
@@ -26,15 +26,10 @@ from rollwright.rollout.groups import LevelFunction
 from rollwright.rollout.ranking import GroupRanker
 from rollwright.rollout.scoring import NO_TASK
 from rollwright.rollout.settings import (
-    BranchConfig,
-    FixedBranchConfig,
     LimitsConfig,
-    OwnBranchConfig,
-    RandomBranchConfig,
     RemoteAgentConfig,
     StrategyConfig,
     TreeStrategyConfig,
-    UncertaintyBranchConfig,
 )
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
 from rollwright.run.build_agents import build_agent, build_board
@@ -59,7 +54,7 @@ def build_strategy(config: StrategyConfig) -> Strategy:
     if not isinstance(config, TreeStrategyConfig):
         return CHAIN
     return TreeStrategy(
-        _branching(config.branch, config.width, config.depth),
+        make_branching(config.branch, config.width, config.depth),
         config.budget,
         BudgetUnit(config.unit),
         None if config.fork == "auto" else ForkMode(config.fork),
@@ -76,18 +71,6 @@ def check_strategy(config: StrategyConfig, tag: str, make_env: Callable[[], Env]
         raise ConfigError(f"strategy.fork: `{tag}` cannot copy itself; accepted for it: auto, replay, root")
 
 
-def _branching(config: BranchConfig, width: int, depth: int) -> Branching:
-    match config:
-        case FixedBranchConfig():
-            return FixedFanOut(width, depth)
-        case RandomBranchConfig():
-            return RandomExpansion(config.chains, config.nodes, config.rounds, depth)
-        case UncertaintyBranchConfig():
-            return Uncertainty(width, depth, config.threshold, config.change)
-        case OwnBranchConfig():
-            return OwnBranching(config.function, width)
-
-
 class SettingsTable:
     """How to play each tag of a run, in training and in validation. Wrong settings show when it is made."""
 
@@ -95,6 +78,7 @@ class SettingsTable:
         self._settings: dict[tuple[str, str], EpisodeSettings] = {}
         self._tools = ToolShelf()
         self._run_seed = config.seed
+        self._evaluates = config.evaluation is not None
         self._in_swarm = config.swarm is not None
         self._tasks = open_tag_tasks(config)
         self._rewards = TagRewards(config)
@@ -115,10 +99,17 @@ class SettingsTable:
                 train, single = replace(train, strategy=agent), agent
                 if isinstance(config.custom_envs[tag].agent, RemoteAgentConfig):
                     train = replace(train, limits=_without_episode_limit(train.limits))
-            greedy = msgspec.structs.replace(train.sampling, temperature=0.0)
+            validated = config.val_env_manager
+            drawn = msgspec.structs.replace(
+                train.sampling,
+                temperature=0.0 if validated is None else validated.temperature,
+                top_p=train.sampling.top_p
+                if validated is None or not validated.temperature
+                else validated.top_p,
+            )
             stopping = () if config.train_env_manager is None else build_filters(config.train_env_manager)
             self._settings["train", tag] = replace(train, filters=stopping)
-            val = replace(train, sampling=greedy, max_staleness=None, strategy=single)
+            val = replace(train, sampling=drawn, max_staleness=None, strategy=single)
             if tasks is not None:
                 val = replace(val, env_factory=partial(tasks.make_env, VALIDATION))
             self._settings["val", tag] = val
@@ -126,7 +117,8 @@ class SettingsTable:
 
     def level_of(self, mode: str, slot_tags: Sequence[str]) -> LevelFunction:
         """The level of each group of a stream whose slots have these tags."""
-        return level_function(self._tasks, mode, self._run_seed, None if self._in_swarm else slot_tags)
+        told = None if self._in_swarm else slot_tags
+        return level_function(self._tasks, mode, self._run_seed, told, by_tag=self._evaluates)
 
     def swarm_level(self, tag: str, seed: int, index: int) -> int:
         """The level of a training group of the peer with this seed."""
@@ -152,6 +144,10 @@ class SettingsTable:
     def training_tags(self) -> list[str]:
         """All that may be played in training, levels too."""
         return [tag for mode, tag in self._settings if mode == "train"]
+
+    def answer_tokens(self, tag: str) -> int:
+        """Most tokens of one answer in training episodes of the tag."""
+        return self._settings["train", tag].sampling.max_tokens
 
     async def check(self) -> None:
         """Whether this machine can give what the agents' tools need."""

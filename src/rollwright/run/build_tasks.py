@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from rollwright import rng
 from rollwright.config import RunConfig
 from rollwright.envs.base import Env
 from rollwright.errors import ConfigError
@@ -78,15 +79,28 @@ def record_fingerprints(config: RunConfig) -> RunConfig:
 
 
 def level_function(
-    tasks: dict[str, TagTasks], mode: str, run_seed: int, slot_tags: Sequence[str] | None
+    tasks: dict[str, TagTasks],
+    mode: str,
+    run_seed: int,
+    slot_tags: Sequence[str] | None,
+    *,
+    by_tag: bool = False,
 ) -> LevelFunction:
     """The level of each group: of a tag with tasks, a row's number. Training draws rows in shuffled epochs; validation plays
     them in the order of the file.
 
     `slot_tags`: `None` in a swarm, whose nodes find the row of a peer's group by its index without knowing the peer's tags:
-    a node with several tags passes over the rows whose turn comes with another tag."""
+    a node with several tags passes over the rows whose turn comes with another tag.
+    `by_tag`: for an evaluation, whose levels of a tag do not depend on the other tags, and whose rows are shuffled, because
+    it may play only the first of them.
+    """
 
     def level(tag: str, index: int) -> int:
+        if by_tag and slot_tags is not None:
+            draw = draw_of(index, tag, slot_tags)
+            if tag not in tasks:
+                return rng.seed(run_seed, "level", mode, tag, draw)
+            return epoch_row(run_seed, tag, draw, len(tasks[tag].source(mode)))
         if tag not in tasks:
             return level_seed(run_seed, mode, index)
         draw = index if slot_tags is None else draw_of(index, tag, slot_tags)

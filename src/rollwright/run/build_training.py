@@ -9,6 +9,7 @@ from rollwright.engines.base import Policy, Updatable
 from rollwright.engines.factory import build_policy
 from rollwright.errors import ConfigError
 from rollwright.hardware import claim_threads
+from rollwright.rollout.settings import TreeStrategyConfig
 from rollwright.run.build import SettingsTable
 from rollwright.run.folder import RunReader
 from rollwright.run.model_choice import cache_room
@@ -76,7 +77,27 @@ def check(config: RunConfig) -> None:
         _check_history(config, source.config)
         _check_sampling(config, source.config)
     else:
-        SettingsTable(config)
+        _check_lone_trees(config, SettingsTable(config))
+
+
+def _check_lone_trees(config: RunConfig, table: SettingsTable) -> None:
+    """Refuse trees that are alone in their group and whose first answers, of one token each, soon all come out the same.
+
+    Equal answers are one turn, so such a tree is a single path as soon as the policy prefers one move: it is compared with
+    nothing, and a lone tree without a running value has no gradient at all.
+    """
+    training, played = training_of(config), config.train_env_manager
+    if not isinstance(config.strategy, TreeStrategyConfig) or played is None or played.group_size > 1:
+        return
+    if training.advantage.options.get("kappa", 0):
+        return
+    for tag in played.tags:
+        if table.answer_tokens(tag) == 1:
+            raise ConfigError(
+                f"train_env_manager.group_size: a tree alone in its group learns nothing where its first answers come out the "
+                f"same, and answers of `{tag}` have one token; accepted: 2 or more, or a running value to compare it "
+                "with (training.advantage: {name: tree, options: {kappa: 2}})"
+            )
 
 
 def _check_whole(source: RunReader) -> None:

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-CONFIG, METRICS, FAILURES, SUMMARY, STORE, ADDRESS = (
+CONFIG, METRICS, FAILURES, COSTS, SUMMARY, STORE, ADDRESS = (
     "config.yaml",
     "metrics.jsonl",
     "failures.jsonl",
+    "costs.jsonl",
     "summary.json",
     "store.db",
     "store.address",
@@ -105,7 +106,7 @@ class RunFolder:
         else:
             log = TrajectoryLog.create(file)
             repairs.append(f"{file}: is missing; a new one is started")
-        for name in (METRICS, FAILURES):
+        for name in (METRICS, FAILURES, COSTS):
             repairs += _repair_rows(read_rows(path / name))
         folder = cls(path, log, {row["rollout_id"]: row["reason"] for row in reader.failures()})
         folder.repairs = repairs
@@ -152,6 +153,12 @@ class RunFolder:
         """Record a delivered batch; its trajectories are flushed first."""
         self.log.flush()
         self._append(METRICS, row)
+
+    def add_costs(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Record what rollouts have used; see `costs`."""
+        file = self.path / COSTS
+        with naming(file), file.open("a", encoding="utf-8") as opened:
+            opened.writelines(seal(row) + "\n" for row in rows)
 
     def add_failure(self, rollout_id: str, reason: str) -> None:
         """Record a permanent failure; a rollout that has one already is ignored."""
@@ -347,6 +354,10 @@ class RunReader:
         forgotten = self.forgotten()
         return [row for row in self._rows(METRICS, is_metrics_row) if not forgotten.has_row(row)]
 
+    def costs(self) -> list[dict[str, Any]]:
+        """What each ended rollout has used, those of pruned steps included."""
+        return self._rows(COSTS, _is_costs)
+
     def failures(self) -> list[dict[str, Any]]:
         forgotten = self.forgotten()
         return [
@@ -404,6 +415,10 @@ def is_metrics_row(row: Mapping[str, Any]) -> bool:
         and isinstance(row.get("step"), int)
         and isinstance(row.get("groups"), list)
     )
+
+
+def _is_costs(row: dict[str, Any]) -> bool:
+    return isinstance(row.get("rollout_id"), str) and isinstance(row.get("used"), list)
 
 
 def is_failure_row(row: Mapping[str, Any]) -> bool:

@@ -40,6 +40,12 @@ MOST_EPISODES = 400
 
 MOST_REASONS = 50
 
+
+def pause_after(seconds: float) -> float:
+    """Seconds until the next snapshot, if the last one took so long."""
+    return max(PAUSE, seconds / MOST_SHARE)
+
+
 Describe = Callable[[], Mapping[str, Any]]
 
 
@@ -52,6 +58,7 @@ class LiveSnapshots:
         self._describe = describe
         self._began = time.time()
         self._written = 0
+        self._took = 0.0
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -73,7 +80,8 @@ class LiveSnapshots:
                 self._write()
             except OSError as error:  # a full disk stops the run where its own data is at stake, not here
                 _log.info("%s: cannot be written: %s", self._file, error)
-            await asyncio.sleep(max(PAUSE, (time.perf_counter() - began) / MOST_SHARE))
+            self._took = time.perf_counter() - began
+            await asyncio.sleep(pause_after(self._took))
 
     def _write(self) -> None:
         self._written += 1
@@ -84,6 +92,7 @@ class LiveSnapshots:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "number": self._written,
+            "took": self._took,
         }
         partial = self._file.with_name(f".{LIVE}.partial")
         partial.write_bytes(msgspec.json.encode(head | dict(self._describe())))

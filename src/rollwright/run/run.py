@@ -27,6 +27,7 @@ from rollwright.rollout import (
     Activity,
     Assignment,
     Batch,
+    Fate,
     InflightLimit,
     Ledger,
     RolloutContext,
@@ -42,6 +43,8 @@ from rollwright.run.build import SettingsTable, build_curriculum, make_env
 from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import check_ray, check_tags, probe_engine
+from rollwright.run.costs import CostBook
+from rollwright.run.evaluation_stream import EvaluationStream
 from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.folder import RunFolder
 from rollwright.run.gc_tuning import rare_collections
@@ -57,12 +60,15 @@ from rollwright.store.opening import TOKEN_VARIABLE, open_store
 from rollwright.store.records import AttemptedRollout
 from rollwright.store.transitions import FINAL_ROLLOUT
 from rollwright.teams import TeamPolicies
+from rollwright.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from rollwright.run.ray_fleet import RayCluster, RayFleet
 
 Result = TypeVar("Result")
 
+EVALUATED_AT_ONCE = 1024
+"""Most environments of an evaluation that does not say `max_inflight`; the episodes at once are tuned within it."""
 logger = logging.getLogger(__name__)
 
 
@@ -113,11 +119,14 @@ class Run:
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.settings.use_policy(self.policy)
         self.activity = Activity()
+        self.costs = CostBook(config, folder, running=lambda: self.ledger.counts[Fate.RUNNING])
+        """What the run has spent; the gate of its budget."""
         self.inflight = InflightLimit(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
         """Capabilities of the engine; `None` before the start, and for a policy without an engine."""
         self.schedulers: list[RolloutScheduler] = []
         """Scheduler of the training stream, if there is one, then those of the running validations."""
+        self._evaluation = EvaluationStream(config, folder) if config.evaluation is not None else None
         self._folder = folder
         self._releaser: TrajectoryReleaser | None = None
         self._validated = dict(validated or {})
@@ -167,6 +176,9 @@ class Run:
         await self.settings.check()
         self._stack.push_async_callback(self._close_policy)
         self.capabilities = await probe_engine(self.policy, self.config.policy)
+        self._stack.callback(self.costs.flush)
+        if self._folder is not None and self._delivered is not None:
+            self.costs.restore()
         given = self._given_store
         self.store = await open_store(given) if isinstance(given, str) else given or MemoryStore()
         self._stack.push_async_callback(self.store.close)
@@ -289,7 +301,7 @@ class Run:
         return batch
 
     async def evaluate(self, number: int | None = None) -> Batch:
-        """Play every validation level once, greedily; the levels are the same each time.
+        """Play every validation level, by default once and greedily; the levels are the same each time.
 
         `number` identifies the validation; by default they are counted. A level that fails permanently is missing from
         the batch, and counted in its ledger.
@@ -305,7 +317,8 @@ class Run:
         scheduler = self._scheduler(manager, VALIDATION, stream_of(number), known)
         try:
             async with scheduler:
-                return await self._unless_workers_end(scheduler.get_batch(manager.num_env_groups))
+                wanted = manager.num_env_groups * manager.group_size
+                return await self._unless_workers_end(scheduler.get_batch(wanted))
         finally:
             if (
                 self._forget and number in self._validated
@@ -370,6 +383,7 @@ class Run:
         self, manager: EnvManagerConfig, mode: str, stream: str, delivered: Collection[str] | None
     ) -> RolloutScheduler:
         forgotten = self._forgotten if mode == "train" else None
+        evaluation = self._evaluation if mode == VALIDATION else None
         scheduler = RolloutScheduler(
             self.store,
             self.config,
@@ -389,6 +403,12 @@ class Run:
             on_failed=self.on_failed,
             read_kept=self._folder.log.read if self._folder is not None else lambda rollout_ids: {},
             on_settled=None if self._releaser is None else self._releaser.release_some,
+            on_spent=self._count_spent,
+            pace=None if evaluation is None else evaluation.early_stop,
+            recall=None if evaluation is None else evaluation.recall,
+            on_recalled=self.costs.add_free,
+            replace_failed=evaluation is None,
+            gate=self.costs if self.config.budget is not None else None,
             ranker=self.settings.ranker() if mode == "train" else None,
         )
         self.schedulers.append(scheduler)
@@ -399,6 +419,11 @@ class Run:
             self.on_finished(rollout_id, encoded)
         if self._releaser is not None:
             self._releaser.add(rollout_id, len(encoded))
+
+    def _count_spent(self, rollout_id: str, trajectory: Trajectory) -> None:
+        self.costs.add(rollout_id, trajectory)
+        if self._evaluation is not None and trajectory.stop is not None and trajectory.error is None:
+            self._evaluation.add(rollout_id, trajectory)
 
     async def _release_rest(self) -> None:
         """Release the remaining trajectories; after an error they stay in the store and the log until the run is resumed."""
@@ -472,6 +497,10 @@ class Run:
         shares: list[tuple[str, int]] = []
         for manager in self._managers():
             left = manager.num_envs
+            if (
+                self.config.evaluation is not None
+            ):  # all tasks are queued at once, and many more than can be played at once
+                left = min(left, self.config.max_inflight or EVALUATED_AT_ONCE)
             while left > 0:
                 share = min(left, manager.max_env_num_per_worker or left)
                 shares.append((f"coroutine-{len(shares)}", share))

@@ -18,6 +18,7 @@ import msgspec
 from rollwright.errors import RollwrightError
 from rollwright.rollout.accounting import FailureCauses
 from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
+from rollwright.run.costs import BudgetReached
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.reference_scores import baseline
 from rollwright.run.run import Run
@@ -35,8 +36,11 @@ async def conclude(
     started = time.monotonic()
     interrupted = False
     failure: Exception | None = None
+    stopped: str | None = None
     try:
         await work
+    except BudgetReached as error:
+        stopped = str(error)
     except asyncio.CancelledError:
         interrupted = True
         _absorb_cancellation()
@@ -46,7 +50,8 @@ async def conclude(
     finally:
         with _full_disk_ignored_after(failure):
             summary = await describe(time.monotonic() - started)
-            summary["interrupted"] = interrupted
+            summary["interrupted"] = interrupted or stopped is not None
+            summary["stopped"] = stopped
             summary["error"] = None if failure is None else str(failure)
             folder.finish(summary)
     return summary
@@ -96,6 +101,7 @@ async def summarize(run: Run, folder: RunFolder, seconds: float) -> dict[str, An
         "views": views.row(),
         "trees": trees.row(),
         "activity": activity_row(run.activity),
+        "costs": run.costs.ledger.sums(run.costs.prices),
         "engine": None if run.capabilities is None else msgspec.to_builtins(run.capabilities),
     }
 

@@ -5,7 +5,9 @@ record is therefore never behind the trainer, and every training step can be rep
 its first steps are pruned (`retention`), from any kept checkpoint.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +28,18 @@ FIGURES = "training"
 def is_training(run: Path) -> bool:
     """Whether this run folder belongs to a training run, which only a training may resume."""
     return (run / FIGURES).is_dir()
+
+
+def read_steps(run: Path) -> list[dict[str, Any]]:
+    """The trainer's figures of each step, if the run writes them as JSON lines; validations and a partial line are left out."""
+    file = run / FIGURES / "metrics.jsonl"
+    found = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        with suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and "tokens" in row:
+                found.append(row)
+    return found
 
 
 @dataclass(frozen=True)

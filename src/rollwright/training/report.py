@@ -57,6 +57,8 @@ class StepReport:
     """Learning rate of the last update."""
     rollouts: int = 0
     rows: int = 0
+    silent_groups: float = 0.0
+    """Share of the groups whose advantages are all 0, so that nothing is learned from them."""
     rows_without_gradient: int = 0
     """Rows that were not computed, because all their advantages are 0."""
     tokens: int = 0
@@ -92,3 +94,11 @@ def batch_figures(rows: Sequence[Row]) -> tuple[int, float | None, float | None]
         sum(row.reward for row in rollouts) / len(rollouts) if rollouts else None,
         sum(known) / len(known) if known else None,
     )
+
+
+def silent_share(rows: Sequence[Row]) -> float:
+    """Share of the groups without any advantage."""
+    loud: dict[str, bool] = {}
+    for row in rows:
+        loud[row.group_id] = loud.get(row.group_id, False) or any(row.advantages)
+    return 1 - sum(loud.values()) / len(loud) if loud else 0.0

@@ -30,7 +30,7 @@ from rollwright.training.gradients import BeforeStep, TokenTally, add_gradients,
 from rollwright.training.losses import check_loss
 from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, scoring_row
 from rollwright.training.model import TrainedModel
-from rollwright.training.report import Skip, StepReport, batch_figures
+from rollwright.training.report import Skip, StepReport, batch_figures, silent_share
 from rollwright.training.rows import Row
 from rollwright.training.settings import TrainerSettings as TrainerSettings
 from rollwright.trajectory import MIN_TEMPERATURE, Floats, TokenIds, floats
@@ -97,6 +97,7 @@ class Trainer:
             "rollouts": rollouts,
             "reward": reward,
             "success": success,
+            "silent_groups": silent_share(rows),
             "rows": len(packed),
             "tokens": sum(len(row.targets) for row in packed),
             "staleness": _staleness(packed, self.version),

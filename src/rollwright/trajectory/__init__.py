@@ -33,6 +33,7 @@ from rollwright.trajectory.turn import (
     VersionRun,
     expand_versions,
 )
+from rollwright.trajectory.usage import OutsideCall, TokenUsage
 
 __all__ = [
     "LARGEST_REWARD",
@@ -47,6 +48,7 @@ __all__ = [
     "Floats",
     "Message",
     "Outcome",
+    "OutsideCall",
     "Phase",
     "Sample",
     "SamplingParams",
@@ -54,6 +56,7 @@ __all__ = [
     "StopReason",
     "Timing",
     "TokenIds",
+    "TokenUsage",
     "ToolCall",
     "Trajectory",
     "Turn",

@@ -22,6 +22,7 @@ from rollwright.trajectory.turn import (
     ToolCall,
     Turn,
 )
+from rollwright.trajectory.usage import OutsideCall
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -91,6 +92,8 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     conversation: tuple[Message, ...] = ()
     """Messages of the last conversation including the final answer, for an agent that keeps its own history; empty if
     `opening`, turns and observations determine them."""
+    judged: tuple[OutsideCall, ...] = ()
+    """Tokens that judges have used for its rewards."""
 
     @property
     def reward(self) -> float:

@@ -195,6 +195,10 @@ class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     prompt_tokens: int = 0
     """Length of the full prompt, as counted by the engine."""
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that a hosted API had in its cache."""
+    reasoning_tokens: int = 0
+    """Tokens of the completion that a hosted API spent on reasoning."""
     outcome: Outcome | None = None
     """`None` until the environment has responded."""
     filtered: str | None = None
@@ -205,6 +209,8 @@ class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     """Sampling parameters, if they differ from `Trajectory.sampling`."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls reported by a text API; with ids, the calls are parsed from these instead."""
+    reasoning: str = ""
+    """Reasoning reported by a text API beside the text; with ids, it is parsed from these instead."""
 
     @property
     def oldest_version(self) -> int:

@@ -9,10 +9,12 @@ Invariants:
 """
 
 import hmac
+import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,9 +23,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rollwright.addresses import redacted
 from rollwright.errors import RollwrightError
 from rollwright.store.api import Store
-from rollwright.store.opening import open_store
+from rollwright.store.opening import open_store, sqlite_path
 from rollwright.ui.catalogue import Catalogue, Source
 from rollwright.ui.episode_index import EpisodeQuery
 from rollwright.ui.episodes import Episodes, NoSuchEpisode, NotIndexed, call, indexed_share
@@ -67,6 +70,9 @@ ASSETS = {
 
 COOKIE = "rollwright_ui"
 
+STORE_SECONDS = 1.0
+"""Time between two looks into the store of a run that is playing, however many pages are open."""
+
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
@@ -79,6 +85,8 @@ class Pages:
         self._redaction = redaction
         self._stores: dict[str, Store] = {}
         """Stores of run folders that are being written."""
+        self._looks: dict[str, tuple[float, Any]] = {}
+        """Last look into each of them, and when it was taken."""
 
     def routes(self) -> list[Route]:
         answers: dict[str, Callable[[Request], Awaitable[Any]]] = {
@@ -149,15 +157,24 @@ class Pages:
         """Workers and leases of a run that is being written."""
         from rollwright.observe.played_setup import store_of
 
-        address = store_of(source.path)
+        address, now = store_of(source.path), time.monotonic()
         if address == "memory":
             return None
+        if not is_near(address, source.path):
+            return {
+                "problem": f"the store is elsewhere; `rollwright ui {redacted(address)}` shows its workers"
+            }
+        taken, look = self._looks.get(source.name, (float("-inf"), None))
+        if now - taken < STORE_SECONDS:
+            return look
         try:
             if source.name not in self._stores:
                 self._stores[source.name] = await open_store(address, must_exist=True, patience=1.0)
-            return await look_into(self._stores[source.name])
+            look = await look_into(self._stores[source.name])
         except RollwrightError as error:
-            return {"problem": f"the store cannot be read: {error}"}
+            look = {"problem": f"the store cannot be read: {error}"}
+        self._looks[source.name] = (now, look)
+        return look
 
     async def _list(self, request: Request) -> Any:
         given = dict(request.query_params)
@@ -201,6 +218,15 @@ class Pages:
             await store.close()
         for source in self.catalogue.sources():
             await call(source.close)
+
+
+def is_near(address: str, folder: Path) -> bool:
+    """Whether the store of a run folder is in the folder or on this machine. The page connects to no other one that a folder
+    names: folders come from anywhere, and the connection would carry this user's token."""
+    file = sqlite_path(address)
+    if file is not None:
+        return file.resolve().is_relative_to(folder.resolve())
+    return (urlsplit(address).hostname or "") in LOOPBACK
 
 
 def query_of(given: dict[str, str]) -> EpisodeQuery:

@@ -4,7 +4,6 @@ Invariant: one look asks the store a bounded number of questions, whatever it ho
 """
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from rollwright.rollout.accounting import FailureCauses
@@ -20,8 +19,14 @@ SHOWN = 40
 
 FAILURES_READ = 40
 
+LOST, ENDED = "lost", "ended"
+"""States that the store does not have, because a dead worker sends no heartbeat."""
+
 MISSED_HEARTBEATS = 3
+"""Missed heartbeats in a row before a worker counts as lost."""
+
 USUAL_INTERVAL = 5.0
+"""Seconds between heartbeats, if a worker does not report its interval."""
 
 
 async def look_into(store: Store) -> dict[str, Any]:
@@ -44,12 +49,11 @@ async def look_into(store: Store) -> dict[str, Any]:
 
 
 def worker_row(worker: WorkerRecord, now: float) -> dict[str, Any]:
-    stats, seen = worker.heartbeat_stats, worker.last_heartbeat_time
-    age = None if seen is None else max(0.0, now - seen)
+    stats = worker.heartbeat_stats
     return {
         "id": worker.worker_id,
-        "state": _state(worker, stats, age),
-        "age": age,
+        "state": worker_state(worker, now),
+        "age": heartbeat_age(worker, now),
         "inflight": stats.get("inflight"),
         "turns": stats.get("turns"),
         "tokens": stats.get("tokens"),
@@ -59,12 +63,19 @@ def worker_row(worker: WorkerRecord, now: float) -> dict[str, Any]:
     }
 
 
-def _state(worker: WorkerRecord, stats: Mapping[str, Any], age: float | None) -> str:
-    if stats.get("ended") and worker.status is not WorkerStatus.BUSY:
-        return "ended"
-    interval = float(stats.get("heartbeat_interval") or USUAL_INTERVAL)
+def heartbeat_age(worker: WorkerRecord, now: float) -> float | None:
+    """Seconds since the last heartbeat; `None` if there was none."""
+    return None if worker.last_heartbeat_time is None else max(0.0, now - worker.last_heartbeat_time)
+
+
+def worker_state(worker: WorkerRecord, now: float) -> str:
+    """Status in the store, or ended, or lost after several missed heartbeats."""
+    if worker.heartbeat_stats.get("ended") and worker.status is not WorkerStatus.BUSY:
+        return ENDED
+    interval = float(worker.heartbeat_stats.get("heartbeat_interval", USUAL_INTERVAL))
+    age = heartbeat_age(worker, now)
     if worker.status is WorkerStatus.UNKNOWN or age is None or age > MISSED_HEARTBEATS * interval:
-        return "lost"
+        return LOST
     return str(worker.status)
 
 

@@ -11,7 +11,7 @@ export const PHASES = ["engine", "transport", "tool", "environment", "lock", "st
 const SHOWN = 60;
 
 export function LiveView({ run }: { run: string }) {
-  const { data, error, indexing } = useAsk<Live>("live", { run }, 1000);
+  const { data, error, indexing } = useAsk<Live>("live", { run }, 600);
   const rates = useRates(data);
   if (!data) return <Loading error={error} indexing={indexing} />;
   const snapshot = data.snapshot;

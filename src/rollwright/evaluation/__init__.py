@@ -1,0 +1,1 @@
+"""Evaluations: statistics, early stops, reports and comparisons. Pure; `run.evaluating` plays them."""

@@ -1,0 +1,87 @@
+"""Tokens that calls of a model have used, and who used them.
+
+Always true: cached tokens are part of the prompt's, reasoning tokens part of the completion's, as the APIs count them.
+Calls outside of turns (a judge's) are noted with the attempt in whose task they are made: `collect_calls` opens the list,
+`note_call` adds to it, in this task or in tasks that it started.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import msgspec
+
+
+class TokenUsage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """Calls and tokens; adds up."""
+
+    calls: int = 0
+    prompt: int = 0
+    cached: int = 0
+    """Part of `prompt` that the engine had in its cache."""
+    completion: int = 0
+    reasoning: int = 0
+    """Part of `completion` that was spent on reasoning."""
+
+    def __add__(self, other: "TokenUsage") -> "TokenUsage":
+        return TokenUsage(
+            self.calls + other.calls,
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+            self.reasoning + other.reasoning,
+        )
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.completion
+
+
+class OutsideCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """Calls of one judge for one attempt."""
+
+    judge: str
+    """Name of the reward."""
+    model: str
+    """Name of the judge's model; empty: the run's own policy."""
+    usage: TokenUsage
+
+
+_CALLS: ContextVar[list[OutsideCall] | None] = ContextVar("rollwright_outside_calls", default=None)
+_JUDGE: ContextVar[str] = ContextVar("rollwright_judge", default="judge")
+
+
+@contextmanager
+def collect_calls() -> Iterator[list[OutsideCall]]:
+    """`with collect_calls() as calls:` lists the calls that are noted inside."""
+    calls: list[OutsideCall] = []
+    token = _CALLS.set(calls)
+    try:
+        yield calls
+    finally:
+        _CALLS.reset(token)
+
+
+@contextmanager
+def calling_as(judge: str) -> Iterator[None]:
+    """Notes calls inside under this reward's name."""
+    token = _JUDGE.set(judge)
+    try:
+        yield
+    finally:
+        _JUDGE.reset(token)
+
+
+def note_call(model: str, usage: TokenUsage) -> None:
+    """Notes one call; without an open list it is counted nowhere."""
+    if (calls := _CALLS.get()) is not None:
+        calls.append(OutsideCall(_JUDGE.get(), model, usage))
+
+
+def sum_calls(calls: list[OutsideCall]) -> tuple[OutsideCall, ...]:
+    """One entry for each judge and model, in their order."""
+    sums: dict[tuple[str, str], TokenUsage] = {}
+    for each in calls:
+        key = each.judge, each.model
+        sums[key] = sums.get(key, TokenUsage()) + each.usage
+    return tuple(OutsideCall(judge, model, usage) for (judge, model), usage in sums.items())
