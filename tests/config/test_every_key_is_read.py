@@ -45,6 +45,7 @@ _REMOTE = "needs a remote program; tests/run/test_remote_agents.py sets it"
 
 _GROUP_JUDGE = "needs a judge that ranks; tests/run/test_ranked_groups.py has one"
 
+_RANKS = "needs several ranks; tests/training/test_ranks.py starts them"
 NOT_READ_HERE: dict[Key, str] = {
     ("CommunicationConfig", "fetch_timeout"): _PEER,
     ("CommunicationConfig", "verify_timeout"): _PEER,
@@ -53,6 +54,9 @@ NOT_READ_HERE: dict[Key, str] = {
     ("SwarmConfig", "max_round_lag"): _PEER,
     ("SwarmConfig", "min_mean_logprob"): _PEER,
     ("CaptureRules", "client_sampling"): _GATEWAY,
+    ("TrainerSettings", "rank_restarts"): _RANKS,
+    ("TrainerSettings", "rank_timeout"): _RANKS,
+    ("TrainerSettings", "shard_ranks"): _RANKS,
     ("RemoteAgentConfig", "lease_seconds"): _REMOTE,
     ("RemoteConfig", "host"): _REMOTE,
     ("RemoteConfig", "port"): _REMOTE,

@@ -18,6 +18,7 @@ from rollwright.training.settings import LOSSES
 from rollwright.trajectory import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
+    from rollwright.training.ranks.leader import LeadingTrainer
     from rollwright.training.trainer import Trainer
 
 
@@ -67,6 +68,7 @@ def model_name(config: RunConfig) -> str:
 def check(config: RunConfig) -> None:
     """Check the settings before anything is written or loaded; raises the first error."""
     training = training_of(config)
+    check_ranks(training)
     make_training_advantage(training)
     if not LOSSES.is_built_in(training.loss.name):
         LOSSES.function(training.loss.name, **training.loss.options)
@@ -98,6 +100,15 @@ def _check_lone_trees(config: RunConfig, table: SettingsTable) -> None:
                 f"same, and answers of `{tag}` have one token; accepted: 2 or more, or a running value to compare it "
                 "with (training.advantage: {name: tree, options: {kappa: 2}})"
             )
+
+
+def check_ranks(training: TrainingConfig) -> None:
+    """Check that the ranks can be divided as the settings say."""
+    if training.sharding == "hybrid" and training.processes % training.shard_ranks:
+        raise ConfigError(
+            f"training.shard_ranks: {training.shard_ranks} does not divide training.processes, "
+            f"which is {training.processes}"
+        )
 
 
 def _check_whole(source: RunReader) -> None:
@@ -152,8 +163,8 @@ def make_training_advantage(training: TrainingConfig) -> Advantage:
     return make_advantage(training.advantage.name, **training.advantage.options)
 
 
-def make_trainer(config: RunConfig) -> "Trainer":
-    """Load the base model and build its trainer; takes seconds to minutes."""
+def make_trainer(config: RunConfig) -> "Trainer | LeadingTrainer":
+    """Load the base model and build its trainer, on all ranks; takes seconds to minutes."""
     claim_threads()
     try:
         from rollwright.training.trainer import Trainer
@@ -162,10 +173,17 @@ def make_trainer(config: RunConfig) -> "Trainer":
     from rollwright.models import load_model
 
     training = training_of(config)
+    total_updates = config.max_steps * training.updates_per_step
+    if training.processes > 1:
+        from rollwright.training.ranks.leader import LeadingTrainer, Setup
+
+        return LeadingTrainer(
+            Setup(model_name(config), training, total_updates, config.sampling.temperature, config.seed)
+        )
     return Trainer(
         load_model(model_name(config)),
         training,
-        total_updates=config.max_steps * training.updates_per_step,
+        total_updates=total_updates,
         temperature=config.sampling.temperature,
         seed=config.seed,
     )

@@ -56,6 +56,7 @@ from rollwright.training.rows import build_rows
 from rollwright.trajectory import Floats, TokenIds, Trajectory
 
 if TYPE_CHECKING:
+    from rollwright.training.ranks.leader import LeadingTrainer
     from rollwright.training.trainer import Trainer
 
 CHECKPOINTS, WEIGHTS, MODEL = "checkpoints", "weights", "model"
@@ -125,7 +126,7 @@ class TrainingRun:
         self._on_progress = on_progress
         self._validated: dict[int, Ledger] = {}
         """Ledgers of the validations that an earlier process has finished."""
-        self._trainer: Trainer | None = None
+        self._trainer: Trainer | LeadingTrainer | None = None
         self._steps_at_start = 0
         """Steps that earlier processes have trained."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -133,7 +134,7 @@ class TrainingRun:
         self.pipeline: Pipeline[Any] = Pipeline(self._cadence(), self._stages())
 
     @property
-    def trainer(self) -> "Trainer":
+    def trainer(self) -> "Trainer | LeadingTrainer":
         if self._trainer is None:
             raise ConfigError("trainer: is built when the training starts")
         return self._trainer
@@ -425,6 +426,8 @@ class TrainingRun:
         return asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 
     def _close(self) -> None:
+        if self._trainer is not None:
+            self._trainer.close()
         if self._metrics is not None:
             self._metrics.close()
 

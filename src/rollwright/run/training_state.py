@@ -26,6 +26,7 @@ from rollwright.training.rows import untrained_turns
 from rollwright.trajectory import Trajectory
 
 if TYPE_CHECKING:
+    from rollwright.training.ranks.leader import LeadingTrainer
     from rollwright.training.trainer import Trainer
 
 
@@ -132,7 +133,7 @@ class TrainingState:
 
     def save(
         self,
-        trainer: "Trainer",
+        trainer: "Trainer | LeadingTrainer",
         folder: RunFolder,
         place: Path,
         step: int,
@@ -148,7 +149,7 @@ class TrainingState:
 
     def restore(
         self,
-        trainer: "Trainer",
+        trainer: "Trainer | LeadingTrainer",
         folder: RunFolder,
         checkpoints: Path,
         advantage: Remembering | None = None,

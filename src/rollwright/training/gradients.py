@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rollwright.errors import RollwrightError
 from rollwright.training.losses import (
     TokenLosses,
     UpdateTokens,
@@ -22,6 +23,9 @@ from rollwright.training.losses import (
 )
 from rollwright.training.micro_batches import MicroBatch, PackedRow, bundle_rows, collate, plan_bundles
 from rollwright.training.model import TrainedModel
+from rollwright.training.prefixes import Bundle
+from rollwright.training.ranks.collective import Ranks
+from rollwright.training.ranks.dealing import deal, imbalance
 from rollwright.training.settings import LossSettings, Ratio
 
 
@@ -36,6 +40,10 @@ class BeforeStep:
 
 
 NOTHING_BEFORE = BeforeStep()
+
+
+_NAMES = ("entropy", "ratio", "clipped", "gap", "gap_k3", "divergence")
+"""Names of the sums of a tally."""
 
 
 @dataclass
@@ -56,6 +64,32 @@ class TokenTally:
     gap_max: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
     """Sums over the trained tokens, by name."""
+    imbalance: float = 0.0
+    """Tokens of the most loaded rank divided by the mean over ranks, minus 1."""
+
+    def reduced(self, ranks: Ranks) -> "TokenTally":
+        """The tally of all ranks."""
+        if ranks.size == 1:
+            return self
+        counts = [self.loss, self.tokens, self.computed, self.shared, self.padded, self.micro_batches]
+        named = [self.sums.get(name, 0.0) for name in _NAMES]
+        there = [float(name in self.sums) for name in _NAMES]
+        found = ranks.sums([*counts, *named, *there])
+        sums, known = found[len(counts) : -len(_NAMES)], found[-len(_NAMES) :]
+        loss, tokens, computed, shared, padded, micro_batches = found[: len(counts)]
+        ratio_max, gap_max = ranks.maxima([self.ratio_max, self.gap_max])
+        return TokenTally(
+            loss=loss,
+            tokens=int(tokens),
+            computed=int(computed),
+            shared=int(shared),
+            padded=int(padded),
+            micro_batches=int(micro_batches),
+            ratio_max=ratio_max,
+            gap_max=gap_max,
+            sums={name: value for name, value, is_known in zip(_NAMES, sums, known, strict=True) if is_known},
+            imbalance=self.imbalance,
+        )
 
     def mean(self, name: str) -> float:
         return self.sums.get(name, 0.0) / self.tokens if self.tokens else 0.0
@@ -115,11 +149,13 @@ def add_gradients(
             model.device,
             tokens_per_micro_batch,
             on_progress,
-            tokens_per_pair=model.tokens_per_pair,
+            model=model,
         )
         prepared = prepare_rows(rows, current, before.proximal, settings, seed)
-    joined = bundle_rows(rows, moving, tokens_per_micro_batch, model.tokens_per_pair)
-    for bundles in plan_bundles(joined, tokens_per_micro_batch):
+    if not moving:
+        return tally
+
+    def add(bundles: Sequence[Bundle]) -> None:
         batch = collate(rows, bundles, model.device)
         places = batch.rows
         new, entropy = model.logprobs(batch, entropy_gradient=settings.entropy_coefficient > 0)
@@ -138,7 +174,52 @@ def add_gradients(
         loss.backward()  # type: ignore[no-untyped-call]
         tally.add(batch, sum(rows[place].length for place in places), loss, terms, new, entropy)
         on_progress()
-    return tally
+
+    joined = bundle_rows(rows, moving, tokens_per_micro_batch, model.tokens_per_pair)
+    tally.imbalance = run_passes(model, joined, tokens_per_micro_batch, add, gradients=True)
+    return tally.reduced(model.ranks)
+
+
+def run_passes(
+    model: TrainedModel,
+    joined: Sequence[Bundle],
+    budget: int,
+    compute: Callable[[Sequence[Bundle]], None],
+    *,
+    gradients: bool = False,
+    reference: bool = False,
+) -> float:
+    """Deals the bundles out and runs `compute` for each micro-batch of this rank; returns the imbalance of the deal.
+
+    An error of one rank is one of all ranks. `gradients`: sums up the ranks' gradients at the end. `reference`: passes go
+    through the base model.
+    """
+    ranks = model.ranks
+    lengths = [each.length for each in joined]
+    dealt = deal(lengths, ranks.size)
+    plans = [plan_bundles([joined[place] for place in items], budget) for items in dealt]
+    own = plans[ranks.rank]
+    if (
+        ranks.size > 1 and not model.gathers_once
+    ):  # every pass communicates, so ranks make equal numbers of them
+        for bundles in own:
+            compute(bundles)
+        for _ in range(max(map(len, plans)) - len(own)):
+            model.touch(reference=reference)
+        return imbalance(lengths, dealt)
+    error: Exception | None = None
+    with model.gathered(reference=reference):
+        try:
+            for bundles in own:
+                compute(bundles)
+        except (RuntimeError, MemoryError, ValueError, RollwrightError) as caught:
+            error = caught
+        try:
+            ranks.agree(error)
+        finally:
+            if gradients:  # also after an error: it leaves no gradient of these passes behind
+                model.reduce_gradients()
+    return imbalance(lengths, dealt)
 
 
 def prepare_rows(
@@ -182,16 +263,32 @@ def logprobs_of_rows(
     tokens_per_micro_batch: int,
     on_progress: Callable[[], None] = lambda: None,
     *,
-    tokens_per_pair: float | None = None,
+    model: TrainedModel | None = None,
+    reference: bool = False,
 ) -> list[Tensor]:
-    """For each row, the result of `score` for its trained tokens, without gradient."""
+    """For each row, the result of `score` for its trained tokens, without gradient.
+
+    `model`: deals rows out to its ranks and joins rows with a common prefix. `reference`: `score` is of the base model.
+    """
     found: list[Tensor] = [torch.empty(0)] * len(rows)
+
+    def add(bundles: Sequence[Bundle]) -> None:
+        batch = collate(rows, bundles, device)
+        sizes = [len(rows[place].targets) for place in batch.rows]
+        for place, own in zip(batch.rows, torch.split(score(batch), sizes), strict=True):
+            found[place] = own
+        on_progress()
+
+    pairs = None if model is None else model.tokens_per_pair
     with torch.no_grad():
-        joined = bundle_rows(rows, range(len(rows)), tokens_per_micro_batch, tokens_per_pair)
-        for bundles in plan_bundles(joined, tokens_per_micro_batch):
-            batch = collate(rows, bundles, device)
-            sizes = [len(rows[place].targets) for place in batch.rows]
-            for place, own in zip(batch.rows, torch.split(score(batch), sizes), strict=True):
-                found[place] = own
-            on_progress()
-    return found
+        joined = bundle_rows(rows, range(len(rows)), tokens_per_micro_batch, pairs)
+        if model is None:
+            for bundles in plan_bundles(joined, tokens_per_micro_batch):
+                add(bundles)
+            return found
+        run_passes(model, joined, tokens_per_micro_batch, add, reference=reference)
+    if model.ranks.size == 1:
+        return found
+    sizes = [len(row.targets) for row in rows]
+    own = [each if len(each) else torch.zeros(size) for each, size in zip(found, sizes, strict=True)]
+    return list(torch.split(model.ranks.add_up(torch.cat(own)), sizes))

@@ -19,6 +19,8 @@ from rollwright.errors import ConfigError
 from rollwright.hardware import pick_device
 from rollwright.training.branch_attention import tokens_per_pair
 from rollwright.training.micro_batches import MicroBatch
+from rollwright.training.ranks.collective import ALONE, Ranks
+from rollwright.training.ranks.sharding import ShardedModule, checkpoint_activations, decoder_layers, full
 from rollwright.training.settings import LoraSettings, TrainerSettings
 
 if TYPE_CHECKING:
@@ -60,7 +62,9 @@ _WRAPPED = "base_model.model."
 class TrainedModel:
     """A causal language model on its device, with LoRA adapters if configured."""
 
-    def __init__(self, model: "PreTrainedModel", settings: TrainerSettings, seed: int = 0) -> None:
+    def __init__(
+        self, model: "PreTrainedModel", settings: TrainerSettings, seed: int = 0, ranks: Ranks = ALONE
+    ) -> None:
         self.device = pick_device(settings.device)
         self.base = model.to(self.device)  # type: ignore[arg-type]
         self._bfloat16 = settings.dtype == "bfloat16"
@@ -78,6 +82,18 @@ class TrainedModel:
         self._lora = settings.lora is not None
         self.tokens_per_pair = tokens_per_pair(self.base) if settings.share_prefixes else None
         """Cost of attention for rows that share a prefix; `None`: they are computed one by one."""
+        if settings.activation_checkpointing:
+            checkpoint_activations(decoder_layers(self.base))
+        self.ranks = ranks
+        self.gathers_once = settings.gather == "once"
+        self._shards: list[ShardedModule] = []
+        """The trained module and the reference model, if they are sharded."""
+        if ranks.size > 1:  # after the passes above: these leave the weights gathered
+            self._shards = [
+                ShardedModule(module, decoder_layers(module), settings, ranks)
+                for module in (self.module, self._reference)
+                if module is not None
+            ]
 
     @property
     def vocabulary(self) -> int:
@@ -119,25 +135,52 @@ class TrainedModel:
             return logits.gather(1, batch.targets.unsqueeze(1)).squeeze(1) - norm, entropy
         return logits[batch.choices, batch.targets] - norm[batch.choices], entropy[batch.choices]
 
+    @contextmanager
+    def gathered(self, *, reference: bool = False) -> Iterator[None]:
+        """Inside, passes communicate nothing, if weights are gathered once. `reference`: of the base model."""
+        if not self._shards or not self.gathers_once:
+            yield
+            return
+        with self._shards[-1 if reference else 0].gathered():
+            yield
+
+    def touch(self, *, reference: bool = False) -> None:
+        """One pass with gradient 0: takes part in the communication of a pass of other ranks."""
+        module = self._reference if reference and self._reference is not None else self.module
+        logits = module(
+            input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False
+        ).logits
+        if logits.requires_grad:
+            (logits.float().sum() * 0.0).backward()
+
+    def reduce_gradients(self) -> None:
+        """Sums up the gradients of all ranks, if passes did not."""
+        if self._shards and self.gathers_once:
+            self._shards[0].reduce(self.touch)
+
     def merged(self) -> dict[str, Tensor]:
         """Copies of all weights under the names of the base model, with adapters merged.
 
-        Tied weights are one tensor under several names.
+        Tied weights are one tensor under several names. All ranks have to call this.
         """
-        deltas = _deltas(self.module) if self._lora else {}
+        deltas = self._deltas() if self._lora else {}
         copies: dict[int, Tensor] = {}
         found = {}
-        for wrapped, tensor in self.module.state_dict().items():
+        for wrapped, tensor in self.module.state_dict(keep_vars=True).items():
             name = wrapped.removeprefix(_WRAPPED)
             if "lora_" in name:
                 continue
             if name in deltas:
-                found[name.replace(".base_layer.", ".")] = tensor.detach() + deltas[name]
+                found[name.replace(".base_layer.", ".")] = full(tensor) + deltas[name]
                 continue
-            if tensor.data_ptr() not in copies:
-                copies[tensor.data_ptr()] = tensor.detach().clone()
-            found[name.replace(".base_layer.", ".")] = copies[tensor.data_ptr()]
+            if id(tensor) not in copies:
+                copies[id(tensor)] = full(tensor).clone()
+            found[name.replace(".base_layer.", ".")] = copies[id(tensor)]
         return found
+
+    def _deltas(self) -> dict[str, Tensor]:
+        with self._shards[0].gathered() if self._shards else nullcontext():
+            return _deltas(self.module)
 
 
 def _branches(batch: MicroBatch) -> dict[str, Tensor]:

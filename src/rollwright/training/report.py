@@ -71,6 +71,13 @@ class StepReport:
     """Share of padding among the tokens that went through the model."""
     micro_batches: int = 0
     seconds: float = 0.0
+    ranks: int = 1
+    rank_imbalance: float = 0.0
+    """Tokens of the most loaded rank divided by the mean over ranks, minus 1; mean over the updates."""
+    rank_waiting_share: float = 0.0
+    """Share of the step in which ranks waited for others; mean over ranks."""
+    rank_memory_mb: Mapping[int, float] = field(default_factory=dict)
+    """Largest resident memory of each rank so far; empty with one rank."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -79,9 +86,12 @@ class StepReport:
     def figures(self) -> dict[str, float | str]:
         """Flat metrics for a writer; values that are `None` are left out."""
         flat = {
-            name: value for name, value in asdict(self).items() if name != "staleness" and value is not None
+            name: value
+            for name, value in asdict(self).items()
+            if not isinstance(value, Mapping) and value is not None
         }
         flat |= {f"staleness/{versions}": count for versions, count in sorted(self.staleness.items())}
+        flat |= {f"rank_memory_mb/{rank}": value for rank, value in sorted(self.rank_memory_mb.items())}
         return flat | {"tokens_per_second": self.tokens_per_second}
 
 

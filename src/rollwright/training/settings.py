@@ -249,6 +249,22 @@ class TrainerSettings(Settings):
     """Whether rows with a common prefix (a group's prompt, the turns of a rollout, branches) go through the model as one
     sequence, in which the prefix is computed once. The gradient is the same. Models whose attention takes no mask of this
     kind compute every row."""
+    processes: PositiveInt = 1
+    """Ranks of the trainer: this process, and others that it starts on this machine."""
+    sharding: Literal["full", "hybrid", "replicate"] = "full"
+    """What ranks hold of weights, gradients and optimiser state: a shard (`full`), a shard within every `shard_ranks` ranks
+    (`hybrid`), or a copy (`replicate`)."""
+    shard_ranks: PositiveInt = 1
+    """Ranks that share one copy of the weights, for example those of one machine; for `hybrid`. Divides `processes`."""
+    gather: Literal["once", "every_pass"] = "once"
+    """Whether ranks gather the weights once for each update, or layer by layer in every pass, which needs less memory and
+    more communication."""
+    activation_checkpointing: bool = False
+    """Whether activations are computed again in the backward pass instead of being kept: less memory, a third more time."""
+    rank_timeout: PositiveFloat = 300.0
+    """Seconds that ranks wait for each other; after them, or when a rank dies, all ranks end."""
+    rank_restarts: NonNegativeInt = 3
+    """Restarts of lost ranks, from the last checkpoint, without a finished step between them; after them the run ends."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of activations."""
     device: Device = "auto"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rollwright import rng
 from rollwright.engines.base import Weights
 from rollwright.errors import ConfigError, FormatError, RollwrightError
+from rollwright.hardware import is_out_of_memory
 from rollwright.models.loading import weights_checksum
 from rollwright.training.checkpoints import (
     Checkpoint,
@@ -30,6 +31,8 @@ from rollwright.training.gradients import BeforeStep, TokenTally, add_gradients,
 from rollwright.training.losses import check_loss
 from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, scoring_row
 from rollwright.training.model import TrainedModel
+from rollwright.training.ranks.collective import ALONE, Ranks
+from rollwright.training.ranks.sharding import full, like
 from rollwright.training.report import Skip, StepReport, batch_figures, silent_share
 from rollwright.training.rows import Row
 from rollwright.training.settings import TrainerSettings as TrainerSettings
@@ -39,9 +42,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _T = TypeVar("_T")
-
-_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
-"""Messages of torch's allocators in lower case; on a CPU the exception is a plain RuntimeError."""
 
 
 class TrainingStopped(RollwrightError):
@@ -59,12 +59,14 @@ class Trainer:
         total_updates: int = 1,
         temperature: float = 1.0,
         seed: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`model` is the base model even if a checkpoint is restored afterwards: the KL term refers to it.
 
         `total_updates`: updates of the whole training, for the learning-rate schedule. `temperature`: for tokens without a
         recorded one; log-probabilities are computed at the temperature at which the engine sampled. `seed`: for the
-        initialisation of adapters and the order of mini-batches.
+        initialisation of adapters and the order of mini-batches. `ranks`: with more than one, every rank has a trainer, and
+        they call the same methods in the same order.
         """
         if not MIN_TEMPERATURE <= temperature < math.inf:
             raise ConfigError(
@@ -84,13 +86,15 @@ class Trainer:
         self._skips_in_a_row = 0
         self._budget = settings.tokens_per_micro_batch
         self._halved = False
-        self._model = TrainedModel(model, settings, seed)
+        self.ranks = ranks
+        self._model = TrainedModel(model, settings, seed, ranks)
         self._parameters = self._model.trained_parameters()
         self._optimizer = _optimizer(self._parameters.values(), settings)
 
     def step(self, rows: Sequence[Row]) -> StepReport:
         """Trains on one batch. Blocks. Raises `TrainingStopped` after too many failed steps in a row."""
         began = time.perf_counter()
+        self.ranks.waited = 0.0
         rollouts, reward, success = batch_figures(rows)
         packed = [pack(row, self._temperature) for row in rows if any(row.mask)]
         known = {
@@ -125,9 +129,7 @@ class Trainer:
             if not tally.micro_batches:
                 continue  # no row of this mini-batch has a gradient
             tallies.append(tally)
-            norm = float(
-                torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.settings.max_grad_norm)
-            )
+            norm = self._clip_gradients()
             why = self._reason_to_skip(tally, norm, first=not norms)
             if why is None:
                 self._optimizer_step()
@@ -146,6 +148,16 @@ class Trainer:
             return Skip.LOGPROB_GAP
         return None
 
+    def _clip_gradients(self) -> float:
+        """Clips the gradients to `max_grad_norm`; returns their norm before, which is the same on all ranks."""
+        norm = self.ranks.gradient_norm(self._parameters.values())
+        if norm > self.settings.max_grad_norm:
+            share = self.settings.max_grad_norm / (norm + _NEVER_ZERO)
+            for parameter in self._parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(share)
+        return norm
+
     def _optimizer_step(self) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate_at(self.updates, self._total_updates)
@@ -156,7 +168,7 @@ class Trainer:
         """Computes the log-probabilities that are needed from before the first update."""
         loss, model = self.settings.loss, self._model
 
-        def score(scores: Callable[[MicroBatch], Tensor]) -> list[Tensor]:
+        def score(scores: Callable[[MicroBatch], Tensor], *, reference: bool = False) -> list[Tensor]:
             return self._within_memory(
                 packed,
                 lambda budget: logprobs_of_rows(
@@ -165,7 +177,8 @@ class Trainer:
                     model.device,
                     budget,
                     self.on_progress,
-                    tokens_per_pair=model.tokens_per_pair,
+                    model=model,
+                    reference=reference,
                 ),
             )
 
@@ -173,7 +186,7 @@ class Trainer:
         own = loss.uses_model_before_step and self.settings.updates_per_step > 1
         return BeforeStep(
             proximal=score(lambda batch: model.logprobs(batch)[0]) if own else None,
-            reference=score(model.reference_logprobs) if loss.kl_coefficient else None,
+            reference=score(model.reference_logprobs, reference=True) if loss.kl_coefficient else None,
         )
 
     def _gradients(self, rows: Sequence[PackedRow], before: BeforeStep) -> TokenTally:
@@ -196,7 +209,7 @@ class Trainer:
         try:
             return compute(self._budget)
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if self._halved:
                 raise self._out_of_memory() from error
@@ -246,11 +259,14 @@ class Trainer:
         return report
 
     def _report(self, known: Mapping[str, Any], began: float, skipped: Skip | None = None) -> StepReport:
+        seconds = time.perf_counter() - began
         return StepReport(
             version=self.version,
             skipped=skipped,
             learning_rate=self._optimizer.param_groups[0]["lr"] if known.get("updates") else 0.0,
-            seconds=time.perf_counter() - began,
+            seconds=seconds,
+            ranks=self.ranks.size,
+            **self.ranks.figures(seconds),
             **known,
         )
 
@@ -268,7 +284,7 @@ class Trainer:
                 model.device,
                 budget,
                 self.on_progress,
-                tokens_per_pair=model.tokens_per_pair,
+                model=model,
             ),
         )
         return [floats(each.tolist()) for each in found]
@@ -280,6 +296,8 @@ class Trainer:
     def export(self, folder: Path) -> Weights:
         """Saves the model in transformers' format, with adapters merged, for an engine that loads folders."""
         tensors = self._model.merged()
+        if self.ranks.rank:
+            return Weights(version=self.version, tensors=tensors)
         unique = {id(tensor): name for name, tensor in reversed(tensors.items())}
 
         def fill(place: Path) -> None:
@@ -290,13 +308,13 @@ class Trainer:
         return Weights(version=self.version, folder=folder, checksum=weights_checksum(folder))
 
     def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        """Saves the state from which a trainer with the same base model and settings resumes."""
-        names = {id(parameter): name for name, parameter in self._parameters.items()}
-        moments = {
-            f"{key}.{names[id(parameter)]}": value
-            for parameter, state in self._optimizer.state.items()
-            for key, value in state.items()
-        }
+        """Saves the state from which a trainer with the same base model and settings resumes, on any number of ranks.
+
+        Shards are gathered, and rank 0 writes.
+        """
+        parameters, moments = self._whole_state()
+        if self.ranks.rank:
+            return
         state = {
             "version": self.version,
             "updates": self.updates,
@@ -305,11 +323,30 @@ class Trainer:
             "tokens_per_micro_batch": self._budget,
             "halved": self._halved,
         }
-        tensors = {"model": self._parameters, "optimizer": moments, "random": _random_states()}
+        tensors = {"model": parameters, "optimizer": moments, "random": _random_states()}
         write_checkpoint(folder, Checkpoint(tensors, state, extra))
+
+    def _whole_state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and optimiser moments by name; on ranks other than 0, nothing, after they took part in gathering."""
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        parameters: dict[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            _keep(parameters, name, full(parameter), self.ranks)
+        for trained, state in self._optimizer.state.items():
+            for key, value in state.items():
+                _keep(moments, f"{key}.{names[id(trained)]}", full(value), self.ranks)
+        return parameters, moments
 
     def restore(self, folder: Path) -> dict[str, Any]:
         """Restores the state that `save` wrote; returns its `extra`."""
+        checkpoint = self.read(folder)
+        self.take(checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.state)
+        _restore_random_states(checkpoint.tensors["random"])
+        return dict(checkpoint.extra)
+
+    def read(self, folder: Path) -> Checkpoint:
+        """Reads a checkpoint and checks that it is of this model."""
         checkpoint = read_checkpoint(folder)
         saved = checkpoint.tensors["model"]
         expected = {name: tuple(each.shape) for name, each in self._parameters.items()}
@@ -318,21 +355,33 @@ class Trainer:
                 f"checkpoint {folder}: is of another model or other adapters; "
                 "accepted: one that was saved with the same base model and the same `lora`"
             )
+        return checkpoint
+
+    def take(
+        self,
+        parameters: Mapping[str, Tensor | None],
+        moments: Mapping[str, Tensor | None],
+        state: Mapping[str, Any],
+    ) -> None:
+        """Takes over a state. Ranks other than 0 need the names alone, except of single numbers among the moments."""
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                parameter.copy_(saved[name])
+                parameter.copy_(like(parameter, parameters[name]))
         self._optimizer.state.clear()
-        for entry, value in checkpoint.tensors["optimizer"].items():
+        for entry, value in moments.items():
             key, name = entry.split(".", 1)
             parameter = self._parameters[name]
-            self._optimizer.state[parameter][key] = value.to(parameter.device)
-        _restore_random_states(checkpoint.tensors["random"])
-        state = checkpoint.state
+            single = value is not None and value.dim() == 0 and parameter.dim() > 0
+            self._optimizer.state[parameter][key] = (
+                value.to(parameter.device) if single and value is not None else like(parameter, value)
+            )
         self.version, self.updates = state["version"], state["updates"]
         self.skipped = Counter(state["skipped"])
         self._skips_in_a_row = state["skips_in_a_row"]
         self._budget, self._halved = state["tokens_per_micro_batch"], state["halved"]
-        return dict(checkpoint.extra)
+
+    def close(self) -> None:
+        """Ends the other ranks, if this trainer leads some."""
 
 
 def _optimizer(parameters: Iterable[nn.Parameter], settings: TrainerSettings) -> torch.optim.AdamW:
@@ -385,6 +434,7 @@ def _figures(tallies: Sequence[TokenTally], norms: Sequence[float]) -> dict[str,
         "shared_tokens": sum(tally.shared for tally in tallies),
         "padding_share": 1 - computed / padded if padded else 0.0,
         "micro_batches": sum(tally.micro_batches for tally in tallies),
+        "rank_imbalance": sum(tally.imbalance for tally in tallies) / len(tallies),
     }
 
 
@@ -400,8 +450,13 @@ def _advice(why: Skip, report: StepReport, times: int) -> str:
     )
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+_NEVER_ZERO = 1e-6
+"""Added to a norm before it divides, as in torch."""
+
+
+def _keep(found: dict[str, Tensor], name: str, value: Tensor, ranks: Ranks) -> None:
+    if ranks.rank == 0:
+        found[name] = value
 
 
 def _random_states() -> dict[str, Tensor]:

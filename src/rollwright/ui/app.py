@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollwright.addresses import redacted
 from rollwright.errors import RollwrightError
+from rollwright.observe.played_setup import store_of
 from rollwright.store.api import Store
 from rollwright.store.opening import open_store, sqlite_path
 from rollwright.ui.catalogue import Catalogue, Source
@@ -155,8 +156,6 @@ class Pages:
 
     async def _look_into_store(self, source: FolderSource) -> Any:
         """Workers and leases of a run that is being written."""
-        from rollwright.observe.played_setup import store_of
-
         address, now = store_of(source.path), time.monotonic()
         if address == "memory":
             return None

@@ -7,7 +7,7 @@ was read once is not read again: logs are followed as they grow.
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,7 @@ import psutil
 
 from rollwright.config import RunConfig, build
 from rollwright.errors import FormatError, RollwrightError
-from rollwright.observe.played_setup import setup_of, slots_of, store_of
-from rollwright.observe.profile import Profile
 from rollwright.observe.prompt_text import PromptReader
-from rollwright.observe.verdict import Figures, judge
 from rollwright.run.folder import (
     CONFIG,
     FAILURES,
@@ -37,19 +34,14 @@ from rollwright.run.summary import failure_causes
 from rollwright.run.training_record import FIGURES, is_training
 from rollwright.run.trajectory_log import TRAJECTORIES, Place
 from rollwright.swarm.heartbeat import HEARTBEAT, STATUS, read_heartbeat, read_status
-from rollwright.trajectory import Phase, Trajectory
+from rollwright.trajectory import Trajectory
 from rollwright.ui import figures
 from rollwright.ui.episode_index import EpisodeIndex
 from rollwright.ui.figures import RunState
 from rollwright.ui.growing_log import GrowingLog, GrowingRows
 from rollwright.ui.judging import Judging
 from rollwright.ui.redaction import without_secrets
-
-EVALUATION, EVALUATION_SCHEMA = "report.json", b"rollwright.evaluation/"
-"""Report of an evaluation in a run folder, and how the name of its schema begins."""
-
-TASKS_SHOWN = 500
-"""Tasks of an evaluation that are sent one by one."""
+from rollwright.ui.reports import has_report, read_report, shown_report, verdict_of
 
 PROFILED = 1000
 """Last episodes whose timings give the verdict."""
@@ -120,11 +112,7 @@ class FolderSource:
 
     @property
     def is_evaluation(self) -> bool:
-        try:
-            with (self.path / EVALUATION).open("rb") as report:
-                return EVALUATION_SCHEMA in report.read(200)
-        except OSError:
-            return False
+        return has_report(self.path)
 
     def live(self) -> dict[str, Any] | None:
         return read_live(self.path)
@@ -234,7 +222,7 @@ class FolderSource:
     ) -> float | None:
         """The cost that the run itself tells; else by the prices that the page was given."""
         if self._prices is None:
-            for told in (live, summary, self._report() if self.is_evaluation else None):
+            for told in (live, summary, read_report(self.path) if self.is_evaluation else None):
                 if (cost := figures.told_cost(told)) is not None:
                     return cost
         return figures.cost_of(prompt_tokens, tokens, self._prices)
@@ -337,36 +325,16 @@ class FolderSource:
         count = len(index)
         if self._verdict is not None and (self._verdict[0] == count or count < self._verdict[0] * 1.02):
             return self._verdict[1]
-        found = Profile()
-        for number in range(max(0, count - PROFILED), count):
-            try:
-                outline = Trajectory.outline(self.record(number))
-            except (FormatError, OSError):
-                continue
-            found.add(outline.tag, outline.timing)
-        told = None
-        if found.rollouts:
-            numbers = Figures.of(found, slots_of(self.config, found))
-            verdict = judge(numbers, setup_of(self.config, found, store_of(self.path)))
-            told = {
-                "verdict": str(verdict),
-                "findings": [
-                    {"cause": each.cause, "because": each.because, "advice": each.advice}
-                    for each in verdict.findings
-                ],
-                "rollouts": found.rollouts,
-                "shares": {str(phase): found.share(phase) for phase in Phase if found.share(phase) > 0},
-                "figures": {
-                    "rollouts at once": numbers.rollouts,
-                    "most rollouts at once": numbers.most_rollouts,
-                    "engine calls at once": numbers.calls,
-                    "slots": numbers.slots,
-                    "slots busy": numbers.occupancy,
-                    "waiting in line": numbers.in_line,
-                },
-            }
+        told = verdict_of(self._last_outlines(count), self.config, self.path)
         self._verdict = (count, told)
         return told
+
+    def _last_outlines(self, count: int) -> Iterator[Trajectory]:
+        for number in range(max(0, count - PROFILED), count):
+            try:
+                yield Trajectory.outline(self.record(number))
+            except (FormatError, OSError):
+                continue
 
     def training_view(self) -> dict[str, Any]:
         rows = self.rows()
@@ -389,27 +357,7 @@ class FolderSource:
         }
 
     def evaluation_view(self) -> dict[str, Any]:
-        """The report of an evaluation, with the first of its tasks and without their single samples."""
-        report = self._report()
-        results = report.get("results")
-        if isinstance(results, list):
-            rows = [each for each in results if isinstance(each, dict)]
-            report["results"] = [
-                {name: value for name, value in each.items() if name != "samples"}
-                for each in rows[:TASKS_SHOWN]
-            ]
-            report["result_count"] = len(rows)
-        return report
-
-    def _report(self) -> dict[str, Any]:
-        file = self.path / EVALUATION
-        try:
-            content = msgspec.json.decode(file.read_bytes())
-        except FileNotFoundError:
-            return {"problem": f"{file}: there is no report of an evaluation"}
-        except (OSError, msgspec.MsgspecError) as error:
-            return {"problem": f"{file}: cannot be read: {error}"}
-        return content if isinstance(content, dict) else {"problem": f"{file}: is not a report"}
+        return shown_report(self.path)
 
     # -- episodes -------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Training on several ranks: processes that share rows, and shards of weights, gradients and optimiser state."""
