@@ -9,6 +9,7 @@ SOURCES := src tests bench examples docs models
 TORCH := torch==2.13.0
 
 .PHONY: demo test lint typecheck unit test-engines test-clients test-losses test-boxes soak bench base-model docs clean ui ui-check
+.PHONY: demo test lint typecheck unit test-engines test-clients test-envs test-losses soak bench base-model docs ui ui-check clean
 .PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs ui ui-check clean
 
 $(READY): pyproject.toml
@@ -58,6 +59,9 @@ test-losses: $(READY)
 test-boxes: $(READY)
 	.ci/bubblewrap
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m boxes
+# Environments of other packages against their own runners; makes their virtual environments in the cache.
+test-envs: $(READY)
+	$(BIN)/pytest -m foreign
 
 # Kills run, workers, store server, engine and database at random, then damages run folders; SEED=2 gives others.
 KILLS ?= 1000

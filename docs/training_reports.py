@@ -382,7 +382,9 @@ AGENTS = """What it costs to train an agent as it is: SmolLM2 (135 M parameters,
 numbers, as the chat agent and through OpenAI's SDK, with the same words, rows and draws (`examples/train_own_agent`). Held-out
 questions are answered greedily, every 4 steps; the first of these validations that is 30 points above the one before training
 counts. Validation's own CPU time is left out. Part of the gain is format: the base model explains before it answers, and has no
-room left for a number."""
+room left for a number. The wording was chosen among several by short trials: where the base model answers with a number at
+once (36 to 55 % right), one run rose from 36 to 74 % in 20 steps, and wordings with a bare pair of numbers ended at 53 %, with
+the first number said always."""
 
 
 def _agents(figures: Figures) -> list[str]:

@@ -20,6 +20,7 @@ FOUNDATION = {
     "addresses",
     "registry",
     "settings",
+    "cache",
 }
 """Modules that know nobody but each other, and that everybody may use."""
 
@@ -38,6 +39,7 @@ MAY_KNOW = {
     "addresses": set(),
     "registry": set(),
     "settings": set(),
+    "cache": set(),
     "trajectory": set(),
     "config": set(),
     "sandbox": {"hardware"},

@@ -7,10 +7,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from rollwright.cache import CACHE_VARIABLE
 from rollwright.cli.model import app
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models import fetch, load_model, load_tokenizer, model_folder
-from rollwright.models.catalogue import CACHE_VARIABLE
 
 NAME = "smollm2"
 

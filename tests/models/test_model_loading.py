@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rollwright.cache import CACHE_VARIABLE
 from rollwright.errors import ConfigError, FormatError
 from rollwright.models import load_model, load_tokenizer, model_folder, weights_checksum
-from rollwright.models.catalogue import CACHE_VARIABLE
 from rollwright.models.tiny import TURN_END, tiny_llama, tiny_tokenizer
 
 TEXTS = ["You are on a frozen lake. Which way do you go?", "<answer>Up</answer>", "ÄÖÜ ß 你好"]

@@ -3,7 +3,7 @@
 A tag is one of:
 - a built-in name, a name registered with `register`, or an entry point of the group `rollwright.envs` in an installed
   package (an `EnvSpec` or a factory);
-- `gymnasium:<id>`, `reasoning_gym:<dataset>` or `harbor:<path>`;
+- a name of another package behind its prefix, such as `gymnasium:<id>`;
 - `module:factory`, any importable callable that returns an environment.
 
 Optional packages are imported only when an environment that needs them is created. Settings are checked against the
@@ -96,6 +96,20 @@ _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
             "rollwright.envs.adapters.reasoning_gym:ReasoningGym",
             max_steps=1,
             max_tokens_per_step=1024,
+        ),
+        "textarena": EnvSpec(
+            "textarena:<game>",
+            "a game of TextArena, alone or against an opponent; forks; reward at the end only",
+            "rollwright.envs.adapters.textarena:TextArena",
+            max_steps=50,
+            max_tokens_per_step=512,
+        ),
+        "openenv": EnvSpec(
+            "openenv:<url or folder>",
+            "an OpenEnv server, also one that is started here; does not fork",
+            "rollwright.envs.adapters.openenv:OpenEnv",
+            max_steps=50,
+            max_tokens_per_step=512,
         ),
     }
 )

@@ -4,12 +4,12 @@ The catalogue has real models that need no account and no model hub. In the cach
 only when it is complete.
 """
 
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+
+from rollwright.cache import cache_folder
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the current activity, the amount done, and the total amount (`None`: unknown)."""
@@ -47,21 +47,6 @@ CATALOGUE: Mapping[str, ModelSource] = MappingProxyType(
         )
     }
 )
-
-
-CACHE_VARIABLE = "ROLLWRIGHT_CACHE"
-"""Environment variable for another cache folder."""
-
-
-def cache_folder() -> Path:
-    """The folder of `ROLLWRIGHT_CACHE`, or the platform's cache folder."""
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "rollwright"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "rollwright"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollwright"
 
 
 def model_folder(name: str) -> Path:

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from rollwright import rng
+from rollwright.cache import cache_folder
 from rollwright.config import RunConfig
 from rollwright.envs.base import Env
 from rollwright.errors import ConfigError
-from rollwright.models.catalogue import cache_folder
 from rollwright.rollout.episode import level_seed
 from rollwright.rollout.groups import LevelFunction
 from rollwright.rollout.settings import CustomEnvConfig

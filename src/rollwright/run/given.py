@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
+from rollwright.cache import cache_folder
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError
-from rollwright.models.catalogue import cache_folder
 from rollwright.rewards.functions import function_name
 from rollwright.run.build_tasks import open_tag_tasks
 from rollwright.run.validations import VALIDATION
