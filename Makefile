@@ -10,6 +10,9 @@ TORCH := torch==2.13.0
 
 .PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-envs test-losses soak bench base-model docs ui \
   ui-check clean
+.PHONY: demo test lint typecheck unit test-engines test-clients test-losses test-boxes soak bench base-model docs clean ui ui-check
+.PHONY: demo test lint typecheck unit test-engines test-clients test-envs test-losses soak bench base-model docs ui ui-check clean
+.PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs ui ui-check clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -55,6 +58,9 @@ test-clients: $(READY)
 test-losses: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/losses.py
 
+test-boxes: $(READY)
+	.ci/bubblewrap
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m boxes
 # Environments of other packages against their own runners; makes their virtual environments in the cache.
 test-envs: $(READY)
 	$(BIN)/pytest -m foreign

@@ -31,6 +31,7 @@ BENCHMARKS = (
     "tree_prefix",
     "orchestra",
     "tools",
+    "boxes",
     "cli_startup",
     "startup",
 )

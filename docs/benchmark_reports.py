@@ -59,6 +59,9 @@ itself; the modules of `rollwright run`; torch; transformers and the policy; the
 token. Before a cold start the kernel drops what it keeps of files; a warm one follows another. Medians.
 `rollwright doctor --startup bench/results/startup.json` compares a start on your machine with these."""
 
+BOXES = """What a box costs: start, run, fork, stop and eight at once, beside a bare `bwrap` over an overlay that is mounted for
+it, in turns in the same run; then 64 boxes at once. Medians on the clock: other work on the machine shows."""
+
 CLI_STARTUP = """How much processor time one answer of the command line takes, user and system together, each a process of its own:
 help, a list, a look at a small run, and wrong settings, which are told before anything else is loaded. Beside it a bare
 interpreter, and the help page of the peer's command. Medians; commands take turns."""
@@ -354,6 +357,16 @@ def _startup(figures: Figures) -> list[str]:
     return [table(("part", "cold, s", "warm, s"), rows), "", f"Model: {figures['model']}. {spread}."]
 
 
+def _boxes(figures: Figures) -> list[str]:
+    rows = [(name, f"{value:.0f}") for name, value in figures["milliseconds"].items()]
+    many = (
+        f"{figures['boxes_at_once']} boxes at once: {figures['memory_of_each_mb']} MB in each, "
+        f"{figures['memory_taken_from_the_machine_for_each_mb']} MB of the machine for each; the longest wait for a "
+        f"command was {figures['longest_wait_for_a_command_s']} s."
+    )
+    return [table(("what", "ms"), rows), "", many]
+
+
 def _cli_startup(figures: Figures) -> list[str]:
     limit, medians = figures["limit"], figures["cpu_seconds"]
     peer = medians["vf-eval --help"]
@@ -462,6 +475,7 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "tree_signal": (TREE_SIGNAL, _tree_signal),
     "tree_prefix": (TREE_PREFIX, _tree_prefix),
     "tree_prefix_vllm": (TREE_PREFIX_VLLM, _tree_prefix_vllm),
+    "boxes": (BOXES, _boxes),
     "cli_startup": (CLI_STARTUP, _cli_startup),
     "startup": (STARTUP, _startup),
 }

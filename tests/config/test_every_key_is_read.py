@@ -188,7 +188,10 @@ TREES = [
 SEVERAL = {"a": {**TEAM_AGENT, "reading": {}}, "b": {**TEAM_AGENT, "after": ["a"]}, "c": JUDGE}
 SEARCH = {"kind": "search", "passages": "nowhere.jsonl"}
 TEAMS = [
-    {"kind": "math", "agents": {"solver": {"tools": ["calculator", "python"], "sampling": {"top_p": 1.0}}}},
+    {
+        "kind": "math",
+        "agents": {"solver": {"tools": ["bash", "calculator", "python"], "sampling": {"top_p": 1.0}}},
+    },
     {"kind": "search", "agents": {"search": {"policy": "other"}}},
     {"kind": "critic", "agents": {"search": {"tools": ["rollwright.tools.calculator:calculator"]}}},
     {"kind": "loop", "acts": "b", "critic": "c", "max_loops": 2, "agents": SEVERAL},
@@ -280,6 +283,11 @@ async def play_tasks(folder: Path) -> None:
     limits = {"max_attempts": 1, "max_refills": 1}
     with suppress(RollwrightError):  # it asks nothing, which is a failure
         await play(games(custom_envs=agents, limits=limits, **shown))
+    terminal = {
+        "T": {**tasks, "agent": {"kind": "terminal", "max_turns": 1}, "box": {}, "rewards": REWARDS[:1]}
+    }
+    with suppress(RollwrightError):  # where no backend of boxes runs, its attempts fail
+        await play(games(custom_envs=terminal, limits=limits, **shown))
 
 
 async def make_policies(folder: Path) -> None:

@@ -1,6 +1,8 @@
 """Sandboxes for the tests of this folder. Backends that do not run on this machine are skipped with their reason."""
 
 import asyncio
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
@@ -60,3 +62,38 @@ async def bubblewrap(tmp_path: Path) -> AsyncIterator[BubblewrapBackend]:
     async for backend in _started("bubblewrap", tmp_path):
         assert isinstance(backend, BubblewrapBackend)
         yield backend
+
+
+PROGRAMS = (
+    "bash",
+    "sh",
+    "cat",
+    "ls",
+    "chmod",
+    "mkdir",
+    "rm",
+    "echo",
+    "env",
+    "sleep",
+    "tar",
+    "test",
+    "timeout",
+)
+
+
+@pytest.fixture
+def root_files(tmp_path: Path) -> Path:
+    """A small root file system from programs of this machine and the libraries they need."""
+    root = tmp_path / "root"
+    for name in ("bin", "etc", "tmp", "proc", "dev", "root"):
+        (root / name).mkdir(parents=True)
+    files = {Path(found).resolve(): root / "bin" / name for name in PROGRAMS if (found := shutil.which(name))}
+    for source, target in files.items():
+        shutil.copy(source, target)
+        listed = subprocess.run(["ldd", str(source)], capture_output=True, text=True).stdout
+        for word in listed.split():
+            if word.startswith("/"):
+                (root / word.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(word, root / word.lstrip("/"))
+    (root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    return root

@@ -46,12 +46,17 @@ COMMANDS = {
     "worker": Command("queue", "worker", "Join a store from anywhere and play its rollouts."),
     "serve": Command("queue", "serve", "Offer a store over HTTP."),
     "enqueue": Command("queue", "enqueue", "Put rollouts in a store, for workers to play."),
-    "ps": Command("queue", "ps", "Show a store's rollouts and workers, and what each is waiting for."),
+    "ps": Command(
+        "queue",
+        "ps",
+        "Show a store's rollouts and workers, what each is waiting for, and this machine's boxes.",
+    ),
     "cancel": Command("queue", "cancel", "Withdraw rollouts; a worker that plays one stops."),
     "gateway": Command(
         "gateway", "gateway", "Serve OpenAI's and Anthropic's APIs to agents, and record what they do."
     ),
     "model": Command("model", "app", "Fetch models for this machine, and list them."),
+    "images": Command("images", "app", "List, build, import and remove the images of boxes."),
     "envs": Command("envs", "envs", "List the environments by tag."),
     "play": Command("envs", "play", "Play TAG in the terminal."),
     "ui": Command("ui", "ui", "Open a page in the browser to look at runs, live and afterwards."),

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.addresses import redacted
+from rollwright.cli.boxes import boxes_table
 from rollwright.cli.console import (
     clock_time,
     complete_config,
@@ -32,6 +33,7 @@ from rollwright.cli.event_loop import run_async
 from rollwright.errors import RollwrightError
 from rollwright.http.server_connection import raise_handle_limit
 from rollwright.rollout.accounting import FailureCauses
+from rollwright.sandbox.leases import state_folder
 from rollwright.signals import INTERRUPTS
 from rollwright.store.api import Store
 from rollwright.store.opening import ADDRESS_VARIABLE, TOKEN_VARIABLE, USUAL_PATIENCE, open_store
@@ -239,11 +241,29 @@ async def _enqueue(
 
 
 def ps(
-    store: StoreOption,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="A path, postgresql://… or http://…",
+            envvar=ADDRESS_VARIABLE,
+            show_default=False,
+            callback=warn_of_password,
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Open rollouts to list.")] = 20,
+    boxes: Annotated[
+        bool, typer.Option("--boxes", help="Only this machine's boxes; needs no store.")
+    ] = False,
 ) -> None:
-    """Show a store's rollouts and workers, and what each is waiting for."""
-    run_async(_ps(store, limit, console()))
+    """Show a store's rollouts and workers, what each is waiting for, and this machine's boxes."""
+    if store is None and not boxes:
+        raise typer.BadParameter("give the store's address, or --boxes", param_hint="--store")
+    if store is not None and not boxes:
+        run_async(_ps(store, limit, console()))
+    if (table := boxes_table(state_folder())) is not None:
+        console().print(table)
+    elif boxes:
+        console().print("no boxes on this machine", highlight=False)
 
 
 async def _ps(address: str, limit: int, screen: Console) -> None:

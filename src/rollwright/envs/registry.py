@@ -45,6 +45,8 @@ class EnvSpec:
     max_steps: int = DEFAULT_MAX_STEPS
     """Default action limit of an episode."""
     max_tokens_per_step: int = 128
+    step_timeout: float | None = None
+    """Seconds that `reset` or `step` may take where no setting says so; `None`: the run's limit."""
 
 
 _BUILT_IN = (
@@ -79,6 +81,14 @@ _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
             "a Gymnasium environment with discrete or text actions",
             "rollwright.envs.adapters.gymnasium:make_gymnasium",
             max_steps=100,
+        ),
+        "harbor": EnvSpec(
+            "harbor:<path>",
+            "a Harbor or Terminal-Bench task folder, or a folder of them, in boxes",
+            "rollwright.envs.harbor.environment:HarborEnv",
+            max_steps=50,
+            max_tokens_per_step=1024,
+            step_timeout=3600.0,
         ),
         "reasoning_gym": EnvSpec(
             "reasoning_gym:<dataset>",

@@ -16,10 +16,16 @@ from typing import Any, TypeVar, overload
 
 from rollwright.aio import future_safe
 from rollwright.errors import ConfigError
+from rollwright.rewards.failure import NoReward
 from rollwright.rewards.scored import ScoredAttempt
+from rollwright.sandbox.attempts import current_boxes
+from rollwright.sandbox.box import Box, BoxError
 
-PARAMETERS = ("task", "trajectory", "answer", "messages", "returned")
+PARAMETERS = ("task", "trajectory", "answer", "messages", "returned", "box")
 """Parameters that a function may declare."""
+
+BOX = "box"
+"""The attempt's box, as the episode has left it; an async function can run commands in it."""
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -79,7 +85,7 @@ def parameters_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
     wanted = []
     for each in declared:
         if each.kind is each.VAR_KEYWORD:
-            return PARAMETERS
+            return tuple(each for each in PARAMETERS if each != BOX)
         if each.name in PARAMETERS and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
             wanted.append(each.name)
         elif each.default is each.empty and each.kind is not each.VAR_POSITIONAL:
@@ -108,7 +114,9 @@ class FunctionComponent:
 
     async def evaluate(self, attempt: ScoredAttempt) -> Any:
         """Returns the result of the function, unchecked."""
-        given = {each: self._argument(attempt, each) for each in self._wanted}
+        given = {each: self._argument(attempt, each) for each in self._wanted if each != BOX}
+        if BOX in self._wanted:
+            given[BOX] = await _attempt_box()
         if self._is_async:
             return await self._function(**given)
         await self._threads.acquire()
@@ -121,6 +129,13 @@ class FunctionComponent:
     def _argument(self, attempt: ScoredAttempt, name: str) -> Any:
         # A copy of the row, so that a change by one function is not visible to another.
         return dict(attempt.task) if name == "task" else getattr(attempt, name)
+
+
+async def _attempt_box() -> Box:
+    try:
+        return await current_boxes().box()
+    except BoxError as error:
+        raise NoReward(f"it needs the attempt's box: {error}") from error
 
 
 async def _run_in_thread(call: Callable[[], Any], name: str, on_end: Callable[[], None]) -> Any:

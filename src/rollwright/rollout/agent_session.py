@@ -7,12 +7,15 @@ recorded and journalled in the same trajectory.
 import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from rollwright.agents import Session
 from rollwright.engines.base import Parsed, Sampling, ToolSpec
 from rollwright.errors import RollwrightError
 from rollwright.gateway import Access, CaptureRules, Gateway, RolloutRecorder
 from rollwright.gateway.recorder import USUAL_RULES
+from rollwright.sandbox.attempts import current_boxes
+from rollwright.sandbox.box import Box, BoxError
 from rollwright.trajectory import Message, Turn
 
 Answer = TypeVar("Answer")
@@ -36,6 +39,19 @@ class AgentSession(Session):
     @property
     def api_key(self) -> str:
         return self.access().api_key
+
+    async def box(self) -> Box:
+        """The attempt's box."""
+        return await current_boxes().box()
+
+    async def box_access(self) -> Access:
+        """Address and key for an agent inside the attempt's box, whose network is `gateway`."""
+        box, access = await self.box(), self.access()
+        if not box.gateway_url:
+            raise BoxError(
+                f"box: its network is {box.spec.network}, and gateway is needed to reach the model"
+            )
+        return Access(box.gateway_url + urlsplit(access.base_url).path, access.api_key)
 
     def access(self) -> Access:
         if self._access is None:

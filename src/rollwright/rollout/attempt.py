@@ -32,6 +32,10 @@ from rollwright.rollout.episode import EpisodeSettings, new_session, play_episod
 from rollwright.rollout.function import AgentFunction, function_session, play_function
 from rollwright.rollout.recovery import StoreJournal
 from rollwright.rollout.scoring import EpisodeRewards, task_of
+from rollwright.sandbox.attempts import AttemptBoxes, current_boxes, use_boxes
+from rollwright.sandbox.box import BoxLabel
+from rollwright.sandbox.pool import BoxPools
+from rollwright.sandbox.settings import AUTO
 from rollwright.store.api import Store
 from rollwright.store.errors import AttemptRefused, NotFound
 from rollwright.store.records import AttemptedRollout
@@ -81,6 +85,8 @@ class RolloutContext:
     activity: Activity = field(default_factory=Activity)
     gateway: Gateway = field(default_factory=Gateway)
     """Records agents that use a model API; it listens from the first request for its address on."""
+    boxes: BoxPools = field(default_factory=BoxPools)
+    """Boxes of attempts that need one."""
     on_failed: Callable[[AttemptedRollout, ErrorRecord], None] | None = None
     """Observer of failed attempts, for example a command's output."""
 
@@ -174,10 +180,12 @@ class RolloutAttempt:
                 if self.claimed.attempt.sequence_id > 1:
                     await self._recover_journal()
             try:
-                trajectory = await self._play_once(assignment)
+                with use_boxes(self._new_boxes(assignment.settings)):
+                    trajectory = await self._play_once(assignment)
             except ReplayDiffers:
                 await self._discard_journal()
-                trajectory = await self._play_once(assignment)
+                with use_boxes(self._new_boxes(assignment.settings)):
+                    trajectory = await self._play_once(assignment)
             return PlayedAttempt(trajectory, check_rewards(check(trajectory)).to_bytes())
         except (AttemptRefused, NotFound, Superseded):
             raise
@@ -190,6 +198,20 @@ class RolloutAttempt:
             await self._slot.discard()
             # Also a rollout whose input or settings cannot be read: it fails alone.
             return failed(Boundary.SYSTEM, error, 0).record
+
+    def _new_boxes(self, settings: EpisodeSettings) -> AttemptBoxes:
+        """The attempt's boxes, none of which has started yet."""
+        config, attempt = settings.box, self.claimed.attempt
+        label = BoxLabel(
+            rollout_id=self.claimed.rollout_id,
+            attempt_id=attempt.attempt_id,
+            worker=attempt.worker_id or "",
+            lease_seconds=30.0 if config is None else config.lease_seconds,
+        )
+        pool = self._context.boxes.get(AUTO if config is None else config.backend)
+        if config is None:
+            return AttemptBoxes(pool, label)
+        return AttemptBoxes(pool, label, config.spec(), warm=config.warm)
 
     async def _play_once(self, assignment: Assignment) -> Trajectory:
         """Plays the episode once; raises `ReplayDiffers` if it did not follow the journal to the journal's end."""
@@ -219,6 +241,7 @@ class RolloutAttempt:
             stopwatch=self.stopwatch,
             gateway=self._context.gateway,
         )
+        current_boxes().gateway = lambda: session.base_url
         with self._shown_in_flight(session):
             make_env = partial(self._context.make_env, settings)
             trajectory = await play_episode(session, env, settings, assignment.policy, make_env)

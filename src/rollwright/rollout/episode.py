@@ -38,6 +38,7 @@ from rollwright.rollout.agent_session import AgentSession
 from rollwright.rollout.filters import Filter, stops
 from rollwright.rollout.scoring import EpisodeRewards
 from rollwright.rollout.settings import LimitsConfig
+from rollwright.sandbox.settings import BoxConfig
 from rollwright.trajectory import Boundary, StopReason, Trajectory, Turn
 
 
@@ -158,6 +159,8 @@ class EpisodeSettings:
     """Makes an environment of this tag. `None`: the registry does, from `env_type` and `env_config`."""
     rewards: EpisodeRewards | None = None
     """Judge the episode when it has ended. `None`: only the environment's own rewards count."""
+    box: BoxConfig | None = None
+    """The box of each attempt. `None`: it has one only if its environment brings one."""
     capture: CaptureRules = field(default_factory=CaptureRules)
     """Rules for a function's agent that is recorded by the gateway."""
 
@@ -216,7 +219,7 @@ def new_session(
     on_turn: Callable[[Turn], None] | None = None,
     stopwatch: Stopwatch | None = None,
     gateway: Gateway | None = None,
-) -> Session:
+) -> AgentSession:
     """A session with an empty trajectory for this episode. `gateway`: records agents that speak a model API."""
     trajectory = Trajectory(
         rollout_id=rollout_id,

@@ -15,6 +15,7 @@ from pydantic import (
 from rollwright.registry import Registry
 from rollwright.rewards.settings import RewardList
 from rollwright.rollout.filters.settings import FILTERS, AnyFilterConfig
+from rollwright.sandbox.settings import BoxConfig
 from rollwright.settings import Settings, choose_kind, choose_kinds
 
 BRANCH_POLICIES: Registry[Any] = Registry(
@@ -193,6 +194,21 @@ class CommandAgentConfig(Settings):
     """How much of the end of its output is kept."""
 
 
+class TerminalAgentConfig(Settings):
+    """The model itself, working in the attempt's box by commands in plain text. See [boxes](boxes.md)."""
+
+    kind: Literal["terminal"] = "terminal"
+    """Chooses this agent."""
+    max_turns: PositiveInt = 30
+    """Answers until the episode ends."""
+    seconds: PositiveFloat = 120.0
+    """Time limit of a command."""
+    output_limit: PositiveInt = 8000
+    """Characters of a command's output that the model sees."""
+    system: str | None = None
+    """System prompt. Unset: one that explains the format."""
+
+
 class RemoteAgentConfig(Settings):
     """Programs anywhere that take the tasks from the run by HTTP. `remote` in place of the section does the same."""
 
@@ -214,7 +230,8 @@ class RemoteConfig(Settings):
 
 
 AgentChoice = Annotated[
-    FunctionAgentConfig | CommandAgentConfig | RemoteAgentConfig, Field(discriminator="kind")
+    FunctionAgentConfig | CommandAgentConfig | RemoteAgentConfig | TerminalAgentConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -249,6 +266,8 @@ class CustomEnvConfig(Settings):
     tasks_fingerprint: str | None = None
     """Checksum of the rows. A run fills it in when it begins; one that finds other rows is refused."""
 
+    box: BoxConfig | None = None
+    """The box of each attempt, for tools, rewards and agents. Unset: none."""
     agent: AgentChoice | None = None
     """Plays the rows of `tasks`: a function of one's own as `module:function`, a command, or `remote` programs. Unset: the
     chat agent."""
@@ -261,8 +280,8 @@ class CustomEnvConfig(Settings):
     @field_validator("agent", mode="before")
     @classmethod
     def _choose_agent(cls, value: Any) -> Any:
-        if value == "remote":
-            return {"kind": "remote"}
+        if value in ("remote", "terminal"):
+            return {"kind": value}
         if isinstance(value, str):
             return {"kind": "function", "function": value}
         if isinstance(value, dict) and "kind" not in value:

@@ -13,6 +13,7 @@ one that differs is discarded and counted.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from inspect import isawaitable
 from typing import NamedTuple
 
 from rollwright.agents import OutOfRoom, Phase, Session, bounded, together
@@ -121,6 +122,8 @@ class EnvCopies:
             if not isinstance(env, Forkable) or not can_fork(env):
                 raise TypeError(f"{type(env).__name__} cannot be copied; use strategy.fork replay or root")
             copy = env.fork()
+            if isawaitable(copy):  # an environment in a box copies files
+                copy = await bounded(copy, self._timeout, Boundary.ENVIRONMENT, len(played))
             self._made.append(copy)
             return copy
         if self.mode is ForkMode.ROOT and played:

@@ -202,6 +202,7 @@ class RolloutWorker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._context.gateway.rest()
+        await self._context.boxes.rest()
 
     async def _end_attempt(
         self, rollout_id: str, attempt_id: str, status: AttemptStatus, reason: str

@@ -247,7 +247,7 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
         env_config["max_steps"] = max_steps
     with open_for_inspection(partial(registry.make, env_type, env_config)) as env:
         own = env.prompts
-    made = EnvParts(env_type, env_config, own, max_steps, spec.max_tokens_per_step)
+    made = EnvParts(env_type, env_config, own, max_steps, spec.max_tokens_per_step, spec.step_timeout)
     return _episode_settings(config, tag, custom, made)
 
 
@@ -271,6 +271,7 @@ class EnvParts(NamedTuple):
     prompts: PromptTemplates
     max_steps: int
     max_tokens_per_step: int
+    step_timeout: float | None = None
 
 
 def _episode_settings(
@@ -290,8 +291,8 @@ def _episode_settings(
     )
     agent.check_templates(f"custom_envs.{tag}")
     limits = config.limits
-    if custom.step_timeout is not None:
-        limits = limits.model_copy(update={"step_timeout": custom.step_timeout})
+    if (step_timeout := custom.step_timeout or made.step_timeout) is not None:
+        limits = limits.model_copy(update={"step_timeout": step_timeout})
     return EpisodeSettings(
         env_type=made.env_type,
         env_config=made.env_config,
@@ -302,5 +303,6 @@ def _episode_settings(
         limits=limits,
         max_staleness=math.ceil(config.async_generation_ratio),
         strategy=build_strategy(config.strategy),
+        box=custom.box,
         capture=config.gateway,
     )

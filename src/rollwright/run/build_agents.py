@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from rollwright.rollout.settings import (
     CommandAgentConfig,
     FunctionAgentConfig,
     RemoteAgentConfig,
+    TerminalAgentConfig,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ def build_agent(config: RunConfig, tag: str, board: "RemoteBoard | None") -> Age
 
             assert board is not None, "made for a configuration with remote agents"
             return AgentStrategy(RemoteAgent(board, lease, limits.episode_timeout))
+        case TerminalAgentConfig() as terminal:
+            return AgentStrategy(_terminal_agent(terminal))
 
 
 def _own_process(path: str, timeout: float, folder: Path) -> AgentFunction:
@@ -92,6 +96,13 @@ def _own_process(path: str, timeout: float, folder: Path) -> AgentFunction:
     if find_spec(module.partition(".")[0]) is None:
         raise ConfigError(f"{path!r}: no module named {module!r}")
     return ProcessAgent(path, timeout, folder)
+
+
+def _terminal_agent(config: TerminalAgentConfig) -> AgentFunction:
+    from rollwright.agents.terminal import TerminalAgent
+
+    agent = TerminalAgent(config.max_turns, config.seconds, config.output_limit)
+    return agent if config.system is None else replace(agent, system=config.system)
 
 
 def load_function(path: str) -> AgentFunction:

@@ -12,10 +12,12 @@ import msgspec
 
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.tools import Tool, Toolbox
+from rollwright.tools.bash import bash_tool
 from rollwright.tools.calculator import calculator
 from rollwright.tools.settings import (
     TOOLS,
     AnyToolConfig,
+    BashToolConfig,
     CalculatorToolConfig,
     OwnToolConfig,
     PythonToolConfig,
@@ -54,8 +56,10 @@ class ToolShelf:
 
     def _make(self, config: AnyToolConfig, where: str) -> Sequence[Tool]:
         match config:
+            case BashToolConfig():
+                tools: Sequence[Tool] = [bash_tool(config)]
             case CalculatorToolConfig():
-                tools: Sequence[Tool] = [calculator]
+                tools = [calculator]
             case PythonToolConfig():
                 tools = [self._python(config)]
             case SearchToolConfig():

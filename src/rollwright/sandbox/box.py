@@ -12,7 +12,7 @@ What a backend cannot do is in its `features`, and asking for it raises a `BoxEr
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -76,6 +76,10 @@ class BoxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Time limit of a command that names none."""
     hostname: str = "box"
     mounts: tuple[BoxMount, ...] = ()
+    hosts: tuple[str, ...] = ()
+    """Further names under which the box finds itself, and boxes that share its network."""
+    network_of: str = ""
+    """Id of a running box whose network this one shares, as services of one task do; empty: it has its own."""
     layers: tuple[str, ...] = ()
     """Folders of a snapshot over the image, the latest first; set by `Snapshot.spec`."""
 
@@ -109,6 +113,11 @@ class BoxLabel(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
     lease_seconds: float = 30.0
     """A box whose lease was not renewed for so long is removed."""
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether it names an owner; a box without one was started ahead."""
+        return bool(self.rollout_id or self.attempt_id or self.worker)
 
 
 class CommandResult(msgspec.Struct, frozen=True):
@@ -205,6 +214,15 @@ class Box(Protocol):
 
     async def stop(self) -> None:
         """Ends the box with everything in it; without effect if it has ended."""
+        ...
+
+
+@runtime_checkable
+class AssignableBox(Protocol):
+    """A box that can be started ahead, and given to an attempt later; otherwise like any `Box`."""
+
+    async def assign(self, label: BoxLabel, gateway: str) -> None:
+        """Gives the box its owner, and the ways out that its spec allows."""
         ...
 
 

@@ -33,7 +33,7 @@ from rollwright.sandbox.messages import (
     PutRequest,
     RunRequest,
 )
-from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay
+from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay, proxy_variables
 from rollwright.sandbox.transfer import OutputPipe, read_archive, unpack_folder, write_archive
 
 _KILL_SECONDS = 5.0
@@ -53,6 +53,8 @@ class BubblewrapBackend:
         """`state`: folder of boxes and images; empty: the user's."""
         self.state = Path(state).absolute() if state else state_folder()
         self.holders = HolderPool(self.state)
+        self._inits: dict[str, int] = {}
+        """First process of each box that was started here, by the box's id."""
 
     async def find_obstacle(self) -> str:
         if sys.platform != "linux":
@@ -77,8 +79,6 @@ class BubblewrapBackend:
         return await self._start(spec, label, gateway, upper="")
 
     async def _start(self, spec: BoxSpec, label: BoxLabel, gateway: str, upper: str) -> "BubblewrapBox":
-        if spec.network is Network.GATEWAY and not gateway:
-            raise BoxError("network gateway: this attempt has no gateway; accepted: none, allowlist, public")
         if shutil.which("bwrap") is None:
             raise BoxError("the program bwrap is missing; install the package bubblewrap")
         image = await asyncio.to_thread(unpacked, self.state, spec)
@@ -90,19 +90,34 @@ class BubblewrapBackend:
             upper,
             (*image.mounts, *spec.mounts),
             spec.hostname,
+            spec.hosts,
+            self._find_init(spec.network_of),
             spec.memory_mb << 20,
             spec.processes,
             spec.cpus,
             spec.disk_mb << 20,
         )
-        line, _ = await self.holders.hold(request)
+        line, ready = await self.holders.hold(request)
+        self._inits[line.record.id] = ready.init
         box = BubblewrapBox(self, line, spec, image, gateway)
-        try:
-            await box.open_network()
-        except BaseException:
-            line.drop()
-            raise
+        if label.is_assigned:
+            try:
+                await box.open_network()
+            except BaseException:
+                line.drop()
+                raise
         return box
+
+    def _find_init(self, box_id: str) -> int:
+        if not box_id:
+            return 0
+        if os.geteuid() != 0:
+            raise BoxError(
+                "box: network_of: boxes of bubblewrap share a network only when they are started by root"
+            )
+        if box_id not in {each.record.id for each in self.holders.lines if not each.has_ended}:
+            raise BoxError(f"box: network_of: {box_id} is not a running box of this process")
+        return self._inits[box_id]
 
     def new_record(self, label: BoxLabel, spec: BoxSpec) -> BoxRecord:
         return BoxRecord(
@@ -246,16 +261,26 @@ class BubblewrapBox:
         running = len(cgroups.processes_in(cgroups.group_folders(self.id)[:1])) - _OWN_PROCESSES
         return f"files only: {running} processes that run in the box are not copied" if running > 0 else ""
 
+    async def assign(self, label: BoxLabel, gateway: str) -> None:
+        self._gateway = gateway
+        await asyncio.to_thread(self._line.relabel, label)
+        await self.open_network()
+
     async def stop(self) -> None:
         for relay in self._relays:
             await relay.close()
         self._relays.clear()
         await self._backend.holders.end(self._line)
+        self._backend._inits.pop(self.id, None)
 
     async def open_network(self) -> None:
         """Opens the ways out that the spec allows."""
         match self.spec.network:
             case Network.GATEWAY:
+                if not self._gateway:
+                    raise BoxError(
+                        "network gateway: this attempt has none; accepted: none, allowlist, public"
+                    )
                 await self._serve(Relay(self._gateway), GATEWAY_PORT)
                 self.gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
             case Network.ALLOWLIST | Network.PUBLIC:
@@ -305,12 +330,6 @@ class BubblewrapBox:
         if done.exit_code != 0:
             raise BoxError(f"{request.path}: could not be copied")
         return moved
-
-
-def proxy_variables(url: str) -> dict[str, str]:
-    """Variables by which programs find a proxy; both cases are in use."""
-    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
-    return {**dict.fromkeys(names, url), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
 
 
 def _check_path(path: str) -> None:

@@ -30,6 +30,7 @@ import msgspec
 from rollwright.sandbox import cgroups, inside, namespaces
 from rollwright.sandbox.isolation import (
     NEW_MOUNTS,
+    NEW_NETWORK,
     NEW_USER,
     make_mounts_private,
     set_parent_death_signal,
@@ -206,7 +207,7 @@ class Holder:
                 call = inside.call_for(request, self._request.memory, self._request.processes, self._missing)
                 self._fork(lambda: inside.run(self.init, self._groups, call, files), files)
             case ListenRequest():
-                self._fork(lambda: inside.listen(self.init, request.port, files[0]), files)
+                self._fork(lambda: inside.listen(request.process or self.init, request.port, files[0]), files)
             case CopyRequest():
                 self._fork(lambda: self._copy(request, files[0]), files)
 
@@ -290,6 +291,8 @@ def _become_bubblewrap(
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         cgroups.enter(groups)
+        if request.network_of:
+            namespaces.enter(request.network_of, NEW_NETWORK)
         unshare(NEW_USER | NEW_MOUNTS)
         os.write(pipes["unshared"][1], b"x")
         if not os.read(pipes["mapped"][0], 1):
@@ -324,7 +327,8 @@ def _arguments(request: HoldRequest, folder: Path, info: int) -> list[str]:
             words += ["--ro-bind", "/dev/null", each]
     for mounted in request.mounts:
         words += ["--ro-bind" if mounted.read_only else "--bind", mounted.source, mounted.path]
-    words += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    words += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    words += [] if request.network_of else ["--unshare-net"]
     words += ["--hostname", request.hostname, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     words += ["--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--chdir", "/", "--info-fd", str(info)]
     return [*words, "--", *_WAIT_PROGRAM]
@@ -342,7 +346,8 @@ def _prepare_layer(layer: Path, request: HoldRequest) -> None:
             shutil.rmtree(request.upper, ignore_errors=True)
         return
     (upper / "etc").mkdir(parents=True)
-    (upper / "etc" / "hosts").write_text(f"127.0.0.1 localhost {request.hostname}\n::1 localhost\n")
+    names = " ".join(dict.fromkeys(("localhost", request.hostname, *request.hosts)))
+    (upper / "etc" / "hosts").write_text(f"127.0.0.1 {names}\n::1 localhost\n")
 
 
 def _map_ids(pid: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from rollwright.sandbox.box import BoxError
+from rollwright.sandbox.box import BoxError, BoxLabel
 from rollwright.sandbox.client import ServerProcess
 from rollwright.sandbox.leases import (
     BoxRecord,
@@ -23,6 +23,7 @@ from rollwright.sandbox.leases import (
     read_record,
     reap,
     remove_box,
+    rewrite_record,
 )
 from rollwright.sandbox.messages import (
     BoxReady,
@@ -103,6 +104,14 @@ class HolderLine:
                 ours.close()
                 raise
         return HolderCall(ours)
+
+    def relabel(self, label: BoxLabel) -> None:
+        """Gives the box another owner; its lease stays as long as it was."""
+        label = msgspec.structs.replace(label, lease_seconds=self.record.label.lease_seconds)
+        written = read_record(self.folder) or self.record
+        self.record = msgspec.structs.replace(self.record, label=label)
+        if not self.has_ended:
+            rewrite_record(self.folder, msgspec.structs.replace(written, label=label))
 
     async def renew(self) -> None:
         with suppress(BoxError):

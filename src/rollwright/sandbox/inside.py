@@ -120,7 +120,8 @@ def _work(call: Call, files: list[int], line: socket.socket, entries: list[int])
 
 def listen(init: int, port: int, line_file: int) -> None:
     """Opens a listening socket on the box's loopback, and sends it out of the box."""
-    namespaces.enter(init, NEW_USER | NEW_NETWORK)
+    is_same_user = os.readlink(f"/proc/{init}/ns/user") == os.readlink("/proc/self/ns/user")
+    namespaces.enter(init, NEW_NETWORK if is_same_user else NEW_USER | NEW_NETWORK)
     with socket.socket(fileno=line_file) as line, socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", port))

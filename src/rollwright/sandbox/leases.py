@@ -24,7 +24,9 @@ from rollwright.sandbox import cgroups
 from rollwright.sandbox.box import BoxLabel
 
 STATE_VARIABLE = "ROLLWRIGHT_BOXES"
-"""Environment variable with the folder of boxes and images; unset: `rollwright` in the user's cache folder."""
+"""Environment variable with the folder of boxes and images; unset: the cache folder of this package."""
+CACHE_VARIABLE = "ROLLWRIGHT_CACHE"
+"""Environment variable with the cache folder of this package; unset: `rollwright` in the user's cache folder."""
 
 RECORD, LEASE = "record.json", "lease"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -54,11 +56,13 @@ class BoxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time."""
     remove: tuple[str, ...] = ()
     """Command that removes the container, for backends with containers."""
+    remove_environment: dict[str, str] = {}
+    """Environment of that command."""
 
 
 def state_folder() -> Path:
     """The folder in which boxes and images of this user are kept."""
-    given = os.environ.get(STATE_VARIABLE)
+    given = os.environ.get(STATE_VARIABLE) or os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given).absolute()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -103,6 +107,10 @@ def write_record(folder: Path, record: BoxRecord) -> None:
     """Creates the box's folder with its record and a fresh lease."""
     folder.mkdir(parents=True, mode=0o700)
     renew(folder, record.label.lease_seconds)
+    _write(folder / RECORD, msgspec.json.encode(record))
+
+
+def rewrite_record(folder: Path, record: BoxRecord) -> None:
     _write(folder / RECORD, msgspec.json.encode(record))
 
 
@@ -188,7 +196,11 @@ def remove_box(folder: Path, record: BoxRecord) -> bool:
     if record.remove and record.boot_id:
         try:
             done = subprocess.run(
-                record.remove, capture_output=True, timeout=_COMMAND_SECONDS, stdin=subprocess.DEVNULL
+                record.remove,
+                capture_output=True,
+                timeout=_COMMAND_SECONDS,
+                stdin=subprocess.DEVNULL,
+                env=record.remove_environment,
             )
         except (OSError, subprocess.TimeoutExpired):
             return False

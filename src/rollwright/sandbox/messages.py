@@ -35,6 +35,9 @@ class HoldRequest(msgspec.Struct, frozen=True, tag="hold"):
     """Folder to copy as the box's own layer; empty: it has none yet."""
     mounts: tuple[BoxMount, ...] = ()
     hostname: str = "box"
+    hosts: tuple[str, ...] = ()
+    network_of: int = 0
+    """First process of the box whose network this one shares; 0: it has its own."""
     memory: int = 0
     processes: int = 0
     cpus: float = 0.0
@@ -66,6 +69,8 @@ class ListenRequest(msgspec.Struct, frozen=True, tag="listen"):
     """Open a listening TCP socket on the box's loopback. Files: the call's own socket, on which it is returned."""
 
     port: int = 0
+    process: int = 0
+    """Process in whose network it listens; 0: the box's first. A container's holder does not know it."""
 
 
 class CopyRequest(msgspec.Struct, frozen=True, tag="copy"):

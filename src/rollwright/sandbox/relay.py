@@ -125,6 +125,12 @@ def is_public(address: str) -> bool:
         return False
 
 
+def proxy_variables(url: str) -> dict[str, str]:
+    """Variables by which programs find a proxy; both cases are in use."""
+    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+    return {**dict.fromkeys(names, url), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
+
+
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

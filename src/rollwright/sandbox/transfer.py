@@ -49,6 +49,11 @@ class OutputPipe:
             await asyncio.wait({self._reading}, timeout=_LEFT_OPEN_SECONDS)
             self._transport.close()
             self._reading.cancel()
+        return self.text
+
+    @property
+    def text(self) -> str:
+        """What was kept, with a note where something is missing."""
         between = f"\n[{self.dropped} bytes left out]\n".encode() if self.dropped else b""
         return (self._head + between + self._tail).decode(errors="replace")
 

@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rollwright.errors import RollwrightError
+from rollwright.sandbox.attempts import NO_BOX, find_boxes
+from rollwright.sandbox.box import Box, BoxError
 from rollwright.tools.pool import Key, Lease, Pool
 from rollwright.tools.time_limit import SharedTimer
 
@@ -36,6 +38,7 @@ class ToolContext:
         self._leases: dict[tuple[int, Key], Lease[Any]] = {}
         self._pending: dict[tuple[int, Key], _PendingLease] = {}
         self._is_closed = False
+        self._boxes = find_boxes()
         self._owner = asyncio.current_task()
         if self._owner is not None:
             self._owner.add_done_callback(self._close_with_owner)
@@ -62,6 +65,12 @@ class ToolContext:
         self._refuse_if_closed()
         held = pending.task.result()
         return held.resource
+
+    async def box(self) -> Box:
+        """The box of the attempt that the tools run in; a `BoxError` says that it has none."""
+        if self._boxes is None:
+            raise BoxError(NO_BOX)
+        return await self._boxes.box()
 
     def release(self, pool: Pool[Any], key: Key = "") -> None:
         """Releases a lease before the rollout ends, for example because the resource is broken."""

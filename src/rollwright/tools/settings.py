@@ -11,6 +11,7 @@ TOOLS: Registry[Any] = Registry(
     "tools",
     "tool",
     {
+        "bash": "rollwright.tools.bash:bash_tool",
         "calculator": "rollwright.tools.calculator:calculator",
         "python": "rollwright.tools.python:PythonSandbox",
         "search": "rollwright.tools.search:search_tool",
@@ -27,6 +28,17 @@ class ToolConfig(Settings):
     """Time limit of a call in seconds. Unset: the tool's own limit."""
     concurrency: PositiveInt | None = None
     """Concurrent calls in one process, over all rollouts. Unset: the tool's own limit."""
+
+
+class BashToolConfig(ToolConfig):
+    """Commands in the box of the attempt, which `custom_envs.TAG.box` describes."""
+
+    kind: Literal["bash"]
+    """Chooses this tool."""
+    seconds: PositiveFloat = 120.0
+    """Time limit of one command."""
+    max_output: PositiveInt = 8000
+    """Characters of a command's output that the model sees."""
 
 
 class CalculatorToolConfig(ToolConfig):
@@ -82,7 +94,8 @@ class OwnToolConfig(ToolConfig):
 
 
 AnyToolConfig = Annotated[
-    CalculatorToolConfig | PythonToolConfig | SearchToolConfig | OwnToolConfig, Field(discriminator="kind")
+    BashToolConfig | CalculatorToolConfig | PythonToolConfig | SearchToolConfig | OwnToolConfig,
+    Field(discriminator="kind"),
 ]
 
 

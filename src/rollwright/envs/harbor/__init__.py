@@ -1,0 +1,1 @@
+"""Harbor task folders as an environment: `harbor:PATH` plays one task, or every task in a folder."""
