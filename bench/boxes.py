@@ -1,4 +1,4 @@
-"""What a box costs: start, run, fork and stop, and eight in parallel, beside a bare `bwrap` and a bare `podman run`.
+"""What a box costs: start, run, fork and stop, and eight in parallel, beside a bare `bwrap`.
 
     python bench/boxes.py
 

@@ -86,13 +86,6 @@ class HarborEnv:
         shown = describe_result(result, self._output_limit)
         return Step(shown, 0.0, False, False, {"action": action.command, "valid": True})
 
-    async def grade(self) -> Step:
-        """Runs the tests of all steps that are left; for an agent that has worked in the box by itself."""
-        step = await self._finish_step("done")
-        while not step.terminated:
-            step = await self._finish_step("done")
-        return step
-
     async def fork(self) -> Self:
         """A copy in the same state: its main box is copied, with files and without processes."""
         playing, boxes = self._open(), self._boxes

@@ -38,12 +38,10 @@ _PYTEST_COUNTS = re.compile(r"(\d+) (passed|failed|error|errors)\b")
 class TaskBoxes:
     """The boxes of one task while it is played."""
 
-    def __init__(self, task: HarborTask, boxes: AttemptBoxes, state: Path, *, gateway: bool = False) -> None:
-        """`gateway`: whether the agent in the box needs the attempt's gateway, beside the task's own network."""
+    def __init__(self, task: HarborTask, boxes: AttemptBoxes, state: Path) -> None:
         self.task = task
         self._boxes = boxes
         self._state = state
-        self._gateway = gateway
         self._main: Box | None = None
 
     @property
@@ -65,7 +63,7 @@ class TaskBoxes:
 
     def forked(self, main: Box, boxes: AttemptBoxes) -> "TaskBoxes":
         """The same task in a copy of its main box."""
-        other = TaskBoxes(self.task, boxes, self._state, gateway=self._gateway)
+        other = TaskBoxes(self.task, boxes, self._state)
         other._main = main
         return other
 
@@ -114,14 +112,6 @@ class TaskBoxes:
         finally:
             if box is not self.main:
                 self._boxes.end(box)
-
-    async def collect_artifacts(self, into: Path) -> None:
-        """Copies the task's artifacts, and what is in `/logs`, to a folder of this machine."""
-        for path in ("/logs", *self.task.artifacts):
-            try:
-                await self.main.get(path, into / path.lstrip("/"))
-            except BoxError:
-                continue  # the agent has not made it
 
     async def _verifier_box(self) -> Box:
         """A new box of the same image with the artifacts of the agent's box in it."""
@@ -173,8 +163,6 @@ class TaskBoxes:
         mode = phase.network_mode or self.task.environment.network
         network = _NETWORKS[mode]
         hosts = tuple(phase.allowed_hosts or self.task.environment.allowed_hosts)
-        if self._gateway and network is Network.NONE:
-            network = Network.GATEWAY
         return {"network": network, "allowed_hosts": hosts if network is Network.ALLOWLIST else ()}
 
     async def _start_service(self, service: Service) -> None:
