@@ -41,7 +41,7 @@ export function ticks(low: number, high: number, count: number): number[] {
 function axis(marks: number[]): string[] {
   const step = marks.length > 1 ? Math.abs(marks[1]! - marks[0]!) : 0;
   const most = Math.max(...marks.map(Math.abs));
-  const digits = step > 0 ? Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)) : 3;
+  const digits = step > 0 ? Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)) : Number.isInteger(marks[0]) ? 0 : 3;
   return marks.map((mark) => (most >= 10000 ? compact(mark) : digits > 9 || (most > 0 && most < 1e-3) ? mark.toExponential(1).replace("0.0e+0", "0") : mark.toFixed(Math.min(digits, 9))));
 }
 
