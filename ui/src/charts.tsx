@@ -46,7 +46,7 @@ function axis(marks: number[]): string[] {
 }
 
 const W = 520;
-const PAD = { left: 52, right: 14, top: 12, bottom: 30 };
+const PAD = { left: 62, right: 14, top: 12, bottom: 30 };
 
 export function LineChart({ title, series, xName, height = 200, share = false }: { title: string; series: Series[]; xName: string; height?: number; share?: boolean }) {
   const [at, setAt] = useState<number | null>(null);
