@@ -423,7 +423,7 @@ def _agents(figures: Figures) -> list[str]:
         "",
         f"A step through the SDK takes {more:+.1f} % CPU time, over all runs.",
         "",
-        "![held-out reward by tokens and by CPU seconds](../bench/results/agents.png)",
+        "![held-out reward by tokens and by CPU seconds](../bench/results/own_agents.png)",
     ]
 
 
@@ -438,5 +438,5 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "swarm_sharing": (SWARM_SHARING, _swarm_sharing),
     "swarm": (SWARM, _swarm),
     "learning": (LEARNING, _learning),
-    "agents": (AGENTS, _agents),
+    "own_agents": (AGENTS, _agents),
 }

@@ -124,8 +124,5 @@ def test_closing_a_fork_leaves_the_others_running() -> None:
 
 def test_every_tag_is_among_them() -> None:
     assert set(registry.tags()) <= set(ENVIRONMENTS)
-    elsewhere = {
-        "textarena",
-        "openenv",
-    }  # in tests/envs/foreign: the one forks its process, the other cannot be forked
+    elsewhere = {"textarena", "openenv", "harbor"}  # with tests of their own; OpenEnv's cannot be forked
     assert {tag.partition(":")[0] for tag in ENVIRONMENTS if ":" in tag} == set(registry.PREFIXES) - elsewhere

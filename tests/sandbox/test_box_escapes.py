@@ -10,7 +10,7 @@ import pytest
 from rollwright.sandbox.box import BoxError, BoxLabel, BoxSpec, Network
 from rollwright.sandbox.bubblewrap import BubblewrapBackend
 
-LABEL = BoxLabel(lease_seconds=20.0)
+LABEL = BoxLabel(rollout_id="rollout", attempt_id="attempt", lease_seconds=20.0)
 
 REFUSED = {
     "a mount": "mkdir -p /m && mount -t tmpfs none /m",

@@ -295,7 +295,7 @@ def test_tools_with_the_same_settings_are_shared_and_others_are_not() -> None:
     [
         (
             ["calculater"],
-            r"agents\.solver\.tools\.0\.kind: unknown `calculater` .*known: calculator, python, search",
+            r"agents\.solver\.tools\.0\.kind: unknown `calculater` .*known: bash, calculator, python, search",
         ),
         (["calculator", "calculator"], r"agents\.solver\.tools: two tools are named 'calculator'"),
         (["nowhere:tool"], r"tools\.0\.function: tool nowhere:tool: cannot be imported"),

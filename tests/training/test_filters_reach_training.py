@@ -27,7 +27,9 @@ from rollwright.training.rows import Row, build_rows
 from rollwright.trajectory import Trajectory
 
 Make = Callable[..., Trajectory]
-ALL = [pytest.param(make_advantage(name), id=name) for name in ADVANTAGES.kinds]
+BY_TOKEN = "reinforce_plus_plus_tokens"
+"""Its statistics are over trained tokens, as verl's are, so what is masked changes them: test_token_advantages.py."""
+ALL = [pytest.param(make_advantage(name), id=name) for name in ADVANTAGES.kinds if name != BY_TOKEN]
 VIEWS: Any = ["paths", "turns"]
 
 

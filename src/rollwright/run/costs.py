@@ -219,10 +219,13 @@ class CostBook:
         assert self._folder is not None
         for row in RunReader(self._folder.path).costs():
             self._earlier = max(self._earlier, float(row.get("clock", 0.0)))
-            if not row["used"]:
+            used = {CostKey(*each[:4]): TokenUsage(*each[4:]) for each in row["used"]}
+            if not row["rollout_id"]:  # the sum over pruned rollouts
+                self.ledger.add(used, row.get("seconds", 0.0), row.get("tag", ""))
+                self._spent += _dollars(used, self.prices) or 0.0
+            elif not used:
                 self._seen.add(row["rollout_id"])
             elif row["rollout_id"] not in self._seen:
-                used = {CostKey(*each[:4]): TokenUsage(*each[4:]) for each in row["used"]}
                 self._count(row["rollout_id"], used, row.get("seconds", 0.0), row.get("tag", ""), True)
         missing = [each for each in self._folder.log.rollouts if each not in self._seen]
         for first in range(0, len(missing), WRITTEN_AT_ONCE):

@@ -198,6 +198,7 @@ class RunFolder:
             (FAILURES, lambda row: kept.forgotten.has_rollout(row["rollout_id"])),
         ):
             _remove_rows(self.path / name, is_forgotten)
+        _fold_costs(self.path / COSTS, kept.forgotten.has_rollout)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary and close the log."""
@@ -245,6 +246,36 @@ def _remove_rows(file: Path, is_forgotten: Callable[[dict[str, Any]], bool]) -> 
     kept = [row for row in rows if not is_forgotten(row)]
     if len(kept) < len(rows):
         replace_durably(file, _lines(kept))
+
+
+def _fold_costs(file: Path, is_forgotten: Callable[[str], bool]) -> None:
+    """Replace the costs of pruned rollouts by their sum: one line for each tag, without a rollout."""
+    kept: list[dict[str, Any]] = []
+    sums: dict[str, dict[str, Any]] = {}
+    for row in read_rows(file).rows:
+        if row["rollout_id"] and not is_forgotten(row["rollout_id"]):
+            kept.append(row)
+            continue
+        tag = row.get("tag", "")
+        total = sums.setdefault(tag, {"seconds": 0.0, "clock": 0.0, "used": {}})
+        total["seconds"] += row.get("seconds", 0.0)
+        total["clock"] = max(total["clock"], row.get("clock", 0.0))
+        for *key, calls, prompt, cached, completion, reasoning in row["used"]:
+            counts = total["used"].setdefault(tuple(key), [0, 0, 0, 0, 0])
+            for place, count in enumerate((calls, prompt, cached, completion, reasoning)):
+                counts[place] += count
+    folded = [
+        {
+            "rollout_id": "",
+            "tag": tag,
+            "seconds": round(total["seconds"], 3),
+            "clock": total["clock"],
+            "used": [[*key, *counts] for key, counts in total["used"].items()],
+        }
+        for tag, total in sums.items()
+    ]
+    if folded:
+        replace_durably(file, _lines([*folded, *kept]))
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -355,7 +386,7 @@ class RunReader:
         return [row for row in self._rows(METRICS, is_metrics_row) if not forgotten.has_row(row)]
 
     def costs(self) -> list[dict[str, Any]]:
-        """What each ended rollout has used, those of pruned steps included."""
+        """What each ended rollout has used; those of pruned steps are one line for each tag, without a rollout."""
         return self._rows(COSTS, _is_costs)
 
     def failures(self) -> list[dict[str, Any]]:

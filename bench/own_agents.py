@@ -1,6 +1,6 @@
 """What does it cost to train an agent as it is? SmolLM2 learns to compare numbers, as a chat agent and through OpenAI's SDK.
 
-    python bench/agents.py [ARM …] [--seeds N] [--steps N]
+    python bench/own_agents.py [ARM …] [--seeds N] [--steps N]
 
 Both arms ask the same question with the same words, train on the same rows in the same order, and are validated greedily on
 the same held-out rows. The SDK's calls go over HTTP through the worker's gateway, which records them. Noted are the sampled
@@ -137,13 +137,13 @@ def main() -> None:
 
 def report(curves: Mapping[str, Mapping[str, list[Point]]]) -> None:
     """Writes what there is, so that a run that is ended loses one curve at the most."""
-    draw(curves, RESULTS / "agents.png")
+    draw(curves, RESULTS / "own_agents.png")
     kept = {
         arm: {seed: [asdict(each) for each in points] for seed, points in runs.items()}
         for arm, runs in curves.items()
     }
     rows = [row(arm, runs) for arm, runs in curves.items() if runs]
-    write_results("agents", {"gain": GAIN, "arms": rows, "curves": kept})
+    write_results("own_agents", {"gain": GAIN, "arms": rows, "curves": kept})
 
 
 def row(arm: str, runs: Mapping[str, list[Point]]) -> dict[str, Any]:
