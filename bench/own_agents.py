@@ -101,7 +101,7 @@ def first_enough(points: list[Point]) -> Point | None:
 
 
 def measured_before() -> dict[str, dict[str, list[Point]]]:
-    file = RESULTS / "agents.json"
+    file = RESULTS / "own_agents.json"
     if not file.is_file():
         return {}
     curves = json.loads(file.read_text(encoding="utf-8"))["curves"]

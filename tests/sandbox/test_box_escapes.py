@@ -101,7 +101,7 @@ async def test_a_box_reaches_its_own_gateway_and_nothing_else(bubblewrap: Bubble
     assert not (await without.run(f"exec 3<>/dev/tcp/127.0.0.1/{port}")).ok
     forked = await box.fork()
     assert "GET /forked" in (await forked.run(ASK.format(port=port, path="forked"))).stdout
-    with pytest.raises(BoxError, match="has no gateway"):
+    with pytest.raises(BoxError, match="this attempt has none"):
         await bubblewrap.start(spec, LABEL)
     server.close()
 
