@@ -8,11 +8,8 @@ SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-envs test-losses soak bench base-model docs ui \
-  ui-check clean
-.PHONY: demo test lint typecheck unit test-engines test-clients test-losses test-boxes soak bench base-model docs clean ui ui-check
-.PHONY: demo test lint typecheck unit test-engines test-clients test-envs test-losses soak bench base-model docs ui ui-check clean
-.PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-losses soak bench base-model docs ui ui-check clean
+.PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-envs test-boxes test-losses soak bench base-model \
+  docs ui ui-check clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
