@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -40,6 +41,7 @@ from rollwright.rollout.resources import ResourceLimits, ResourceWatch
 from rollwright.rollout.scheduler import FOREIGN_CANCELLATION, rollout_ids
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings, first_cause
 from rollwright.run.build import SettingsTable, build_curriculum, make_env
+from rollwright.run.build_agents import LOOPBACK, build_board
 from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import check_ray, check_tags, probe_engine
@@ -53,7 +55,7 @@ from rollwright.run.pruning import TrajectoryReleaser
 from rollwright.run.recovery import enter_finished
 from rollwright.run.retention import Forgotten
 from rollwright.run.validations import VALIDATION, begun_validations, stream_of
-from rollwright.run.worker_settings import DELETED_AT_ONCE, leave_settings
+from rollwright.run.worker_settings import DELETED_AT_ONCE, leave_door, leave_settings, worker_urls
 from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
 from rollwright.store.opening import TOKEN_VARIABLE, open_store
@@ -63,6 +65,7 @@ from rollwright.teams import TeamPolicies
 from rollwright.trajectory import Trajectory
 
 if TYPE_CHECKING:
+    from rollwright.rollout.remote_workers import RunBoard
     from rollwright.run.ray_fleet import RayCluster, RayFleet
 
 Result = TypeVar("Result")
@@ -107,11 +110,9 @@ class Run:
             raise ConfigError("policy: worker processes build their own from the configuration")
         check_tags(config)
         self.config = config = record_fingerprints(config)
-        self.settings = SettingsTable(config)
-        if self.settings.board is not None and (processes is not None or ray is not None):
-            raise ConfigError(
-                "agent: remote programs take their rollouts from the run's own process; leave worker processes and Ray out"
-            )
+        self.board = build_board(config)
+        """Where remote programs take rollouts, wherever these are played; `None`: no tag is played by such."""
+        self.settings = SettingsTable(config, self.board)
         self.curriculum = build_curriculum(config)
         """Curriculum of the training stream; `None` without one."""
         for manager in self._managers():
@@ -147,6 +148,8 @@ class Run:
         """Whether the store is in memory and belongs to this run, so that settled rollouts need not stay in it."""
         self._processes = processes
         self._ray = None if ray is None else _make_ray_cluster(ray)
+        self._gateway = Gateway()
+        """Of the workers in this process, and of remote programs."""
         self._delivered = delivered
         self._forgotten = forgotten
         self._stack = AsyncExitStack()
@@ -201,6 +204,10 @@ class Run:
             begun = begun_validations(self.config.name, ids)
             self.unfinished_validations = sorted(begun - self._validated.keys())
         if self._ray is not None:
+            await self._stack.enter_async_context(self._ray)
+        if self.board is not None:
+            await self._open_door(self.board)
+        if self._ray is not None:
             self.fleet = await self._make_ray_fleet(self._ray)
         elif self._processes is not None:
             self.fleet = await self._make_fleet(self._processes)
@@ -248,7 +255,6 @@ class Run:
         from rollwright.run.ray_fleet import RayFleet
         from rollwright.store.http.server import StoreServer
 
-        await self._stack.enter_async_context(cluster)
         policies = [self.config.policy, *self.config.policies.values()]
         passed_on = {TOKEN_VARIABLE, *(getattr(each, "api_key_env", None) for each in policies)}
         environment = {name: value for name, value in os.environ.items() if name in passed_on}
@@ -462,7 +468,7 @@ class Run:
     async def _run_workers(self) -> None:
         """Run the workers of this process, as coroutines, until they fail or are cancelled."""
         context = RolloutContext(
-            self.store, self._assign, make_env, self.inflight, self.activity, self._serve_gateway()
+            self.store, self._assign, make_env, self.inflight, self.activity, self._gateway
         )
         shares = self._shares()
         # One episode may always run: if memory is short, no other worker would free it, and the run would wait forever.
@@ -478,15 +484,22 @@ class Run:
                 watch = ConcurrencyTuner(self.inflight, self.activity, most, lambda: self.policy.pressure)
                 tasks.create_task(watch.run())
 
-    def _serve_gateway(self) -> Gateway:
-        """The gateway of the workers; it listens from the start on if remote programs are to find it."""
-        board, remote = self.settings.board, self.config.remote
-        if board is None:
-            return Gateway()
-        gateway = Gateway(host=remote.host, port=remote.port, public_url=remote.public_url)
-        board.serve(gateway)
+    async def _open_door(self, board: "RunBoard") -> None:
+        """Listen for remote programs, and leave the address in the store for workers in other processes."""
+        remote, ray = self.config.remote, self._ray
+        reached = remote.host not in LOOPBACK or ray is None or ray.host in LOOPBACK
+        self._gateway = Gateway(
+            host=remote.host,
+            port=remote.port,
+            public_url=remote.public_url,
+            more_hosts=() if reached or ray is None else (ray.host,),
+        )
+        board.serve(self._gateway)
+        self._stack.push_async_callback(self._gateway.close)
         logger.warning("remote programs reach the run at %s", board.url)
-        return gateway
+        hosts = [] if ray is None else [ray.host]
+        urls = worker_urls(self._gateway.urls, [*hosts, socket.gethostname()], remote.public_url)
+        await leave_door(self.store, self.config, urls, board.worker_key)
 
     def _managers(self) -> list[EnvManagerConfig]:
         both = (self.config.train_env_manager, self.config.val_env_manager)
@@ -510,8 +523,8 @@ class Run:
     async def _stop_workers(self) -> None:
         """Stop the workers and requeue their rollouts, so that a resumed run need not wait for leases to end."""
         assert self._work is not None
-        if self.settings.board is not None:
-            await self.settings.board.close()
+        if self.board is not None:
+            await self.board.close()
         if not self._forget and not self._work.done():
             await asyncio.gather(*(worker.drain(0.0) for worker in self._workers), return_exceptions=True)
         self._work.cancel()
