@@ -50,7 +50,7 @@ _KEEP_SECONDS = 30.0
 
 
 @dataclass(eq=False)
-class Route:
+class RolloutRoute:
     """Where an open rollout is played."""
 
     address: str
@@ -64,7 +64,7 @@ class Route:
 class Routing(Protocol):
     """Knows which rollouts are held by other gateways."""
 
-    def find_route(self, rollout_id: str, key: bytes | None) -> Route | None:
+    def find_route(self, rollout_id: str, key: bytes | None) -> RolloutRoute | None:
         """`None`: the rollout, or this key of it, is none of theirs."""
         ...
 
@@ -76,7 +76,7 @@ class Routing(Protocol):
         """Takes what the gateway of a worker offers."""
         ...
 
-    async def note_fault(self, route: Route) -> None:
+    async def note_fault(self, route: RolloutRoute) -> None:
         """A request did not reach the end of the route; drops the route if nothing is there any more."""
         ...
 
@@ -98,7 +98,7 @@ class Forwarder:
         self._client = HttpClient({}, keep_alive=_KEEP_SECONDS)
 
     async def pass_on(
-        self, request: ForwardedRequest, route: Route, gone: "asyncio.Future[Any]"
+        self, request: ForwardedRequest, route: RolloutRoute, gone: "asyncio.Future[Any]"
     ) -> HttpResponse | None:
         """The answer of the route's gateway; `None`: the client has left first. Raises an `HttpFault` if there is none."""
         lines = "".join(
@@ -202,7 +202,9 @@ class RoutingApp(GatewayApp):
         )
         await send({"type": "http.response.body", "body": response.body})
 
-    async def _pass_on(self, request: ForwardedRequest, route: Route, receive: Receive) -> HttpResponse:
+    async def _pass_on(
+        self, request: ForwardedRequest, route: RolloutRoute, receive: Receive
+    ) -> HttpResponse:
         gone = asyncio.ensure_future(receive())
         try:
             response = await self._forwarder.pass_on(request, route, gone)

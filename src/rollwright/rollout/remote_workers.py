@@ -25,7 +25,7 @@ import msgspec
 from rollwright.agents import EpisodeFailure
 from rollwright.gateway import Gateway
 from rollwright.gateway.endpoint import EndRequest
-from rollwright.gateway.forwarding import Forwarder, Route
+from rollwright.gateway.forwarding import Forwarder, RolloutRoute
 from rollwright.gateway.registry import unauthorized
 from rollwright.gateway.types import decode
 from rollwright.http.connection import HttpFault
@@ -99,7 +99,7 @@ class _Elsewhere:
 
 
 @dataclass(eq=False)
-class _TakenRoute(Route):
+class _TakenRoute(RolloutRoute):
     """The way to a rollout that a program has taken."""
 
     attempt: int = 0
@@ -133,7 +133,7 @@ class RunBoard(RemoteBoard):
 
     # -- routing ----------------------------------------------------------------------------------------
 
-    def find_route(self, rollout_id: str, key: bytes | None) -> Route | None:
+    def find_route(self, rollout_id: str, key: bytes | None) -> RolloutRoute | None:
         route = self._routes.get(rollout_id)
         if route is None or key is None or not hmac.compare_digest(route.key, key):
             return None
@@ -161,7 +161,7 @@ class RunBoard(RemoteBoard):
             self._news.notify_all()
         return {"status": "ok"}
 
-    async def note_fault(self, route: Route) -> None:
+    async def note_fault(self, route: RolloutRoute) -> None:
         if await self._forwarder.is_there(route.address) is not None:
             route.moved.set()
             self._reached.discard(route.address)
