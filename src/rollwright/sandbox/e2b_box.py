@@ -37,9 +37,7 @@ class E2BBackend:
     """Starts sandboxes of E2B. Belongs to one event loop."""
 
     name = "e2b"
-    features = frozenset(
-        {Feature.COMMANDS, Feature.IMAGES, Feature.GATEWAY, Feature.NETWORK, Feature.REMOTE}
-    )
+    features = frozenset({Feature.COMMANDS, Feature.IMAGES, Feature.GATEWAY, Feature.NETWORK, Feature.REMOTE})
 
     def __init__(
         self,

@@ -18,7 +18,6 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,8 @@ import msgspec
 from rollwright.errors import ConfigError
 from rollwright.sandbox.box import HOST_IMAGE, BoxError, BoxLabel, BoxSpec, Feature, Network
 from rollwright.sandbox.holder_client import HolderLine, HolderPool, own_process
+from rollwright.sandbox.kubernetes_cluster import Cluster, PodConflict
+from rollwright.sandbox.kubernetes_objects import BOX_LABEL, LIFELINE, network_policy, pod_manifest, state_of
 from rollwright.sandbox.leases import (
     BoxRecord,
     boot_id,
@@ -40,39 +41,23 @@ from rollwright.sandbox.leases import (
 from rollwright.sandbox.messages import HoldRequest
 from rollwright.sandbox.shell_box import ShellBox, ShellStream
 
-BOX_LABEL, NETWORK_LABEL = "rollwright.dev/box", "rollwright.dev/network"
-OWNER_ANNOTATIONS = ("rollout-id", "attempt-id", "worker")
-POLICIES = {"closed": "rollwright-closed", "public": "rollwright-public"}
-"""Names of the network policies, by the value of `NETWORK_LABEL` that they select."""
-
-MISSING = 'the package kubernetes-asyncio is missing; pip install "rollwright[kubernetes]"'
-
-_PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10")
-"""Addresses that a public box may not reach: the cluster's own, and the cloud's metadata service."""
-
-_CAPABILITIES = (
-    "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP NET_BIND_SERVICE SYS_CHROOT SETFCAP".split()
-)
-_CONTAINER = "box"
-_LEASE_FOLDER = "/run/rollwright"
 _RENEWALS_PER_LEASE = 4
 _POLL_SECONDS = 0.2
 _REAP_SECONDS = 30.0
 _PENDING_SECONDS = 3600.0
 """Age from which a pod that never ran counts as left behind; clocks of two machines differ by less."""
 
-_HOPELESS = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError"}
+_KEPT_VARIABLES = (
+    "KUBECONFIG",
+    "HOME",
+    "PATH",
+    "PYTHONPATH",
+    "KUBERNETES_",
+    "HTTP",
+    "http",
+    "NO_PROXY",
+    "no_proxy",
 )
-_KEPT_VARIABLES = ("KUBECONFIG", "HOME", "PATH", "PYTHONPATH", "KUBERNETES_", "HTTP", "http", "NO_PROXY", "no_proxy")
-
-FIRST_PROGRAM = (
-    "n=0; while [ $n -lt {lease} ]; do "
-    "if [ -e {folder}/renewed ]; then rm -f {folder}/renewed; n=0; fi; sleep 1; n=$((n+1)); done"
-)
-"""First process of a pod: ends when the lease was not renewed for so many seconds."""
-
-_LIFELINE = "while IFS= read -r _; do : > {folder}/renewed; done"
 
 _AS_USER = r"""
 u=$0; name=; while IFS=: read -r n _ i g _ h _; do
@@ -94,217 +79,11 @@ exec su -s /bin/sh "${name:-$u}" -c "$1"
 """Becomes another user, found in the files of the image: `exec` has no way to name one."""
 
 
-def pod_manifest(
-    spec: BoxSpec,
-    label: BoxLabel,
-    name: str,
-    *,
-    max_seconds: int,
-    runtime_class: str = "",
-    node_selector: Mapping[str, str] | None = None,
-    pull_secrets: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """The pod of a box."""
-    limits = {"memory": f"{spec.memory_mb}Mi"}
-    limits |= {"cpu": f"{spec.cpus:g}"} if spec.cpus else {}
-    limits |= {"ephemeral-storage": f"{spec.disk_mb}Mi"} if spec.disk_mb else {}
-    wanted = {"memory": f"{max(16, spec.memory_mb // 8)}Mi", "cpu": "50m"}
-    network = "public" if spec.network is Network.PUBLIC else "closed"
-    owner = dict(zip(OWNER_ANNOTATIONS, (label.rollout_id, label.attempt_id, label.worker), strict=True))
-    container = {
-        "name": _CONTAINER,
-        "image": spec.image,
-        "command": [
-            "/bin/sh",
-            "-c",
-            FIRST_PROGRAM.format(lease=max(1, round(label.lease_seconds)), folder=_LEASE_FOLDER),
-        ],
-        "resources": {"limits": limits, "requests": wanted},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "privileged": False,
-            "capabilities": {"drop": ["ALL"], "add": _CAPABILITIES},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "volumeMounts": [{"name": "lease", "mountPath": _LEASE_FOLDER}],
-    }
-    pod: dict[str, Any] = {
-        "containers": [container],
-        "volumes": [{"name": "lease", "emptyDir": {"sizeLimit": "1Mi"}}],
-        "restartPolicy": "Never",
-        "activeDeadlineSeconds": max_seconds,
-        "terminationGracePeriodSeconds": 0,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "hostname": spec.hostname,
-        "nodeSelector": dict(node_selector or {}),
-        "imagePullSecrets": [{"name": each} for each in pull_secrets],
-    }
-    if runtime_class:
-        pod["runtimeClassName"] = runtime_class
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "labels": {BOX_LABEL: name, NETWORK_LABEL: network},
-            "annotations": {f"rollwright.dev/{key}": value for key, value in owner.items()},
-        },
-        "spec": pod,
-    }
-
-
-def network_policy(network: str) -> dict[str, Any]:
-    """The policy of all pods whose `NETWORK_LABEL` is `closed` or `public`; nothing may come in in either."""
-    out: list[dict[str, Any]] = []
-    if network == "public":
-        out = [
-            {"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_PRIVATE)}}]},
-            {"ports": [{"protocol": each, "port": 53} for each in ("UDP", "TCP")]},
-        ]
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": POLICIES[network]},
-        "spec": {
-            "podSelector": {"matchLabels": {NETWORK_LABEL: network}},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": [],
-            "egress": out,
-        },
-    }
-
-
-class Cluster:
-    """A connection to a cluster. Belongs to one event loop."""
-
-    def __init__(self, configuration: Any, namespace: str) -> None:
-        from kubernetes_asyncio import client
-        from kubernetes_asyncio.stream import WsApiClient
-
-        self.namespace = namespace
-        self._client = client.ApiClient(configuration)
-        self._streams = WsApiClient(configuration, heartbeat=20)
-        self.core = client.CoreV1Api(self._client)
-        self.networking = client.NetworkingV1Api(self._client)
-        self._exec = client.CoreV1Api(self._streams)
-
-    @classmethod
-    async def connect(cls, kubeconfig: str, context: str, namespace: str) -> "Cluster":
-        try:
-            from kubernetes_asyncio import client, config
-        except ModuleNotFoundError as error:
-            raise BoxError(MISSING) from error
-        configuration = client.Configuration()
-        inside = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-        try:
-            if not kubeconfig and not context and "KUBERNETES_SERVICE_HOST" in os.environ and inside.exists():
-                config.load_incluster_config(client_configuration=configuration)
-                return cls(configuration, namespace or inside.read_text().strip())
-            file = kubeconfig or None
-            await config.load_kube_config(
-                config_file=file, context=context or None, client_configuration=configuration
-            )
-            contexts, active = config.list_kube_config_contexts(config_file=file)
-            chosen = next((each for each in contexts if each["name"] == context), active)
-        except (config.ConfigException, OSError) as error:
-            raise BoxError(
-                f"no cluster: {' '.join(str(error).split())}; set KUBECONFIG, or the backend's option kubeconfig"
-            ) from error
-        return cls(configuration, namespace or chosen["context"].get("namespace") or "default")
-
-    async def start_program(self, pod: str, command: list[str]) -> ShellStream:
-        import aiohttp
-
-        try:
-            connecting = await self._exec.connect_get_namespaced_pod_exec(
-                pod,
-                self.namespace,
-                command=command,
-                container=_CONTAINER,
-                stdin=True,
-                stdout=True,
-                stderr=True,
-                tty=False,
-                _preload_content=False,
-            )
-            return _ExecStream(await connecting)
-        except aiohttp.WSServerHandshakeError as error:
-            if error.status == 404:
-                raise BoxError("the box has ended") from error
-            raise BoxError(f"kubernetes: exec in {pod}: {error.status} {error.message}") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise BoxError(f"kubernetes: exec in {pod}: {error}") from error
-
-    async def delete_pod(self, name: str) -> None:
-        """Deletes a pod without a grace period; one that does not exist is no error."""
-        try:
-            await self.call(
-                self.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0), "delete pod"
-            )
-        except PodNotFound:
-            return
-
-    async def call(self, request: Any, what: str) -> Any:
-        """Awaits a request; its failure is one line."""
-        import aiohttp
-        from kubernetes_asyncio.client import ApiException
-
-        try:
-            return await request
-        except ApiException as error:
-            kind = PodNotFound if error.status == 404 else PodConflict if error.status == 409 else BoxError
-            raise kind(f"kubernetes: {what}: {_reason(error)}") from error
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise BoxError(f"kubernetes: {what}: {error or type(error).__name__}") from error
-
-    async def close(self) -> None:
-        await self._client.close()
-        await self._streams.close()
-
-
-class PodNotFound(BoxError):
-    """The API server knows no such object."""
-
-
-class PodConflict(BoxError):
-    """The API server has an object of this name already."""
-
-
-class _ExecStream:
-    """Channels of an `exec` over a websocket, protocol `v4.channel.k8s.io`."""
-
-    def __init__(self, line: Any) -> None:
-        self._line = line
-
-    async def send(self, data: bytes) -> None:
-        try:
-            await self._line.send_bytes(b"\0" + data)
-        except (OSError, RuntimeError) as error:  # aiohttp's own error of a closed line is an OSError
-            raise BoxError("the box has ended") from error
-
-    async def receive(self) -> tuple[int, bytes] | None:
-        import aiohttp
-
-        message = await self._line.receive()
-        if message.type is aiohttp.WSMsgType.BINARY:
-            return message.data[0], message.data[1:]
-        if message.type is aiohttp.WSMsgType.TEXT:
-            return ord(message.data[0]), message.data[1:].encode()
-        return None
-
-    async def close(self) -> None:
-        with suppress(OSError, RuntimeError):
-            await self._line.close()
-
-
 class KubernetesBackend:
     """Starts pods. Belongs to one event loop."""
 
     name = "kubernetes"
-    features = frozenset(
-        {Feature.COMMANDS, Feature.IMAGES, Feature.GATEWAY, Feature.NETWORK, Feature.REMOTE}
-    )
+    features = frozenset({Feature.COMMANDS, Feature.IMAGES, Feature.GATEWAY, Feature.NETWORK, Feature.REMOTE})
 
     def __init__(
         self,
@@ -423,7 +202,7 @@ class KubernetesBackend:
                     pod = await cluster.call(
                         cluster.core.read_namespaced_pod(name, cluster.namespace), "read pod"
                     )
-                    state, why = _state_of(pod)
+                    state, why = state_of(pod)
                     if state == "running":
                         return
                     if state == "hopeless":
@@ -474,7 +253,7 @@ class KubernetesBox(ShellBox):
 
     async def open_lifeline(self) -> None:
         """Renews the lease of the pod from now on, until this process ends."""
-        stream = await self._open_shell(_LIFELINE.format(folder=_LEASE_FOLDER), "")
+        stream = await self._open_shell(LIFELINE, "")
         await stream.send(b"\n")
         self._lifeline = asyncio.create_task(self._renew(stream))
 
@@ -487,7 +266,7 @@ class KubernetesBox(ShellBox):
                 await asyncio.wait({ended}, timeout=pause)
                 with suppress(BoxError):
                     if ended.done():
-                        stream = await self._open_shell(_LIFELINE.format(folder=_LEASE_FOLDER), "")
+                        stream = await self._open_shell(LIFELINE, "")
                     await stream.send(b"\n")
             finally:
                 ended.cancel()
@@ -525,28 +304,6 @@ def _check(spec: BoxSpec, gateway: str) -> None:
             raise BoxError(f"box: {name}: the backend kubernetes does not have it; bubblewrap does")
     if spec.network is Network.GATEWAY and not gateway:
         raise BoxError("network gateway: this attempt has none; accepted: none, allowlist, public")
-
-
-def _state_of(pod: Any) -> tuple[str, str]:
-    """`running`, `waiting` or `hopeless`, and why."""
-    if pod.status.phase in ("Succeeded", "Failed"):
-        return "hopeless", pod.status.message or pod.status.reason or f"the pod has {pod.status.phase.lower()}"
-    for each in pod.status.container_statuses or ():
-        if each.state.running is not None:
-            return "running", ""
-        if each.state.waiting is not None:
-            why = f"{each.state.waiting.reason}: {each.state.waiting.message or ''}".strip(": ")
-            return ("hopeless" if each.state.waiting.reason in _HOPELESS else "waiting"), why
-    waiting = [each.message for each in pod.status.conditions or () if each.status == "False" and each.message]
-    return "waiting", waiting[0] if waiting else "it was not scheduled"
-
-
-def _reason(error: Any) -> str:
-    """The message of a `Status` that the API server answered with."""
-    with suppress(msgspec.MsgspecError, TypeError, AttributeError):
-        told = msgspec.json.decode(error.body)["message"]
-        return " ".join(str(told).split())
-    return f"{error.status} {error.reason}"
 
 
 async def _delete(name: str, namespace: str, kubeconfig: str, context: str) -> None:

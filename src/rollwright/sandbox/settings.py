@@ -73,7 +73,9 @@ class BoxConfig(Settings):
         if self.allowed_hosts and self.network != "allowlist":
             raise ValueError(f"allowed_hosts: is for the network allowlist, not for {self.network}")
         if self.options and self.backend == AUTO:
-            raise ValueError(f"options: name the backend that they are for; known: {', '.join(SANDBOXES.names())}")
+            raise ValueError(
+                f"options: name the backend that they are for; known: {', '.join(SANDBOXES.names())}"
+            )
         return self
 
     def spec(self) -> BoxSpec:

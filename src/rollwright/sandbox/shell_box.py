@@ -280,9 +280,7 @@ class ShellBox(ABC):
         def add(channel: int, piece: bytes) -> None:
             errors.add(piece) if channel == STDERR else write(piece)
 
-        code, is_late = await self._finish(
-            script, self.root_user, stdin, tokens, self.spec.seconds, add
-        )
+        code, is_late = await self._finish(script, self.root_user, stdin, tokens, self.spec.seconds, add)
         if is_late:
             raise BoxError(f"{path}: was not copied within {self.spec.seconds:g} s")
         if code != 0:

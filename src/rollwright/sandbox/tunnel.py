@@ -76,9 +76,7 @@ class Tunnel:
         reading = self._run(self._read())
         waiting = asyncio.create_task(self._ready.wait())
         try:
-            await asyncio.wait(
-                {reading, waiting}, timeout=_OPEN_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({reading, waiting}, timeout=_OPEN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
         if not self._ready.is_set():

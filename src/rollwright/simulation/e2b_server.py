@@ -184,7 +184,7 @@ class SimulatedE2B:
         return JSONResponse({"sandboxId": "", "message": "The sandbox was not found", "code": 502}, 502)
 
 
-class _Envd:
+class _Envd(process_connect.Process):
     """Processes in sandboxes, as `process.Process` of E2B defines them."""
 
     def __init__(self, service: SimulatedE2B) -> None:

@@ -37,7 +37,12 @@ class SimulatedPod:
         self.running: asyncio.Task[None] | None = None
         meta = body["metadata"]
         meta.update(
-            {"namespace": namespace, "uid": secrets.token_hex(8), "creationTimestamp": _now(), "resourceVersion": "1"}
+            {
+                "namespace": namespace,
+                "uid": secrets.token_hex(8),
+                "creationTimestamp": _now(),
+                "resourceVersion": "1",
+            }
         )
         self.set_phase("Pending", {"waiting": {"reason": "ContainerCreating"}})
 
@@ -147,7 +152,9 @@ class SimulatedCluster:
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return _status(401, "Unauthorized", "Unauthorized")
         if request.match_info.get("namespace") != self._namespace:
-            return _status(403, "Forbidden", f"namespace {request.match_info.get('namespace')!r} is forbidden")
+            return _status(
+                403, "Forbidden", f"namespace {request.match_info.get('namespace')!r} is forbidden"
+            )
         answer: web.StreamResponse = await handler(request)
         return answer
 
@@ -183,7 +190,9 @@ class SimulatedCluster:
                 await pod.box.run(f"mkdir -p -m 777 {volume['mountPath']}", user="0")
             first = await BoxProcess.start(pod.box, pod.container["command"], has_input=False)
         except BoxError as error:
-            pod.set_phase("Failed", {"terminated": {"exitCode": 128, "reason": "StartError"}}, message=str(error))
+            pod.set_phase(
+                "Failed", {"terminated": {"exitCode": 128, "reason": "StartError"}}, message=str(error)
+            )
             return
         pod.set_phase("Running", {"running": {"startedAt": _now()}})
         more: dict[str, str] = {}
@@ -197,14 +206,18 @@ class SimulatedCluster:
         await first.close()
         await pod.box.stop()
         phase = "Succeeded" if code == 0 else "Failed"
-        pod.set_phase(phase, {"terminated": {"exitCode": code, "reason": "Completed" if not code else "Error"}}, **more)
+        pod.set_phase(
+            phase, {"terminated": {"exitCode": code, "reason": "Completed" if not code else "Error"}}, **more
+        )
 
     async def _list_pods(self, request: web.Request) -> web.Response:
         wanted = [each.partition("=") for each in request.query.get("labelSelector", "").split(",") if each]
         found = [
             pod.body
             for pod in self.pods.values()
-            if all(key in pod.labels and (not equal or pod.labels[key] == value) for key, equal, value in wanted)
+            if all(
+                key in pod.labels and (not equal or pod.labels[key] == value) for key, equal, value in wanted
+            )
         ]
         found = found[: int(request.query.get("limit") or len(found) or 1)]
         return web.json_response({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": found})
