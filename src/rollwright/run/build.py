@@ -17,7 +17,6 @@ from rollwright.config import (
 from rollwright.engines.base import Policy, Sampling
 from rollwright.envs.base import Env, PromptTemplates, can_fork, open_for_inspection
 from rollwright.errors import ConfigError
-from rollwright.rollout.agent_settings import RemoteAgentConfig
 from rollwright.rollout.branching import make_branching
 from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
@@ -27,7 +26,8 @@ from rollwright.rollout.groups import LevelFunction
 from rollwright.rollout.ranking import GroupRanker
 from rollwright.rollout.scoring import NO_TASK
 from rollwright.rollout.settings import LimitsConfig
-from rollwright.rollout.strategy_settings import StrategyConfig, TreeStrategyConfig
+from rollwright.rollout.settings.agents import RemoteAgentConfig
+from rollwright.rollout.settings.strategies import StrategyConfig, TreeStrategyConfig
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
 from rollwright.run.build_agents import build_agent, build_board
 from rollwright.run.build_rewards import TagRewards

@@ -26,7 +26,7 @@ from rollwright.rewards.settings import (
 )
 from rollwright.rollout.scoring import EpisodeRewards
 from rollwright.rollout.settings import CustomEnvConfig
-from rollwright.rollout.strategy_settings import ChainStrategyConfig
+from rollwright.rollout.settings.strategies import ChainStrategyConfig
 
 if TYPE_CHECKING:
     from rollwright.rewards import Rewards

@@ -20,8 +20,8 @@ from rollwright import __version__
 from rollwright.config import RunConfig
 from rollwright.engines.settings import TorchPolicyConfig
 from rollwright.errors import FormatError
-from rollwright.rollout.agent_settings import CommandAgentConfig
 from rollwright.rollout.episode import Episode
+from rollwright.rollout.settings.agents import CommandAgentConfig
 from rollwright.run.build_tasks import TagTasks
 from rollwright.trajectory import Trajectory
 

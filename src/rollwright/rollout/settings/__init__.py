@@ -13,8 +13,8 @@ from pydantic import (
 
 from rollwright.registry import Registry
 from rollwright.rewards.settings import RewardList
-from rollwright.rollout.agent_settings import AgentChoice
 from rollwright.rollout.filters.settings import FILTERS, AnyFilterConfig
+from rollwright.rollout.settings.agents import AgentChoice
 from rollwright.sandbox.settings import BoxConfig
 from rollwright.settings import Settings, choose_kinds
 
