@@ -19,7 +19,7 @@ from rollwright.errors import ConfigError
 from rollwright.rollout import AgentFunction, Assignment
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.remote_workers import RunDoor, WorkerBoard
-from rollwright.rollout.scheduler import rollout_ids
+from rollwright.rollout.stream import rollout_ids
 from rollwright.run.build import SettingsTable, function_settings
 from rollwright.run.build_agents import has_remote_agents
 from rollwright.run.build_teams import build_run_policy
