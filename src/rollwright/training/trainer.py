@@ -390,8 +390,8 @@ class Trainer:
         expected = {name: tuple(each.shape) for name, each in self._parameters.items()}
         if {name: tuple(each.shape) for name, each in saved.items()} != expected:
             raise FormatError(
-                f"checkpoint {folder}: is of another model, other adapters or another critic; "
-                "accepted: one that was saved with the same base model, and the same `lora` and `critic`"
+                f"checkpoint {folder}: is of another model or other adapters; "
+                "accepted: one that was saved with the same base model and the same `lora` and `critic`"
             )
         return checkpoint
 
