@@ -13,7 +13,7 @@ class LeaseLost(Exception):
 
 
 @dataclass(frozen=True)
-class Lease:
+class BatchLease:
     """One trainer's right to train one batch."""
 
     id: str
@@ -30,25 +30,25 @@ class BatchLeases:
         self.seconds = seconds
         self.step: int | None = None
         """Number of the offered batch; `None`: there is none."""
-        self.held: Lease | None = None
+        self.held: BatchLease | None = None
         self.lost = 0
         """Leases that ran out."""
         self._finished: dict[str, int] = {}
         """Steps of finished leases."""
 
-    def offer(self, step: int, held: Lease | None = None) -> None:
+    def offer(self, step: int, held: BatchLease | None = None) -> None:
         """`held`: the lease under which an earlier process had handed this batch out."""
         self.step, self.held = step, held
 
-    def take(self, id: str, trainer: str, now: float) -> Lease | None:
+    def take(self, id: str, trainer: str, now: float) -> BatchLease | None:
         """Takes the offered batch; `None` if there is none, or another trainer has it."""
         self.expire(now)
         if self.step is None or self.held is not None:
             return None
-        self.held = Lease(id, self.step, trainer, now + self.seconds)
+        self.held = BatchLease(id, self.step, trainer, now + self.seconds)
         return self.held
 
-    def renew(self, id: str, now: float) -> Lease:
+    def renew(self, id: str, now: float) -> BatchLease:
         self.held = replace(self._holder(id, now), expires=now + self.seconds)
         return self.held
 
@@ -57,7 +57,7 @@ class BatchLeases:
         self._holder(id, now)
         self.held = None
 
-    def pin(self, id: str, now: float) -> Lease:
+    def pin(self, id: str, now: float) -> BatchLease:
         """Keeps the lease for as long as its acknowledgement is examined; `renew` ends that."""
         self.held = replace(self._holder(id, now), expires=inf)
         return self.held
@@ -67,13 +67,13 @@ class BatchLeases:
         if trainer and self.held is not None and self.held.trainer == trainer and self.held.expires < inf:
             self.held = None
 
-    def finish(self, id: str, now: float) -> Lease:
+    def finish(self, id: str, now: float) -> BatchLease:
         found = self._holder(id, now)
         self.remember(found)
         self.step = self.held = None
         return found
 
-    def remember(self, lease: Lease) -> None:
+    def remember(self, lease: BatchLease) -> None:
         """Notes a finished lease; one step's is enough to answer a repeated acknowledgement."""
         self._finished = {lease.id: lease.step}
 
@@ -86,7 +86,7 @@ class BatchLeases:
             self.held = None
             self.lost += 1
 
-    def _holder(self, id: str, now: float) -> Lease:
+    def _holder(self, id: str, now: float) -> BatchLease:
         self.expire(now)
         if self.held is None or self.held.id != id:
             raise LeaseLost(

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from rollwright.errors import FormatError
 from rollwright.models.loading import weights_checksum, weights_files
-from rollwright.training.service.leases import BatchLeases, Lease, LeaseLost
+from rollwright.training.service.leases import BatchLeases, BatchLease, LeaseLost
 from rollwright.training.service.ledger import Finish, HandOut, ServedLedger
 from rollwright.training.service.wire import (
     BatchReply,
@@ -69,7 +69,7 @@ class BatchService:
         """Hand-outs of earlier processes, which their trainers may still be at work on."""
         if ledger.finished:
             last = ledger.finished[max(ledger.finished)]
-            self._leases.remember(Lease(last.lease, last.step, "", 0.0))
+            self._leases.remember(BatchLease(last.lease, last.step, "", 0.0))
 
     # -- the run's side ---------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ class BatchService:
         """Offers a batch until a trainer has acknowledged it."""
         held = self._earlier.pop(step, None)
         until = self._clock() + self._leases.seconds
-        self._leases.offer(step, None if held is None else Lease(held.lease, step, held.trainer, until))
+        self._leases.offer(step, None if held is None else BatchLease(held.lease, step, held.trainer, until))
         self._rows = rows
         self._done = asyncio.get_running_loop().create_future()
         try:
@@ -122,7 +122,7 @@ class BatchService:
         except TimeoutError:
             return
 
-    async def _hand_out(self, lease: Lease) -> HandedBatch:
+    async def _hand_out(self, lease: BatchLease) -> HandedBatch:
         rows = self._rows
         await asyncio.to_thread(self._ledger.append, HandOut(lease.step, lease.id, lease.trainer))
         return HandedBatch(
@@ -173,7 +173,7 @@ class BatchService:
         if finish.folder is not None:
             self.folder = Path(finish.folder)
 
-    def _accept(self, lease: Lease, request: FinishBatch) -> Finish:
+    def _accept(self, lease: BatchLease, request: FinishBatch) -> Finish:
         """Checks the weights of an acknowledgement; of uploaded ones, puts them into their place."""
         if request.skipped is not None:
             return Finish(
