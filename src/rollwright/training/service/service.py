@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from rollwright.errors import FormatError
 from rollwright.models.loading import weights_checksum, weights_files
-from rollwright.training.service.leases import BatchLeases, BatchLease, LeaseLost
+from rollwright.training.service.leases import BatchLease, BatchLeases, LeaseLost
 from rollwright.training.service.ledger import Finish, HandOut, ServedLedger
 from rollwright.training.service.wire import (
     BatchReply,
