@@ -1,11 +1,13 @@
 """What engines say, read strictly: a whole completion or an error, never a wrong turn."""
 
 import json
+from math import exp
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from rollwright.engines.base import Sampling
 from rollwright.engines.dialect import EngineDialect
@@ -61,6 +63,57 @@ def test_a_whole_answer_gives_its_ids_and_logprobs(dialect: EngineDialect, answe
     assert piece.ids.tolist() == [8, 9, 2]
     assert piece.logprobs.tolist() == pytest.approx([-0.5, -1.0, 0.0], abs=0.03)
     assert (piece.finish, piece.text) == (FinishReason.STOP, None)
+
+
+LIKELIEST = [[(8, -0.5), (3, -1.2)], [(9, -1.0)], [(2, 0.0), (1, -9.0)]]
+"""By place, as the engines below tell them in words of their own."""
+
+WITH_OTHERS: list[tuple[EngineDialect, str, Any, tuple[str, Any]]] = [
+    (
+        VllmDialect("m"),
+        "choices.0.logprobs.top_logprobs",
+        [{f"token_id:{id}": value for id, value in reversed(each)} for each in LIKELIEST],
+        ("logprobs", 2),
+    ),
+    (
+        SglangDialect(),
+        "meta_info.output_top_logprobs",
+        [[[value, id, None] for id, value in each] for each in LIKELIEST],
+        ("top_logprobs_num", 2),
+    ),
+    (
+        LlamaCppDialect(),
+        "completion_probabilities",
+        [
+            {
+                "id": each[0][0],
+                "prob": exp(each[0][1]),
+                "top_probs": [{"id": i, "prob": exp(v)} for i, v in each],
+            }
+            for each in LIKELIEST
+        ],
+        ("n_probs", 2),
+    ),
+]
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_likeliest_tokens_are_told_if_they_are_asked_for(place: int) -> None:
+    dialect, path, told, (field, value) = WITH_OTHERS[place]
+    answer = json.dumps(changed(ENGINES[place][1], path, told)).encode()
+    asked = structs.replace(ASKED, sampling=structs.replace(SAMPLING, top_logprobs=2))
+    assert json.loads(dialect.request(asked))[field] == value
+    piece = dialect.response(answer, asked)
+    assert [[one.id for one in each] for each in piece.alternatives] == [[8, 3], [9], [2, 1]]
+    values = [one.logprob for each in piece.alternatives for one in each]
+    assert values == pytest.approx([value for each in LIKELIEST for _, value in each])
+    assert dialect.response(answer, ASKED).alternatives == ()
+
+
+def test_names_of_tokens_that_are_no_ids_are_not_taken_for_such() -> None:
+    answer = changed(VLLM, "choices.0.logprobs.top_logprobs", [{"a": -0.5}, {"b": -1.0}, {"": 0.0}])
+    asked = structs.replace(ASKED, sampling=structs.replace(SAMPLING, top_logprobs=2))
+    assert VllmDialect("m").response(json.dumps(answer).encode(), asked).alternatives == ()
 
 
 def changed(answer: dict[str, Any], path: str, value: Any) -> dict[str, Any]:

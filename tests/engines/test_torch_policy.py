@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from transformers import LlamaForCausalLM
 
 from rollwright.config import build
@@ -415,3 +416,30 @@ async def test_a_policy_that_a_fork_inherits_refuses_to_generate() -> None:
     assert os.read(read, 1000).startswith(b"this TorchPolicy was created by process")
     os.close(read)
     await inherited.close()
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.7, top_p=0.8), Sampling(temperature=0)]
+)
+async def test_the_likeliest_tokens_are_those_of_the_distribution_that_is_sampled_from(
+    sampling: Sampling,
+) -> None:
+    of = model()
+    asked = structs.replace(sampling, max_tokens=6, top_logprobs=3)
+    it = policy(of)
+    made, plain = await play(it, [(prompt(1), asked), (prompt(2), sampling)])
+    await it.close()
+    assert plain.alternatives == ()
+    assert len(made.alternatives) == len(made.sampled_ids)
+    for place, (token, logprob) in enumerate(zip(made.sampled_ids, made.logprobs, strict=True)):
+        told = made.alternatives[place]
+        assert [each.logprob for each in told] == sorted((each.logprob for each in told), reverse=True)
+        assert len(told) == 3 or sampling != Sampling()
+        found = {each.id: each.logprob for each in told}
+        assert found.get(token, logprob) == pytest.approx(logprob, abs=1e-4)
+        before = token_ids([*ids(1, 40), *made.sampled_ids[:place]])
+        for other in told:
+            again = Prompt(episode="e", key=("test", 1), messages=(), ids=before)
+            if sampling.temperature:
+                (wanted,) = forced(of, again, structs.replace(asked, top_logprobs=0), token_ids([other.id]))
+                assert other.logprob == pytest.approx(wanted, abs=1e-3)

@@ -7,8 +7,9 @@ import aiohttp
 import jsonschema
 import openai
 import pytest
+from msgspec import structs
 
-from rollwright.engines.base import Sampling
+from rollwright.engines.base import Generation, Prompt, Sampling, TokenAlternative
 from rollwright.gateway import CaptureRules
 from rollwright.simulation.players import RandomPlayer
 from rollwright.trajectory import check, samples
@@ -200,6 +201,57 @@ async def test_log_probabilities_are_those_of_the_engine(clients: Any, played: A
     assert plain.choices[0].logprobs is None
     assert text.choices[0].logprobs.token_logprobs == pytest.approx(made[3])
     assert "".join(text.choices[0].logprobs.tokens[:5]) == text.choices[0].text[:5]
+
+
+class TellingEngine:
+    """Tells another likely token at each place."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
+        made = await self._engine.generate(prompt, sampling)
+        told = tuple(
+            (TokenAlternative(id, value), TokenAlternative(ord("z"), -9.0))[: sampling.top_logprobs]
+            for id, value in zip(made.sampled_ids, made.logprobs, strict=True)
+        )
+        return structs.replace(made, alternatives=told if sampling.top_logprobs else ())
+
+
+async def test_the_likeliest_tokens_are_told_to_who_asks(clients: Any, gateway: Any, engine: Any) -> None:
+    played = clients.rollout(gateway, TellingEngine(engine), "ro-1")
+    async with clients.openai(played.access) as client:
+        chat = await client.chat.completions.create(**ASK, logprobs=True, top_logprobs=2)
+        none = await client.chat.completions.create(**ASK, logprobs=True)
+        stream = await client.chat.completions.create(**ASK, logprobs=True, top_logprobs=2, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+        response = await client.responses.create(
+            model="m", input="go", include=["message.output_text.logprobs"], top_logprobs=2
+        )
+        text = await client.completions.create(model="m", prompt="go", logprobs=2)
+        with pytest.raises(openai.UnprocessableEntityError, match=r"top_logprobs"):
+            await client.chat.completions.create(**ASK, logprobs=True, top_logprobs=21)
+    for told in (
+        chat.choices[0].logprobs.content,
+        chunks[0].logprobs.content,
+        response.output[0].content[0].logprobs,
+    ):
+        assert told
+        for each in told:
+            assert [one.token for one in each.top_logprobs] == [each.token, "z"]
+            assert each.top_logprobs[0].logprob == each.logprob
+    assert {len(each.top_logprobs) for each in none.choices[0].logprobs.content} == {0}
+    assert all("z" in each for each in text.choices[0].logprobs.top_logprobs)
+
+
+async def test_an_engine_that_tells_no_others_names_the_sampled_token(clients: Any, played: Any) -> None:
+    async with clients.openai(played.access) as client:
+        chat = await client.chat.completions.create(**ASK, logprobs=True, top_logprobs=5)
+    for each in chat.choices[0].logprobs.content:
+        assert [one.token for one in each.top_logprobs] == [each.token]
 
 
 async def test_legacy_completions_ask_the_prompt_as_a_question(clients: Any, played: Any) -> None:

@@ -23,6 +23,7 @@ from rollwright.agents.outcomes import outcome_of
 from rollwright.agents.prompts import PromptBuilder, Question, is_long
 from rollwright.agents.timing import Stopwatch, Waiting
 from rollwright.engines.base import (
+    Alternatives,
     EngineError,
     Parsed,
     Playable,
@@ -83,6 +84,10 @@ class Session:
         self._sequence_length = sequence_length
         self._generate_timeout = generate_timeout
         self._attempt = attempt
+        self.alternatives: dict[int, Alternatives] = {}
+        """By turn, what else might have been sampled, where a call asked for it; a replayed turn has none."""
+        self._told: dict[int, Alternatives] = {}
+        """The same by call, until its turn is recorded."""
         self._env = env
         self._journal = journal
         self.replayed_turns = 0
@@ -261,6 +266,8 @@ class Session:
         if (turn.id, turn.after, turn.extends) != (len(turns), after, extends):
             turn = msgspec.structs.replace(turn, id=len(turns), after=after, extends=extends)
         turns.append(turn)
+        if (told := self._told.pop(node.name, None)) is not None:
+            self.alternatives[turn.id] = told
         self._prompts.asked.append(question)
         self._tree.commit(node, turn)
         return turn
@@ -291,6 +298,8 @@ class Session:
                 turn_id,
             )
             waiting.tokens, waiting.served = made.completion_tokens, made.served
+        if made.alternatives:
+            self._told[node.name] = made.alternatives
         if not made.checked and (wrong := broken(made)) is not None:
             raise failed(Boundary.ENGINE, EngineError(f"{type(policy).__name__}: {wrong}"), turn_id)
         # How tokens were drawn is recorded only where it differs from the rollout's: most turns then store nothing.

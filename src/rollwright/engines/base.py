@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -52,6 +52,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: tuple[str, ...] = ()
     output: OutputFormat | None = None
     """Constraint on the text; only for a policy that `constrains_output`. `None`: any text."""
+    top_logprobs: int = 0
+    """Likeliest tokens to tell at each place, for a client that asks; an engine that cannot tells none."""
 
     def params(self) -> SamplingParams:
         """The settings that shape the distribution, as a turn records them."""
@@ -125,6 +127,18 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     """Number of the attempt at the rollout. A simulated *failure* depends on it; a sample does not."""
 
 
+class TokenAlternative(NamedTuple):
+    """A token that might have been sampled."""
+
+    id: int
+    logprob: float
+
+
+Alternatives = tuple[tuple[TokenAlternative, ...], ...]
+"""For each sampled token the likeliest ones at its place, the likeliest first; empty: nobody asked, or the engine tells
+none."""
+
+
 class Generation(msgspec.Struct, frozen=True, gc=False):
     """The result of one call."""
 
@@ -151,6 +165,8 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     """Reasoning that an API returned beside the text; empty for a policy with a renderer."""
     checked: bool = False
     """Whether the policy has checked ids and log-probabilities; otherwise the session does."""
+    alternatives: Alternatives = ()
+    """Told to the client, and stored nowhere."""
 
 
 class Parsed(msgspec.Struct, frozen=True):

@@ -277,6 +277,7 @@ class HttpEnginePolicy:
             served=partial.served,
             sampling=drawn,
             checked=True,
+            alternatives=tuple(partial.alternatives) if len(partial.alternatives) == len(sampled) else (),
         )
 
 

@@ -17,7 +17,7 @@ from rollwright.engines.base import Capabilities, EngineError, Renderer, Samplin
 from rollwright.engines.dialect import UNREADABLE, UPDATE_SECONDS, Control
 from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.openai_api import one_line
-from rollwright.engines.partial import PartialCompletion, Piece, check_piece
+from rollwright.engines.partial import PartialCompletion, Piece, check_piece, with_alternatives
 from rollwright.errors import FormatError
 from rollwright.trajectory import FinishReason, SamplingParams, floats, token_ids
 
@@ -32,9 +32,13 @@ _SAMPLERS = ("temperature", "top_p")
 """In this order, as in the other engines; llama.cpp's default has more samplers, and the temperature last."""
 
 
-class _Probability(msgspec.Struct):
+class _Alternative(msgspec.Struct):
     id: int
     prob: float
+
+
+class _Probability(_Alternative):
+    top_probs: list[_Alternative] = []
 
 
 class _Answer(msgspec.Struct):
@@ -66,7 +70,7 @@ class LlamaCppDialect:
             "repeat_penalty": 1.0,
             "n_predict": partial.max_tokens,
             "return_tokens": True,
-            "n_probs": 1,
+            "n_probs": max(1, partial.sampling.top_logprobs),
             "post_sampling_probs": True,
             "cache_prompt": True,
             "stream": False,
@@ -97,7 +101,9 @@ class LlamaCppDialect:
                 f"{len(answer.tokens)} tokens, but the probabilities of {len(probabilities)} others"
             )
         logprobs = [log(each.prob) if each.prob > 0 else None for each in probabilities]
-        return check_piece(partial, answer.tokens, logprobs, finish)
+        piece = check_piece(partial, answer.tokens, logprobs, finish)
+        tops = [[(one.id, log(one.prob)) for one in each.top_probs if one.prob > 0] for each in probabilities]
+        return with_alternatives(piece, partial, tops)
 
     def sent(self, sampling: Sampling) -> SamplingParams | None:
         return None

@@ -5,11 +5,11 @@ than requested, and the prompt that the engine reports is the prompt that was se
 it is retried and never recorded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rollwright.engines.base import MAX_LOGPROB, Sampling
+from rollwright.engines.base import MAX_LOGPROB, Alternatives, Sampling, TokenAlternative
 from rollwright.errors import FormatError
 from rollwright.trajectory import FinishReason, Floats, TokenIds, VersionRun, floats, token_ids
 
@@ -46,6 +46,8 @@ class PartialCompletion(msgspec.Struct):
     versions: list[VersionRun] = msgspec.field(default_factory=list)
     served: float | None = None
     """Seconds that the engine reports for them; `None`: it reports none."""
+    alternatives: list[tuple[TokenAlternative, ...]] = msgspec.field(default_factory=list)
+    """Of each id, if they were asked for."""
 
     @property
     def input_ids(self) -> TokenIds:
@@ -69,6 +71,7 @@ class PartialCompletion(msgspec.Struct):
             self.served = (self.served or 0.0) + piece.served
         self.ids += piece.ids
         self.logprobs += piece.logprobs
+        self.alternatives += piece.alternatives
         count = len(piece.ids)
         if self.versions and self.versions[-1].version == version:
             count += self.versions.pop().count
@@ -79,6 +82,7 @@ class PartialCompletion(msgspec.Struct):
         """Discard the tokens sampled so far; return their number."""
         count = len(self.ids)
         self.ids, self.logprobs, self.versions, self.served = token_ids(), floats(), [], None
+        self.alternatives = []
         return count
 
 
@@ -94,6 +98,8 @@ class Piece(msgspec.Struct, frozen=True):
     """Set only if the ids are missing; then the completion is not exact."""
     served: float | None = None
     """Seconds that the engine reports; `None`: it reports none."""
+    alternatives: Alternatives = ()
+    """Of each id, if they were asked for."""
 
 
 def check_piece(
@@ -123,6 +129,27 @@ def check_piece(
             f"the engine saw another prompt: {len(seen)} ids instead of {len(sent)}, or other ones"
         )
     return Piece(token_ids(ids), _logprobs(logprobs), finish, label)
+
+
+def with_alternatives(
+    piece: Piece, partial: PartialCompletion, told: Sequence[Iterable[tuple[int, float | None]] | None] | None
+) -> Piece:
+    """The piece with the likeliest tokens at each place, as ids and log-probabilities in any order, if they were asked for."""
+    count = partial.sampling.top_logprobs
+    if not count or told is None or len(told) != len(piece.ids):
+        return piece
+    found = [
+        sorted(
+            (
+                TokenAlternative(id, min(value, 0.0))
+                for id, value in each or ()
+                if value is not None and value > _LOWEST
+            ),
+            key=lambda one: -one.logprob,
+        )
+        for each in told
+    ]
+    return msgspec.structs.replace(piece, alternatives=tuple(tuple(each[:count]) for each in found))
 
 
 def _logprobs(values: Sequence[float | None]) -> Floats:

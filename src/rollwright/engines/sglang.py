@@ -17,7 +17,7 @@ from rollwright.engines.base import Capabilities, EngineError, Renderer, Samplin
 from rollwright.engines.dialect import FINISHES, UNREADABLE, UPDATE_SECONDS, Control, folder_of
 from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.openai_api import one_line
-from rollwright.engines.partial import PartialCompletion, Piece, check_piece
+from rollwright.engines.partial import PartialCompletion, Piece, check_piece, with_alternatives
 from rollwright.errors import FormatError
 from rollwright.trajectory import SamplingParams, token_ids
 
@@ -83,14 +83,15 @@ class SglangDialect:
             sampling["sampling_seed"] = partial.seed
         if partial.sampling.output is not None:  # as text, unlike in the OpenAI-compatible API
             sampling["json_schema"] = msgspec.json.encode(partial.sampling.output.schema).decode()
-        return msgspec.json.encode(
-            {
-                "input_ids": partial.input_ids.tolist(),
-                "sampling_params": sampling,
-                "return_logprob": True,
-                "stream": False,
-            }
-        )
+        fields = {
+            "input_ids": partial.input_ids.tolist(),
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "stream": False,
+        }
+        if partial.sampling.top_logprobs:
+            fields["top_logprobs_num"] = partial.sampling.top_logprobs
+        return msgspec.json.encode(fields)
 
     def response(self, body: bytes, partial: PartialCompletion) -> Piece:
         try:
@@ -111,7 +112,9 @@ class SglangDialect:
             raise FormatError("output_ids and output_token_logprobs name different tokens")
         logprobs = None if made is None else [each[0] for each in made]
         piece = check_piece(partial, ids, logprobs, finish, label=meta.weight_version)
-        return msgspec.structs.replace(piece, served=meta.e2e_latency)
+        tops = meta.output_top_logprobs
+        told = None if tops is None else [[(id, value) for value, id, _ in each or ()] for each in tops]
+        return msgspec.structs.replace(with_alternatives(piece, partial, told), served=meta.e2e_latency)
 
     def sent(self, sampling: Sampling) -> SamplingParams | None:
         return None

@@ -18,7 +18,7 @@ from rollwright.engines.dialect import FINISHES, UNREADABLE, UPDATE_SECONDS, Con
 from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.openai_api import one_line, sent, shaping
 from rollwright.engines.openai_probe import name_some, served_models
-from rollwright.engines.partial import PartialCompletion, Piece, check_piece
+from rollwright.engines.partial import PartialCompletion, Piece, check_piece, with_alternatives
 from rollwright.errors import ConfigError, FormatError
 from rollwright.trajectory import SamplingParams, token_ids
 
@@ -45,6 +45,9 @@ _OWN_DISTRIBUTION = SamplingParams()
 _HOT = 2.0
 """The highest temperature that vLLM accepts. Processed log-probabilities are flatter there; raw ones are the same as at 1."""
 
+_NAMED_ID = "token_id:"
+"""What a token's name begins with, if it is named by its id."""
+
 _SAME = 1e-3
 """Two log-probabilities of the same token under the same distribution differ by less, in any precision."""
 
@@ -67,6 +70,16 @@ class _Completion(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(_Completion).decode
 _encode = msgspec.json.Encoder().encode
+
+
+def _alternatives(told: _Logprobs | None) -> list[list[tuple[int, float | None]]] | None:
+    """Ids and log-probabilities of the likeliest tokens at each place; `None`: they are not named by their ids."""
+    if told is None or told.top_logprobs is None:
+        return None
+    places = [each or {} for each in told.top_logprobs]
+    if not all(name.startswith(_NAMED_ID) for each in places for name in each):
+        return None
+    return [[(int(name[len(_NAMED_ID) :]), value) for name, value in each.items()] for each in places]
 
 
 @dataclass(frozen=True)
@@ -100,10 +113,12 @@ class VllmDialect:
             "top_p": sampling.top_p,
             "max_tokens": partial.max_tokens,
             "stop_token_ids": partial.stop_ids,
-            "logprobs": 0,
+            "logprobs": sampling.top_logprobs,
             "return_token_ids": True,
             **_NEUTRAL,
         }
+        if sampling.top_logprobs:
+            fields["return_tokens_as_token_ids"] = True  # else the likeliest tokens are named by their texts
         if sampling.stop:
             fields["stop"] = sampling.stop
         if partial.seed is not None:
@@ -122,7 +137,8 @@ class VllmDialect:
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
         if choice.token_ids == [] and logprobs is None:
             logprobs = []  # aborted before its first token
-        return check_piece(partial, choice.token_ids, logprobs, finish, seen=choice.prompt_token_ids)
+        piece = check_piece(partial, choice.token_ids, logprobs, finish, seen=choice.prompt_token_ids)
+        return with_alternatives(piece, partial, _alternatives(choice.logprobs))
 
     def sent(self, sampling: Sampling) -> SamplingParams | None:
         return sent(sampling, self._shaped)

@@ -7,6 +7,7 @@ import msgspec
 
 from rollwright.engines.base import ToolSpec
 from rollwright.gateway.types import (
+    MAX_TOP_LOGPROBS,
     ModelReply,
     ModelRequest,
     TokenLogprob,
@@ -122,6 +123,7 @@ class _Request(CompletionRequest, kw_only=True):
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     response_format: Any = None
     logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     functions: Any = None
     audio: Any = None
     prediction: Any = None
@@ -147,6 +149,7 @@ class ChatCompletions:
             output=forced or output_format(request.response_format, tools, "response_format"),
             choices=request.n or 1,
             logprobs=bool(request.logprobs),
+            top_logprobs=request.top_logprobs or 0,
             notes=passed_over(tool.type for tool in given if tool.function is None),
         )
 
@@ -226,9 +229,12 @@ def _logprobs(reply: ModelReply) -> dict[str, Any]:
 
 
 def token_logprob(token: TokenLogprob) -> dict[str, Any]:
-    """A token in OpenAI's words. Engines are asked for the sampled token alone, so it is its only alternative."""
-    said = {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
-    return {**said, "top_logprobs": [said]}
+    """A token in OpenAI's words."""
+    return {**_named_token(token), "top_logprobs": [_named_token(each) for each in token.top]}
+
+
+def _named_token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
 
 
 def _message(place: int, given: _Message) -> Message:

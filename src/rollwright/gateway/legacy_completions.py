@@ -5,12 +5,13 @@ make sense for a continued text, are refused.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from rollwright.gateway.chat_completions import ChatCompletions, CompletionRequest, finish_of, usage_of
 from rollwright.gateway.types import (
+    MAX_TOP_LOGPROBS,
     ModelReply,
     ModelRequest,
     check_messages,
@@ -27,7 +28,7 @@ _NEUTRAL: dict[str, Any] = {"echo": False, "suffix": ""}
 
 class _Request(CompletionRequest, kw_only=True):
     prompt: str | list[Any]
-    logprobs: int | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: Any = None
     suffix: Any = None
 
@@ -52,6 +53,7 @@ class LegacyCompletions:
             stream_usage=request.stream_usage,
             choices=request.n or 1,
             logprobs=request.logprobs is not None,
+            top_logprobs=request.logprobs or 0,
         )
 
     def read_to_count(self, body: bytes) -> ModelRequest:
@@ -104,6 +106,6 @@ def _logprobs(reply: ModelReply) -> dict[str, Any]:
     return {
         "tokens": [each.text for each in reply.tokens],
         "token_logprobs": [each.logprob for each in reply.tokens],
-        "top_logprobs": [{each.text: each.logprob} for each in reply.tokens],
+        "top_logprobs": [{one.text: one.logprob for one in each.top} for each in reply.tokens],
         "text_offset": offsets,
     }

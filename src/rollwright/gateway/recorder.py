@@ -281,7 +281,7 @@ class RolloutRecorder:
             sampling=asking.sampling,
             stop_sequence=stop,
             turn_id=turn.id,
-            tokens=self._tokens_of(turn) if asked.logprobs else (),
+            tokens=self._tokens_of(turn, asked.top_logprobs) if asked.logprobs else (),
         )
 
     def _call_sampling(self, asked: ModelRequest, policy: Policy) -> Sampling:
@@ -297,6 +297,8 @@ class RolloutRecorder:
             raise refuse(f"{option}: this policy ({type(policy).__name__}) cannot enforce it; {_REMEDY}")
         honoured = self._rules.client_sampling == "honoured"
         sampling = asked.wishes.within(self._sampling, output, honoured=honoured)
+        if asked.logprobs and asked.top_logprobs:
+            sampling = msgspec.structs.replace(sampling, top_logprobs=asked.top_logprobs)
         if asked.wishes.apart_from(self._sampling):
             self._count(HONOURED if honoured else PINNED)
         return sampling
@@ -319,15 +321,26 @@ class RolloutRecorder:
                 self._noted.add(note)
                 _log.info("%s: %s", self.session.trajectory.rollout_id, note)
 
-    def _tokens_of(self, turn: Turn) -> tuple[TokenLogprob, ...]:
+    def _tokens_of(self, turn: Turn, top: int) -> tuple[TokenLogprob, ...]:
+        """The turn's tokens, each with the likeliest ones at its place; without these, it stands there alone."""
         renderer = self.session.answered_by(turn).renderer
         if renderer is None:
             return ()
-        return tuple(
-            TokenLogprob(renderer.decode(token_ids([token])), logprob)
-            for token, logprob in zip(turn.sampled_ids, turn.logprobs, strict=True)
-            if token not in renderer.stop_ids
-        )
+        told = self.session.alternatives.get(turn.id, ()) if top else ()
+
+        def named(token: int, logprob: float) -> TokenLogprob:
+            return TokenLogprob(renderer.decode(token_ids([token])), logprob)
+
+        found: list[TokenLogprob] = []
+        for place, (token, logprob) in enumerate(zip(turn.sampled_ids, turn.logprobs, strict=True)):
+            if token in renderer.stop_ids:
+                continue
+            said = named(token, logprob)
+            if top:
+                others = tuple(named(*each) for each in told[place]) if told else (said,)
+                said = msgspec.structs.replace(said, top=others)
+            found.append(said)
+        return tuple(found)
 
     def _full_conversation(self, asked: ModelRequest) -> tuple[Message, ...]:
         """The whole conversation, also if the client sent only the messages after an earlier reply."""

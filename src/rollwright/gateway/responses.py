@@ -21,6 +21,7 @@ from rollwright.gateway.response_tools import (
     read_call,
 )
 from rollwright.gateway.types import (
+    MAX_TOP_LOGPROBS,
     ModelReply,
     ModelRequest,
     Wishes,
@@ -87,6 +88,7 @@ class _Request(msgspec.Struct):
     frequency_penalty: Any = None
     presence_penalty: Any = None
     include: list[str] | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     background: Any = None
     conversation: Any = None
     prompt: Any = None
@@ -121,6 +123,7 @@ class Responses:
             output=forced
             or output_format(request.text.format if request.text else None, tools, "text.format"),
             logprobs=_LOGPROBS in (request.include or ()),
+            top_logprobs=request.top_logprobs or 0,
             notes=passed_over([*declared.passed_over, *skipped]),
             origins=declared.origins,
         )

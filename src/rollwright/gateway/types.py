@@ -85,6 +85,8 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """Number of answers that the client wants."""
     logprobs: bool = False
     """Whether the answer names its tokens with their log-probabilities."""
+    top_logprobs: int = 0
+    """Likeliest tokens that it names at each place."""
     notes: tuple[str, ...] = ()
     """What of the request was passed over."""
     origins: Mapping[str, ToolOrigin] = {}
@@ -102,6 +104,9 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
     text: str
     logprob: float
+    top: tuple["TokenLogprob", ...] = ()
+    """The likeliest tokens at its place, if the client asked for them; the sampled one alone where the engine tells no
+    others."""
 
 
 class ModelReply(msgspec.Struct, frozen=True):
@@ -250,6 +255,10 @@ def output_format(asked: Any, tools: Sequence[ToolSpec], where: str) -> OutputFo
         case other:
             shown = _encode(other).decode()[:80]
             raise refuse(f"{where}: {shown} is not supported; accepted: text, json_object, json_schema")
+
+
+MAX_TOP_LOGPROBS = 20
+"""As in the hosted API."""
 
 
 def passed_over(kinds: Iterable[str]) -> tuple[str, ...]:

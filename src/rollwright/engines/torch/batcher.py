@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rollwright.engines.base import EngineError
+from rollwright.engines.base import EngineError, TokenAlternative
 from rollwright.engines.torch.call import Counters, GenerationCall
 from rollwright.engines.torch.rows import ModelRows
 
@@ -53,6 +53,21 @@ def nucleus(logprobs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
     dropped[:, 0] = False
     cut = torch.zeros_like(dropped).scatter_(1, order, dropped)
     return torch.log_softmax(logprobs.masked_fill(cut, float("-inf")), dim=-1)
+
+
+def likeliest(
+    logits: torch.Tensor, temperature: float, top_p: float, count: int
+) -> tuple[TokenAlternative, ...]:
+    """The likeliest tokens of one row in the distribution that is sampled from, the likeliest first."""
+    if temperature == 0:
+        (best,), (certain,) = _greedy(logits.float()[None])
+        return (TokenAlternative(best, certain),)
+    logprobs = torch.log_softmax(logits.float()[None] / temperature, dim=-1)
+    if top_p < 1:
+        logprobs = nucleus(logprobs, torch.tensor([top_p], dtype=torch.float64, device=logits.device))
+    values, ids = logprobs[0].topk(min(count, logprobs.shape[-1]))
+    found = zip(ids.tolist(), values.tolist(), strict=True)
+    return tuple(TokenAlternative(id, value) for id, value in found if math.isfinite(value))
 
 
 def _greedy(logits: torch.Tensor) -> tuple[list[int], list[float]]:
@@ -153,10 +168,13 @@ class Batcher:
             [call.top_p for call in calls],
             [call.draw() for call in calls],
         )
-        for call, token, logprob in zip(calls, tokens, logprobs, strict=True):
+        for row, (call, token, logprob) in enumerate(zip(calls, tokens, logprobs, strict=True)):
             if call.matcher is not None and (why := call.matcher.error):
                 call.error = EngineError(f"the output format cannot be continued: {why}")
             elif math.isfinite(logprob):
+                if call.top_logprobs:
+                    told = likeliest(logits[row], call.temperature, call.top_p, call.top_logprobs)
+                    call.alternatives.append(told)
                 call.append(token, logprob, version)
                 self._counters.sampled_tokens += 1
             else:

@@ -7,7 +7,7 @@ log-probability and one version stamp for each sampled id, also after an interru
 import asyncio
 from dataclasses import dataclass, field
 
-from rollwright.engines.base import EngineError, Renderer
+from rollwright.engines.base import EngineError, Renderer, TokenAlternative
 from rollwright.engines.torch.constraints import OutputMatcher
 from rollwright.rng import uniform
 from rollwright.trajectory import FinishReason, Floats, TokenIds, VersionRun, floats
@@ -58,7 +58,11 @@ class GenerationCall:
     done: asyncio.Future[None]
     matcher: OutputMatcher | None = None
     """Restricts the tokens to those of an output format; `None`: all may come."""
+    top_logprobs: int = 0
+    """Likeliest tokens to tell at each place."""
     logprobs: Floats = field(default_factory=floats)
+    alternatives: list[tuple[TokenAlternative, ...]] = field(default_factory=list)
+    """Of each sampled token, if they were asked for."""
     versions: list[VersionRun] = field(default_factory=list)
     finish: FinishReason | None = None
     """`None` while it is being served."""
@@ -98,6 +102,7 @@ class GenerationCall:
         lost = len(self.logprobs)
         del self.tokens[self.prompt_tokens :]
         self.logprobs = floats()
+        self.alternatives = []
         self.versions = []
         if self.matcher is not None:
             self.matcher.reset()

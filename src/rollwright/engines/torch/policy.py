@@ -147,6 +147,7 @@ class TorchPolicy:
             finish=call.finish or FinishReason.ABORT,
             prompt_tokens=call.prompt_tokens,
             completion_tokens=len(sampled),
+            alternatives=tuple(call.alternatives),
         )
 
     async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
@@ -199,6 +200,7 @@ class TorchPolicy:
             top_p=sampling.top_p,
             stop=sampling.stop,
             noise=digest(*prompt.key, "token"),
+            top_logprobs=sampling.top_logprobs,
             renderer=self.renderer,
             done=asyncio.get_running_loop().create_future(),
         )
