@@ -58,6 +58,8 @@ _ARGUMENTS = (
     "--enforce-eager",
     "--distributed-executor-backend=uni",
     "--logprobs-mode=processed_logprobs",
+    # Else a small model may fill a JSON answer with white space until its tokens are used up.
+    '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}',
 )
 
 MODEL = "smollm2"

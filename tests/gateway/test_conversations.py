@@ -51,6 +51,20 @@ def test_every_turn_is_found_again_by_its_own_conversation(
         assert conversations.until(number) is not None
 
 
+def test_conversations_that_are_alike_each_continue_a_turn_of_their_own() -> None:
+    conversations = Conversations()
+    said = Message("assistant", "the same")
+    for turn in range(8):
+        conversations.add([Message("user", "go")], (), said, turn)
+    found = []
+    for _ in range(9):
+        turn, _ = conversations.find([Message("user", "go"), said, Message("user", "on")], ()) or (-1, 0)
+        conversations.note_continued(turn)
+        found.append(turn)
+    assert sorted(found[:8]) == list(range(8))
+    assert found[8] == 7  # one that went on already
+
+
 CONVERSATION = [Message("system", "s"), Message("user", "one"), Message("assistant", "two")]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollwright.trajectory import check, full_prompt
+from rollwright.trajectory import check, full_prompt, samples
 
 
 def assert_exact(played: Any, engine: Any) -> None:
@@ -172,3 +172,23 @@ async def test_agents_are_told_apart_by_a_header(clients: Any, played: Any) -> N
     async with clients.openai(played.access, default_headers={"x-rollwright-agent": "critic"}) as client:
         await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "one"}])
     assert played.trajectory.turns[0].agent == "critic"
+
+
+async def test_sub_agents_that_all_hear_the_same_are_sequences_of_their_own(
+    clients: Any, gateway: Any
+) -> None:
+    """Eight of them in parallel, with the same prompts and the same answers."""
+    played = clients.rollout(gateway, clients.scripted({"say": "Yes."}, {"say": "Still yes."}), "ro-1")
+
+    async def converse(client: Any) -> None:
+        messages: list[Any] = [{"role": "user", "content": "Is it?"}]
+        for _ in range(3):
+            answer = await client.chat.completions.create(model="m", messages=messages)
+            messages += [answer.choices[0].message.to_dict(), {"role": "user", "content": "Sure?"}]
+
+    async with clients.openai(played.access) as client:
+        await asyncio.gather(*(converse(client) for _ in range(8)))
+    trajectory = check(await played.close())
+    rows = samples(trajectory)
+    assert (len(trajectory.turns), len(rows)) == (24, 8)
+    assert sum(sum(each.mask) for each in rows) == sum(len(turn.sampled_ids) for turn in trajectory.turns)

@@ -54,6 +54,11 @@ async def hangs(task, session):
     await session.generate([Message("user", task["question"])])
     await asyncio.sleep(3600)
 
+async def returns_no_number(task, session):
+    await session.generate([Message("user", "go")])
+    return {"score": float("nan")}
+
+
 async def returns_an_object(task, session):
     await session.generate([Message("user", task["question"])])
     return object()
@@ -165,6 +170,10 @@ def test_agents_validate_greedily_on_held_out_rows(tmp_path: Path, module: str) 
     [
         ("raises", "agent: LookupError: no tool for this"),
         ("hangs", "system: timeout: the episode took longer than 0.5 s"),
+        (
+            "returns_no_number",
+            "agent: FormatError: it returned a dict that JSON cannot hold: it holds nan",
+        ),
         (
             "returns_an_object",
             "agent: FormatError: it returned a object that JSON cannot hold: it holds a object",

@@ -61,12 +61,17 @@ class Conversations:
         """Root nodes by the offered tools, which are part of the prompt."""
         self._ends: dict[int, ConversationNode] = {}
         """End node of each turn."""
+        self._continued: set[int] = set()
+        """Turns that a later call continues."""
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, int] | None:
-        """The turn that `messages` continue, and the number of messages that it covers; `None`: a new conversation."""
+        """The turn that `messages` continue, and the number of messages that it covers; `None`: a new conversation.
+
+        Sub-agents that asked the same and were told the same each continue a turn of their own, the latest first.
+        """
         covered = answered(messages)
         node = self._roots.get(_encode(tools)) if covered else None
         for message in messages[:covered]:
@@ -76,8 +81,12 @@ class Conversations:
         if node is None or not node.turns:
             return None
         ids = tuple(call.id for call in messages[covered - 1].tool_calls)
-        same = [turn for turn, calls in node.turns if calls == ids]
-        return (same or [node.turns[-1][0]])[-1], covered
+        alike = [turn for turn, calls in node.turns if calls == ids] or [turn for turn, _ in node.turns]
+        return next((turn for turn in reversed(alike) if turn not in self._continued), alike[-1]), covered
+
+    def note_continued(self, turn_id: int) -> None:
+        """Notes that a call continues this turn."""
+        self._continued.add(turn_id)
 
     def explain(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> RewriteCause:
         """What was changed in a conversation that `find` does not know."""

@@ -371,6 +371,7 @@ class RolloutRecorder:
         turn = self.session.trajectory.turns[turn_id]
         if self.session.answered_by(turn) is not (asking.policy or self.session.policy_of(asking.agent)):
             return None, messages  # another policy's ids are not a prompt for this one
+        self._conversations.note_continued(turn_id)
         return turn, messages[covered:]
 
     def _message_of(self, turn: Turn, stops: Sequence[str]) -> tuple[Message, str | None]:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from inspect import isawaitable, iscoroutinefunction
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
@@ -111,7 +112,9 @@ def _encode_returned(value: Any, turns: int) -> str | None:
     if value is None:
         return None
     try:
-        encoded = msgspec.json.encode(value, enc_hook=_plain_number)
+        plain = msgspec.to_builtins(value, enc_hook=_plain_number)
+        _check_numbers(plain)  # which would be stored as null
+        encoded = msgspec.json.encode(plain)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         told = FormatError(f"it returned a {type(value).__name__} that JSON cannot hold: {error}")
         raise failed(Boundary.AGENT, told, turns) from error
@@ -121,6 +124,15 @@ def _encode_returned(value: Any, turns: int) -> str | None:
         )
         raise failed(Boundary.AGENT, told, turns)
     return encoded.decode()
+
+
+def _check_numbers(value: Any) -> None:
+    """Raises for a number that JSON has no word for."""
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"it holds {value}")
+    if isinstance(value, list | dict):
+        for each in value if isinstance(value, list) else value.values():
+            _check_numbers(each)
 
 
 def _plain_number(value: Any) -> Any:

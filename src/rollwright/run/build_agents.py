@@ -117,6 +117,8 @@ def load_function(path: str) -> AgentFunction:
 
 def _check_parameters(function: AgentFunction) -> AgentFunction:
     called: Callable[..., Any] = function
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise ConfigError("is a generator; accepted: a function that returns its value")
     try:
         inspect.signature(called).bind(None, None)
     except TypeError as error:
