@@ -23,7 +23,7 @@ def test_a_request_is_retried_as_often_as_allowed(
 
 @given(DRAWS)
 def test_a_refusal_is_final(draw: float) -> None:
-    assert RetryPolicy().delay(1, FaultCause.REFUSED, None, draw) is None
+    assert RetryPolicy(5).delay(1, FaultCause.REFUSED, None, draw) is None
 
 
 @given(st.integers(1, 2000), DRAWS)
