@@ -388,9 +388,9 @@ def test_wrong_settings_are_refused_in_one_line(options: dict[str, Any], message
     ("options", "message"),
     [
         ({"base_url": "http://me:pw@host/v1"}, "policy.base_url: holds a password or a key"),
-        ({"api": "responses"}, "policy.api: 'responses'"),
-        ({"request_timeout": 0}, "policy.request_timeout: 0"),
-        ({"max_connections": 0}, "policy.max_connections: 0"),
+        ({"api": "responses"}, "policy.api: got 'responses'"),
+        ({"request_timeout": 0}, "policy.request_timeout: got 0"),
+        ({"max_connections": 0}, "policy.max_connections: got 0"),
     ],
 )
 def test_settings_out_of_range_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:

@@ -304,6 +304,7 @@ def test_a_missing_library_is_told_in_one_line_where_a_proxy_needs_it(
 def test_without_a_proxy_the_library_is_not_imported() -> None:
     code = (
         "import sys\nfrom rollwright.engines.openai import OpenAIPolicy\n"
+        "from rollwright.engines.settings import OpenAIPolicyConfig\n"
         "OpenAIPolicy(OpenAIPolicyConfig(base_url='https://api.example.org/v1', model='m'))\nassert 'aiohttp' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

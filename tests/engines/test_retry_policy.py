@@ -96,4 +96,4 @@ def test_no_header_is_too_strange(header: str) -> None:
 )
 def test_impossible_rules_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="accepted"):
-        RetryPolicy(**options)  # type: ignore[arg-type]
+        RetryPolicy(**{"max_retries": 5, **options})  # type: ignore[arg-type]
