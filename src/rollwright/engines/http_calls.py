@@ -100,7 +100,8 @@ class HttpCalls:
         if (key := _key(api_key, settings.api_key_env)) is not None:
             self._headers["Authorization"] = f"Bearer {key}"
         self.retry = retry or RetryPolicy(settings.max_retries)
-        self._settings = settings
+        self._request_timeout = settings.request_timeout
+        self._max_connections = settings.max_connections
         self._proxy = proxy
         self._compress = compress
         self._on_response = on_response
@@ -110,7 +111,7 @@ class HttpCalls:
         """Send one POST as soon as a connection is free; return the body of a 200 response of at most `max_answer` bytes."""
         link = await self._link()
         async with link.free:
-            return await self._send(link, "POST", url, body, self._settings.request_timeout, max_answer)
+            return await self._send(link, "POST", url, body, self._request_timeout, max_answer)
 
     async def send_control(
         self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int
@@ -161,9 +162,7 @@ class HttpCalls:
         loop = asyncio.get_running_loop()
         link = self._links.get(loop)
         if link is None:
-            link = self._links[loop] = _Link(
-                self._client(), asyncio.Semaphore(self._settings.max_connections)
-            )
+            link = self._links[loop] = _Link(self._client(), asyncio.Semaphore(self._max_connections))
             await self._drop_dead_links()
         return link
 

@@ -62,7 +62,6 @@ class HttpEnginePolicy:
         """
         if isinstance(servers, str):
             servers = EngineServersConfig(base_urls=[servers])
-        self._servers = servers
         self._calls = HttpCalls(servers, api_key=api_key, retry=retry)
         self.counters = self._calls.counters = EngineCounters()
         self._dialect = dialect
@@ -72,6 +71,8 @@ class HttpEnginePolicy:
         where = self._pool.urls
         self._where = where[0] if len(where) == 1 else f"{len(where)} engines"
         """The name of the engines in error messages."""
+        self._vocabulary_size = servers.vocabulary_size
+        self._seeded = servers.seeded
         self._version = version
         self._processed: bool | None = None
         """Whether log-probabilities are of the distribution sampled from; `None`: not asked yet."""
@@ -131,7 +132,7 @@ class HttpEnginePolicy:
         faithful = await self._check_logprobs(msgspec.structs.replace(asked, constraint=""))
         stop_ids = tuple(self._renderer.stop_ids)
         partial = PartialCompletion(
-            prompt.ids, sampling, stop_ids, self._seed_of(prompt, 0), self._servers.vocabulary_size
+            prompt.ids, sampling, stop_ids, self._seed_of(prompt, 0), self._vocabulary_size
         )
         tries, answers = 1, 0
         while True:
@@ -175,7 +176,7 @@ class HttpEnginePolicy:
 
     def _seed_of(self, prompt: Prompt, answers: int) -> int | None:
         """The seed of the request that follows this many responses."""
-        if not self._servers.seeded:
+        if not self._seeded:
             return None
         return seed(*prompt.key) if not answers else seed(*prompt.key, "piece", answers)
 
