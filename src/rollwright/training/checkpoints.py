@@ -102,7 +102,7 @@ def save_model_tensors(place: Path, tensors: Mapping[str, Tensor]) -> None:
     if len(parts) == 1:
         save_tensors(place / "model.safetensors", tensors)
         return
-    where = {}
+    where: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
         save_tensors(place / file, part)
