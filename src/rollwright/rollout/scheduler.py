@@ -23,7 +23,7 @@ import msgspec
 from rollwright.agents import EpisodeFailure, entries, failed
 from rollwright.errors import FormatError, RollwrightError, RunClosed
 from rollwright.rollout.accounting import FailureCauses, Fate, Ledger
-from rollwright.rollout.env_manager import STALE
+from rollwright.rollout.env_manager import STALE, USED
 from rollwright.rollout.episode import Episode, read_episode
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
@@ -48,7 +48,8 @@ from rollwright.store.records import (
     RolloutConfig,
     RolloutStatus,
 )
-from rollwright.trajectory import Boundary, Trajectory, check_rewards
+from rollwright.trajectory import Boundary, OutsideCall, Trajectory, check_rewards
+from rollwright.trajectory.usage import collect_calls, sum_calls
 
 IDS_AT_ONCE = 10_000
 """Page size of queries for rollout ids; each page costs a scan of all of them."""
@@ -141,6 +142,7 @@ class RolloutScheduler:
         delivered: Collection[str] | None = None,
         tag_of: Callable[[str], str] = str,
         level_of: LevelFunction | None = None,
+        slot_tags: Sequence[str] | None = None,
         first: int = 0,
         forgotten: Ledger | None = None,
         keep_accounts: bool = False,
@@ -149,6 +151,7 @@ class RolloutScheduler:
         read_kept: Callable[[Sequence[str]], Mapping[str, bytes]] = lambda rollout_ids: {},
         on_settled: Callable[[], Awaitable[None]] | None = None,
         on_spent: Callable[[str, Trajectory], None] | None = None,
+        on_ranked: Callable[[str, str, Sequence[OutsideCall]], None] | None = None,
         gate: OpeningGate | None = None,
         pace: StreamPace | None = None,
         recall: Recall | None = None,
@@ -160,7 +163,7 @@ class RolloutScheduler:
 
         `resources_id`: where workers in other processes find the run's settings. `delivered`: groups that were handed out
         before; given to resume a stream that is in the store already. `tag_of`: tag and level for a slot's tag, see
-        `Curriculum`. `level_of`: level of a group. `first`, `forgotten`, `keep_accounts`: see `GroupBook`; with a `first`, the store need not have the
+        `Curriculum`. `level_of`: level of a group. `slot_tags`: tags of the groups in turn, by default the manager's. `first`, `forgotten`, `keep_accounts`: see `GroupBook`; with a `first`, the store need not have the
         groups before it. `forget`: rollouts that the book has taken over are deleted from the store, so that a store in
         memory does not grow.
         `on_finished` gets the id and the encoded trajectory of every rollout that succeeded, the ones that are filtered later too; `on_failed` the id of
@@ -168,6 +171,7 @@ class RolloutScheduler:
         elsewhere, so that the store need not have them any more; `on_settled` is awaited after some were finished. `ranker`
         ranks the members of complete groups, which `on_finished` then gets with their ranks.
         `on_spent` gets every rollout that has ended, with the turns that were paid for; of one without a result, nothing else.
+        `on_ranked` gets the id and the tag of a group, and the calls that its judges have made.
         `gate`, `pace`: decide when groups are opened; `recall`: gives results that are known without playing;
         `on_recalled` gets their ids, before all else.
         `replace_failed`: see `GroupRules`.
@@ -197,7 +201,7 @@ class RolloutScheduler:
         )
         self._book = GroupBook(
             rules,
-            manager.slot_tags(),
+            manager.slot_tags() if slot_tags is None else slot_tags,
             run_seed=config.seed,
             mode=mode,
             prefix=f"{config.name}.{stream or mode}",
@@ -219,6 +223,7 @@ class RolloutScheduler:
         self._read_kept = read_kept
         self._on_settled = on_settled
         self._on_spent = on_spent
+        self._on_ranked = on_ranked
         self._gate = gate
         self._pace = pace
         self._recall = recall
@@ -503,6 +508,8 @@ class RolloutScheduler:
                 continue
             if each.status is RolloutStatus.FAILED:
                 await self._count_failed(each.rollout_id)
+            elif each.reason == STALE:
+                await self._count_stale(each.rollout_id)
             if each.status is RolloutStatus.SUCCEEDED:
                 decision = self._take_over(each.rollout_id, encoded.get(each.rollout_id))
             elif each.status is RolloutStatus.FAILED:
@@ -564,7 +571,8 @@ class RolloutScheduler:
     async def _rank(self, ranker: GroupRanker, group: Group) -> None:
         """Ranks the members of a group, and completes or drops it. No other group waits for it."""
         try:
-            members = await self._ranking.retry(lambda: ranker.rank(group))
+            with collect_calls() as calls:
+                members = await self._ranking.retry(lambda: ranker.rank(group))
         except EpisodeFailure as failure:
             reason = str(failure)
             for each in group.trajectories:
@@ -576,6 +584,9 @@ class RolloutScheduler:
             for each in members if self._on_finished is not None else ():
                 self._on_finished(each.rollout_id, each.to_bytes())  # type: ignore[misc]
             decision = self._book.rank(group.group_id, members)
+        finally:
+            if self._on_ranked is not None and calls:
+                self._on_ranked(group.group_id, group.tag, sum_calls(calls))
         await self._shielded(self._apply(decision))
         self._demand.set()
         self._news.set()
@@ -593,6 +604,16 @@ class RolloutScheduler:
         for data in (await self._store.get_trajectories([rollout_id], failed=True)).values():
             with suppress(FormatError):
                 self._on_spent(rollout_id, Trajectory.from_bytes(data))
+
+    async def _count_stale(self, rollout_id: str) -> None:
+        """Reports what a rollout that became too old has used, as its worker has noted it with the attempt."""
+        attempts = await self._store.query_attempts(rollout_id) if self._on_spent is not None else ()
+        noted = [each.metadata[USED] for each in attempts if USED in each.metadata]
+        if noted and self._on_spent is not None:
+            with suppress(msgspec.ValidationError):
+                left = Trajectory(rollout_id, "", rollout_id.rpartition("-m")[0], str(noted[-1]["tag"]), 0)
+                left.judged = tuple(msgspec.convert(noted[-1]["calls"], list[OutsideCall]))
+                self._on_spent(rollout_id, left)
 
     async def _count_cancelled(self, rollout_ids: Sequence[str]) -> None:
         """Reports the turns of rollouts that are about to be cancelled, from their journals."""

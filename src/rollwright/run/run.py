@@ -44,6 +44,7 @@ from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import check_ray, check_tags, probe_engine
 from rollwright.run.costs import CostBook
+from rollwright.run.evaluation_order import apply_order
 from rollwright.run.evaluation_stream import EvaluationStream
 from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.folder import RunFolder
@@ -119,7 +120,9 @@ class Run:
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.settings.use_policy(self.policy)
         self.activity = Activity()
-        self.costs = CostBook(config, folder, running=lambda: self.ledger.counts[Fate.RUNNING])
+        self.costs = CostBook(
+            config, folder, running=lambda: self.ledger.counts[Fate.RUNNING], capacity=self._capacity
+        )
         """What the run has spent; the gate of its budget."""
         self.inflight = InflightLimit(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
@@ -287,6 +290,15 @@ class Run:
             return self.inflight.limit
         return self.config.max_inflight or sum(share for _, share in self._shares())
 
+    def _capacity(self) -> float:
+        """How many episodes can be played at once now; worker processes that find out tell it with their heartbeats."""
+        if self._processes is None and self._ray is None:
+            return self.inflight.limit
+        if self.config.max_inflight is not None:
+            return self.config.max_inflight
+        workers = 1 if self.fleet is None else self.fleet.maximum
+        return max(START * workers, 1.5 * self.activity.inflight)
+
     async def get_batch(self, batch_size: int | None = None) -> Batch:
         """The next training batch; see `RolloutScheduler.get_batch`."""
         if self.config.train_env_manager is None:
@@ -384,6 +396,9 @@ class Run:
     ) -> RolloutScheduler:
         forgotten = self._forgotten if mode == "train" else None
         evaluation = self._evaluation if mode == VALIDATION else None
+        slot_tags = manager.slot_tags()
+        folder = self._folder.path if evaluation is not None and self._folder is not None else None
+        played = apply_order(slot_tags, self.settings.level_of(mode, slot_tags), folder)
         scheduler = RolloutScheduler(
             self.store,
             self.config,
@@ -395,7 +410,8 @@ class Run:
             forget=self._forget,
             delivered=delivered,
             tag_of=self.curriculum.tag if self.curriculum is not None and mode == "train" else str,
-            level_of=self.settings.level_of(mode, manager.slot_tags()),
+            level_of=played.level_of,
+            slot_tags=played.slot_tags,
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,
@@ -404,6 +420,7 @@ class Run:
             read_kept=self._folder.log.read if self._folder is not None else lambda rollout_ids: {},
             on_settled=None if self._releaser is None else self._releaser.release_some,
             on_spent=self._count_spent,
+            on_ranked=self.costs.add_ranking,
             pace=None if evaluation is None else evaluation.early_stop,
             recall=None if evaluation is None else evaluation.recall,
             on_recalled=self.costs.add_free,
