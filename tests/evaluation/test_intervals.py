@@ -235,7 +235,7 @@ def test_an_order_plays_every_task_once_and_the_telling_ones_earlier() -> None:
     joined = make_order(100, few, 7)  # the last three are too few for a stratum
     assert joined is not None
     assert sorted(joined.places) == list(range(100))
-    assert joined.labels == ("0.00", "0.25 – 1.00")
+    assert joined.labels == ("0.10", "0.30 – 0.90")
     assert make_order(100, {}, 7) is None
     assert make_order(100, {place: EarlierResult(0.5, 4) for place in range(100)}, 7) is None
 

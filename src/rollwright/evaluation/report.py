@@ -182,6 +182,7 @@ class _Table:
                 else None
             )
 
+        binary = all(each.success in (0.0, 1.0) for each in flat)
         answers = known and all(each.answer is not None for each in flat)
         samples = self._plan.samples
         success = average(
@@ -197,7 +198,12 @@ class _Table:
             "success": success if known else None,
             "reward": reward,
             f"avg@{samples}": success if self.judged else reward,
-            "pass@k": {str(k): estimate(passed(k), f"pass@{k}") for k in self._plan.ks} if known else None,
+            "pass@k": {
+                str(k): success if k == 1 and binary else estimate(passed(k), f"pass@{k}")
+                for k in self._plan.ks
+            }
+            if known
+            else None,
             "majority@k": {str(k): estimate(voted(k), f"majority@{k}") for k in self._plan.ks}
             if answers
             else None,
@@ -264,12 +270,12 @@ class _Table:
 
 
 def _strata(plan: EvaluationPlan, touched: Collection[int]) -> list[dict[str, Any]] | None:
-    """Earlier scores, tasks and played tasks of each stratum."""
+    """Expected scores, tasks and played tasks of each stratum."""
     if plan.order is None:
         return None
     totals, played = plan.order.totals(), plan.order.totals(sorted(touched))
     return [
-        {"earlier_score": label, "tasks": totals[stratum], "played": played[stratum]}
+        {"expected": label, "tasks": totals[stratum], "played": played[stratum]}
         for stratum, label in enumerate(plan.order.labels)
     ]
 

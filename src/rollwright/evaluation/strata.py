@@ -55,7 +55,7 @@ class TaskOrder:
     strata: tuple[int, ...]
     """The stratum of each, in the new order."""
     labels: tuple[str, ...]
-    """Of the strata: the scores in earlier evaluations."""
+    """Of the strata: the scores that are expected after the earlier evaluations."""
 
     def totals(self, chosen: Sequence[int] | None = None) -> dict[int, int]:
         """Tasks in each stratum, of all or of those at these places of the new order."""
@@ -106,13 +106,14 @@ def _divide(tasks: int, earlier: Mapping[int, EarlierResult], share: bool) -> li
     if unknown and len(unknown) < LEAST_TASKS:
         cut[len(cut) // 2] += unknown
         unknown = []
-    divided = [(_label(places, earlier), places) for places in cut if places]
+    divided = [(_label(places, earlier, share), places) for places in cut if places]
     return [*divided, (UNKNOWN, unknown)] if unknown else divided
 
 
-def _label(places: Sequence[int], earlier: Mapping[int, EarlierResult]) -> str:
-    scores = [earlier[place].score for place in places if place in earlier]
-    low, high = min(scores), max(scores)
+def _label(places: Sequence[int], earlier: Mapping[int, EarlierResult], share: bool) -> str:
+    known = [earlier[place] for place in places if place in earlier]
+    expected = [each.expected if share else each.score for each in known]
+    low, high = min(expected), max(expected)
     return f"{low:.2f}" if low == high else f"{low:.2f} – {high:.2f}"
 
 

@@ -12,13 +12,13 @@ from rollwright.agents.settings import AGENTS
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
 from rollwright.rollout.function import AgentFunction, AgentStrategy
-from rollwright.rollout.settings import (
-    ChainStrategyConfig,
+from rollwright.rollout.settings.agents import (
     CommandAgentConfig,
     FunctionAgentConfig,
     RemoteAgentConfig,
     TerminalAgentConfig,
 )
+from rollwright.rollout.settings.strategies import ChainStrategyConfig
 
 if TYPE_CHECKING:
     from rollwright.rollout.remote import RemoteBoard
