@@ -41,7 +41,7 @@ def compare_reports(
         )
     confidence = first["plan"]["confidence"]
 
-    weights: dict[Hashable, float] = {**_weights(first, second)}
+    weights = _weights(first, second)
 
     def compared(keys: list[tuple[str, str]]) -> dict[str, Any]:
         found = compare_paired(
@@ -77,7 +77,7 @@ def _scores(report: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     }
 
 
-def _weights(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+def _weights(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[Hashable, float]:
     """How many tasks each one stands for that has a result in both.
 
     Where tasks of a known difficulty were played first, a task of a stratum was played with the share of the stratum that has
