@@ -60,6 +60,7 @@ NOT_READ_HERE: dict[Key, str] = {
     ("TrainerSettings", "rank_timeout"): _RANKS,
     ("TrainerSettings", "shard_ranks"): _RANKS,
     ("RemoteAgentConfig", "lease_seconds"): _REMOTE,
+    ("RunConfig", "remote"): _REMOTE,
     ("RemoteConfig", "host"): _REMOTE,
     ("RemoteConfig", "port"): _REMOTE,
     ("RemoteConfig", "public_url"): _REMOTE,
