@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rollwright.config import RunConfig, TrainingConfig
 from rollwright.engines.base import Policy, Updatable
@@ -13,12 +13,13 @@ from rollwright.rollout.settings.strategies import TreeStrategyConfig
 from rollwright.run.build import SettingsTable
 from rollwright.run.folder import RunReader
 from rollwright.run.model_choice import cache_room
-from rollwright.training.advantages import Advantage, make_advantage
+from rollwright.training.advantages import Advantage, ValueBased, make_advantage
 from rollwright.training.settings import LOSSES
 from rollwright.trajectory import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
     from rollwright.training.ranks.leader import LeadingTrainer
+    from rollwright.training.service.remote_trainer import RemoteTrainer
     from rollwright.training.trainer import Trainer
 
 
@@ -69,7 +70,8 @@ def check(config: RunConfig) -> None:
     """Check the settings before anything is written or loaded; raises the first error."""
     training = training_of(config)
     check_ranks(training)
-    make_training_advantage(training)
+    check_served(training)
+    check_critic(training, make_training_advantage(training))
     if not LOSSES.is_built_in(training.loss.name):
         LOSSES.function(training.loss.name, **training.loss.options)
     model_name(config)
@@ -111,6 +113,46 @@ def check_ranks(training: TrainingConfig) -> None:
         )
 
 
+def check_served(training: TrainingConfig) -> None:
+    """Check that a trainer elsewhere is asked for nothing that only this process could do."""
+    if training.serve is None:
+        return
+    for key, is_set in (("processes", training.processes > 1), ("critic", training.critic is not None)):
+        if is_set:
+            raise ConfigError(
+                f"training.{key}: belongs to the trainer, which `training.serve` leaves elsewhere; leave it out"
+            )
+    if training.hand_over in ("tensors", "adapter"):
+        raise ConfigError(
+            "training.hand_over: a trainer elsewhere gives whole folders; accepted: auto, folder"
+        )
+
+
+def check_adapters(policy: Policy, training: TrainingConfig) -> None:
+    """Check that there are adapters to hand over, and that the policy takes them."""
+    if training.hand_over != "adapter":
+        return
+    if training.lora is None:
+        raise ConfigError("training.hand_over: `adapter` needs training.lora; `lora: {}` takes every default")
+    if not getattr(policy, "takes_adapters", False):
+        raise ConfigError(
+            f"training.hand_over: a {type(policy).__name__} takes no adapters; accepted: auto, or a policy of kind vllm or sglang"
+        )
+
+
+def check_critic(training: TrainingConfig, advantage: Advantage) -> None:
+    """Check that values are computed where they are used, and used where they are computed."""
+    uses, name = isinstance(advantage, ValueBased), training.advantage.name
+    if uses and training.critic is None:
+        raise ConfigError(
+            f"training.critic: is needed by the advantage `{name}`; `critic: {{}}` takes every default"
+        )
+    if training.critic is not None and not uses:
+        raise ConfigError(
+            f"training.critic: the advantage `{name}` uses no values; set training.advantage to gae, or leave the critic out"
+        )
+
+
 def _check_whole(source: RunReader) -> None:
     if steps := source.forgotten().steps:
         raise ConfigError(
@@ -146,6 +188,7 @@ def make_policy(config: RunConfig) -> Policy | None:
         return None
     policy = build_policy(config.policy, cache_room(config))
     updatable(policy, config.policy.kind)
+    check_adapters(policy, training_of(config))
     return policy
 
 
@@ -163,8 +206,17 @@ def make_training_advantage(training: TrainingConfig) -> Advantage:
     return make_advantage(training.advantage.name, **training.advantage.options)
 
 
-def make_trainer(config: RunConfig) -> "Trainer | LeadingTrainer":
-    """Load the base model and build its trainer, on all ranks; takes seconds to minutes."""
+AnyTrainer: TypeAlias = "Trainer | LeadingTrainer | RemoteTrainer"
+"""A trainer in this process, on several ranks, or elsewhere."""
+
+
+def make_trainer(config: RunConfig, run: Path) -> AnyTrainer:
+    """Load the base model and build its trainer, on all ranks; takes seconds to minutes. `run`: the run's folder."""
+    training = training_of(config)
+    if training.serve is not None:
+        from rollwright.training.service.remote_trainer import RemoteTrainer
+
+        return RemoteTrainer(model_name(config), training.serve, run, temperature=config.sampling.temperature)
     claim_threads()
     try:
         from rollwright.training.trainer import Trainer
@@ -172,7 +224,6 @@ def make_trainer(config: RunConfig) -> "Trainer | LeadingTrainer":
         raise ConfigError(f"training needs {error.name}; install rollwright[train]") from error
     from rollwright.models import load_model
 
-    training = training_of(config)
     total_updates = config.max_steps * training.updates_per_step
     if training.processes > 1:
         from rollwright.training.ranks.leader import LeadingTrainer, Setup

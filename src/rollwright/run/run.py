@@ -23,10 +23,12 @@ from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
 from rollwright.rollout.stream import rollout_ids
 from rollwright.rollout.worker import first_cause
 from rollwright.run.build import SettingsTable, build_curriculum
+from rollwright.run.build_agents import build_board
 from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import check_tags, probe_engine
 from rollwright.run.costs import CostBook
+from rollwright.run.evaluation_order import apply_order
 from rollwright.run.evaluation_stream import EvaluationStream
 from rollwright.run.folder import RunFolder
 from rollwright.run.gc_tuning import rare_collections
@@ -80,15 +82,24 @@ class Run:
             raise ConfigError("policy: worker processes build their own from the configuration")
         check_tags(config)
         self.config = config = record_fingerprints(config)
-        self.settings = SettingsTable(config)
+        self.board = build_board(config)
+        """Where remote programs take rollouts, wherever these are played; `None`: no tag is played by such."""
+        self.settings = SettingsTable(config, self.board)
         self.curriculum = build_curriculum(config)
         """Curriculum of the training stream; `None` without one."""
         for manager in managers_of(config):
             build_filters(manager)  # a wrong filter raises an error here, before anything is written
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.settings.use_policy(self.policy)
-        self.workers = RunWorkers(config, self.settings, self.policy, processes=processes, ray=ray)
-        self.costs = CostBook(config, folder, running=lambda: self.ledger.counts[Fate.RUNNING])
+        self.workers = RunWorkers(
+            config, self.settings, self.policy, board=self.board, processes=processes, ray=ray
+        )
+        self.costs = CostBook(
+            config,
+            folder,
+            running=lambda: self.ledger.counts[Fate.RUNNING],
+            capacity=lambda: self.workers.capacity,
+        )
         """What the run has spent; the gate of its budget."""
         self.capabilities: Capabilities | None = None
         """Capabilities of the engine; `None` before the start, and for a policy without an engine."""
@@ -261,6 +272,9 @@ class Run:
     ) -> RolloutScheduler:
         forgotten = self._forgotten if mode == "train" else None
         evaluation = self._evaluation if mode == VALIDATION else None
+        slot_tags = manager.slot_tags()
+        folder = self._folder.path if evaluation is not None and self._folder is not None else None
+        played = apply_order(slot_tags, self.settings.level_of(mode, slot_tags), folder)
         scheduler = RolloutScheduler(
             self.store,
             self.config,
@@ -272,7 +286,8 @@ class Run:
             forget=self._forget,
             delivered=delivered,
             tag_of=self.curriculum.tag if self.curriculum is not None and mode == "train" else str,
-            level_of=self.settings.level_of(mode, manager.slot_tags()),
+            level_of=played.level_of,
+            slot_tags=played.slot_tags,
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,

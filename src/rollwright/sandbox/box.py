@@ -150,6 +150,8 @@ class Feature(StrEnum):
     NETWORK = "network"
     """Reaches other hosts where its spec allows it."""
     MOUNTS = "mounts"
+    REMOTE = "remote"
+    """Its boxes take no memory and no cores of this machine."""
 
 
 class Snapshot(Protocol):
@@ -223,6 +225,15 @@ class AssignableBox(Protocol):
 
     async def assign(self, label: BoxLabel, gateway: str) -> None:
         """Gives the box its owner, and the ways out that its spec allows."""
+        ...
+
+
+@runtime_checkable
+class SwitchableBox(Protocol):
+    """A box whose network can be changed while it runs; otherwise like any `Box`."""
+
+    async def change_network(self, network: Network, allowed_hosts: tuple[str, ...] = ()) -> None:
+        """Closes the ways out that it has, and opens others; commands that run keep their environment variables."""
         ...
 
 

@@ -15,14 +15,14 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from rollwright.sandbox import cgroups
 from rollwright.sandbox.box import BoxError, BoxLabel, BoxSpec, CommandResult, Feature, Network
-from rollwright.sandbox.holder_client import HolderLine, HolderPool, own_process
+from rollwright.sandbox.holder_client import HolderCall, HolderLine, HolderPool, own_process
 from rollwright.sandbox.images import UnpackedImage, unpacked
 from rollwright.sandbox.leases import BoxRecord, boot_id, boxes_folder, new_box_id, state_folder
 from rollwright.sandbox.messages import (
@@ -33,7 +33,14 @@ from rollwright.sandbox.messages import (
     PutRequest,
     RunRequest,
 )
-from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay, proxy_variables
+from rollwright.sandbox.relay import (
+    GATEWAY_PORT,
+    PROXY_PORT,
+    ProxyRelay,
+    Relay,
+    close_relays,
+    proxy_variables,
+)
 from rollwright.sandbox.transfer import OutputPipe, read_archive, unpack_folder, write_archive
 
 _KILL_SECONDS = 5.0
@@ -186,21 +193,12 @@ class BubblewrapBox:
         stdin: bytes = b"",
         max_output: int = 1 << 20,
     ) -> CommandResult:
-        words = ("", command) if isinstance(command, str) else tuple(command)
-        if not words or not all(isinstance(each, str) and "\0" not in each for each in words):
-            raise BoxError("a command is a text or a list of words, without NUL characters")
-        request = RunRequest(
-            words,
-            {**self._image.environment, **self._environment, **self.spec.environment, **(environment or {})},
-            workdir or self.spec.workdir or self._image.workdir or "/",
-            user or self.spec.user or self._image.user or "0",
-        )
         began = time.monotonic()
         output, errors = OutputPipe(max_output), OutputPipe(max_output)
         files = [_input_file(stdin)]
         try:
             files += [await output.open(), await errors.open()]
-            call = await self._line.open_call(request, files)
+            call = await self.begin(command, files, user=user, environment=environment, workdir=workdir)
         except BaseException:
             output.close()
             errors.close()
@@ -227,6 +225,27 @@ class BubblewrapBox:
             errors.close()
         dropped = output.dropped + errors.dropped
         return CommandResult(done.exit_code, *texts, is_late, dropped, time.monotonic() - began)
+
+    async def begin(
+        self,
+        command: str | list[str],
+        files: Sequence[int],
+        *,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+    ) -> HolderCall:
+        """Starts a command whose input, output and errors are the given files, which the caller closes."""
+        words = ("", command) if isinstance(command, str) else tuple(command)
+        if not words or not all(isinstance(each, str) and "\0" not in each for each in words):
+            raise BoxError("a command is a text or a list of words, without NUL characters")
+        request = RunRequest(
+            words,
+            {**self._image.environment, **self._environment, **self.spec.environment, **(environment or {})},
+            workdir or self.spec.workdir or self._image.workdir or "/",
+            user or self.spec.user or self._image.user or "0",
+        )
+        return await self._line.open_call(request, files)
 
     async def put(self, source: bytes | Path, path: str) -> None:
         _check_path(path)
@@ -266,10 +285,14 @@ class BubblewrapBox:
         await asyncio.to_thread(self._line.relabel, label)
         await self.open_network()
 
+    async def change_network(self, network: Network, allowed_hosts: tuple[str, ...] = ()) -> None:
+        await close_relays(self._relays)
+        self.spec = self.spec.replace(network=network, allowed_hosts=allowed_hosts)
+        self._environment, self.gateway_url = {}, ""
+        await self.open_network()
+
     async def stop(self) -> None:
-        for relay in self._relays:
-            await relay.close()
-        self._relays.clear()
+        await close_relays(self._relays)
         await self._backend.holders.end(self._line)
         self._backend._inits.pop(self.id, None)
 

@@ -166,11 +166,18 @@ class LeadingTrainer:
         content = msgspec.msgpack.encode([(list(prompt), list(sampled)) for prompt, sampled in sequences])
         return self._call(lambda: self._made("logprobs", content, lambda: self._trainer.logprobs(sequences)))
 
+    def values(self, rows: Sequence[Row]) -> list[Floats]:
+        content = encode_rows(rows)
+        return self._call(lambda: self._made("values", content, lambda: self._trainer.values(rows)))
+
     def weights(self) -> Weights:
         return self._call(lambda: self._made("weights", b"", lambda: self._trainer.weights()))
 
     def export(self, folder: Path) -> Weights:
         return self._call(lambda: self._made("weights", b"", lambda: self._trainer.export(folder)))
+
+    def export_adapter(self, folder: Path) -> Weights:
+        return self._call(lambda: self._made("adapter", b"", lambda: self._trainer.export_adapter(folder)))
 
     def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
         self._call(lambda: self._made("save", b"", lambda: self._trainer.save(folder, extra)))
@@ -180,6 +187,9 @@ class LeadingTrainer:
         found = self._call(lambda: self._restore(folder))
         self._checkpoint, self._since = folder, []
         return found
+
+    def interrupt(self) -> None:
+        """Does nothing: a step ends by itself."""
 
     def close(self) -> None:
         """Ends the other ranks."""
