@@ -17,7 +17,6 @@ from verifiers.v1.harnesses.null.harness import NullHarness, NullHarnessConfig
 from verifiers.v1.harnesses.utils.launch import CHAT_PROGRAM_SOURCE
 from verifiers.v1.harnesses.utils.mcp import connect_mcp
 from verifiers.v1.runtimes import ProgramResult
-
 from verifiers_playing import PlayingServer
 
 __all__ = ["ChatHarness"]
@@ -25,7 +24,7 @@ __all__ = ["ChatHarness"]
 PROGRAM = types.ModuleType("verifiers_chat_program")
 """The program of the `null` harness, as verifiers starts it."""
 
-exec(compile(CHAT_PROGRAM_SOURCE, "verifiers_chat_program", "exec"), PROGRAM.__dict__)
+exec(compile(CHAT_PROGRAM_SOURCE, PROGRAM.__name__, "exec"), PROGRAM.__dict__)  # noqa: S102 - it is verifiers' own text, which exists in no file
 
 
 class ChatHarnessConfig(NullHarnessConfig):
@@ -68,7 +67,9 @@ class ChatHarness(NullHarness):
         tool_interception_url: str | None,
     ) -> None:
         pool = PlayingServer.current.pool
-        client = AsyncOpenAI(base_url=endpoint, api_key=secret, http_client=pool, timeout=httpx.Timeout(None, connect=5.0))
+        client = AsyncOpenAI(
+            base_url=endpoint, api_key=secret, http_client=pool, timeout=httpx.Timeout(None, connect=5.0)
+        )
         args = argparse.Namespace(
             base_url=endpoint,
             api_key=secret,

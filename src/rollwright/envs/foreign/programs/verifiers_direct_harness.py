@@ -18,7 +18,6 @@ from verifiers.v1.harnesses.utils.compaction import bound_tool_message
 from verifiers.v1.harnesses.utils.mcp import call_mcp
 from verifiers.v1.runtimes import ProgramResult
 from verifiers.v1.session import RolloutSession
-
 from verifiers_chat_harness import connect_tools, opening
 from verifiers_playing import PLAYING, PlayingServer, agent_name
 
@@ -130,9 +129,7 @@ async def _use_tools(messages: list[dict[str, Any]], dispatch: Any, servers: Any
         try:
             arguments = json.loads(call["function"]["arguments"] or "{}")
         except json.JSONDecodeError as error:
-            content: Any = (
-                f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
-            )
+            content: Any = f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
         else:
             if not isinstance(arguments, dict):
                 content = (

@@ -30,7 +30,6 @@ from verifiers.v1.utils.loaders import (
     load_environment,
     resolve_env_config,
 )
-
 from verifiers_playing import MODEL, PLAYING, Playing, PlayingServer
 
 DIRECT, CHAT = "verifiers_direct_harness", "verifiers_chat_harness"
@@ -119,7 +118,9 @@ def _load(options: dict[str, Any]) -> Any:
     """The environment of these options, on the way that they ask for and that it allows."""
     if options["path"]:
         sys.path.insert(0, options["path"])
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [options["path"], os.environ.get("PYTHONPATH")]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [options["path"], os.environ.get("PYTHONPATH")])
+        )
     try:
         data = _config(options, None)
         environment = load_environment(resolve_env_config(data))

@@ -32,7 +32,9 @@ class Playing:
 
     def client(self) -> EvalClientConfig:
         """The endpoint of the episode, as verifiers describes one."""
-        return EvalClientConfig(base_url=self.base_url or "http://run.invalid/v1", api_key_var="ROLLWRIGHT_KEY_OF_EPISODE")
+        return EvalClientConfig(
+            base_url=self.base_url or "http://run.invalid/v1", api_key_var="ROLLWRIGHT_KEY_OF_EPISODE"
+        )
 
 
 PLAYING: ContextVar[Playing] = ContextVar("PLAYING")
