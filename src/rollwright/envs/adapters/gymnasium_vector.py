@@ -9,6 +9,7 @@ It cannot be forked.
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -66,7 +67,10 @@ class GameVector:
     async def _run_batches(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting, []
-            results = await self._runner.run(lambda calls=[call for call, _ in batch]: self._step(calls))
+            try:
+                results = await self._runner.run(partial(self._step, [call for call, _ in batch]))
+            except Exception as error:  # noqa: BLE001 - the vector cannot be made, or its thread is given up
+                results = [(None, error)] * len(batch)
             for (_, done), (value, error) in zip(batch, results, strict=True):
                 if done.done():
                     continue

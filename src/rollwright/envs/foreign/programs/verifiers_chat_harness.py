@@ -10,7 +10,6 @@ import types
 from contextlib import AsyncExitStack
 from typing import Any
 
-import httpx
 from openai import AsyncOpenAI
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.null.harness import NullHarness, NullHarnessConfig
@@ -67,9 +66,7 @@ class ChatHarness(NullHarness):
         tool_interception_url: str | None,
     ) -> None:
         pool = PlayingServer.current.pool
-        client = AsyncOpenAI(
-            base_url=endpoint, api_key=secret, http_client=pool, timeout=httpx.Timeout(None, connect=5.0)
-        )
+        client = AsyncOpenAI(base_url=endpoint, api_key=secret, http_client=pool, timeout=None)
         args = argparse.Namespace(
             base_url=endpoint,
             api_key=secret,

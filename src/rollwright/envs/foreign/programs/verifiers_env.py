@@ -30,7 +30,7 @@ from verifiers.v1.utils.loaders import (
     load_environment,
     resolve_env_config,
 )
-from verifiers_playing import MODEL, PLAYING, Playing, PlayingServer
+from verifiers_playing import MODEL, PLAYING, PlayedEpisode, PlayingServer
 
 DIRECT, CHAT = "verifiers_direct_harness", "verifiers_chat_harness"
 """Harnesses of this folder, by the ids that verifiers loads them by."""
@@ -49,7 +49,7 @@ class EpisodeFailed(Exception):
     """verifiers reports an error, so there is no reward."""
 
 
-class Episodes:
+class TasksetEpisodes:
     """All episodes of one environment in this process."""
 
     def __init__(self, environment: Any, num_tasks: int | None) -> None:
@@ -74,7 +74,7 @@ class Episodes:
         return {"observation": task.data.prompt_text, "task": told}
 
     async def play(self, seed: int, base_url: str, api_key: str, ask: Any) -> dict[str, Any]:
-        playing = Playing(ask, base_url, api_key)
+        playing = PlayedEpisode(ask, base_url, api_key)
         PLAYING.set(playing)
         episode = await self._env.run_episode(self._task(seed), ModelContext(MODEL, playing.client()))
         if not episode.ok:
@@ -93,11 +93,11 @@ class Episodes:
         return self._tasks[seed % len(self._tasks)]
 
 
-async def make(**options: Any) -> Episodes:
+async def make(**options: Any) -> TasksetEpisodes:
     environment = _load(options)
     env_module.make_interception = _make_interception
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    episodes = Episodes(environment, options["num_tasks"])
+    episodes = TasksetEpisodes(environment, options["num_tasks"])
     await episodes.start()
     return episodes
 

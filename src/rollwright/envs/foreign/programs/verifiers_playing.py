@@ -22,7 +22,7 @@ AGENT_HEADER = "x-rollwright-agent"
 
 
 @dataclass(frozen=True)
-class Playing:
+class PlayedEpisode:
     """One episode."""
 
     ask: Callable[[Any], Awaitable[Any]]
@@ -37,14 +37,14 @@ class Playing:
         )
 
 
-PLAYING: ContextVar[Playing] = ContextVar("PLAYING")
+PLAYING: ContextVar[PlayedEpisode] = ContextVar("PLAYING")
 """The episode that the running code is part of; tasks inherit it."""
 
 
 class EpisodeClient(EvalClient):
     """The endpoint of one episode; verifiers' own client would open a pool of connections for each."""
 
-    def __init__(self, playing: Playing, agent: str, pool: httpx.AsyncClient) -> None:
+    def __init__(self, playing: PlayedEpisode, agent: str, pool: httpx.AsyncClient) -> None:
         self.base_url = playing.base_url
         self.api_key = playing.api_key
         self.headers: Mapping[str, str] = {AGENT_HEADER: agent}
