@@ -67,11 +67,7 @@ class GameVector:
     async def _run_batches(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting, []
-            try:
-                results = await self._runner.run(partial(self._step, [call for call, _ in batch]))
-            except Exception as error:  # noqa: BLE001 - the vector cannot be made, or its thread is given up
-                results = [(None, error)] * len(batch)
-            for (_, done), (value, error) in zip(batch, results, strict=True):
+            for (_, done), (value, error) in zip(batch, await self._results(batch), strict=True):
                 if done.done():
                     continue
                 if error is not None:
@@ -79,6 +75,12 @@ class GameVector:
                 else:
                     done.set_result(value)
         self._stepping = None
+
+    async def _results(self, batch: Sequence[tuple[_Call, Any]]) -> list[tuple[Any, BaseException | None]]:
+        try:
+            return await self._runner.run(partial(self._step, [call for call, _ in batch]))
+        except Exception as error:  # noqa: BLE001 - the vector cannot be made, or its thread is given up
+            return [(None, error)] * len(batch)
 
     def _step(self, calls: Sequence[_Call]) -> list[tuple[Any, BaseException | None]]:
         """In the thread: the vector is made by the first batch, because environments may keep thread-local state."""
@@ -124,7 +126,7 @@ class VectorGymnasium:
         """`key`: equal for environments that may share a vector. `template`: a game that describes itself."""
         self._key = key
         self._template = template
-        self._make = lambda: GameVector(make_env, make_game, num_envs)
+        self._make_vector = partial(GameVector, make_env, make_game, num_envs)
         self._vector: GameVector | None = None
         self._place = -1
 
@@ -176,7 +178,7 @@ class VectorGymnasium:
         shared = of_loop.setdefault(self._key, _Vectors())
         vector = next((each for each in shared.open if each.free and not each.given_up), None)
         if vector is None:
-            vector = self._make()
+            vector = self._make_vector()
             shared.open.append(vector)
         shared.users += 1
         self._vector, self._place = vector, vector.free.pop(0)
