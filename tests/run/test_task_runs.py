@@ -11,7 +11,7 @@ import pytest
 
 from rollwright.config import RunConfig, build, load
 from rollwright.errors import ConfigError
-from rollwright.rollout.groups import GroupBook, GroupRules
+from rollwright.rollout.groups import Draw, GroupBook, GroupRules
 from rollwright.run.build import SettingsTable
 from rollwright.run.checks import check_config
 from rollwright.run.folder import RunReader
@@ -85,7 +85,12 @@ def test_tags_with_tasks_and_environments_share_a_run(tmp_path: Path) -> None:
 def test_a_group_book_without_a_level_function_draws_levels_by_seed(tmp_path: Path) -> None:
     plain = GroupBook(GroupRules(1), ["A"], run_seed=1, mode="train", prefix="p")
     given = GroupBook(
-        GroupRules(1), ["A", "B"], run_seed=1, mode="train", prefix="p", level_of=lambda tag, index: index
+        GroupRules(1),
+        ["A", "B"],
+        run_seed=1,
+        mode="train",
+        prefix="p",
+        draw=lambda tag, index: Draw(tag, index, 1),
     )
     assert plain.open_group().enqueue[0][1].seed > 1000
     assert [given.open_group().enqueue[0][1].seed for _ in range(3)] == [0, 1, 2]
