@@ -47,7 +47,7 @@ MAY_KNOW = {
     "hardware": set(),
     "models": {"hardware"},
     "engines": {"trajectory", "models", "hardware"},
-    "simulation": {"trajectory", "envs", "engines"},
+    "simulation": {"trajectory", "envs", "engines", "sandbox"},
     "tools": {"trajectory", "engines", "sandbox"},
     "agents": {"trajectory", "envs", "engines", "sandbox", "tools"},
     "teams": {"trajectory", "envs", "engines", "simulation", "tools", "agents", "rollout"},

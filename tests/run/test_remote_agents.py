@@ -259,10 +259,10 @@ def test_a_repeated_report_is_answered_again_and_never_ends_the_next_attempt(tmp
 
 
 def test_waiting_for_a_program_counts_for_no_limit(tmp_path: Path) -> None:
-    limits = {"episode_timeout": 0.3, "max_attempts": 1, "max_refills": 1}
+    limits = {"episode_timeout": 3.0, "max_attempts": 1, "max_refills": 1}  # far longer than playing takes
 
     def program(url: str) -> None:
-        threading.Event().wait(1.0)
+        threading.Event().wait(3.5)
         RemoteRun(url).play(ask, concurrency=4)
 
     assert len(asyncio.run(play(content(tmp_path, limits=limits), program))) == 4
@@ -286,11 +286,6 @@ def test_a_key_is_needed_where_others_can_reach_the_run(
 
     assert len(asyncio.run(play(content(tmp_path), program))) == 4
     assert "the key is missing or wrong" in refused[0]
-
-
-def test_workers_in_other_processes_are_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="remote programs take their rollouts from the run's own process"):
-        Run(build(content(tmp_path)), processes=2)
 
 
 def test_a_program_without_a_run_says_so() -> None:

@@ -127,7 +127,7 @@ class AnthropicMessages:
             notes=passed_over(theirs),
         )
 
-    def present(self, message: Message) -> Message:
+    def present(self, asked: ModelRequest, message: Message) -> Message:
         """Tool input is an object in this API; other values are sent as text, so that nothing is lost."""
         readable = tuple(call for call in message.tool_calls if isinstance(_input(call), dict))
         if len(readable) == len(message.tool_calls):

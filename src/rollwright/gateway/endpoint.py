@@ -74,7 +74,7 @@ _encode = msgspec.json.Encoder().encode
 _log = logging.getLogger(__name__)
 
 
-class _Head(NamedTuple):
+class RequestHead(NamedTuple):
     """The headers that matter."""
 
     key: bytes | None
@@ -148,7 +148,7 @@ class GatewayApp:
         api = _APIS.get(tail) or _COUNTS.get(tail) or _PLAIN
         body = Body(receive, self._max_body, self._memory)
         try:
-            await self._route(scope["method"], path, _head(scope["headers"]), body, receive, send)
+            await self.route(scope, path, _head(scope["headers"]), body, receive, send)
         except HttpRefusal as refusal:
             message = " ".join(str(refusal).splitlines())
             last = body.unread or refusal.status == 401
@@ -160,19 +160,21 @@ class GatewayApp:
             words = "the gateway failed; its log says why"
             await _send_error(send, api, 500, "internal", words, last=body.unread)
 
-    async def _route(
-        self, method: str, path: tuple[str, ...], head: _Head, body: Body, receive: Receive, send: Send
+    async def route(
+        self, scope: Scope, path: tuple[str, ...], head: RequestHead, body: Body, receive: Receive, send: Send
     ) -> None:
+        """Serves one request; raises its refusal."""
+        method = scope["method"]
         match (method, *path):
             case ("GET", "health"):
-                await _send_json(send, {"status": "ok"})
+                await send_json(send, {"status": "ok"})
             case ("POST", "rollouts") if self._administration is not None:
                 await self._create(self._administration, head, body, receive, send)
             case ("POST", "rollouts", quoted, "end"):
                 await self._end(unquote(quoted), head, body, send)
             case ("POST", "rollouts", quoted, "heartbeat"):
                 self._registry.find(unquote(quoted), head.key).note_sign_of_life()
-                await _send_json(send, {"status": "ok"})
+                await send_json(send, {"status": "ok"})
             case ("GET", "rollouts", quoted, "trajectory"):
                 rollout = self._registry.find(unquote(quoted), head.key)
                 await _send(send, 200, b"application/octet-stream", rollout.session.trajectory.to_bytes())
@@ -180,7 +182,7 @@ class GatewayApp:
                 self._registry.find(unquote(quoted), head.key)
                 # A name may have slashes in it, as those of hubs have.
                 name = unquote("/".join(_tail(path)[1:]))[:LONGEST_MODEL]
-                await _send_json(send, _model(name) if name else _models())
+                await send_json(send, _model(name) if name else _models())
             case ("POST", "rollouts", quoted, *_):
                 rollout = self._registry.find(unquote(quoted), head.key)
                 await self._call_model(method, path, rollout, head, body, receive, send)
@@ -192,7 +194,7 @@ class GatewayApp:
         method: str,
         path: tuple[str, ...],
         rollout: RolloutRecorder,
-        head: _Head,
+        head: RequestHead,
         body: Body,
         receive: Receive,
         send: Send,
@@ -205,7 +207,8 @@ class GatewayApp:
             elif api is None:
                 raise _not_served(method, path)
             else:
-                named = await self._read(head, body, partial(_named, api, head))
+                read = partial(name_request, api, idempotency_key=head.idempotency_key)
+                named = await self.read(head, body, read)
                 await self._ask(rollout, api, named, head, receive, send)
         except HttpRefusal as refusal:
             if refusal.status in (400, 404, 422):
@@ -213,14 +216,14 @@ class GatewayApp:
             raise
 
     async def _count(
-        self, rollout: RolloutRecorder, api: ApiFormat, head: _Head, body: Body, send: Send
+        self, rollout: RolloutRecorder, api: ApiFormat, head: RequestHead, body: Body, send: Send
     ) -> None:
-        asked = await self._read(head, body, api.read_to_count)
-        _check_limits(asked)
+        asked = await self.read(head, body, api.read_to_count)
+        check_limits(asked)
         tokens = await asyncio.to_thread(rollout.count_tokens, asked, head.agent)
-        await _send_json(send, api.answer_count(tokens))
+        await send_json(send, api.answer_count(tokens))
 
-    async def _read(self, head: _Head, body: Body, decode: Callable[[bytes], Decoded]) -> Decoded:
+    async def read(self, head: RequestHead, body: Body, decode: Callable[[bytes], Decoded]) -> Decoded:
         """Parses the body of an authenticated client; the raw bytes are not kept."""
         if head.length > self._max_body:
             raise body.too_large()
@@ -228,51 +231,51 @@ class GatewayApp:
             return await self._decoder.decode(decode, await body.read(), json_values, MAX_MARKS)
 
     async def _create(
-        self, administration: Administration, head: _Head, body: Body, receive: Receive, send: Send
+        self, administration: Administration, head: RequestHead, body: Body, receive: Receive, send: Send
     ) -> None:
         administration.admit(None, head.key)
-        content = await self._read(head, body, bytes)
+        content = await self.read(head, body, bytes)
         claim_id = None if head.idempotency_key is None else head.idempotency_key.decode("latin-1")
         create = administration.create(head.key, content, claim_id)
         if not administration.polls:
-            await _send_json(send, await create)
+            await send_json(send, await create)
             return
         opening, gone = asyncio.ensure_future(create), asyncio.ensure_future(receive())
         try:
             await asyncio.wait({opening, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
                 raise Gone  # nobody is there who could play it
-            await _send_json(send, opening.result())
+            await send_json(send, opening.result())
         finally:
             opening.cancel()
             gone.cancel()
 
-    async def _end(self, rollout_id: str, head: _Head, body: Body, send: Send) -> None:
+    async def _end(self, rollout_id: str, head: RequestHead, body: Body, send: Send) -> None:
         if self._administration is not None:
             self._administration.admit(rollout_id, head.key)
-            request = await self._read(head, body, _end_request)
-            await _send_json(send, await self._administration.end(rollout_id, head.key, request))
+            request = await self.read(head, body, _end_request)
+            await send_json(send, await self._administration.end(rollout_id, head.key, request))
             return
         rollout = self._registry.find(rollout_id, head.key)
-        request = await self._read(head, body, _end_request)
+        request = await self.read(head, body, _end_request)
         if request.error is not None:
             raise HttpRefusal(400, "unsupported", "error: raise it in the agent function instead")
         rollout.given = Given(request.given_reward, request.success)
         await rollout.seal()
-        await _send_json(send, {"status": "sealed"})
+        await send_json(send, {"status": "sealed"})
 
     async def _ask(
         self,
         rollout: RolloutRecorder,
         api: ApiFormat,
-        named: "_Named",
-        head: _Head,
+        named: "NamedRequest",
+        head: RequestHead,
         receive: Receive,
         send: Send,
     ) -> None:
         asked = named.asked
-        _check_limits(asked)
-        _check_room(rollout, named, head.agent)
+        check_limits(asked)
+        check_room(rollout, named, head.agent)
         marked = head.marked or head.idempotency_key is not None
         call = rollout.call(api, asked, named.name, marked=marked, agent=head.agent)
         gone = asyncio.ensure_future(receive())
@@ -352,7 +355,7 @@ def _end_request(body: bytes) -> EndRequest:
     return request
 
 
-class _Named(NamedTuple):
+class NamedRequest(NamedTuple):
     """A parsed request with its digest and lengths; computed in a thread if the body is large."""
 
     asked: ModelRequest
@@ -364,12 +367,13 @@ class _Named(NamedTuple):
     """Characters of all texts; which of them are in the prompt depends on the model's chat template."""
 
 
-def _named(api: ApiFormat, head: _Head, body: bytes) -> _Named:
-    key = (head.idempotency_key or b"")[:_LONGEST_KEY]
+def name_request(api: ApiFormat, body: bytes, idempotency_key: bytes | None = None) -> NamedRequest:
+    """Parses a body."""
+    key = (idempotency_key or b"")[:_LONGEST_KEY]
     asked = api.read(body)
     tools = len(_encode(asked.tools)) if asked.tools else 0
     beside = tools + len(asked.instructions)
-    return _Named(
+    return NamedRequest(
         asked,
         blake2b(body, digest_size=16, key=key).digest(),
         shown=beside + sum([len(each.content) for each in asked.messages]),
@@ -377,7 +381,7 @@ def _named(api: ApiFormat, head: _Head, body: bytes) -> _Named:
     )
 
 
-def _check_limits(asked: ModelRequest) -> None:
+def check_limits(asked: ModelRequest) -> None:
     """Refuses requests above the limits."""
     stops = asked.wishes.stop
     for what, found, most in (
@@ -391,7 +395,7 @@ def _check_limits(asked: ModelRequest) -> None:
             raise HttpRefusal(413, "too_large", f"{what}: {found:,} are more than the {most:,} accepted")
 
 
-def _check_room(rollout: RolloutRecorder, named: _Named, agent: str) -> None:
+def check_room(rollout: RolloutRecorder, named: NamedRequest, agent: str) -> None:
     """Refuses a conversation that is too long by its characters alone: tokenizing it would delay other calls of its
     rollout."""
     room, count, length = rollout.session.sequence_length, len(named.asked.messages), named.length
@@ -420,7 +424,7 @@ def _not_served(method: str, path: tuple[str, ...]) -> HttpRefusal:
     )
 
 
-def _head(headers: list[tuple[bytes, bytes]]) -> _Head:
+def _head(headers: list[tuple[bytes, bytes]]) -> RequestHead:
     key, length, marked, idempotency_key, agent = None, 0, False, None, "agent"
     for name, value in headers:
         if name == b"authorization":
@@ -436,10 +440,10 @@ def _head(headers: list[tuple[bytes, bytes]]) -> _Head:
             idempotency_key = value.strip() or None
         elif name == b"x-rollwright-agent":
             agent = value.decode("latin-1").strip() or agent
-    return _Head(key, length, marked, idempotency_key, agent)
+    return RequestHead(key, length, marked, idempotency_key, agent)
 
 
-async def _send_json(send: Send, answer: Any) -> None:
+async def send_json(send: Send, answer: Any) -> None:
     await _send(send, 200, _JSON, _encode(answer))
 
 

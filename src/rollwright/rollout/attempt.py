@@ -240,9 +240,9 @@ class RolloutAttempt:
             worker=attempt.worker_id or "",
             lease_seconds=30.0 if config is None else config.lease_seconds,
         )
-        pool = self._context.boxes.get(AUTO if config is None else config.backend)
         if config is None:
-            return AttemptBoxes(pool, label)
+            return AttemptBoxes(self._context.boxes.get(AUTO), label)
+        pool = self._context.boxes.get(config.backend, config.options)
         return AttemptBoxes(pool, label, config.spec(), warm=config.warm)
 
     async def _play_once(self, assignment: Assignment) -> Trajectory:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,7 @@ from rollwright.config import (
     RunConfig,
 )
 from rollwright.engines.base import Policy, Sampling
-from rollwright.envs.base import Env, PromptTemplates, can_fork, open_for_inspection
+from rollwright.envs.base import Env, PlaysEpisodes, PromptTemplates, can_fork, open_for_inspection
 from rollwright.errors import ConfigError
 from rollwright.rollout.branching import make_branching
 from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
@@ -39,6 +39,9 @@ from rollwright.tasks.env import TaskEnv
 from rollwright.teams import Team
 from rollwright.teams.agent import apply_sampling_changes
 from rollwright.trajectory import MIN_TEMPERATURE
+
+if TYPE_CHECKING:
+    from rollwright.rollout.remote import RemoteBoard
 
 TASK_TOKENS = 1024
 """Tokens of one answer to a task, where the tag does not say: room to reason, as for the questions of reasoning-gym."""
@@ -71,7 +74,8 @@ def check_strategy(config: StrategyConfig, tag: str, make_env: Callable[[], Env]
 class SettingsTable:
     """How to play each tag of a run, in training and in validation. Wrong settings show when it is made."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, board: "RemoteBoard | None" = None) -> None:
+        """`board`: of a worker in another process than the run; by default, the run's own."""
         self._settings: dict[tuple[str, str], EpisodeSettings] = {}
         self._tools = ToolShelf()
         self._run_seed = config.seed
@@ -79,7 +83,7 @@ class SettingsTable:
         self._in_swarm = config.swarm is not None
         self._tasks = open_tag_tasks(config)
         self._rewards = TagRewards(config)
-        self.board = build_board(config)
+        self.board = board or build_board(config)
         """Offers rollouts to remote programs; `None`: no tag is played by such."""
         teams = build_teams(config, self._tools)
         for tag in config.tags:
@@ -88,7 +92,7 @@ class SettingsTable:
             train = replace(train, rewards=self._rewards.get(tag))
             if config.train_env_manager is not None and tag in config.train_env_manager.tags:
                 check_strategy(config.strategy, tag, partial(make_env, train))
-            single: Strategy = CHAIN
+            single: Strategy = CHAIN if isinstance(train.strategy, TreeStrategy) else train.strategy
             if (team := teams.get(tag)) is not None:
                 _check_sampling(config, tag, team, train.sampling)
                 train, single = replace(train, strategy=team), team.greedy()
@@ -248,8 +252,23 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
         env_config["max_steps"] = max_steps
     with open_for_inspection(partial(registry.make, env_type, env_config)) as env:
         own = env.prompts
+        plays_itself = isinstance(env, PlaysEpisodes)
     made = EnvParts(env_type, env_config, own, max_steps, spec.max_tokens_per_step, spec.step_timeout)
-    return _episode_settings(config, tag, custom, made)
+    settings = _episode_settings(config, tag, custom, made)
+    return replace(settings, strategy=_whole_episodes(config, tag)) if plays_itself else settings
+
+
+def _whole_episodes(config: RunConfig, tag: str) -> Strategy:
+    """For an environment that plays by itself."""
+    if tag in config.orchestras:
+        raise ConfigError(f"orchestras.{tag}: its environment plays whole episodes by itself; leave it out")
+    if isinstance(config.strategy, TreeStrategyConfig):
+        raise ConfigError(
+            f"strategy.kind: `{tag}` plays whole episodes by itself, along one path; got tree, accepted: chain"
+        )
+    from rollwright.rollout.whole_episode import WholeEpisodeStrategy
+
+    return WholeEpisodeStrategy()
 
 
 def _task_settings(config: RunConfig, tag: str, tasks: TagTasks) -> EpisodeSettings:
