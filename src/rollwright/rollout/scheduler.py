@@ -12,7 +12,7 @@ new groups, `_collect` follows the store's completion log and lets the `RolloutS
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -88,6 +88,7 @@ class RolloutScheduler:
         delivered: Collection[str] | None = None,
         draw: DrawFunction | None = None,
         observe: Callable[[Group], None] | None = None,
+        slot_tags: Sequence[str] | None = None,
         first: int = 0,
         forgotten: Ledger | None = None,
         keep_accounts: bool = False,
@@ -103,6 +104,7 @@ class RolloutScheduler:
             resources_id, forget: See `StreamRollouts`.
             delivered: Groups that were handed out before; given to resume a stream that is in the store already.
             draw, observe: See `GroupBook`.
+            slot_tags: Tags of the groups in turn; by default the manager's.
             first, forgotten, keep_accounts: See `GroupBook`; with a `first`, the store need not have the groups before it.
             hooks: Record what ends, and give results that are known without playing.
             gate, pace: Decide when groups are opened.
@@ -128,7 +130,7 @@ class RolloutScheduler:
         )
         self._book = GroupBook(
             rules,
-            manager.slot_tags(),
+            manager.slot_tags() if slot_tags is None else slot_tags,
             run_seed=config.seed,
             mode=mode,
             prefix=f"{config.name}.{stream or mode}",

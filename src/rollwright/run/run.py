@@ -31,6 +31,7 @@ from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import check_tags, probe_engine
 from rollwright.run.costs import CostBook
+from rollwright.run.evaluation_order import apply_order
 from rollwright.run.evaluation_stream import EvaluationStream
 from rollwright.run.folder import RunFolder
 from rollwright.run.gc_tuning import rare_collections
@@ -102,7 +103,12 @@ class Run:
         self.workers = RunWorkers(
             config, self.settings, self.policy, board=self.board, processes=processes, ray=ray
         )
-        self.costs = CostBook(config, folder, running=lambda: self.ledger.counts[Fate.RUNNING])
+        self.costs = CostBook(
+            config,
+            folder,
+            running=lambda: self.ledger.counts[Fate.RUNNING],
+            capacity=lambda: self.workers.capacity,
+        )
         """What the run has spent; the gate of its budget."""
         self.capabilities: Capabilities | None = None
         """Capabilities of the engine; `None` before the start, and for a policy without an engine."""
@@ -280,7 +286,9 @@ class Run:
         forgotten = self._forgotten if mode == "train" else None
         evaluation = self._evaluation if mode == VALIDATION else None
         draws = self.draws if mode == "train" else None
-        level_of = self.settings.level_of(mode, manager.slot_tags())
+        slot_tags = manager.slot_tags()
+        folder = self._folder.path if evaluation is not None and self._folder is not None else None
+        played = apply_order(slot_tags, self.settings.level_of(mode, slot_tags), folder)
         scheduler = RolloutScheduler(
             self.store,
             self.config,
@@ -291,8 +299,9 @@ class Run:
             resources_id=self.config.name,
             forget=self._forget,
             delivered=delivered,
-            draw=draws or draw_in_order(level_of, manager.group_size),
+            draw=draws or draw_in_order(played.level_of, manager.group_size),
             observe=None if draws is None else draws.observe,
+            slot_tags=played.slot_tags,
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,
