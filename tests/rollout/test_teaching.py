@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.rollout.draws import Outcome, RecordedDraws
+from rollwright.rollout.draws import GroupOutcome, RecordedDraws
 from rollwright.rollout.groups import Draw, Group
 from rollwright.rollout.settings import TaskSamplerConfig
 from rollwright.rollout.teaching import Teaching, members_to_differ
@@ -16,9 +16,9 @@ from rollwright.trajectory import Trajectory
 SIZE = 8
 
 
-def play(rate: float, members: int, chance: Random, tokens: int = 10) -> Outcome:
+def play(rate: float, members: int, chance: Random, tokens: int = 10) -> GroupOutcome:
     solved = sum(chance.random() < rate for _ in range(members))
-    return Outcome(solved / members, members, tokens * members)
+    return GroupOutcome(solved / members, members, tokens * members)
 
 
 def test_levels_in_the_band_are_drawn_again_by_how_much_they_teach() -> None:
@@ -40,7 +40,7 @@ def test_levels_in_the_band_are_drawn_again_by_how_much_they_teach() -> None:
 
 def test_a_level_is_not_in_two_groups_at_once_and_returns_without_an_outcome() -> None:
     sampler = Teaching(TaskSamplerConfig(explore=0.0), SIZE)
-    sampler.observe("A", 7, Outcome(0.5, SIZE, 80))
+    sampler.observe("A", 7, GroupOutcome(0.5, SIZE, 80))
     assert sampler.choose("A", Random(1)).level == 7
     assert sampler.choose("A", Random(2)).level is None
     assert sampler.choose("B", Random(2)).level is None, "another tag has levels of its own"
@@ -50,10 +50,10 @@ def test_a_level_is_not_in_two_groups_at_once_and_returns_without_an_outcome() -
 
 def test_a_level_that_is_learned_leaves_the_band() -> None:
     sampler = Teaching(TaskSamplerConfig(explore=0.0), SIZE)
-    sampler.observe("A", 7, Outcome(0.5, SIZE, 80))
+    sampler.observe("A", 7, GroupOutcome(0.5, SIZE, 80))
     for visit in range(3):
         assert sampler.choose("A", Random(visit)).level == 7, visit
-        sampler.observe("A", 7, Outcome(1.0, SIZE, 80))
+        sampler.observe("A", 7, GroupOutcome(1.0, SIZE, 80))
         if not sampler.figures()["levels_in_band"]:
             break
     assert sampler.choose("A", Random(9)).level is None

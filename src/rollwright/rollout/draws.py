@@ -18,7 +18,7 @@ from rollwright.rollout.groups import Draw, Group
 Row = Mapping[str, Any]
 
 
-class Outcome(NamedTuple):
+class GroupOutcome(NamedTuple):
     """What the members of a group achieved."""
 
     solved: float
@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
     """Sampled by all of them."""
 
     @classmethod
-    def of(cls, group: Group) -> "Outcome | None":
+    def of(cls, group: Group) -> "GroupOutcome | None":
         """`None` if no member has finished."""
         members = group.trajectories
         if not members:
@@ -58,7 +58,7 @@ class TaskSampler(Protocol):
         """The next group of `tag`; `chance` is a generator of its own for each group."""
         ...
 
-    def observe(self, tag: str, level: int, outcome: Outcome) -> None:
+    def observe(self, tag: str, level: int, outcome: GroupOutcome) -> None:
         """A group that played `level` has this outcome."""
         ...
 
@@ -108,7 +108,7 @@ class RecordedDraws:
         self._in_order: dict[str, int] = {}
         """How many groups of each slot's tag have taken the next level in its order."""
         self._observed: set[int] = set()
-        self._waiting: dict[int, tuple[Draw, Outcome | None]] = {}
+        self._waiting: dict[int, tuple[Draw, GroupOutcome | None]] = {}
         """Outcomes since the last batch."""
 
     def __call__(self, slot_tag: str, index: int) -> Draw:
@@ -143,7 +143,7 @@ class RecordedDraws:
         if self._sampler is None:
             self._drawn.pop(group.index, None)
         elif draw is not None and group.index not in self._observed:
-            self._waiting.setdefault(group.index, (draw, Outcome.of(group)))
+            self._waiting.setdefault(group.index, (draw, GroupOutcome.of(group)))
 
     def end_batch(self) -> None:
         """Lets the sampler learn from the groups that were observed since the last batch."""
@@ -163,7 +163,9 @@ class RecordedDraws:
             if "slot" in row:
                 self._repeat(row)
             elif index in self._drawn:
-                outcome = Outcome(row["solved"], row["members"], row["tokens"]) if "solved" in row else None
+                outcome = (
+                    GroupOutcome(row["solved"], row["members"], row["tokens"]) if "solved" in row else None
+                )
                 self._learn(index, self._drawn[index], outcome)
 
     def knows(self, index: int) -> bool:
@@ -185,7 +187,7 @@ class RecordedDraws:
             self._in_order[row["slot"]] = self._in_order.get(row["slot"], 0) + 1
         self._drawn[row["group"]] = draw
 
-    def _learn(self, index: int, draw: Draw, outcome: Outcome | None) -> None:
+    def _learn(self, index: int, draw: Draw, outcome: GroupOutcome | None) -> None:
         self._observed.add(index)
         if self._sampler is None:
             return

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import ceil, log
 from random import Random
 
-from rollwright.rollout.draws import Choice, Outcome
+from rollwright.rollout.draws import Choice, GroupOutcome
 from rollwright.rollout.settings import TaskSamplerConfig
 
 KEPT = 0.5
@@ -47,7 +47,7 @@ class Estimate:
         """Solve rate, half a solved and half an unsolved episode added: it is never 0 or 1."""
         return (self.solved + 0.5) / (self.seen + 1.0)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: GroupOutcome) -> None:
         self.solved = self.solved * KEPT + outcome.solved * outcome.members
         self.seen = self.seen * KEPT + outcome.members
         self.tokens = outcome.tokens / outcome.members
@@ -111,7 +111,7 @@ class Teaching:
                 return level
         return None
 
-    def observe(self, tag: str, level: int, outcome: Outcome) -> None:
+    def observe(self, tag: str, level: int, outcome: GroupOutcome) -> None:
         known = self._tags.setdefault(tag, TagEstimates())
         estimate = known.levels.pop(level, None) or Estimate()
         estimate.add(outcome)
