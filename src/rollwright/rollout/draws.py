@@ -40,7 +40,7 @@ class GroupOutcome(NamedTuple):
         return cls(sum(shares) / len(members), len(members), sum(each.sampled_tokens for each in members))
 
 
-class Choice(NamedTuple):
+class TaskChoice(NamedTuple):
     """What a task sampler wants the next group of a tag to play."""
 
     level: int | None = None
@@ -54,7 +54,7 @@ class TaskSampler(Protocol):
 
     Its state may depend on the calls of `choose`, `observe` and `release` alone: a resumed run repeats them in their order."""
 
-    def choose(self, tag: str, chance: Random) -> Choice:
+    def choose(self, tag: str, chance: Random) -> TaskChoice:
         """The next group of `tag`; `chance` is a generator of its own for each group."""
         ...
 
@@ -125,9 +125,9 @@ class RecordedDraws:
             self._write({"group": index, "slot": slot_tag, **draw._asdict(), "in_order": in_order})
         return draw
 
-    def _choose(self, tag: str, index: int) -> Choice:
+    def _choose(self, tag: str, index: int) -> TaskChoice:
         if self._sampler is None:
-            return Choice()
+            return TaskChoice()
         return self._sampler.choose(tag, rng.generator("task sampler", self._run_seed, index))
 
     def _next_level(self, slot_tag: str, index: int) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import ceil, log
 from random import Random
 
-from rollwright.rollout.draws import Choice, GroupOutcome
+from rollwright.rollout.draws import TaskChoice, GroupOutcome
 from rollwright.rollout.settings import TaskSamplerConfig
 
 KEPT = 0.5
@@ -93,14 +93,14 @@ class Teaching:
         self._tags: dict[str, TagEstimates] = {}
         self._drawn = self._again = 0
 
-    def choose(self, tag: str, chance: Random) -> Choice:
+    def choose(self, tag: str, chance: Random) -> TaskChoice:
         known = self._tags.setdefault(tag, TagEstimates())
         level = None if chance.random() < self._settings.explore else self._draw(known, chance)
         self._drawn += 1
         if level is not None:
             self._again += 1
             known.take(level)
-        return Choice(level, self._members(known, level))
+        return TaskChoice(level, self._members(known, level))
 
     def _draw(self, known: TagEstimates, chance: Random) -> int | None:
         """A level of the band with a probability proportional to p(1-p), by rejection."""
