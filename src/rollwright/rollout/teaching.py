@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import ceil, log
 from random import Random
 
-from rollwright.rollout.draws import TaskChoice, GroupOutcome
+from rollwright.rollout.draws import GroupOutcome, TaskChoice
 from rollwright.rollout.settings import TaskSamplerConfig
 
 KEPT = 0.5
