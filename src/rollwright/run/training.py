@@ -315,6 +315,8 @@ class TrainingRun:
         row = {**self._row("train", step, seconds, batch), "own": len(own), "tokens": tokens}
         if self.local is not None and self.local.curriculum is not None:
             row["curriculum"] = self.local.curriculum.state()
+        if self.local is not None and self.local.draws is not None and (shown := self.local.draws.figures()):
+            row["task_sampler"] = dict(shown)
         self.folder.add_metrics(row)
         self.state.record.append(row)
         self.state.bias.add_trained(*trained_in(row))
