@@ -54,7 +54,7 @@ class BubblewrapBackend:
     """Starts boxes with bubblewrap. Belongs to one event loop."""
 
     name = "bubblewrap"
-    features = frozenset(Feature)
+    features = frozenset(Feature) - {Feature.REMOTE}
 
     def __init__(self, *, state: str = "") -> None:
         """`state`: folder of boxes and images; empty: the user's."""
