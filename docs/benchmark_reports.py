@@ -59,8 +59,9 @@ itself; the modules of `rollwright run`; torch; transformers and the policy; the
 token. Before a cold start the kernel drops what it keeps of files; a warm one follows another. Medians.
 `rollwright doctor --startup bench/results/startup.json` compares a start on your machine with these."""
 
-BOXES = """What a box costs: start, run, fork, stop and eight at once, beside a bare `bwrap` over an overlay that is mounted for
-it, in turns in the same run; then 64 boxes at once. Medians on the clock: other work on the machine shows."""
+BOXES = """What a box costs on every backend that runs here: start, run, fork, stop and eight at once, beside a bare `bwrap` over an
+overlay that is mounted for it and a bare `podman run`, in turns in the same run; then 64 boxes at once. Times on the clock: other
+work on the machine shows. `overhead` is a start less the bare arm of the same round."""
 
 CLI_STARTUP = """How much processor time one answer of the command line takes, user and system together, each a process of its own:
 help, a list, a look at a small run, and wrong settings, which are told before anything else is loaded. Beside it a bare
@@ -358,13 +359,19 @@ def _startup(figures: Figures) -> list[str]:
 
 
 def _boxes(figures: Figures) -> list[str]:
-    rows = [(name, f"{value:.0f}") for name, value in figures["milliseconds"].items()]
+    rows = [
+        (backend, name, f"{each['median']:.0f}", f"{each['lower quartile']:.0f}")
+        for backend, taken in figures["milliseconds"].items()
+        for name, each in taken.items()
+    ]
     many = (
         f"{figures['boxes_at_once']} boxes at once: {figures['memory_of_each_mb']} MB in each, "
-        f"{figures['memory_taken_from_the_machine_for_each_mb']} MB of the machine for each; the longest wait for a "
-        f"command was {figures['longest_wait_for_a_command_s']} s."
+        f"{figures['memory_taken_from_the_machine_for_each_mb']} MB of the machine for each; a command waited "
+        f"{figures['median_wait_for_a_command_s']} s in the median and {figures['longest_wait_for_a_command_s']} s at most. "
+        f"The load of the machine was {figures['load_of_the_machine']}, on {figures['cores']} cores."
     )
-    return [table(("what", "ms"), rows), "", many]
+    missing = [f"`{name}` did not run there: {why}" for name, why in figures["does_not_run_here"].items()]
+    return [table(("backend", "what", "median, ms", "lower quartile, ms"), rows), "", many, *missing]
 
 
 def _cli_startup(figures: Figures) -> list[str]:

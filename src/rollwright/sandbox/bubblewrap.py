@@ -63,6 +63,8 @@ class BubblewrapBackend:
         self._inits: dict[str, int] = {}
         """First process of each box that was started here, by the box's id."""
         self._host: UnpackedImage | None = None
+        self.left_open: set[OutputPipe] = set()
+        """Output of programs that commands have left in the background."""
 
     async def find_obstacle(self) -> str:
         if sys.platform != "linux":
@@ -149,6 +151,8 @@ class BubblewrapBackend:
 
     async def aclose(self) -> None:
         await self.holders.close()
+        for each in list(self.left_open):
+            each.abandon()
 
 
 class BubblewrapSnapshot:
@@ -226,6 +230,8 @@ class BubblewrapBox:
                 async with asyncio.timeout(_KILL_SECONDS):
                     done, _ = await call.result()
             texts = await asyncio.gather(output.finish(), errors.finish())
+            for pipe in (output, errors):
+                pipe.leave_to(self._backend.left_open)
         except TimeoutError:
             raise BoxError("a command could not be killed") from None
         finally:

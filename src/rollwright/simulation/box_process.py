@@ -111,6 +111,9 @@ class BoxProcess:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while self._output.full():
+            self._output.get_nowait()
+        self._output.put_nowait(None)
 
     async def _read(self, number: int, reader: asyncio.StreamReader) -> None:
         while block := await reader.read(_BLOCK):
