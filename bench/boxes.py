@@ -18,10 +18,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import psutil
 
 from results_file import write_results
 from rollwright.sandbox import cgroups
@@ -29,7 +31,7 @@ from rollwright.sandbox.backends import check_backend, make_backend
 from rollwright.sandbox.box import Box, BoxBackend, BoxLabel, BoxSpec, Feature
 from rollwright.sandbox.building import add_folder, engine_environment, offer_image
 from rollwright.sandbox.images import host_image
-from rollwright.sandbox.leases import STATE_VARIABLE
+from rollwright.sandbox.leases import STATE_VARIABLE, list_records
 from rollwright.simulation.e2b_server import SimulatedE2B
 from rollwright.simulation.kubernetes_server import SimulatedCluster
 
@@ -213,7 +215,6 @@ async def measure(folder: Path) -> dict[str, Any]:
 
 async def measure_many(backend: BoxBackend) -> dict[str, Any]:
     """64 boxes at once, each with a program of its own."""
-    before = available()
     boxes = await asyncio.gather(*(backend.start(BoxSpec(memory_mb=256), LABEL) for _ in range(MANY)))
 
     async def run(box: Box) -> float:
@@ -224,21 +225,24 @@ async def measure_many(backend: BoxBackend) -> dict[str, Any]:
 
     waits = await asyncio.gather(*map(run, boxes))
     inside = [cgroups.memory_used(cgroups.group_folders(box.id)) for box in boxes]
-    taken = (before - available()) / MANY
+    outside = [pss_of(record.holder) for record in list_records(Path(os.environ[STATE_VARIABLE]))]
     return {
         "boxes_at_once": MANY,
         "memory_of_each_mb": round(statistics.mean(inside) / (1 << 20), 2),
-        "memory_taken_from_the_machine_for_each_mb": round(taken / (1 << 20), 2),
+        "memory_of_its_processes_with_the_holder_mb": round(statistics.mean(outside) / (1 << 20), 2),
         "median_wait_for_a_command_s": round(statistics.median(waits), 2),
         "longest_wait_for_a_command_s": round(max(waits), 2),
     }
 
 
-def available() -> int:
-    line = next(
-        each for each in Path("/proc/meminfo").read_text().splitlines() if each.startswith("MemAvailable")
-    )
-    return int(line.split()[1]) * 1024
+def pss_of(holder: int) -> int:
+    """Bytes of a holder and everything it has started, pages that processes share counted once."""
+    total = 0
+    process = psutil.Process(holder)
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):
+            total += each.memory_full_info().pss
+    return total
 
 
 def main() -> None:

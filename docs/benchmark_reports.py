@@ -366,7 +366,7 @@ def _boxes(figures: Figures) -> list[str]:
     ]
     many = (
         f"{figures['boxes_at_once']} boxes at once: {figures['memory_of_each_mb']} MB in each, "
-        f"{figures['memory_taken_from_the_machine_for_each_mb']} MB of the machine for each; a command waited "
+        f"{figures['memory_of_its_processes_with_the_holder_mb']} MB with the process that guards it; a command waited "
         f"{figures['median_wait_for_a_command_s']} s in the median and {figures['longest_wait_for_a_command_s']} s at most. "
         f"The load of the machine was {figures['load_of_the_machine']}, on {figures['cores']} cores."
     )
