@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol, TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 
@@ -20,6 +20,16 @@ from rollwright.engines.base import LONGEST_TOKEN
 from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.chat_completions import ChatCompletions
+from rollwright.gateway.gemini import (
+    COUNT,
+    GENERATE,
+    STREAM,
+    GeminiContents,
+    is_gemini_version,
+    model_card,
+    model_cards,
+    read_address,
+)
 from rollwright.gateway.legacy_completions import LegacyCompletions
 from rollwright.gateway.recorder import PASSING, Given, RolloutRecorder, error_of, refusal_of
 from rollwright.gateway.registry import RolloutRegistry
@@ -144,11 +154,13 @@ class GatewayApp:
         if scope["type"] != "http":
             return
         path = tuple(scope["raw_path"].decode("latin-1").split("/")[1:])
-        tail = _tail(path)
-        api = _APIS.get(tail) or _COUNTS.get(tail) or _PLAIN
+        query = scope.get("query_string", b"")
+        served = _find_served(_tail(path), query)
+        api = _PLAIN if served is None else served.api
         body = Body(receive, self._max_body, self._memory)
         try:
-            await self._route(scope["method"], path, _head(scope["headers"]), body, receive, send)
+            head = _head(scope["headers"], query)
+            await self._route(scope["method"], path, head, served, body, receive, send)
         except HttpRefusal as refusal:
             message = " ".join(str(refusal).splitlines())
             last = body.unread or refusal.status == 401
@@ -161,7 +173,14 @@ class GatewayApp:
             await _send_error(send, api, 500, "internal", words, last=body.unread)
 
     async def _route(
-        self, method: str, path: tuple[str, ...], head: _Head, body: Body, receive: Receive, send: Send
+        self,
+        method: str,
+        path: tuple[str, ...],
+        head: _Head,
+        served: "_Served | None",
+        body: Body,
+        receive: Receive,
+        send: Send,
     ) -> None:
         match (method, *path):
             case ("GET", "health"):
@@ -180,37 +199,37 @@ class GatewayApp:
                 self._registry.find(unquote(quoted), head.key)
                 # A name may have slashes in it, as those of hubs have.
                 name = unquote("/".join(_tail(path)[1:]))[:LONGEST_MODEL]
-                await _send_json(send, _model(name) if name else _models())
+                if is_gemini_version(path[2]):
+                    await _send_json(send, model_card(name) if name else model_cards(["policy"]))
+                else:
+                    await _send_json(send, _model(name) if name else _models())
             case ("POST", "rollouts", quoted, *_):
                 rollout = self._registry.find(unquote(quoted), head.key)
-                await self._call_model(method, path, rollout, head, body, receive, send)
+                try:
+                    if served is None:
+                        raise _not_served(method, path)
+                    await self._call_model(rollout, served, head, body, receive, send)
+                except HttpRefusal as refusal:
+                    if refusal.status in (400, 404, 422):
+                        rollout.note_refusal(refusal)
+                    raise
             case _:
                 raise _not_served(method, path)
 
     async def _call_model(
         self,
-        method: str,
-        path: tuple[str, ...],
         rollout: RolloutRecorder,
+        served: "_Served",
         head: _Head,
         body: Body,
         receive: Receive,
         send: Send,
     ) -> None:
-        tail = _tail(path)
-        api = _APIS.get(tail)
-        try:
-            if (counting := _COUNTS.get(tail)) is not None:
-                await self._count(rollout, counting, head, body, send)
-            elif api is None:
-                raise _not_served(method, path)
-            else:
-                named = await self._read(head, body, partial(_named, api, head))
-                await self._ask(rollout, api, named, head, receive, send)
-        except HttpRefusal as refusal:
-            if refusal.status in (400, 404, 422):
-                rollout.note_refusal(refusal)
-            raise
+        if served.counts:
+            await self._count(rollout, served.api, head, body, send)
+        else:
+            named = await self._read(head, body, partial(_named, served.api, head))
+            await self._ask(rollout, served.api, named, head, receive, send)
 
     async def _count(
         self, rollout: RolloutRecorder, api: ApiFormat, head: _Head, body: Body, send: Send
@@ -406,27 +425,49 @@ def _check_room(rollout: RolloutRecorder, named: _Named, agent: str) -> None:
 
 
 def _tail(path: tuple[str, ...]) -> tuple[str, ...]:
-    """The path after `/rollouts/ID/v1`. Some SDKs add another `v1`, so any number of them is accepted."""
+    """The path after `/rollouts/ID/v1`. Some SDKs add another `v1`, so any number of versions is accepted."""
     tail = path[2:]
-    while tail and tail[0] == "v1":
+    while tail and (tail[0] == "v1" or is_gemini_version(tail[0])):
         tail = tail[1:]
     return tail
 
 
+class _Served(NamedTuple):
+    """What an address offers."""
+
+    api: ApiFormat
+    counts: bool
+    """Whether it tells how many tokens a request would have, instead of answering it."""
+
+
+def _find_served(tail: tuple[str, ...], query: bytes) -> _Served | None:
+    if (api := _APIS.get(tail)) is not None:
+        return _Served(api, False)
+    if (api := _COUNTS.get(tail)) is not None:
+        return _Served(api, True)
+    if (address := read_address(tail)) is None:
+        return None
+    model, method = address
+    events = b"alt=sse" in query.split(b"&")
+    streams = method == STREAM
+    return _Served(GeminiContents(model, streams and events, streams and not events), method == COUNT)
+
+
 def _not_served(method: str, path: tuple[str, ...]) -> HttpRefusal:
     known = ", ".join("/".join(("v1", *tail)) for tail in (*_APIS, *_COUNTS))
+    known += f", v1beta/models/MODEL:{GENERATE}"
     return HttpRefusal(
         404, "not_served", f"{method} {'/'.join(('', *path))[:80]} is not served; a rollout's are: {known}"
     )
 
 
-def _head(headers: list[tuple[bytes, bytes]]) -> _Head:
-    key, length, marked, idempotency_key, agent = None, 0, False, None, "agent"
+def _head(headers: list[tuple[bytes, bytes]], query: bytes) -> _Head:
+    key, length, marked, idempotency_key, agent = _query_key(query), 0, False, None, "agent"
     for name, value in headers:
         if name == b"authorization":
             scheme, _, given = value.partition(b" ")
             key = given.strip() if scheme.lower() == b"bearer" else key
-        elif name == b"x-api-key":
+        elif name in (b"x-api-key", b"x-goog-api-key"):
             key = value.strip()
         elif name == b"content-length":
             length = int(value)
@@ -437,6 +478,12 @@ def _head(headers: list[tuple[bytes, bytes]]) -> _Head:
         elif name == b"x-rollwright-agent":
             agent = value.decode("latin-1").strip() or agent
     return _Head(key, length, marked, idempotency_key, agent)
+
+
+def _query_key(query: bytes) -> bytes | None:
+    """The key in an address, where some clients of Gemini's API put it."""
+    given = next((each[4:] for each in query.split(b"&") if each.startswith(b"key=")), b"")
+    return unquote_to_bytes(given) or None
 
 
 async def _send_json(send: Send, answer: Any) -> None:

@@ -61,6 +61,10 @@ class AgentSession(Session):
             self._access = self.gateway.open(self.recorder)
         return self._access
 
+    def rejoin_gateway(self) -> None:
+        """After `leave_gateway`: the next caller that asks gets a new key, for the next part of the same episode."""
+        self._access = self.recorder = None
+
     async def leave_gateway(self) -> None:
         """Late calls are refused from now on."""
         if self.gateway is not None and self.recorder is not None:

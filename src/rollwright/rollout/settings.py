@@ -32,6 +32,21 @@ BRANCH_POLICIES: Registry[Any] = Registry(
     key="strategy.branch",
 )
 
+CLI_AGENTS: Registry[Any] = Registry(
+    "cli_agents",
+    "agent cli",
+    {
+        "claude-code": "rollwright.rollout.cli_agents.recipes:CLAUDE_CODE",
+        "codex": "rollwright.rollout.cli_agents.recipes:CODEX",
+        "gemini-cli": "rollwright.rollout.cli_agents.recipes:GEMINI_CLI",
+        "mini-swe-agent": "rollwright.rollout.cli_agents.recipes:MINI_SWE_AGENT",
+        "opencode": "rollwright.rollout.cli_agents.recipes:OPENCODE",
+        "qwen-code": "rollwright.rollout.cli_agents.recipes:QWEN_CODE",
+    },
+    protocol="rollwright.rollout.cli_agents.recipe:CliRecipe",
+    key="custom_envs.TAG.agent.cli",
+)
+
 CURRICULA: Registry[Any] = Registry(
     "curricula",
     "curriculum",
@@ -209,6 +224,37 @@ class TerminalAgentConfig(Settings):
     """System prompt. Unset: one that explains the format."""
 
 
+class CliAgentConfig(Settings):
+    """An agent on the command line, such as Claude Code: installed once, and run in the attempt's box for each rollout. See
+    [agents on the command line](cli_agents.md)."""
+
+    kind: Literal["cli"] = "cli"
+    """Chooses this agent."""
+    cli: str
+    """`claude-code`, `codex`, `gemini-cli`, `mini-swe-agent`, `opencode`, `qwen-code`, or a recipe of your own as
+    `module:name`."""
+    timeout: PositiveFloat | None = None
+    """Seconds after which it is killed, which is a failure. Unset: the task's own limit, else 1800."""
+    output_kb: PositiveInt = 64
+    """How much of the end of its output is kept."""
+    network: Literal["gateway", "box"] = "gateway"
+    """What it may reach: the model alone, or also what the box or the task allows."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments behind those of the recipe."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables."""
+    prompt: str | None = None
+    """How a task is told, with its fields in braces: `{instruction}`. Unset: its instruction alone."""
+
+
+class SolutionAgentConfig(Settings):
+    """No agent: `oracle` runs the task's own solution, `nop` does nothing. For environments with boxes, as a check of their
+    tasks. The name alone in place of the section does the same."""
+
+    kind: Literal["oracle", "nop"]
+    """Chooses one of them."""
+
+
 class RemoteAgentConfig(Settings):
     """Programs anywhere that take the tasks from the run by HTTP. `remote` in place of the section does the same."""
 
@@ -230,7 +276,12 @@ class RemoteConfig(Settings):
 
 
 AgentChoice = Annotated[
-    FunctionAgentConfig | CommandAgentConfig | RemoteAgentConfig | TerminalAgentConfig,
+    FunctionAgentConfig
+    | CommandAgentConfig
+    | RemoteAgentConfig
+    | TerminalAgentConfig
+    | CliAgentConfig
+    | SolutionAgentConfig,
     Field(discriminator="kind"),
 ]
 
@@ -269,8 +320,9 @@ class CustomEnvConfig(Settings):
     box: BoxConfig | None = None
     """The box of each attempt, for tools, rewards and agents. Unset: none."""
     agent: AgentChoice | None = None
-    """Plays the rows of `tasks`: a function of one's own as `module:function`, a command, or `remote` programs. Unset: the
-    chat agent."""
+    """Plays the rows of `tasks`, or an environment that gives it a box, such as `harbor:PATH`: a function of one's own as
+    `module:function`, a command, `{cli: claude-code}`, `terminal`, `remote` programs, `oracle` or `nop`. Unset: the chat
+    agent."""
     rewards: RewardList = ()
     """Rewards that judge an episode when it ends; their weighted sum is added to what the environment gave. A text alone is a
     kind, or `module:function`. Needed with `tasks`; with an `agent`, unset means the number that it returns."""
@@ -280,23 +332,24 @@ class CustomEnvConfig(Settings):
     @field_validator("agent", mode="before")
     @classmethod
     def _choose_agent(cls, value: Any) -> Any:
-        if value in ("remote", "terminal"):
+        if value in ("remote", "terminal", "oracle", "nop"):
             return {"kind": value}
         if isinstance(value, str):
             return {"kind": "function", "function": value}
         if isinstance(value, dict) and "kind" not in value:
-            return {"kind": "command" if "command" in value else "function", **value}
+            named = next((kind for kind in ("command", "cli") if kind in value), "function")
+            return {"kind": named, **value}
         return value
 
     @property
     def names_files(self) -> bool:
         """Whether it names files or modules of the user's own, which lie in `folder`."""
-        return self.tasks is not None or bool(self.rewards)
+        return self.tasks is not None or self.agent is not None or bool(self.rewards)
 
     @model_validator(mode="after")
     def _has_tasks(self) -> "CustomEnvConfig":
         if self.tasks is None:
-            for key in ("held_out", "template", "tasks_fingerprint", "agent"):
+            for key in ("held_out", "template", "tasks_fingerprint"):
                 if getattr(self, key) is not None:
                     raise ValueError(f"{key}: is a setting of `tasks`, which is not set")
         elif self.env_type is not None or self.env_config:

@@ -53,8 +53,9 @@ class TaskBoxes:
     async def start(self) -> Box:
         """Starts all services, waits until they are healthy, and returns the agent's."""
         main, *others = self.task.services
-        self._main = await self._boxes.start(await self._spec(main))
-        self._boxes.adopt(self._main)
+        self._main = await self._boxes.start(self._boxes.needs.apply(await self._spec(main)))
+        agent = self.task.agent
+        self._boxes.adopt(self._main, user=_user(agent), seconds=agent.timeout_sec)
         _must_succeed(await self._main.run(_LOGS, user="root"), "making /logs")
         for service in others:
             await self._start_service(service)
