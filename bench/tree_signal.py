@@ -22,7 +22,7 @@ from rich.table import Table
 from results_file import write_results
 from rollwright.cli.console import console
 from rollwright.rollout.branching import TRUNK, Branching, FixedFanOut, KeepAlive, Node, Split
-from rollwright.rollout.settings import KeepAliveBranchConfig, SplitBranchConfig
+from rollwright.rollout.settings.strategies import KeepAliveBranchConfig, SplitBranchConfig
 from rollwright.training.advantages import RLOO, Remembering, TurnTree
 from rollwright.trajectory import Outcome, Trajectory, Turn, VersionRun, floats, token_ids, turn_weights
 

@@ -16,7 +16,7 @@ REGISTRIES = (
     "rollwright.training.settings:LOSSES",
     "rollwright.training.settings:METRIC_WRITERS",
     "rollwright.rollout.filters.settings:FILTERS",
-    "rollwright.rollout.settings:BRANCH_POLICIES",
+    "rollwright.rollout.settings.strategies:BRANCH_POLICIES",
     "rollwright.rollout.settings:CURRICULA",
     "rollwright.store.opening:STORES",
     "rollwright.swarm.settings:TRANSPORTS",

@@ -25,7 +25,7 @@ FOUNDATION = {
 """Modules that know nobody but each other, and that everybody may use."""
 
 SETTINGS = "settings"
-"""A box declares its settings in this module of its own. It imports no other part of any box, except for modules of its own
+"""A box declares its settings in this module of its own, or in a package of this name. It imports no other part of any box, except for modules of its own
 box of which the same is true. `config` may import the settings of every box, and nothing else of them."""
 
 MAY_KNOW = {
@@ -47,7 +47,7 @@ MAY_KNOW = {
     "hardware": set(),
     "models": {"hardware"},
     "engines": {"trajectory", "models", "hardware"},
-    "simulation": {"trajectory", "envs", "engines"},
+    "simulation": {"trajectory", "envs", "engines", "sandbox"},
     "tools": {"trajectory", "engines", "sandbox"},
     "agents": {"trajectory", "envs", "engines", "sandbox", "tools"},
     "teams": {"trajectory", "envs", "engines", "simulation", "tools", "agents", "rollout"},
@@ -170,7 +170,7 @@ def imported_modules(file: Path) -> set[str]:
 
 
 def is_settings(module: str) -> bool:
-    return module.endswith(f".{SETTINGS}")
+    return SETTINGS in module.split(".")[1:]
 
 
 def test_every_box_is_placed() -> None:
@@ -195,14 +195,17 @@ def test_imports_point_in_one_direction(box: str) -> None:
         assert not foreign, f"{file.relative_to(PACKAGE)} may not import {sorted(foreign)}"
 
 
-@pytest.mark.parametrize("file", sorted(PACKAGE.glob(f"*/{SETTINGS}.py")), ids=lambda file: file.parent.name)
+SETTINGS_FILES = sorted([*PACKAGE.glob(f"*/{SETTINGS}.py"), *PACKAGE.glob(f"*/{SETTINGS}/*.py")])
+
+
+@pytest.mark.parametrize("file", SETTINGS_FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_the_settings_of_a_box_know_nothing_but_other_settings(file: Path) -> None:
-    box = file.parent.name
+    box = file.relative_to(PACKAGE).parts[0]
     modules = {each for each in imported_modules(file) if each not in FOUNDATION and not is_settings(each)}
     beside = {each for each in modules if each.startswith(f"{box}.")}
     assert not modules - beside, f"{file.relative_to(PACKAGE)} may not import {sorted(modules - beside)}"
     for each in beside:
-        beyond = imported_modules(file.with_name(f"{each.split('.')[1]}.py")) - FOUNDATION
+        beyond = imported_modules(PACKAGE / box / f"{each.split('.')[1]}.py") - FOUNDATION
         assert not beyond, f"{each}, which settings import, may not import {sorted(beyond)}"
 
 

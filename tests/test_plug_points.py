@@ -219,7 +219,9 @@ def registries() -> set[str]:
     for file in (ROOT / "src" / "rollwright").rglob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith("Registry["):
-                module = ".".join(file.relative_to(ROOT / "src").with_suffix("").parts)
+                module = ".".join(file.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(
+                    ".__init__"
+                )
                 found.add(f"{module}:{ast.unparse(node.target)}")
     return found
 

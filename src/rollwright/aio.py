@@ -16,11 +16,14 @@ import asyncio
 import concurrent.futures
 import selectors
 from asyncio import Future
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from rollwright.errors import RollwrightError
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 def is_cancellation(error: BaseException) -> bool:
@@ -42,6 +45,16 @@ def future_safe(error: BaseException) -> BaseException:
         error, StopIteration | concurrent.futures.CancelledError
     )
     return error if carried else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+async def shielded(call: Awaitable[Result]) -> Result:
+    """Await a call to its end, also when this task is cancelled meanwhile; then raise the cancellation."""
+    inner = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(inner)
+    except asyncio.CancelledError:
+        await asyncio.gather(inner, return_exceptions=True)
+        raise
 
 
 def _current_task() -> "asyncio.Task[Any] | None":
@@ -138,9 +151,6 @@ def timeout_queue(loop: asyncio.AbstractEventLoop, seconds: float) -> TimeoutQue
         queue = lengths[seconds] = TimeoutQueue(loop, seconds, once=getattr(loop, "jumps", False))
     return queue
 
-
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
 
 LONGEST_RUN = float(2**22)
 """Seconds, about 48 days. Near twice that, rounding loses the nanosecond by which asyncio tells timers apart. In practice

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rollwright.http.server import Listener, listening_socket
-from rollwright.http.server_connection import ServerLimits, Stage
+from rollwright.http.server_limits import ServerLimits, Stage
 
 PATIENCE = 30.0
 """Seconds after which a test gives up; nothing waits for them to pass."""

@@ -26,6 +26,7 @@ from rollwright.rollout import (
 )
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.settings import LimitsConfig
+from rollwright.rollout.stream import StreamHooks
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.simulation.players import RandomPlayer
 from rollwright.store.memory import MemoryStore
@@ -74,6 +75,17 @@ class LabEnv:
         return action
 
 
+class LabHooks(StreamHooks):
+    def __init__(self, lab: "Lab") -> None:
+        self._lab = lab
+
+    def finished(self, rollout_id: str, encoded: bytes) -> None:
+        self._lab.finished.append(Trajectory.from_bytes(encoded))
+
+    def failed(self, rollout_id: str, reason: str) -> None:
+        self._lab.failures.append((rollout_id, reason))
+
+
 class Lab:
     def __init__(
         self,
@@ -98,6 +110,7 @@ class Lab:
         self.activity = Activity()
         self.failures: list[tuple[str, str]] = []
         self.finished: list[Trajectory] = []
+        self.store: MemoryStore
 
     def env(self) -> LabEnv:
         return LabEnv(self)
@@ -135,7 +148,7 @@ class Lab:
         """Runs the experiment with workers playing beside it; gives what it gives."""
 
         async def whole() -> Any:
-            store = MemoryStore()
+            store = self.store = MemoryStore()
             gate = InflightLimit(10_000)
             context = RolloutContext(store, self.role, lambda _: LabEnv(self), gate, self.activity)
             assert self.manager is not None
@@ -149,8 +162,7 @@ class Lab:
                 lambda: self.policy.version,
                 mode="train",
                 forget=self.forget,
-                on_finished=lambda rollout, data: self.finished.append(Trajectory.from_bytes(data)),
-                on_failed=lambda rollout, reason: self.failures.append((rollout, reason)),
+                hooks=LabHooks(self),
             )
             try:
                 async with scheduler:

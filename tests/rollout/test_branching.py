@@ -19,7 +19,7 @@ from rollwright.rollout.branching import (
     expansion_plan,
     make_branching,
 )
-from rollwright.rollout.settings import (
+from rollwright.rollout.settings.strategies import (
     BRANCH_POLICIES,
     KeepAliveBranchConfig,
     OwnBranchConfig,

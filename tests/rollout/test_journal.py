@@ -19,8 +19,8 @@ from rollwright.rollout import (
     RolloutScheduler,
     ThreadSession,
 )
+from rollwright.rollout.attempt import StoreJournal
 from rollwright.rollout.episode import Episode
-from rollwright.rollout.recovery import StoreJournal
 from rollwright.simulation.engine import SimulatedEngine
 from rollwright.simulation.lengths import LogNormalLength
 from rollwright.store.memory import MemoryStore

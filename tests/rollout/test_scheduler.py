@@ -147,7 +147,7 @@ def test_everything_dispatched_is_accounted_for_at_every_moment(lab: Any, pause:
         async def watch() -> None:
             while True:
                 ledger = scheduler.ledger
-                statistics = await store_of(scheduler).statistics()
+                statistics = await it.store.statistics()
                 assert (
                     ledger.opened
                     == sum(ledger.counts.values())
@@ -168,10 +168,6 @@ def test_everything_dispatched_is_accounted_for_at_every_moment(lab: Any, pause:
             assert scheduler.ledger.counts[place] > 0
 
     it.run(experiment)
-
-
-def store_of(scheduler: RolloutScheduler) -> Any:
-    return scheduler._store
 
 
 def engine(slots: int) -> SimulatedEngine:
@@ -347,7 +343,7 @@ def test_when_the_store_breaks_the_caller_hears_of_it(lab: Any, pause: Pause) ->
     async def experiment(it: Any, scheduler: RolloutScheduler) -> None:
         waiting = asyncio.create_task(scheduler.get_batch(16))
         await asyncio.sleep(0.5)
-        await store_of(scheduler).close()
+        await it.store.close()
         with pytest.raises(RollwrightError):
             await waiting
 
@@ -375,7 +371,7 @@ def test_a_member_that_reports_while_it_is_being_dropped_disturbs_nobody(lab: An
             await scheduler.get_batch(16)
         assert it.activity.refused + it.activity.withdrawn > 0
         assert set(it.activity.failures) == {"engine: EngineError"}
-        left = await store_of(scheduler).query_rollouts()
+        left = await it.store.query_rollouts()
         assert left.total == scheduler.ledger.counts[Fate.RUNNING]
 
     it.run(experiment)

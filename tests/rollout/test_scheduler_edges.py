@@ -54,6 +54,8 @@ def test_a_caller_that_gives_up_at_any_moment_costs_no_rollout_and_no_batch(
 ) -> None:
     it = lab(lambda env: pause(0.7), rollout_batch_size=16, async_generation_ratio=1)
 
+    store = SlowStore()
+
     async def experiment(scheduler: RolloutScheduler) -> None:
         batches = []
         for _ in range(40):
@@ -65,10 +67,10 @@ def test_a_caller_that_gives_up_at_any_moment_costs_no_rollout_and_no_batch(
         assert len(ids) == len(set(ids)) == scheduler.ledger.counts[Fate.DELIVERED]
         assert len(batches) >= 3
         await asyncio.sleep(10.0)
-        known = await scheduler._store.query_rollouts()
+        known = await store.query_rollouts()
         assert known.total == scheduler.ledger.opened
 
-    run_virtual(with_workers(it, SlowStore(), None, experiment))
+    run_virtual(with_workers(it, store, None, experiment))
 
 
 def test_a_restart_takes_the_same_decisions_again_replacements_and_all(lab: Any, pause: Pause) -> None:

@@ -18,7 +18,7 @@ from rollwright.errors import ConfigError
 from rollwright.rollout import Activity, Assignment, EnvManager, InflightLimit, RolloutContext
 from rollwright.rollout.branching import FixedFanOut, KeepAlive, RandomExpansion, Split, Uncertainty
 from rollwright.rollout.episode import CHAIN, Episode, Strategy, new_session, play_episode, read_episode
-from rollwright.rollout.settings import (
+from rollwright.rollout.settings.strategies import (
     KeepAliveBranchConfig,
     RandomBranchConfig,
     SplitBranchConfig,

@@ -132,7 +132,7 @@ async def attempts_of(run: Run, workers: Container[str], status: AttemptStatus) 
 
 async def actors_of(run: Run) -> dict[str, Any]:
     """Where the actors are, once all of them have taken a rollout."""
-    fleet = run.fleet
+    fleet = run.workers.fleet
     assert isinstance(fleet, ray_fleet.RayFleet)
 
     async def all_busy() -> dict[str, Any] | None:
@@ -218,7 +218,7 @@ async def test_a_node_that_is_killed_takes_no_rollout_with_it_and_its_actors_sta
 
             new = await until(new_ones)
             await until(lambda: attempts_of(run, new, AttemptStatus.SUCCEEDED))
-            now = run.fleet.locations  # type: ignore[union-attr]
+            now = run.workers.fleet.locations  # type: ignore[union-attr]
             assert {now[name].node_id for name in new} == {cluster.head_node.node_id}
             await until(lambda: has_batches(batches, 2))
         attempts = await all_attempts(run.store)

@@ -259,10 +259,10 @@ def test_a_repeated_report_is_answered_again_and_never_ends_the_next_attempt(tmp
 
 
 def test_waiting_for_a_program_counts_for_no_limit(tmp_path: Path) -> None:
-    limits = {"episode_timeout": 0.3, "max_attempts": 1, "max_refills": 1}
+    limits = {"episode_timeout": 3.0, "max_attempts": 1, "max_refills": 1}  # far longer than playing takes
 
     def program(url: str) -> None:
-        threading.Event().wait(1.0)
+        threading.Event().wait(3.5)
         RemoteRun(url).play(ask, concurrency=4)
 
     assert len(asyncio.run(play(content(tmp_path, limits=limits), program))) == 4

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rollwright.store.records import AttemptedRollout
-from rollwright.store.sql.queue import Ask
+from rollwright.store.sql.claims import Ask
 from rollwright.store.sql.waiters import Claimants
 
 

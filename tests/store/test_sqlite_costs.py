@@ -14,7 +14,7 @@ import pytest
 from rollwright.store.checks import check_request
 from rollwright.store.errors import AttemptRefused
 from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
-from rollwright.store.sql import SqlStore, attempts, changes, queries, queue, retention, sqlite_writer
+from rollwright.store.sql import SqlStore, attempts, changes, claims, queries, queue, retention, sqlite_writer
 from rollwright.store.sql.sqlite import SqliteDriver
 from rollwright.store.sql.sqlite_file import LOG_BYTES, connect, prepare
 from rollwright.store.sql.sqlite_thread import drive
@@ -36,7 +36,7 @@ def filled(path: Path, held: int) -> sqlite3.Connection:
     connection = connect(path, time.time)
     requests = [check_request(EnqueueRequest(None, config=CONFIG)) for _ in range(2 * held)]
     run(connection, lambda tx: queue.enqueue_many(tx, [requests]))
-    run(connection, lambda tx: queue.claim(tx, held, "background", None))
+    run(connection, lambda tx: claims.claim(tx, held, "background", None))
     return connection
 
 
@@ -73,8 +73,8 @@ def test_the_health_check_and_every_call_of_a_worker_cost_the_same_among_many_ro
         cost: dict[str, int] = {}
         cost["health check"], _ = steps(connection, changes.expire)
         cost["next lease"], _ = steps(connection, lambda tx: queries.first_lease())
-        cost["claim"], [mine] = steps(connection, lambda tx: queue.claim(tx, 1, "w", None))
-        cost["claims"], _ = steps(connection, lambda tx: queue.claim_many(tx, [(1, "w", None)] * 2))
+        cost["claim"], [mine] = steps(connection, lambda tx: claims.claim(tx, 1, "w", None))
+        cost["claims"], _ = steps(connection, lambda tx: claims.claim_many(tx, [(1, "w", None)] * 2))
         pair = (mine.rollout_id, mine.attempt.attempt_id)
         cost["heartbeat"], _ = steps(
             connection, lambda tx, pair=pair: attempts.heartbeat(tx, "w", None, [pair])
@@ -323,7 +323,7 @@ def test_a_transaction_that_is_run_again_enqueues_and_claims_nothing_twice(tmp_p
 
     def work(tx: Transaction) -> Operation[Any]:
         enqueued = yield from queue.enqueue_many(tx, requests)
-        claimed = yield from queue.claim_many(tx, asks)
+        claimed = yield from claims.claim_many(tx, asks)
         return enqueued, claimed
 
     def again(tx: Transaction) -> Operation[Any]:

@@ -20,7 +20,7 @@ from sqlalchemy import create_engine
 from rollwright.store.errors import NotFound, StoreError, StoreUnavailable
 from rollwright.store.invariants import complaints
 from rollwright.store.records import EnqueueRequest, RolloutConfig, RolloutStatus
-from rollwright.store.sql import SqlStore, attempts, changes, queries, queue, sqlite_writer
+from rollwright.store.sql import SqlStore, attempts, changes, claims, queries, sqlite_writer
 from rollwright.store.sql.schema import metadata
 from rollwright.store.sql.sqlite import SqliteDriver
 from rollwright.store.sql.sqlite_file import connect, prepare
@@ -396,13 +396,13 @@ def test_claims_and_the_health_check_search_an_index(tmp_path: Path) -> None:
         rows = connection.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * sql.count("?")).fetchall()
         return "; ".join(row[3] for row in rows)
 
-    assert "USING INDEX rollouts_waiting" in plan(queue.CLAIM)
-    assert "USING INDEX rollouts_claim" in plan(queue.CLAIMED)
+    assert "USING INDEX rollouts_waiting" in plan(claims.CLAIM)
+    assert "USING INDEX rollouts_claim" in plan(claims.CLAIMED)
     assert "USING INDEX rollouts_lease (lease_expires<?)" in plan(changes.LAPSED)
     assert "USING INDEX rollouts_lease" in plan(queries.FIRST_LEASE)
     assert "USING INDEX rollouts_worker" in plan(attempts.EXTEND_ALL)
     assert "USING INDEX attempts_taken" in plan(queries.UNREPORTED)
-    for hot in (queue.CLAIM, attempts.FIND, attempts.ALIVE, attempts.EXTEND, changes.RELEASE):
+    for hot in (claims.CLAIM, attempts.FIND, attempts.ALIVE, attempts.EXTEND, changes.RELEASE):
         assert "TEMP B-TREE" not in plan(hot)
         assert "SCAN rollouts;" not in plan(hot) + ";"
     connection.close()

@@ -24,7 +24,7 @@ from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.rng import uniform
 from rollwright.rollout.branching import Branching, FixedFanOut, Uncertainty
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
-from rollwright.rollout.settings import UncertaintyBranchConfig
+from rollwright.rollout.settings.strategies import UncertaintyBranchConfig
 from rollwright.rollout.tree import TreeStrategy
 from rollwright.training.advantages import (
     GRPO,

@@ -13,7 +13,6 @@ new one, `_record` appends it to the trajectory.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +20,7 @@ from rollwright.agents.call_tree import CallNode, CallTree
 from rollwright.agents.failures import bounded, failed, together
 from rollwright.agents.journal import Journal, JournalEntry, name_of, replay
 from rollwright.agents.outcomes import outcome_of
+from rollwright.agents.prompts import PromptBuilder, Question, is_long
 from rollwright.agents.timing import Stopwatch, Waiting
 from rollwright.engines.base import (
     EngineError,
@@ -33,7 +33,6 @@ from rollwright.engines.base import (
     broken,
     longest_token,
 )
-from rollwright.engines.constraints import read_output
 from rollwright.envs.base import Step
 from rollwright.errors import FormatError
 from rollwright.rng import KeyPart
@@ -45,42 +44,14 @@ from rollwright.trajectory import (
     TokenIds,
     Trajectory,
     Turn,
-    full_prompt,
     leaves,
     renumber,
     token_ids,
 )
 
-RESTARTED = "sequences_restarted"
-"""Metric: prompts that could not continue the sequence they belong to, and started a new one."""
-
-
-LONG_TEXT, LONG_CONVERSATION = 64 * 1024, 1000
-"""Characters and messages above which tokenizing a prompt takes 10 ms or more."""
-
-
-CHARACTERS_PER_TOKEN = 4
-"""Of English text, in the vocabularies of common models."""
-
-
-_encode = msgspec.json.Encoder().encode
-
 
 class OutOfRoom(Exception):
     """The prompt leaves no room for a completion within `sequence_length`."""
-
-
-class Question(NamedTuple):
-    """The input of one generation call, before it is rendered."""
-
-    messages: Sequence[Message]
-    continues: Turn | None
-    agent: str
-    tools: Sequence[ToolSpec]
-    sampling: Sampling
-    env: Playable | None
-    policy: Policy | None = None
-    """Answers in place of the agent's policy; `None`: the agent's."""
 
 
 class Session:
@@ -105,8 +76,6 @@ class Session:
         self.stopwatch = stopwatch or Stopwatch()
         """Measures the phases that the attempt waits for; a given one has run since the claim."""
         self._policy = policy
-        self._of_agent: Callable[[str], Policy] | None = getattr(policy, "of_agent", None)
-        """Looks up the policy of an agent, if agents have separate policies (`PerAgent`)."""
         self._sampling = sampling
         trajectory.sampling = self._params = sampling.params()
         self.key = key
@@ -119,8 +88,7 @@ class Session:
         self.replayed_turns = 0
         """Turns that came from the journal instead of the engine."""
         self._on_turn = on_turn
-        self._asked: list[Question] = []
-        """For each turn, the input that it answers."""
+        self._prompts = PromptBuilder(trajectory, policy)
         self._tree = CallTree()
 
     @property
@@ -157,10 +125,7 @@ class Session:
 
     def policy_of(self, agent: str) -> Policy:
         """The policy that answers this agent's calls."""
-        return self._policy if self._of_agent is None else self._of_agent(agent)
-
-    def _policy_for(self, question: Question) -> Policy:
-        return question.policy or self.policy_of(question.agent)
+        return self._prompts.policy_of(agent)
 
     def most_characters(self, agent: str) -> int:
         """Length of the longest text that could fit into a prompt for this agent; a longer one need not be tokenized."""
@@ -213,7 +178,7 @@ class Session:
         depends on it. `number`: its index among such completions."""
         question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
         # A negative rank is no rank of the tree, so the call has a key of its own and takes none from the episode.
-        return await self._sample(CallNode(None, -1 - number, number), question, _is_long(question))
+        return await self._sample(CallNode(None, -1 - number, number), question, is_long(question))
 
     async def generate_siblings(
         self,
@@ -248,7 +213,7 @@ class Session:
     async def _replay_or_sample(self, node: CallNode, question: Question) -> Turn:
         """Returns the turn that an earlier attempt recorded at this node, or samples and journals a new one. Its number and
         links are preliminary until `_record`."""
-        journal, long = self._journal, _is_long(question)
+        journal, long = self._journal, is_long(question)
         if journal is None:
             turn = await self._sample(node, question, long)
         else:
@@ -291,7 +256,7 @@ class Session:
         if (turn.id, turn.after, turn.extends) != (len(turns), after, extends):
             turn = msgspec.structs.replace(turn, id=len(turns), after=after, extends=extends)
         turns.append(turn)
-        self._asked.append(question)
+        self._prompts.asked.append(question)
         self._tree.commit(node, turn)
         return turn
 
@@ -299,20 +264,20 @@ class Session:
         """Samples a new turn, numbered as if no other call were in progress."""
         turn_id = len(self.trajectory.turns)
         if long:  # in a thread: other episodes of this event loop would wait while it is tokenized
-            added, prompt_ids, extends = await asyncio.to_thread(self._render, question)
+            added, prompt_ids, extends = await asyncio.to_thread(self._prompts.render, question)
         else:
-            added, prompt_ids, extends = self._render(question)
+            added, prompt_ids, extends = self._prompts.render(question)
         prompt = Prompt(
             episode=self.trajectory.rollout_id,
             key=(*self.key, question.agent, node.name),
-            messages=self._conversation(question) if prompt_ids is None else (),
+            messages=self._prompts.conversation(question) if prompt_ids is None else (),
             ids=prompt_ids,
             env=question.env,
             tools=tuple(question.tools) if prompt_ids is None else (),
             attempt=self._attempt,
         )
         fitted = self._fit_max_tokens(question, prompt_ids)
-        policy = self._policy_for(question)
+        policy = self._prompts.policy_for(question)
         with self.stopwatch.waiting(Phase.ENGINE, "", question.agent) as waiting:
             made = await bounded(
                 policy.generate(prompt, fitted),
@@ -350,18 +315,11 @@ class Session:
 
     def parse(self, turn: Turn) -> Parsed:
         """Parses a turn's completion into content, reasoning and tool calls, by the model's own format."""
-        asked = self._asked[turn.id]
-        renderer = self._policy_for(asked).renderer
-        if renderer is None:
-            return Parsed(turn.text, turn.reasoning, turn.tool_calls)
-        if (output := asked.sampling.output) is not None:
-            return read_output(renderer.decode(turn.sampled_ids), output, f"call-{turn.id}")
-        prompt = full_prompt(self.trajectory.turns, turn.id)
-        return renderer.parse(prompt, turn.sampled_ids, asked.tools)
+        return self._prompts.parse(turn)
 
     def answered_by(self, turn: Turn) -> Policy:
         """The policy that made a turn."""
-        return self._policy_for(self._asked[turn.id])
+        return self._prompts.policy_for(self._prompts.asked[turn.id])
 
     def count_prompt_tokens(
         self,
@@ -373,21 +331,13 @@ class Session:
     ) -> int:
         """Tokens of the prompt that `generate` would send, without sampling or recording anything. A policy that speaks text
         only does not tell its tokens; for it the count is an estimate of `CHARACTERS_PER_TOKEN`."""
-        question = Question(messages, continues, agent, tools, self._sampling, self._env)
-        renderer = self.policy_of(agent).renderer
-        if renderer is None:
-            text = sum(each.length for each in self._conversation(question))
-            return -(-(text + (len(_encode(tools)) if tools else 0)) // CHARACTERS_PER_TOKEN)
-        if continues is not None:
-            earlier = full_prompt(self.trajectory.turns, continues.id)
-            added = renderer.extend(earlier, continues.sampled_ids, continues.finish, messages, tools)
-            if added is not None:
-                return len(earlier) + len(continues.sampled_ids) + len(added)
-        return len(renderer.open(self._conversation(question), tools))
+        return self._prompts.count_tokens(
+            Question(messages, continues, agent, tools, self._sampling, self._env)
+        )
 
     def conversation_of(self, turn: Turn) -> tuple[Message, ...]:
         """All messages of the conversation that the turn ends, its own included."""
-        return (*self._conversation(self._asked[turn.id]), self._assistant_message(turn))
+        return self._prompts.conversation_of(turn)
 
     def recorded_outcome(self, turn: Turn) -> Outcome | None:
         """The journalled outcome of a turn in an earlier attempt; `None`: no attempt reached the next call."""
@@ -433,39 +383,6 @@ class Session:
         trajectory.timing = self.stopwatch.read()
         return trajectory
 
-    def _render(self, question: Question) -> tuple[TokenIds | None, TokenIds | None, int | None]:
-        """Renders the ids that this prompt adds, the whole prompt, and the turn it extends; `None` for a text-only
-        policy."""
-        renderer = self._policy_for(question).renderer
-        if renderer is None:
-            return None, None, None
-        messages, continues, tools = question.messages, question.continues, question.tools
-        if continues is not None:
-            earlier = full_prompt(self.trajectory.turns, continues.id)
-            added = renderer.extend(earlier, continues.sampled_ids, continues.finish, messages, tools)
-            if added is not None:
-                return added, earlier + continues.sampled_ids + added, continues.id
-            # The model's format cannot continue here (it drops earlier reasoning, say): the whole conversation is
-            # rendered again, as a sequence of its own, so the ids that were trained stay the ids that were sampled.
-            messages = self._conversation(question)
-            metrics = self.trajectory.metrics
-            metrics[RESTARTED] = metrics.get(RESTARTED, 0.0) + 1
-        whole = renderer.open(messages, tools)
-        return whole, whole, None
-
-    def _conversation(self, question: Question) -> list[Message]:
-        """All messages of the conversation, up to the new ones."""
-        parts = [question.messages]
-        while question.continues is not None:
-            said = self.trajectory.turns[question.continues.id]
-            question = self._asked[said.id]
-            parts.append((*question.messages, self._assistant_message(said)))
-        return [message for part in reversed(parts) for message in part]
-
-    def _assistant_message(self, turn: Turn) -> Message:
-        parsed = self.parse(turn)
-        return Message("assistant", parsed.content, parsed.reasoning, parsed.tool_calls)
-
     def _fit_max_tokens(self, question: Question, prompt_ids: TokenIds | None) -> Sampling:
         """Cuts `max_tokens` to the room that is left in the sequence; raises `OutOfRoom` if there is none."""
         sampling, continues = question.sampling, question.continues
@@ -479,16 +396,6 @@ class Session:
         if room >= sampling.max_tokens:
             return sampling
         return msgspec.structs.replace(sampling, max_tokens=room)
-
-
-def _is_long(question: Question) -> bool:
-    messages, tools = question.messages, question.tools
-    if len(messages) > LONG_CONVERSATION:
-        return True
-    length = 0
-    for each in messages:  # written out: every turn looks at every message
-        length += each.length if each.reasoning or each.tool_calls else len(each.content)
-    return length > LONG_TEXT or (bool(tools) and length + len(_encode(tools)) > LONG_TEXT)
 
 
 def _solved(turn: Turn) -> bool | None:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from rollwright.cli.console import console
 from rollwright.envs import registry
+from rollwright.errors import ConfigError
 
 if TYPE_CHECKING:
     from rollwright.envs.base import Env
@@ -51,7 +52,12 @@ def play(
 
 async def _play(env: "Env", console: Console, seed: int) -> None:
     from rollwright.engines.base import Playable
+    from rollwright.envs.base import PlaysEpisodes
 
+    if isinstance(env, PlaysEpisodes):
+        raise ConfigError(
+            "its episodes are played by its own loop with a model; see `rollwright run` and `rollwright eval`"
+        )
     first = await env.reset(seed)
     console.print(env.instruction, highlight=False, markup=False)
     console.print(Panel.fit(_plain(first.observation), title=f"level {seed}"))

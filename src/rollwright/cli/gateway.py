@@ -14,7 +14,7 @@ from rollwright.cli.console import console, say_aside
 from rollwright.cli.event_loop import run_async
 from rollwright.cli.queue import StoreOption
 from rollwright.errors import ConfigError
-from rollwright.http.server_connection import raise_handle_limit
+from rollwright.http.server_limits import raise_handle_limit
 from rollwright.store.api import Store
 from rollwright.store.opening import open_store
 

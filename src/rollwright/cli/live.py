@@ -227,7 +227,7 @@ class RunView:
             "trajectories",
             f"{places[Fate.DELIVERED]:,} delivered · {places[Fate.WAITING]:,} waiting · {left_out:,} left out",
         )
-        table.add_row("in flight", f"{run.activity.inflight:,} of at most {run.most_inflight:,}")
+        table.add_row("in flight", f"{run.activity.inflight:,} of at most {run.workers.most_inflight:,}")
         waiting = " · ".join(
             f"{count:,} {phase}" for phase, count in sorted(run.activity.waiting_on().items())
         )

@@ -31,7 +31,7 @@ from rollwright.cli.console import (
 )
 from rollwright.cli.event_loop import run_async
 from rollwright.errors import RollwrightError
-from rollwright.http.server_connection import raise_handle_limit
+from rollwright.http.server_limits import raise_handle_limit
 from rollwright.rollout.accounting import FailureCauses
 from rollwright.sandbox.leases import state_folder
 from rollwright.signals import INTERRUPTS

@@ -15,15 +15,9 @@ from rollwright.engines.settings import (
 from rollwright.evaluation.settings import EvaluationConfig
 from rollwright.gateway.settings import CaptureRules
 from rollwright.models.settings import DownloadConfig, ModelPool, large_model_pool, small_model_pool
-from rollwright.rollout.settings import (
-    BudgetConfig,
-    ChainStrategyConfig,
-    CustomEnvConfig,
-    RemoteConfig,
-    StrategyConfig,
-    StreamSettings,
-    ValEnvManagerConfig,
-)
+from rollwright.rollout.settings import BudgetConfig, CustomEnvConfig, StreamSettings, ValEnvManagerConfig
+from rollwright.rollout.settings.agents import RemoteConfig
+from rollwright.rollout.settings.strategies import ChainStrategyConfig, StrategyConfig
 from rollwright.settings import Settings, choose_kind
 from rollwright.swarm.settings import SwarmConfig
 from rollwright.teams.settings import OrchestraConfig, Performance

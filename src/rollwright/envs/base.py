@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self, TypedDict, runtime_checkable
 
 from rollwright.errors import RollwrightError
@@ -82,6 +82,43 @@ class Env(Protocol):
     async def step(self, answer: str) -> Step: ...
 
     async def close(self) -> None: ...
+
+
+class ModelAccess(Protocol):
+    """The run's model, for an environment that plays whole episodes; whatever way a call comes in, it is recorded."""
+
+    @property
+    def base_url(self) -> str:
+        """Address for an SDK of OpenAI or Anthropic; belongs to this episode alone."""
+        ...
+
+    @property
+    def api_key(self) -> str: ...
+
+    async def complete(self, body: bytes, agent: str = "agent") -> tuple[int, bytes]:
+        """Answers one request of OpenAI's chat completions, without HTTP: its body in; HTTP status and body out."""
+        ...
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """How an episode ended that an environment played by itself."""
+
+    reward: float
+    success: bool | None = None
+    """`None`: the environment does not say."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """The named rewards that the reward was computed from."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class PlaysEpisodes(Protocol):
+    """An environment that brings its own loop: it asks the model itself, and takes no steps."""
+
+    async def play_episode(self, model: ModelAccess) -> EpisodeResult:
+        """Plays the level of the last `reset` to its end. What goes wrong is raised; a reward is never made up."""
+        ...
 
 
 @runtime_checkable

@@ -47,6 +47,8 @@ class EnvSpec:
     max_tokens_per_step: int = 128
     step_timeout: float | None = None
     """Seconds that `reset` or `step` may take where no setting says so; `None`: the run's limit."""
+    plays_episodes: bool = False
+    """Whether it plays whole episodes by itself; see `rollwright.envs.base.PlaysEpisodes`."""
 
 
 _BUILT_IN = (

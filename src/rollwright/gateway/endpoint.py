@@ -228,14 +228,15 @@ class GatewayApp:
         if served.counts:
             await self._count(rollout, served.api, head, body, send)
         else:
-            named = await self._read(head, body, partial(_named, served.api, head))
+            read = partial(name_request, served.api, idempotency_key=head.idempotency_key)
+            named = await self._read(head, body, read)
             await self._ask(rollout, served.api, named, head, receive, send)
 
     async def _count(
         self, rollout: RolloutRecorder, api: ApiFormat, head: _Head, body: Body, send: Send
     ) -> None:
         asked = await self._read(head, body, api.read_to_count)
-        _check_limits(asked)
+        check_limits(asked)
         tokens = await asyncio.to_thread(rollout.count_tokens, asked, head.agent)
         await _send_json(send, api.answer_count(tokens))
 
@@ -284,14 +285,14 @@ class GatewayApp:
         self,
         rollout: RolloutRecorder,
         api: ApiFormat,
-        named: "_Named",
+        named: "NamedRequest",
         head: _Head,
         receive: Receive,
         send: Send,
     ) -> None:
         asked = named.asked
-        _check_limits(asked)
-        _check_room(rollout, named, head.agent)
+        check_limits(asked)
+        check_room(rollout, named, head.agent)
         marked = head.marked or head.idempotency_key is not None
         call = rollout.call(api, asked, named.name, marked=marked, agent=head.agent)
         gone = asyncio.ensure_future(receive())
@@ -371,7 +372,7 @@ def _end_request(body: bytes) -> EndRequest:
     return request
 
 
-class _Named(NamedTuple):
+class NamedRequest(NamedTuple):
     """A parsed request with its digest and lengths; computed in a thread if the body is large."""
 
     asked: ModelRequest
@@ -383,12 +384,13 @@ class _Named(NamedTuple):
     """Characters of all texts; which of them are in the prompt depends on the model's chat template."""
 
 
-def _named(api: ApiFormat, head: _Head, body: bytes) -> _Named:
-    key = (head.idempotency_key or b"")[:_LONGEST_KEY]
+def name_request(api: ApiFormat, body: bytes, idempotency_key: bytes | None = None) -> NamedRequest:
+    """Parses a body."""
+    key = (idempotency_key or b"")[:_LONGEST_KEY]
     asked = api.read(body)
     tools = len(_encode(asked.tools)) if asked.tools else 0
     beside = tools + len(asked.instructions)
-    return _Named(
+    return NamedRequest(
         asked,
         blake2b(body, digest_size=16, key=key).digest(),
         shown=beside + sum([len(each.content) for each in asked.messages]),
@@ -396,7 +398,7 @@ def _named(api: ApiFormat, head: _Head, body: bytes) -> _Named:
     )
 
 
-def _check_limits(asked: ModelRequest) -> None:
+def check_limits(asked: ModelRequest) -> None:
     """Refuses requests above the limits."""
     stops = asked.wishes.stop
     for what, found, most in (
@@ -410,7 +412,7 @@ def _check_limits(asked: ModelRequest) -> None:
             raise HttpRefusal(413, "too_large", f"{what}: {found:,} are more than the {most:,} accepted")
 
 
-def _check_room(rollout: RolloutRecorder, named: _Named, agent: str) -> None:
+def check_room(rollout: RolloutRecorder, named: NamedRequest, agent: str) -> None:
     """Refuses a conversation that is too long by its characters alone: tokenizing it would delay other calls of its
     rollout."""
     room, count, length = rollout.session.sequence_length, len(named.asked.messages), named.length

@@ -14,7 +14,7 @@ from rollwright.gateway.registry import RolloutRegistry
 
 if TYPE_CHECKING:
     from rollwright.http.server import Listener
-    from rollwright.http.server_connection import ServerLimits
+    from rollwright.http.server_limits import ServerLimits
 
 
 class Access(NamedTuple):

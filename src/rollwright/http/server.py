@@ -13,7 +13,8 @@ from typing import Any
 import uvicorn
 
 from rollwright.errors import ConfigError
-from rollwright.http.server_connection import Connections, GuardedConnection, ServerLimits
+from rollwright.http.server_connection import GuardedConnection
+from rollwright.http.server_limits import Connections, ServerLimits
 
 _DRAIN_SECONDS = 10
 """Time that requests under way may take when the server stops."""

@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from rollwright.config import RunConfig
-from rollwright.rollout.settings import TreeStrategyConfig
+from rollwright.rollout.settings.strategies import TreeStrategyConfig
 
 RECENT = 20
 """Steps that count: the policy of earlier ones was another."""

@@ -28,7 +28,7 @@ class AgentSession(Session):
     rules: CaptureRules = USUAL_RULES
     """What an agent that is reached so may do."""
     recorder: RolloutRecorder | None = None
-    """Records the calls that come in through the gateway; `None`: nobody has asked for an address."""
+    """Records calls in a model API; `None`: nobody has asked for an address."""
     _access: Access | None = None
 
     @property
@@ -57,18 +57,27 @@ class AgentSession(Session):
         if self._access is None:
             if self.gateway is None:
                 raise RollwrightError("session.base_url: this run has no gateway")
-            self.recorder = RolloutRecorder(self, self._sampling, rules=self.rules)
-            self._access = self.gateway.open(self.recorder)
+            self._access = self.gateway.open(self.record())
         return self._access
 
     def rejoin_gateway(self) -> None:
         """After `leave_gateway`: the next caller that asks gets a new key, for the next part of the same episode."""
         self._access = self.recorder = None
 
+    def record(self) -> RolloutRecorder:
+        """The recorder of calls in a model API, whether they come in by HTTP or not."""
+        if self.recorder is None:
+            self.recorder = RolloutRecorder(self, self._sampling, rules=self.rules)
+        return self.recorder
+
     async def leave_gateway(self) -> None:
         """Late calls are refused from now on."""
-        if self.gateway is not None and self.recorder is not None:
+        if self.recorder is None:
+            return
+        if self.gateway is not None:
             await self.gateway.close_rollout(self.recorder)
+        else:
+            await self.recorder.seal()
 
 
 class ThreadSession:

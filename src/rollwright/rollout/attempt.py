@@ -14,23 +14,25 @@ from typing import Any, Protocol
 
 from rollwright.agents import (
     EpisodeFailure,
+    JournalEntry,
     Phase,
     ReplayDiffers,
     Session,
     Stopwatch,
     Superseded,
     bounded,
+    entries,
     failed,
 )
 from rollwright.aio import is_cancellation
 from rollwright.engines.base import Policy
 from rollwright.envs.base import Env
+from rollwright.errors import FormatError
 from rollwright.gateway import Gateway
 from rollwright.rollout.accounting import Activity
 from rollwright.rollout.concurrency import InflightLimit
 from rollwright.rollout.episode import EpisodeSettings, new_session, play_episode, read_episode
 from rollwright.rollout.function import AgentFunction, AgentStrategy, function_session, play_function
-from rollwright.rollout.recovery import StoreJournal
 from rollwright.rollout.scoring import EpisodeRewards, task_of
 from rollwright.sandbox.attempts import AttemptBoxes, current_boxes, use_boxes
 from rollwright.sandbox.box import NO_NEEDS, BoxLabel
@@ -130,6 +132,36 @@ class EnvSlot:
             self._context.activity.abandoned_envs += 1
 
 
+class StoreJournal:
+    """The turn journal of one attempt, kept in the store."""
+
+    def __init__(self, store: Store, rollout_id: str, attempt_id: str) -> None:
+        self.recorded: dict[int, JournalEntry] = {}
+        self._store = store
+        self._held = (rollout_id, attempt_id)
+
+    async def load(self) -> bool:
+        """Reads the turns that earlier attempts recorded; `False`: they are damaged."""
+        encoded = await self._store.read_journal(self._held[0])
+        try:
+            self.recorded = entries(encoded)
+        except FormatError:
+            return False
+        return True
+
+    async def append(self, entry: JournalEntry) -> None:
+        """Makes a turn durable; raises `Superseded` if the attempt has lost its rollout."""
+        try:
+            await self._store.append_journal(*self._held, [entry.to_bytes()])
+        except (AttemptRefused, NotFound) as error:
+            raise Superseded(str(error)) from error
+
+    async def clear(self) -> None:
+        """Deletes the recorded turns, here and in the store."""
+        self.recorded.clear()
+        await self._store.clear_journal(*self._held)
+
+
 class RolloutAttempt:
     """One attempt by one worker, from the claim on."""
 
@@ -210,11 +242,11 @@ class RolloutAttempt:
             worker=attempt.worker_id or "",
             lease_seconds=30.0 if config is None else config.lease_seconds,
         )
-        pool = self._context.boxes.get(AUTO if config is None else config.backend)
         strategy = settings.strategy
         needs = strategy.box_needs if isinstance(strategy, AgentStrategy) else NO_NEEDS
         if config is None:
-            return AttemptBoxes(pool, label, needs=needs)
+            return AttemptBoxes(self._context.boxes.get(AUTO), label, needs=needs)
+        pool = self._context.boxes.get(config.backend, config.options)
         return AttemptBoxes(pool, label, config.spec(), warm=config.warm, needs=needs)
 
     async def _play_once(self, assignment: Assignment) -> Trajectory:

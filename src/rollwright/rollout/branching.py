@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from rollwright.registry import parameters_of
 from rollwright.rng import KeyPart, generator
-from rollwright.rollout.settings import (
+from rollwright.rollout.settings.strategies import (
     BRANCH_POLICIES,
     BranchConfig,
     FixedBranchConfig,

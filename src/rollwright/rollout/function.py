@@ -111,10 +111,16 @@ class AgentStrategy:
             )
             raise EpisodeFailure(ErrorRecord(Boundary.AGENT, NO_CALL, why, 0))
         trajectory.returned = _encode_returned(result.value, len(turns))
-        heard = next((each for each in reversed(turns) if each.filtered not in (UNDELIVERED, LEFT_OUT)), None)
-        if heard is not None:
-            trajectory.conversation = session.conversation_of(heard)
+        keep_conversation(session)
         return StopReason.MAX_LENGTH if result.out_of_room else StopReason.TERMINATED
+
+
+def keep_conversation(session: AgentSession) -> None:
+    """Stores the last conversation whose answer somebody has heard: its messages follow from nothing else."""
+    turns = session.trajectory.turns
+    heard = next((each for each in reversed(turns) if each.filtered not in (UNDELIVERED, LEFT_OUT)), None)
+    if heard is not None:
+        session.trajectory.conversation = session.conversation_of(heard)
 
 
 @dataclass(frozen=True)
@@ -192,9 +198,11 @@ def _plain_number(value: Any) -> Any:
     raise TypeError(f"it holds a {type(value).__name__}")
 
 
-async def run_agent(function: AgentFunction, task: Any, session: AgentSession) -> AgentResult:
-    """Runs the function to its end. Its exception is the agent's failure; an engine's failure ends the attempt, whatever the
-    function made of it; running out of room ends the episode."""
+async def run_agent(
+    function: AgentFunction, task: Any, session: AgentSession, boundary: Boundary = Boundary.AGENT
+) -> AgentResult:
+    """Runs the function to its end. Its exception is a failure of the boundary; an engine's failure ends the attempt, whatever
+    the function made of it; running out of room ends the episode."""
     value: Any = None
     error: BaseException | None = None
     try:
@@ -212,7 +220,7 @@ async def run_agent(function: AgentFunction, task: Any, session: AgentSession) -
         recorder.raise_failure()
     out_of_room = isinstance(error, OutOfRoom) or (recorder is not None and recorder.out_of_room)
     if error is not None and not out_of_room:
-        raise failed(Boundary.AGENT, error, len(session.trajectory.turns)) from error
+        raise failed(boundary, error, len(session.trajectory.turns)) from error
     if recorder is not None and error is None:
         recorder.raise_unused()
     return AgentResult(value, error is not None)

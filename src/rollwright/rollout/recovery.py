@@ -1,25 +1,30 @@
-"""Recovery after a restart: the turn journal of an attempt, and the completion log of a stream of groups.
+"""Recovery of a stream of groups after a restart, from the store's completion log.
 
-`StoreJournal` keeps one attempt's turns in the store, for the next attempt at the same rollout. `CompletionReplay` is
-pure: it takes the store's completion log in order and recovers the fates, reasons and filter catches of groups that
-were handed out before the restart. Always true: the result equals the accounts of the group book at the time of the
-completions, because the same rules apply: a member counts until its group is complete, a member that a filter dropped was
-replaced, and later members were not needed.
+`restore_stream` brings a group book to the state of the store, by taking the same decisions again. `CompletionReplay` is
+pure: it takes the completion log in order and recovers the fates, reasons and filter catches of groups that were handed
+out before the restart. Always true: the result equals the accounts of the group book at the time of the completions,
+because the same rules apply: a member counts until its group is complete, a member that a filter dropped was replaced,
+and later members were not needed.
 """
 
 from collections.abc import Collection, Sequence
 
-from rollwright.agents import EpisodeFailure, JournalEntry, Superseded, entries
+import msgspec
+
+from rollwright.agents import EpisodeFailure, failed
 from rollwright.errors import FormatError
 from rollwright.rollout.accounting import Fate, FateReason
+from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
 from rollwright.rollout.groups import NOT_NEEDED
-from rollwright.store.api import Store
-from rollwright.store.errors import AttemptRefused, NotFound
+from rollwright.rollout.settling import NO_REASON, RolloutSettler
+from rollwright.rollout.stream import rollout_ids
 from rollwright.store.records import CompletionEntry, RolloutStatus
-from rollwright.trajectory import Trajectory
+from rollwright.trajectory import Boundary, Trajectory
 
-NO_REASON = "no reason given"
+RESTORED_AT_ONCE = 1000
+"""Finished rollouts whose trajectories are loaded together."""
+
 HANDED_OUT: FateReason = (Fate.DELIVERED, None)
 
 
@@ -87,31 +92,59 @@ def _group_of(completion: CompletionEntry) -> str:
     return completion.rollout_id.rpartition("-m")[0]
 
 
-class StoreJournal:
-    """The turn journal of one attempt, kept in the store."""
+async def restore_stream(
+    settler: RolloutSettler, first: int, delivered: Collection[str], group_size: int
+) -> int:
+    """Brings the settler's book to the state of the store; returns the position in the completion log up to which it was read.
 
-    def __init__(self, store: Store, rollout_id: str, attempt_id: str) -> None:
-        self.recorded: dict[int, JournalEntry] = {}
-        self._store = store
-        self._held = (rollout_id, attempt_id)
+    `first`: index of the first group that is not forgotten; `delivered`: groups that were handed out. It does not matter how
+    many of the decisions were applied before the restart: enqueueing and cancelling are idempotent.
+    """
+    book, store = settler.book, settler.rollouts.store
+    known = set(await rollout_ids(store, book.prefix, settler.rollouts.mode))
+    # Groups are opened in the order of their indices, so the highest one in the store says how many there were.
+    indices = [book.group_index(each) for each in (*known, *delivered)]
+    opened = max((index for index in indices if index is not None), default=-1) + 1
+    requests = [each for _ in range(first, opened) for each in settler.rollouts.requests(book.open_group())]
+    cursor = 0
+    log: list[CompletionEntry] = []
+    while completions := await store.read_completions(cursor):
+        cursor = completions[-1].cursor
+        log += completions
+    replay = CompletionReplay(delivered, group_size, book.filters)
+    await _replay_log(replay, log, settler)
+    for group_id in delivered:
+        book.settle_as_delivered(group_id, replay.fates.get(group_id, ()), replay.caught.get(group_id))
+    # A process can end between opening a group in its book and enqueueing it: those rollouts are enqueued now.
+    lost = [
+        each
+        for each in requests
+        if each.rollout_id
+        and each.rollout_id not in known
+        and book.awaits(each.rollout_id)
+        and not settler.recall(each.rollout_id, read_episode(each.input))
+    ]
+    if lost:
+        await store.enqueue_many_rollouts(lost)
+    for start in range(0, len(log), RESTORED_AT_ONCE):
+        await settler.settle(log[start : start + RESTORED_AT_ONCE])
+    book.dropped_in_a_row = 0  # between those that were dropped, others were handed out
+    return cursor
 
-    async def load(self) -> bool:
-        """Reads the turns that earlier attempts recorded; `False`: they are damaged."""
-        encoded = await self._store.read_journal(self._held[0])
-        try:
-            self.recorded = entries(encoded)
-        except FormatError:
-            return False
-        return True
 
-    async def append(self, entry: JournalEntry) -> None:
-        """Makes a turn durable; raises `Superseded` if the attempt has lost its rollout."""
-        try:
-            await self._store.append_journal(*self._held, [entry.to_bytes()])
-        except (AttemptRefused, NotFound) as error:
-            raise Superseded(str(error)) from error
-
-    async def clear(self) -> None:
-        """Deletes the recorded turns, here and in the store."""
-        self.recorded.clear()
-        await self._store.clear_journal(*self._held)
+async def _replay_log(
+    replay: CompletionReplay, log: Sequence[CompletionEntry], settler: RolloutSettler
+) -> None:
+    """Recovers the fates of the members of delivered groups, and what the filters caught among them."""
+    for first in range(0, len(log), RESTORED_AT_ONCE):
+        part = log[first : first + RESTORED_AT_ONCE]
+        wanted = [each.rollout_id for each in part if replay.needs_trajectory(each)]
+        encoded = await settler.load_encoded(wanted)
+        for each in part:
+            data = encoded.get(each.rollout_id)
+            try:
+                replay.apply(each, None if data is None else Trajectory.from_bytes(data))
+            except FormatError as error:  # settled as a failure, too
+                reason = str(failed(Boundary.SYSTEM, error, 0))
+                replay.apply(msgspec.structs.replace(each, status=RolloutStatus.FAILED, reason=reason))
+    replay.finish()

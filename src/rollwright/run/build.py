@@ -15,7 +15,7 @@ from rollwright.config import (
     RunConfig,
 )
 from rollwright.engines.base import Policy, Sampling
-from rollwright.envs.base import Env, PromptTemplates, can_fork, open_for_inspection
+from rollwright.envs.base import Env, PlaysEpisodes, PromptTemplates, can_fork, open_for_inspection
 from rollwright.errors import ConfigError
 from rollwright.rollout.branching import make_branching
 from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
@@ -25,12 +25,9 @@ from rollwright.rollout.function import AgentFunction, AgentStrategy, SolutionSt
 from rollwright.rollout.groups import LevelFunction
 from rollwright.rollout.ranking import GroupRanker
 from rollwright.rollout.scoring import NO_TASK
-from rollwright.rollout.settings import (
-    LimitsConfig,
-    RemoteAgentConfig,
-    StrategyConfig,
-    TreeStrategyConfig,
-)
+from rollwright.rollout.settings import LimitsConfig
+from rollwright.rollout.settings.agents import RemoteAgentConfig
+from rollwright.rollout.settings.strategies import StrategyConfig, TreeStrategyConfig
 from rollwright.rollout.tree import BudgetUnit, ForkMode, TreeStrategy
 from rollwright.run.build_agents import build_agent, build_board
 from rollwright.run.build_rewards import TagRewards
@@ -92,7 +89,7 @@ class SettingsTable:
             train = replace(train, rewards=self._rewards.get(tag))
             if config.train_env_manager is not None and tag in config.train_env_manager.tags:
                 check_strategy(config.strategy, tag, partial(make_env, train))
-            single: Strategy = CHAIN
+            single: Strategy = CHAIN if isinstance(train.strategy, TreeStrategy) else train.strategy
             if (team := teams.get(tag)) is not None:
                 _check_sampling(config, tag, team, train.sampling)
                 train, single = replace(train, strategy=team), team.greedy()
@@ -262,8 +259,23 @@ def _settings(config: RunConfig, tag: str) -> EpisodeSettings:
         env_config["max_steps"] = max_steps
     with open_for_inspection(partial(registry.make, env_type, env_config)) as env:
         own = env.prompts
+        plays_itself = isinstance(env, PlaysEpisodes)
     made = EnvParts(env_type, env_config, own, max_steps, spec.max_tokens_per_step, spec.step_timeout)
-    return _episode_settings(config, tag, custom, made)
+    settings = _episode_settings(config, tag, custom, made)
+    return replace(settings, strategy=_whole_episodes(config, tag)) if plays_itself else settings
+
+
+def _whole_episodes(config: RunConfig, tag: str) -> Strategy:
+    """For an environment that plays by itself."""
+    if tag in config.orchestras:
+        raise ConfigError(f"orchestras.{tag}: its environment plays whole episodes by itself; leave it out")
+    if isinstance(config.strategy, TreeStrategyConfig):
+        raise ConfigError(
+            f"strategy.kind: `{tag}` plays whole episodes by itself, along one path; got tree, accepted: chain"
+        )
+    from rollwright.rollout.whole_episode import WholeEpisodeStrategy
+
+    return WholeEpisodeStrategy()
 
 
 def _task_settings(config: RunConfig, tag: str, tasks: TagTasks) -> EpisodeSettings:

@@ -13,9 +13,8 @@ from rollwright.config import RunConfig
 from rollwright.envs.base import Env, Workplace, open_for_inspection
 from rollwright.errors import ConfigError
 from rollwright.rollout.function import AgentFunction, AgentStrategy, SolutionStrategy
-from rollwright.rollout.settings import (
+from rollwright.rollout.settings.agents import (
     CLI_AGENTS,
-    ChainStrategyConfig,
     CliAgentConfig,
     CommandAgentConfig,
     FunctionAgentConfig,
@@ -23,6 +22,7 @@ from rollwright.rollout.settings import (
     SolutionAgentConfig,
     TerminalAgentConfig,
 )
+from rollwright.rollout.settings.strategies import ChainStrategyConfig
 
 if TYPE_CHECKING:
     from rollwright.rollout.cli_agents.agent import CliAgent

@@ -25,7 +25,8 @@ from rollwright.rewards.settings import (
     RewardSettings,
 )
 from rollwright.rollout.scoring import EpisodeRewards
-from rollwright.rollout.settings import ChainStrategyConfig, CustomEnvConfig
+from rollwright.rollout.settings import CustomEnvConfig
+from rollwright.rollout.settings.strategies import ChainStrategyConfig
 
 if TYPE_CHECKING:
     from rollwright.rewards import Rewards

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from inspect import isawaitable
 from typing import cast
 
-from rollwright.config import RunConfig, SwarmConfig
+import rollwright.envs.registry as registry
+from rollwright.config import CustomEnvConfig, RunConfig, SwarmConfig
 from rollwright.errors import ConfigError
 from rollwright.rewards.settings import JudgeSettings
 from rollwright.rollout.episode import Episode
@@ -68,10 +69,10 @@ def unverifiable_tags(config: RunConfig) -> dict[str, str]:
     """Tags whose groups a peer cannot verify, with the reason. The node trains on its own groups of them."""
     found: dict[str, str] = {}
     for tag in config.tags:
-        custom = config.custom_envs.get(tag)
-        if custom is None:
-            continue
-        if custom.agent is not None:
+        custom = config.custom_envs.get(tag, CustomEnvConfig())
+        if custom.tasks is None and registry.spec(custom.env_type or tag).plays_episodes:
+            found[tag] = "a peer cannot play the episodes of its environment's own loop again"
+        elif custom.agent is not None:
             found[tag] = "a peer cannot play the calls of an agent's own program again"
         elif any(isinstance(each, JudgeSettings) for each in custom.rewards):
             found[tag] = "another machine's judge may give another verdict"

@@ -11,7 +11,7 @@ from rollwright.engines.factory import build_policy, check_policy, kind_takes_to
 from rollwright.engines.settings import VllmPolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.registry import import_object
-from rollwright.rollout.settings import ChainStrategyConfig
+from rollwright.rollout.settings.strategies import ChainStrategyConfig
 from rollwright.run.build_tools import ToolShelf
 from rollwright.run.model_choice import cache_room
 from rollwright.simulation.engine import make_simulated

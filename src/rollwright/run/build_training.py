@@ -9,7 +9,7 @@ from rollwright.engines.base import Policy, Updatable
 from rollwright.engines.factory import build_policy
 from rollwright.errors import ConfigError
 from rollwright.hardware import claim_threads
-from rollwright.rollout.settings import TreeStrategyConfig
+from rollwright.rollout.settings.strategies import TreeStrategyConfig
 from rollwright.run.build import SettingsTable
 from rollwright.run.folder import RunReader
 from rollwright.run.model_choice import cache_room

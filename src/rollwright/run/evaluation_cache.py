@@ -21,7 +21,7 @@ from rollwright.config import RunConfig
 from rollwright.engines.settings import TorchPolicyConfig
 from rollwright.errors import FormatError
 from rollwright.rollout.episode import Episode
-from rollwright.rollout.settings import CommandAgentConfig
+from rollwright.rollout.settings.agents import CommandAgentConfig
 from rollwright.run.build_tasks import TagTasks
 from rollwright.trajectory import Trajectory
 

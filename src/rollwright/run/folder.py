@@ -10,7 +10,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,14 @@ import yaml
 from rollwright.addresses import without_password
 from rollwright.errors import FormatError, RollwrightError, naming
 from rollwright.run.log_records import LogCondition, decoded, records
-from rollwright.run.retention import Forgotten, read_forgotten, replace_durably
-from rollwright.run.sealed_rows import SealedRows, read_rows, read_sealed, seal
-from rollwright.run.trajectory_log import TRAJECTORIES, LogCopy, TrajectoryLog
+from rollwright.run.retention import Forgotten, read_forgotten
+from rollwright.run.sealed_rows import read_rows, read_sealed, seal
+from rollwright.run.trajectory_log import TRAJECTORIES, TrajectoryLog
 from rollwright.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from rollwright.config import RunConfig
+from rollwright.run.rewriting import KeptLog, fold_costs, remove_rows, repair_rows
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class RunFolder:
             log = TrajectoryLog.create(file)
             repairs.append(f"{file}: is missing; a new one is started")
         for name in (METRICS, FAILURES, COSTS):
-            repairs += _repair_rows(read_rows(path / name))
+            repairs += repair_rows(read_rows(path / name))
         folder = cls(path, log, {row["rollout_id"]: row["reason"] for row in reader.failures()})
         folder.repairs = repairs
         if forgotten.steps:  # the last process may have been killed while it removed pruned steps
@@ -197,8 +198,8 @@ class RunFolder:
             (METRICS, kept.forgotten.has_row),
             (FAILURES, lambda row: kept.forgotten.has_rollout(row["rollout_id"])),
         ):
-            _remove_rows(self.path / name, is_forgotten)
-        _fold_costs(self.path / COSTS, kept.forgotten.has_rollout)
+            remove_rows(self.path / name, is_forgotten)
+        fold_costs(self.path / COSTS, kept.forgotten.has_rollout)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary and close the log."""
@@ -212,74 +213,6 @@ class RunFolder:
         file = self.path / name
         with naming(file), file.open("a", encoding="utf-8") as opened:
             opened.write(seal(row) + "\n")
-
-
-class KeptLog:
-    """The part of a run's log that pruning keeps."""
-
-    def __init__(self, forgotten: Forgotten, recorded: Collection[str]) -> None:
-        """`recorded`: groups of the record."""
-        self.forgotten = forgotten
-        self._recorded = recorded
-        self.copy: LogCopy | None = None
-
-    def leaves_out(self, rollout_id: str) -> bool:
-        """Whether the rollout is pruned, or of another peer's group that came into no batch before the run was killed."""
-        group_id = rollout_id.rpartition("-m")[0]
-        foreign = not group_id.startswith(f"{self.forgotten.name}.")
-        return self.forgotten.has_group(group_id) or (foreign and group_id not in self._recorded)
-
-
-def _repair_rows(found: SealedRows) -> list[str]:
-    """Rewrite a file of rows without its damaged and partial lines; returns one line for each kind of damage."""
-    if found.damaged:
-        aside = found.file.with_name(f"{found.file.name}.damaged")
-        with naming(aside), aside.open("ab") as opened:
-            opened.writelines(line + b"\n" for _, line in found.damaged)
-    if found.damaged or found.mended or found.cut_off or found.unsealed:
-        replace_durably(found.file, _lines(found.rows))
-    return list(found.told())
-
-
-def _remove_rows(file: Path, is_forgotten: Callable[[dict[str, Any]], bool]) -> None:
-    rows = read_rows(file).rows
-    kept = [row for row in rows if not is_forgotten(row)]
-    if len(kept) < len(rows):
-        replace_durably(file, _lines(kept))
-
-
-def _fold_costs(file: Path, is_forgotten: Callable[[str], bool]) -> None:
-    """Replace the costs of pruned rollouts by their sum: one line for each tag, without a rollout."""
-    kept: list[dict[str, Any]] = []
-    sums: dict[str, dict[str, Any]] = {}
-    for row in read_rows(file).rows:
-        if row["rollout_id"] and not is_forgotten(row["rollout_id"]):
-            kept.append(row)
-            continue
-        tag = row.get("tag", "")
-        total = sums.setdefault(tag, {"seconds": 0.0, "clock": 0.0, "used": {}})
-        total["seconds"] += row.get("seconds", 0.0)
-        total["clock"] = max(total["clock"], row.get("clock", 0.0))
-        for *key, calls, prompt, cached, completion, reasoning in row["used"]:
-            counts = total["used"].setdefault(tuple(key), [0, 0, 0, 0, 0])
-            for place, count in enumerate((calls, prompt, cached, completion, reasoning)):
-                counts[place] += count
-    folded = [
-        {
-            "rollout_id": "",
-            "tag": tag,
-            "seconds": round(total["seconds"], 3),
-            "clock": total["clock"],
-            "used": [[*key, *counts] for key, counts in total["used"].items()],
-        }
-        for tag, total in sums.items()
-    ]
-    if folded:
-        replace_durably(file, _lines([*folded, *kept]))
-
-
-def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(seal(row) + "\n" for row in rows)
 
 
 class RunReader:

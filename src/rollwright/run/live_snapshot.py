@@ -107,7 +107,7 @@ def describe_run(run: "Run") -> dict[str, Any]:
     return {
         "version": run.policy.version,
         "inflight": activity.inflight,
-        "most_inflight": run.most_inflight,
+        "most_inflight": run.workers.most_inflight,
         "slots": getattr(run.config.policy, "slots", None) or getattr(run.config.policy, "max_batch", None),
         "waiting": {str(phase): count for phase, count in activity.waiting_on().items()},
         "episodes": activity.episodes(MOST_EPISODES),

@@ -10,14 +10,18 @@ Invariants:
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rollwright.config import RunConfig
+from rollwright.errors import RollwrightError
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.retention import Forgotten, lowest_index, next_cut, write_forgotten
 from rollwright.run.training_record import TrainingRecord, forgotten_with
 from rollwright.run.trajectory_log import TrajectoryLog
+from rollwright.run.worker_settings import DELETED_AT_ONCE
 from rollwright.store.api import Store
+from rollwright.store.transitions import FINAL_ROLLOUT
 
 if TYPE_CHECKING:
     from rollwright.run.run import Run
@@ -65,6 +69,30 @@ class BatchRetention:
         await run.forget(forgotten)
 
 
+async def delete_forgotten(store: Store, forgotten: Forgotten, *, cancel: bool = False) -> None:
+    """Delete the rollouts of pruned steps from the store.
+
+    `cancel`: also cancel rollouts that are still open. While the run plays, the scheduler is about to cancel them, and the
+    next pruning deletes them.
+    """
+    offset = 0
+    while True:
+        page = await store.query_rollouts(
+            rollout_id_contains=f"{forgotten.name}.", limit=DELETED_AT_ONCE, offset=offset
+        )
+        old = [each for each in page if forgotten.has_rollout(each.rollout_id)]
+        still_open = [each.rollout_id for each in old if each.status not in FINAL_ROLLOUT]
+        if cancel and still_open:
+            await store.cancel_rollouts(still_open, "its step was pruned")
+            still_open = []
+        gone = [each.rollout_id for each in old if each.rollout_id not in still_open]
+        if gone:
+            await store.delete_rollouts(gone)
+        offset += len(page.items) - len(gone)
+        if len(page.items) < DELETED_AT_ONCE:
+            return
+
+
 RELEASED_AT_ONCE = 256
 """Trajectories per sync: small enough to keep the store small, large enough to make its cost negligible."""
 RELEASED_BYTES = 4 * 2**20
@@ -88,6 +116,11 @@ class TrajectoryReleaser:
     async def release_some(self) -> None:
         """Release the registered trajectories if there are enough of them."""
         if len(self._due) >= RELEASED_AT_ONCE or self._bytes >= RELEASED_BYTES:
+            await self.release_all()
+
+    async def release_rest(self) -> None:
+        """Release all; after an error they stay in the store and the log until the run is resumed."""
+        with suppress(OSError, RollwrightError):
             await self.release_all()
 
     async def release_all(self) -> None:

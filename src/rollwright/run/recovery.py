@@ -17,7 +17,8 @@ from rollwright.config.resuming import check_resumable
 from rollwright.errors import FormatError, RollwrightError
 from rollwright.rollout.accounting import Fate
 from rollwright.rollout.filters import build_filters
-from rollwright.rollout.recovery import NO_REASON, CompletionReplay
+from rollwright.rollout.recovery import CompletionReplay
+from rollwright.rollout.settling import NO_REASON
 from rollwright.run.folder import CONFIG, STORE, RunFolder, RunReader
 from rollwright.run.retention import replace_durably
 from rollwright.run.trajectory_log import TRAJECTORIES

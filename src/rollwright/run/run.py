@@ -7,69 +7,42 @@ Invariants:
 """
 
 import asyncio
-import logging
-import os
-import secrets
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from contextlib import AsyncExitStack, suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from rollwright.aio import is_cancellation
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.config.resuming import SettingChange
 from rollwright.engines.base import Capabilities, Policy
 from rollwright.errors import ConfigError, RollwrightError, RunClosed
-from rollwright.gateway import Gateway
-from rollwright.rollout import (
-    Activity,
-    Assignment,
-    Batch,
-    Fate,
-    InflightLimit,
-    Ledger,
-    RolloutContext,
-    RolloutScheduler,
-)
-from rollwright.rollout.concurrency import START, ConcurrencyTuner
-from rollwright.rollout.episode import read_episode
+from rollwright.rollout import Activity, Batch, Fate, Ledger, RolloutScheduler
 from rollwright.rollout.filters import build_filters
-from rollwright.rollout.resources import ResourceLimits, ResourceWatch
-from rollwright.rollout.scheduler import FOREIGN_CANCELLATION, rollout_ids
-from rollwright.rollout.worker import RolloutWorker, WorkerSettings, first_cause
-from rollwright.run.build import SettingsTable, build_curriculum, make_env
+from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
+from rollwright.rollout.stream import rollout_ids
+from rollwright.rollout.worker import first_cause
+from rollwright.run.build import SettingsTable, build_curriculum
 from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_teams import build_run_policy
-from rollwright.run.checks import check_ray, check_tags, probe_engine
+from rollwright.run.checks import check_tags, probe_engine
 from rollwright.run.costs import CostBook
 from rollwright.run.evaluation_stream import EvaluationStream
-from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.folder import RunFolder
 from rollwright.run.gc_tuning import rare_collections
-from rollwright.run.process_fleet import ProcessFleet
-from rollwright.run.pruning import TrajectoryReleaser
+from rollwright.run.hooks import RunHooks
+from rollwright.run.pruning import TrajectoryReleaser, delete_forgotten
 from rollwright.run.recovery import enter_finished
 from rollwright.run.retention import Forgotten
 from rollwright.run.validations import VALIDATION, begun_validations, stream_of
-from rollwright.run.worker_settings import DELETED_AT_ONCE, leave_settings
+from rollwright.run.worker_settings import leave_settings
+from rollwright.run.workers import RunWorkers, managers_of
 from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
-from rollwright.store.opening import TOKEN_VARIABLE, open_store
-from rollwright.store.records import AttemptedRollout
-from rollwright.store.transitions import FINAL_ROLLOUT
+from rollwright.store.opening import open_store
 from rollwright.teams import TeamPolicies
-from rollwright.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from rollwright.run.ray_fleet import RayCluster, RayFleet
 
 Result = TypeVar("Result")
-
-EVALUATED_AT_ONCE = 1024
-"""Most environments of an evaluation that does not say `max_inflight`; the episodes at once are tuned within it."""
-logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -108,20 +81,15 @@ class Run:
         check_tags(config)
         self.config = config = record_fingerprints(config)
         self.settings = SettingsTable(config)
-        if self.settings.board is not None and (processes is not None or ray is not None):
-            raise ConfigError(
-                "agent: remote programs take their rollouts from the run's own process; leave worker processes and Ray out"
-            )
         self.curriculum = build_curriculum(config)
         """Curriculum of the training stream; `None` without one."""
-        for manager in self._managers():
+        for manager in managers_of(config):
             build_filters(manager)  # a wrong filter raises an error here, before anything is written
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.settings.use_policy(self.policy)
-        self.activity = Activity()
+        self.workers = RunWorkers(config, self.settings, self.policy, processes=processes, ray=ray)
         self.costs = CostBook(config, folder, running=lambda: self.ledger.counts[Fate.RUNNING])
         """What the run has spent; the gate of its budget."""
-        self.inflight = InflightLimit(config.max_inflight or START)
         self.capabilities: Capabilities | None = None
         """Capabilities of the engine; `None` before the start, and for a policy without an engine."""
         self.schedulers: list[RolloutScheduler] = []
@@ -139,19 +107,15 @@ class Run:
         """Validations that an earlier process has started and not finished; the caller plays them again by `evaluate`."""
         self.changes: list[SettingChange] = []
         """Settings that differ from those that the run was started with."""
-        self.on_finished = on_finished
-        self.on_failed = on_failed
-        self.fleet: Fleet | None = None
+        self._on_finished = on_finished
+        self._on_failed = on_failed
         self._given_store = store
         self._forget = store is None
         """Whether the store is in memory and belongs to this run, so that settled rollouts need not stay in it."""
-        self._processes = processes
-        self._ray = None if ray is None else _make_ray_cluster(ray)
         self._delivered = delivered
         self._forgotten = forgotten
         self._stack = AsyncExitStack()
         self._validations = max(self._validated, default=-1) + 1
-        self._workers: list[RolloutWorker] = []
         self._work: asyncio.Task[None] | None = None
         self._training: RolloutScheduler | None = None
         self._closed = False
@@ -190,25 +154,20 @@ class Run:
         )
         if self._folder is not None and not self._forget:
             self._releaser = TrajectoryReleaser(self.store, self._folder.log)
-            self._stack.push_async_callback(self._release_rest)
+            self._stack.push_async_callback(self._releaser.release_rest)
             if self._delivered is not None:  # an earlier process may have ended before this
                 await enter_finished(self.store, self._folder, self.config)
                 await self._releaser.release(self._folder.log.rollouts)
         if self._forgotten is not None and self._forgotten.steps:
-            await self._delete(self._forgotten, cancel=True)  # an earlier process may have ended before this
+            await delete_forgotten(
+                self.store, self._forgotten, cancel=True
+            )  # an earlier process may have ended before this
         if self._delivered is not None:
             ids = await rollout_ids(self.store, f"{self.config.name}.", VALIDATION)
             begun = begun_validations(self.config.name, ids)
             self.unfinished_validations = sorted(begun - self._validated.keys())
-        if self._ray is not None:
-            self.fleet = await self._make_ray_fleet(self._ray)
-        elif self._processes is not None:
-            self.fleet = await self._make_fleet(self._processes)
-        if self.fleet is None:
-            self._work = asyncio.create_task(self._run_workers(), name="workers")
-        else:
-            self._work = asyncio.create_task(self.fleet.run(), name="workers")
-        self._stack.push_async_callback(self._stop_workers)
+        address = given if isinstance(given, str) else None
+        self._work = await self.workers.start(self.store, address, self._stack, drain=not self._forget)
         if self.config.train_env_manager is not None:
             scheduler = self._scheduler(self.config.train_env_manager, "train", "train", self._delivered)
             self._training = await self._stack.enter_async_context(scheduler)
@@ -221,71 +180,10 @@ class Run:
                 raise
             raise RollwrightError(f"policy: raised {type(error).__name__} when it was closed") from error
 
-    async def _make_fleet(self, processes: int) -> ProcessFleet:
-        """Fleet of worker processes, with a server for a store that they cannot open themselves."""
-        given = self._given_store
-        if isinstance(given, str) and given.startswith(("postgres", "http")):
-            address = given
-        else:
-            # imported here, because only a run with processes needs a server
-            from rollwright.store.http.server import StoreServer
-
-            folder = self._stack.enter_context(TemporaryDirectory(prefix="rollwright-"))
-            server = StoreServer(self.store, path=Path(folder) / "store.sock")
-            address = (await self._stack.enter_async_context(server)).url
-        return ProcessFleet(
-            self.store,
-            address,
-            self._scale_rules(processes),
-            self.activity,
-            heartbeat_interval=self.config.limits.heartbeat_interval,
-            find_capacity=self.config.max_inflight is None,
-        )
-
-    async def _make_ray_fleet(self, cluster: "RayCluster") -> "RayFleet":
-        """Fleet of Ray actors, with a server for a store that other nodes cannot open."""
-        # imported here, because only a run on Ray needs them
-        from rollwright.run.ray_fleet import RayFleet
-        from rollwright.store.http.server import StoreServer
-
-        await self._stack.enter_async_context(cluster)
-        policies = [self.config.policy, *self.config.policies.values()]
-        passed_on = {TOKEN_VARIABLE, *(getattr(each, "api_key_env", None) for each in policies)}
-        environment = {name: value for name, value in os.environ.items() if name in passed_on}
-        given = self._given_store
-        if isinstance(given, str) and given.startswith(("postgres", "http://", "https://")):
-            address = given
-        else:
-            token = environment[TOKEN_VARIABLE] = secrets.token_urlsafe()
-            server = StoreServer(self.store, host=cluster.host, token=token)
-            address = (await self._stack.enter_async_context(server)).url
-        limited = any(each.max_env_num_per_worker for each in self._managers())
-        actors = self._processes or (len(self._shares()) if limited else max(cluster.cpus, 1))
-        return RayFleet(
-            self.store,
-            address,
-            self._scale_rules(actors),
-            self.activity,
-            environment=environment,
-            heartbeat_interval=self.config.limits.heartbeat_interval,
-            find_capacity=self.config.max_inflight is None,
-        )
-
-    def _scale_rules(self, maximum: int) -> ScaleRules:
-        """Divide the environments and `max_inflight` among at most `maximum` workers."""
-        envs = sum(share for _, share in self._shares())
-        inflight = self.config.max_inflight or envs
-        maximum = min(maximum, inflight)
-        limits = [each.max_env_num_per_worker for each in self._managers() if each.max_env_num_per_worker]
-        per_worker = min([-(-envs // maximum), inflight // maximum, *limits])
-        return ScaleRules(envs_per_worker=max(1, per_worker), maximum=maximum)
-
     @property
-    def most_inflight(self) -> int:
-        """Current limit of concurrent episodes; worker processes tune their own limits."""
-        if self._processes is None and self._ray is None:
-            return self.inflight.limit
-        return self.config.max_inflight or sum(share for _, share in self._shares())
+    def activity(self) -> Activity:
+        """What the workers do at the moment, and how much they have done."""
+        return self.workers.activity
 
     async def get_batch(self, batch_size: int | None = None) -> Batch:
         """The next training batch; see `RolloutScheduler.get_batch`."""
@@ -320,9 +218,8 @@ class Run:
                 wanted = manager.num_env_groups * manager.group_size
                 return await self._unless_workers_end(scheduler.get_batch(wanted))
         finally:
-            if (
-                self._forget and number in self._validated
-            ):  # it is played again, because a store in memory keeps nothing of it
+            if self._forget and number in self._validated:
+                # It is played again, because a store in memory keeps nothing of it.
                 self._earlier.add(self._validated[number])
             self._validated[number] = scheduler.ledger
             self.schedulers.remove(scheduler)
@@ -357,27 +254,7 @@ class Run:
 
     async def forget(self, forgotten: Forgotten) -> None:
         """Delete the rollouts of pruned steps from the store."""
-        await self._delete(forgotten)
-
-    async def _delete(self, forgotten: Forgotten, *, cancel: bool = False) -> None:
-        """`cancel`: also cancel rollouts that are still open. While the run plays, the scheduler is about to cancel them,
-        and the next pruning deletes them."""
-        offset = 0
-        while True:
-            page = await self.store.query_rollouts(
-                rollout_id_contains=f"{self.config.name}.", limit=DELETED_AT_ONCE, offset=offset
-            )
-            old = [each for each in page if forgotten.has_rollout(each.rollout_id)]
-            still_open = [each.rollout_id for each in old if each.status not in FINAL_ROLLOUT]
-            if cancel and still_open:
-                await self.store.cancel_rollouts(still_open, "its step was pruned")
-                still_open = []
-            gone = [each.rollout_id for each in old if each.rollout_id not in still_open]
-            if gone:
-                await self.store.delete_rollouts(gone)
-            offset += len(page.items) - len(gone)
-            if len(page.items) < DELETED_AT_ONCE:
-                return
+        await delete_forgotten(self.store, forgotten)
 
     def _scheduler(
         self, manager: EnvManagerConfig, mode: str, stream: str, delivered: Collection[str] | None
@@ -399,41 +276,16 @@ class Run:
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,
-            on_finished=self._record_finished,
-            on_failed=self.on_failed,
-            read_kept=self._folder.log.read if self._folder is not None else lambda rollout_ids: {},
-            on_settled=None if self._releaser is None else self._releaser.release_some,
-            on_spent=self._count_spent,
+            hooks=RunHooks(
+                self.costs, self._folder, self._releaser, evaluation, self._on_finished, self._on_failed
+            ),
             pace=None if evaluation is None else evaluation.early_stop,
-            recall=None if evaluation is None else evaluation.recall,
-            on_recalled=self.costs.add_free,
             replace_failed=evaluation is None,
             gate=self.costs if self.config.budget is not None else None,
             ranker=self.settings.ranker() if mode == "train" else None,
         )
         self.schedulers.append(scheduler)
         return scheduler
-
-    def _record_finished(self, rollout_id: str, encoded: bytes) -> None:
-        if self.on_finished is not None:
-            self.on_finished(rollout_id, encoded)
-        if self._releaser is not None:
-            self._releaser.add(rollout_id, len(encoded))
-
-    def _count_spent(self, rollout_id: str, trajectory: Trajectory) -> None:
-        self.costs.add(rollout_id, trajectory)
-        if self._evaluation is not None and trajectory.stop is not None and trajectory.error is None:
-            self._evaluation.add(rollout_id, trajectory)
-
-    async def _release_rest(self) -> None:
-        """Release the remaining trajectories; after an error they stay in the store and the log until the run is resumed."""
-        assert self._releaser is not None
-        with suppress(OSError, RollwrightError):
-            await self._releaser.release_all()
-
-    async def _assign(self, claimed: AttemptedRollout) -> Assignment:
-        """Settings and policy of a claimed rollout."""
-        return Assignment(self.settings(read_episode(claimed.input)), self.policy)
 
     async def _unless_workers_end(self, call: Coroutine[Any, Any, Result]) -> Result:
         """Await the call; raises the workers' error if they end first."""
@@ -458,68 +310,3 @@ class Run:
             raise RunClosed("the run is closed")
         if self._work is None:
             raise RollwrightError("the run has not started; use it as an async context manager")
-
-    async def _run_workers(self) -> None:
-        """Run the workers of this process, as coroutines, until they fail or are cancelled."""
-        context = RolloutContext(
-            self.store, self._assign, make_env, self.inflight, self.activity, self._serve_gateway()
-        )
-        shares = self._shares()
-        # One episode may always run: if memory is short, no other worker would free it, and the run would wait forever.
-        resources = ResourceWatch(ResourceLimits(least=1))
-        for name, envs in shares:
-            settings = WorkerSettings(envs, heartbeat_interval=self.config.limits.heartbeat_interval)
-            self._workers.append(RolloutWorker(context, name, settings, resources=resources))
-        async with asyncio.TaskGroup() as tasks:
-            for worker in self._workers:
-                tasks.create_task(worker.run())
-            if self.config.max_inflight is None:
-                most = sum(envs for _, envs in shares)
-                watch = ConcurrencyTuner(self.inflight, self.activity, most, lambda: self.policy.pressure)
-                tasks.create_task(watch.run())
-
-    def _serve_gateway(self) -> Gateway:
-        """The gateway of the workers; it listens from the start on if remote programs are to find it."""
-        board, remote = self.settings.board, self.config.remote
-        if board is None:
-            return Gateway()
-        gateway = Gateway(host=remote.host, port=remote.port, public_url=remote.public_url)
-        board.serve(gateway)
-        logger.warning("remote programs reach the run at %s", board.url)
-        return gateway
-
-    def _managers(self) -> list[EnvManagerConfig]:
-        both = (self.config.train_env_manager, self.config.val_env_manager)
-        return [each for each in both if each is not None]
-
-    def _shares(self) -> list[tuple[str, int]]:
-        """Worker names with their numbers of environments, at most `max_env_num_per_worker` each."""
-        shares: list[tuple[str, int]] = []
-        for manager in self._managers():
-            left = manager.num_envs
-            if (
-                self.config.evaluation is not None
-            ):  # all tasks are queued at once, and many more than can be played at once
-                left = min(left, self.config.max_inflight or EVALUATED_AT_ONCE)
-            while left > 0:
-                share = min(left, manager.max_env_num_per_worker or left)
-                shares.append((f"coroutine-{len(shares)}", share))
-                left -= share
-        return shares
-
-    async def _stop_workers(self) -> None:
-        """Stop the workers and requeue their rollouts, so that a resumed run need not wait for leases to end."""
-        assert self._work is not None
-        if self.settings.board is not None:
-            await self.settings.board.close()
-        if not self._forget and not self._work.done():
-            await asyncio.gather(*(worker.drain(0.0) for worker in self._workers), return_exceptions=True)
-        self._work.cancel()
-        await asyncio.gather(self._work, return_exceptions=True)
-
-
-def _make_ray_cluster(address: str) -> "RayCluster":
-    check_ray(address)
-    from rollwright.run.ray_fleet import RayCluster
-
-    return RayCluster(address)

@@ -13,7 +13,7 @@ from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampli
 from rollwright.errors import ConfigError
 from rollwright.rollout import AgentFunction, Assignment
 from rollwright.rollout.episode import read_episode
-from rollwright.rollout.scheduler import rollout_ids
+from rollwright.rollout.stream import rollout_ids
 from rollwright.run.build import SettingsTable, function_settings
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import probe_engine

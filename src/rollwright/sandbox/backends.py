@@ -1,6 +1,7 @@
 """Which backend runs boxes: the one that is named, or the first of the built-in ones that works on this machine."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from rollwright.errors import ConfigError
@@ -19,10 +20,10 @@ def make_backend(name: str, **options: Any) -> BoxBackend:
     return backend
 
 
-async def choose_backend(name: str = AUTO) -> BoxBackend:
+async def choose_backend(name: str = AUTO, options: Mapping[str, Any] | None = None) -> BoxBackend:
     """The backend that runs boxes here; a `BoxError` says why none does."""
     if name != AUTO:
-        return make_backend(name)
+        return make_backend(name, **(options or {}))
     why = []
     for each in BOX_BACKENDS:
         backend = make_backend(each)

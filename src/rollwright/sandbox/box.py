@@ -173,6 +173,8 @@ class Feature(StrEnum):
     NETWORK = "network"
     """Reaches other hosts where its spec allows it."""
     MOUNTS = "mounts"
+    REMOTE = "remote"
+    """Its boxes take no memory and no cores of this machine."""
 
 
 class Snapshot(Protocol):

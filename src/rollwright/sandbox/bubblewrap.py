@@ -15,14 +15,14 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from rollwright.sandbox import cgroups
 from rollwright.sandbox.box import BoxError, BoxLabel, BoxSpec, CommandResult, Feature, Network
-from rollwright.sandbox.holder_client import HolderLine, HolderPool, own_process
+from rollwright.sandbox.holder_client import HolderCall, HolderLine, HolderPool, own_process
 from rollwright.sandbox.images import UnpackedImage, unpacked
 from rollwright.sandbox.leases import BoxRecord, boot_id, boxes_folder, new_box_id, state_folder
 from rollwright.sandbox.messages import (
@@ -186,21 +186,12 @@ class BubblewrapBox:
         stdin: bytes = b"",
         max_output: int = 1 << 20,
     ) -> CommandResult:
-        words = ("", command) if isinstance(command, str) else tuple(command)
-        if not words or not all(isinstance(each, str) and "\0" not in each for each in words):
-            raise BoxError("a command is a text or a list of words, without NUL characters")
-        request = RunRequest(
-            words,
-            {**self._image.environment, **self._environment, **self.spec.environment, **(environment or {})},
-            workdir or self.spec.workdir or self._image.workdir or "/",
-            user or self.spec.user or self._image.user or "0",
-        )
         began = time.monotonic()
         output, errors = OutputPipe(max_output), OutputPipe(max_output)
         files = [_input_file(stdin)]
         try:
             files += [await output.open(), await errors.open()]
-            call = await self._line.open_call(request, files)
+            call = await self.begin(command, files, user=user, environment=environment, workdir=workdir)
         except BaseException:
             output.close()
             errors.close()
@@ -227,6 +218,27 @@ class BubblewrapBox:
             errors.close()
         dropped = output.dropped + errors.dropped
         return CommandResult(done.exit_code, *texts, is_late, dropped, time.monotonic() - began)
+
+    async def begin(
+        self,
+        command: str | list[str],
+        files: Sequence[int],
+        *,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+    ) -> HolderCall:
+        """Starts a command whose input, output and errors are the given files, which the caller closes."""
+        words = ("", command) if isinstance(command, str) else tuple(command)
+        if not words or not all(isinstance(each, str) and "\0" not in each for each in words):
+            raise BoxError("a command is a text or a list of words, without NUL characters")
+        request = RunRequest(
+            words,
+            {**self._image.environment, **self._environment, **self.spec.environment, **(environment or {})},
+            workdir or self.spec.workdir or self._image.workdir or "/",
+            user or self.spec.user or self._image.user or "0",
+        )
+        return await self._line.open_call(request, files)
 
     async def put(self, source: bytes | Path, path: str) -> None:
         _check_path(path)

@@ -40,6 +40,7 @@ from rollwright.sandbox.leases import (
     BoxRecord,
     lease_end,
     now,
+    read_record,
     remove_box,
     renew,
     start_time,
@@ -186,7 +187,7 @@ class Holder:
         if self._monitor:
             self._kill()
         with suppress(Exception):
-            remove_box(self._folder, self._record)
+            remove_box(self._folder, read_record(self._folder) or self._record)
 
     def _kill(self) -> None:
         """Kills the first process of the box, with which all others die; bubblewrap outside then ends by itself."""

@@ -29,6 +29,9 @@ CACHE_VARIABLE = "ROLLWRIGHT_CACHE"
 """Environment variable with the cache folder of this package; unset: `rollwright` in the user's cache folder."""
 
 RECORD, LEASE = "record.json", "lease"
+_REMOTE = "-remote"
+"""End of the ids of boxes that run elsewhere."""
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 GRACE_SECONDS = 1.0
@@ -78,8 +81,16 @@ def id_prefix(state: Path) -> str:
     return f"rw-{hashlib.sha256(os.fsencode(state)).hexdigest()[:8]}-"
 
 
-def new_box_id(state: Path) -> str:
-    return id_prefix(state) + secrets.token_hex(6)
+def new_box_id(state: Path, *, is_remote: bool = False) -> str:
+    return id_prefix(state) + secrets.token_hex(6) + (_REMOTE if is_remote else "")
+
+
+def count_local_boxes(state: Path) -> int:
+    """Boxes that take memory and cores of this machine."""
+    try:
+        return sum(not each.endswith(_REMOTE) for each in os.listdir(boxes_folder(state)))
+    except OSError:
+        return 0
 
 
 def boot_id() -> str:

@@ -7,17 +7,18 @@ and cannot be interrupted; the box is ended in the background.
 
 import asyncio
 import logging
-import os
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from rollwright.errors import RollwrightError
 from rollwright.hardware import free_memory, usable_cores
 from rollwright.sandbox.backends import choose_backend
-from rollwright.sandbox.box import AssignableBox, Box, BoxBackend, BoxError, BoxLabel, BoxSpec
-from rollwright.sandbox.leases import boxes_folder, state_folder
+from rollwright.sandbox.box import AssignableBox, Box, BoxBackend, BoxError, BoxLabel, BoxSpec, Feature
+from rollwright.sandbox.leases import count_local_boxes, state_folder
 from rollwright.sandbox.settings import AUTO
 
 BOXES_PER_CORE = 32
@@ -46,10 +47,17 @@ class BoxPool:
     """The boxes of one backend in this process. Belongs to one event loop."""
 
     def __init__(
-        self, backend: str | BoxBackend = AUTO, *, max_boxes: int | None = None, state: Path | None = None
+        self,
+        backend: str | BoxBackend = AUTO,
+        *,
+        options: Mapping[str, Any] | None = None,
+        max_boxes: int | None = None,
+        state: Path | None = None,
     ) -> None:
-        """`max_boxes`: most boxes at the same time in this process, beside the machine's limit."""
+        """`options`: of the backend that is named. `max_boxes`: most boxes at the same time in this process, beside the machine's
+        limit."""
         self._named = backend
+        self._options = dict(options or {})
         self._backend: BoxBackend | None = None
         self._choosing = asyncio.Lock()
         self._turn = asyncio.Lock()  # asyncio's locks are given in the order in which they were asked for
@@ -74,7 +82,9 @@ class BoxPool:
         async with self._choosing:
             if self._backend is None:
                 named = self._named
-                self._backend = await choose_backend(named) if isinstance(named, str) else named
+                self._backend = (
+                    await choose_backend(named, self._options) if isinstance(named, str) else named
+                )
         return self._backend
 
     async def start(self, spec: BoxSpec, label: BoxLabel, *, gateway: str = "", warm: int = 0) -> Box:
@@ -166,7 +176,9 @@ class BoxPool:
         own = len(self._started) + self._starting
         if self._max_boxes is not None and own >= self._max_boxes:
             return False
-        running = max(own, _count_boxes(self._state) + self._starting)
+        if self._backend is not None and Feature.REMOTE in self._backend.features:
+            return True  # the service has limits of its own, and says so
+        running = max(own, count_local_boxes(self._state) + self._starting)
         return may_start(
             running=running, cores=usable_cores().count, free=free_memory(), memory=spec.memory_mb << 20
         )
@@ -195,15 +207,16 @@ class BoxPool:
 
 
 class BoxPools:
-    """One pool for each backend that is used in this process."""
+    """One pool for each backend, with its options, that is used in this process."""
 
     def __init__(self) -> None:
-        self._pools: dict[str, BoxPool] = {}
+        self._pools: dict[bytes, BoxPool] = {}
 
-    def get(self, backend: str = AUTO) -> BoxPool:
-        if backend not in self._pools:
-            self._pools[backend] = BoxPool(backend)
-        return self._pools[backend]
+    def get(self, backend: str = AUTO, options: Mapping[str, Any] | None = None) -> BoxPool:
+        key = msgspec.json.encode([backend, options or {}], order="deterministic")
+        if key not in self._pools:
+            self._pools[key] = BoxPool(backend, options=options)
+        return self._pools[key]
 
     async def rest(self) -> None:
         """Ends pools whose boxes are used by nobody, with their warm boxes; the next call of `get` makes new ones."""
@@ -211,10 +224,3 @@ class BoxPools:
             if not pool.in_use:
                 del self._pools[name]
                 await pool.aclose()
-
-
-def _count_boxes(state: Path) -> int:
-    try:
-        return len(os.listdir(boxes_folder(state)))
-    except OSError:
-        return 0

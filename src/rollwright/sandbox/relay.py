@@ -36,12 +36,21 @@ class Relay:
     async def serve(self, listening: socket.socket) -> None:
         self._server = await asyncio.start_server(self._accept, sock=listening)
 
+    def join_socket(self, connected: socket.socket) -> None:
+        """Joins a connection that was accepted elsewhere."""
+        task = asyncio.get_running_loop().create_task(self._join_socket(connected))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
         for each in self._connections:
             each.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _join_socket(self, connected: socket.socket) -> None:
+        await self._accept(*await asyncio.open_connection(sock=connected))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -16,6 +16,8 @@ SANDBOXES: Registry[Any] = Registry(
         "bubblewrap": "rollwright.sandbox.bubblewrap:BubblewrapBackend",
         "podman": "rollwright.sandbox.containers:ContainerBackend",
         "docker": "rollwright.sandbox.containers:DockerBackend",
+        "kubernetes": "rollwright.sandbox.kubernetes_box:KubernetesBackend",
+        "e2b": "rollwright.sandbox.e2b_box:E2BBackend",
     },
     protocol="rollwright.sandbox.box:BoxBackend",
     key="orchestras.TAG.agents.NAME.tools.sandbox",
@@ -34,7 +36,9 @@ class BoxConfig(Settings):
     """The box of each attempt at a tag: a sandbox for its tools, rewards and agent. See [boxes](boxes.md)."""
 
     backend: str = AUTO
-    """`auto`: the first of the built-in backends that runs here; a kind, or your own as `module:name`."""
+    """`auto`: bubblewrap, podman or docker, the first that runs here; a kind, or your own as `module:name`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the backend itself, such as `namespace` of `kubernetes`."""
     image: str = HOST_IMAGE
     """`host`: this machine's programs, read-only, without its files; else an image of `rollwright images`."""
     root_folder: str = ""
@@ -68,6 +72,10 @@ class BoxConfig(Settings):
     def _check(self) -> "BoxConfig":
         if self.allowed_hosts and self.network != "allowlist":
             raise ValueError(f"allowed_hosts: is for the network allowlist, not for {self.network}")
+        if self.options and self.backend == AUTO:
+            raise ValueError(
+                f"options: name the backend that they are for; known: {', '.join(SANDBOXES.names())}"
+            )
         return self
 
     def spec(self) -> BoxSpec:

@@ -30,6 +30,7 @@ class OutputPipe:
         self._tail = bytearray()
         self.dropped = 0
         self._reading: asyncio.Task[None] | None = None
+        self._is_over = False
         self._transport: asyncio.ReadTransport | None = None
 
     async def open(self) -> int:
@@ -44,11 +45,13 @@ class OutputPipe:
         return theirs
 
     async def finish(self) -> str:
-        """The text, when nobody can write any more or the time for that is over."""
+        """The text, when nobody can write any more or the time for that is over; then the pipe is read on, so that a program
+        in the background does not meet a closed one."""
         if self._reading is not None and self._transport is not None:
-            await asyncio.wait({self._reading}, timeout=_LEFT_OPEN_SECONDS)
-            self._transport.close()
-            self._reading.cancel()
+            done, _ = await asyncio.wait({self._reading}, timeout=_LEFT_OPEN_SECONDS)
+            self._is_over = True
+            if done:
+                self._transport.close()
         return self.text
 
     @property
@@ -58,6 +61,9 @@ class OutputPipe:
         return (self._head + between + self._tail).decode(errors="replace")
 
     def close(self) -> None:
+        """Ends it, unless `finish` has left it to a program in the background."""
+        if self._is_over:
+            return
         if self._transport is not None:
             self._transport.close()
         if self._reading is not None:
@@ -65,7 +71,8 @@ class OutputPipe:
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         while block := await stream.read(_BLOCK):
-            self.add(block)
+            if not self._is_over:
+                self.add(block)
 
     def add(self, block: bytes) -> None:
         room = self._half - len(self._head)

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rollwright.agents.prompts import CHARACTERS_PER_TOKEN
 from rollwright.engines.base import Renderer
 from rollwright.trajectory import Message
-
-CHARACTERS_PER_TOKEN = 4
-"""Estimate for English text; used only with text-only engines, which have no tokenizer to count with."""
 
 FRAGMENT_BEGINS = 'The output of "'
 """Prefix of a fragment in a prompt; the agent's name follows."""

@@ -24,10 +24,10 @@ from rollwright.errors import ConfigError
 _START_SECONDS = 180.0
 """For the import of a package on a busy machine."""
 
-_MAX_LINE = 16 << 20
-"""Bytes of one message; an observation that is longer fits no context."""
+_MAX_LINE = 64 << 20
+"""Bytes of one message; a conversation that is longer fits no context."""
 
-_WORDS_SECONDS = 0.1
+WORDS_SECONDS = 0.1
 """What a dying process wrote to standard error comes by another way than the end of its connection, and perhaps later."""
 
 _KEPT_LINES = 20
@@ -66,13 +66,22 @@ class ForeignConnection:
             raise
         if not isinstance(said, dict):
             self.kill()
-            await asyncio.sleep(_WORDS_SECONDS)
+            await asyncio.sleep(WORDS_SECONDS)
             raise EnvironmentFailure(f"{self._server.name}: its process ended{self._server.last_words()}")
         if "error" in said:
             if said.get("settings"):
                 raise ConfigError(f"{self._server.name}: {said['error']}")
             raise EnvironmentFailure(f"{self._server.name}: {said['error']}")
         return said["value"]
+
+    async def open_lines(self) -> "tuple[asyncio.StreamReader, asyncio.StreamWriter]":
+        """The streams of the connection, for a program that is not asked one thing at a time."""
+        line = await self._line()
+        return line.reader, line.writer
+
+    def last_words(self) -> str:
+        """The last line that a process of the package wrote to standard error, as a clause."""
+        return self._server.last_words()
 
     def fork(self) -> "ForeignConnection":
         """A connection to an exact copy of the environment as it is now: the request waits behind those before it."""
@@ -117,6 +126,8 @@ class ForeignForkServer:
         self._tokens = itertools.count()
         self._expected: dict[str, asyncio.Future[_Connected]] = {}
         self._words: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._changing = asyncio.Lock()
+        """Held by whoever starts the server again, because it first has to be gone."""
         self._started: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._listener: asyncio.Server | None = None
@@ -128,10 +139,14 @@ class ForeignForkServer:
         """A process for one environment with these options."""
         self._users += 1
         try:
-            if self._started is None or (self._process is not None and self._process.returncode is not None):
-                await self._stop()
-                self._started = asyncio.ensure_future(self._start())
-            await asyncio.shield(self._started)
+            async with self._changing:
+                if self._started is None or (
+                    self._process is not None and self._process.returncode is not None
+                ):
+                    await self._stop()
+                    self._started = asyncio.ensure_future(self._start())
+                started = self._started
+            await asyncio.shield(started)
             assert self._process is not None
             assert self._process.stdin is not None
             token, greeting = self._expect()
@@ -155,8 +170,11 @@ class ForeignForkServer:
         """One user less; behind the last one the server ends."""
         self._users -= 1
         if not self._users:
+            # Forgotten before it ends: whoever comes meanwhile gets another server.
+            of_loop = _servers.get(asyncio.get_running_loop(), {})
+            if of_loop.get(self._package) is self:
+                del of_loop[self._package]
             await self._stop()
-            _servers.get(asyncio.get_running_loop(), {}).pop(self._package, None)
 
     def last_words(self) -> str:
         """The last line that the server or one of its environments wrote to standard error, as a clause."""

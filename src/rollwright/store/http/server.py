@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from rollwright.errors import ConfigError
 from rollwright.http.server import BACKLOG, Listener, listening_socket
-from rollwright.http.server_connection import ServerLimits
+from rollwright.http.server_limits import ServerLimits
 from rollwright.store.api import Store
 from rollwright.store.http import openapi
 from rollwright.store.http.endpoint import MAX_BODY, CallEndpoint

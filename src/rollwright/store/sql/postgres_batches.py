@@ -19,9 +19,11 @@ import asyncpg  # type: ignore[import-untyped]
 from rollwright.store.checks import EMPTY, config_to_bytes, new_id, unpack
 from rollwright.store.records import Attempt, AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.sql import attempts as attempt_operations
+from rollwright.store.sql import claims
 from rollwright.store.sql import queue as queue_operations
 from rollwright.store.sql.attempts import Append, Heartbeat, Report
-from rollwright.store.sql.queue import Ask, new_record
+from rollwright.store.sql.claims import Ask
+from rollwright.store.sql.queue import new_record
 from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow
 from rollwright.store.sql.schema import ATTEMPTS_OF_ONE, CLAIMED, HELD, WAITING
 from rollwright.store.sql.transaction import COMPLETIONS, Changes, Stamps
@@ -211,9 +213,9 @@ def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[Sequence[Any]]
 BATCHES: Mapping[Any, Run] = {
     queue_operations.enqueue_many: enqueue,
     queue_operations.enqueue_named: enqueue,
-    queue_operations.claim_many: claim,
-    queue_operations.claim_once: claim,
-    queue_operations.serve: claim_for_waiting,
+    claims.claim_many: claim,
+    claims.claim_once: claim,
+    claims.serve: claim_for_waiting,
     attempt_operations.report_many: finish,
     attempt_operations.record_heartbeats: keep_alive,
     attempt_operations.append_once: append,

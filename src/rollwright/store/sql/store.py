@@ -17,7 +17,7 @@ from rollwright.store.backend import handles
 from rollwright.store.checks import check_request, clean_reason, new_id, pack_mapping
 from rollwright.store.errors import NotFound
 from rollwright.store.records import Attempt, AttemptedRollout, CompletionEntry, Rollout
-from rollwright.store.sql import attempts, queries, queue, retention
+from rollwright.store.sql import attempts, claims, queries, queue, retention
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import BatchedCall, Driver
 from rollwright.store.sql.query_handlers import MOST_ROUNDS, SqlQueries
@@ -99,7 +99,7 @@ class SqlStore(SqlQueries):
             claimed = []  # callers that wait already are served first
         else:
             claimed = await self._write(
-                BatchedCall(queue.claim_many if call.claim_id is None else queue.claim_once, ask),
+                BatchedCall(claims.claim_many if call.claim_id is None else claims.claim_once, ask),
                 durable=False,
                 brief=call.limit <= BRIEF_ROWS,
                 orphaned=self._requeue_abandoned,
@@ -119,9 +119,9 @@ class SqlStore(SqlQueries):
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _claim_for_each(self, asked: Sequence[queue.Ask]) -> list[list[AttemptedRollout]]:
+    async def _claim_for_each(self, asked: Sequence[claims.Ask]) -> list[list[AttemptedRollout]]:
         brief = sum(limit for limit, _, _ in asked) <= BRIEF_ROWS
-        return await self._write(BatchedCall(queue.serve, asked), durable=False, brief=brief)
+        return await self._write(BatchedCall(claims.serve, asked), durable=False, brief=brief)
 
     async def _give_back(self, claimed: Sequence[AttemptedRollout]) -> None:
         reason = "its worker stopped asking"
@@ -131,13 +131,13 @@ class SqlStore(SqlQueries):
     async def _start_attempt(self, call: calls.StartAttempt) -> AttemptedRollout:
         claim = call.claim_id or self._idempotency_key("cl")
         return await self._write(
-            lambda tx: queue.start(tx, call.rollout_id, call.worker_id, claim), durable=False
+            lambda tx: claims.start(tx, call.rollout_id, call.worker_id, claim), durable=False
         )
 
     @handles(calls.StartRequestedRollout)
     async def _start_requested_rollout(self, call: calls.StartRequestedRollout) -> AttemptedRollout:
         claim, checked = call.claim_id or self._idempotency_key("cl"), check_request(call.request)
-        return await self._write(lambda tx: queue.start_new(tx, checked, call.worker_id, claim))
+        return await self._write(lambda tx: claims.start_new(tx, checked, call.worker_id, claim))
 
     @handles(calls.UpdateAttempt)
     async def _update_attempt(self, call: calls.UpdateAttempt) -> Attempt:

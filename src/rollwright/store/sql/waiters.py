@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rollwright.errors import RollwrightError
 from rollwright.store.records import AttemptedRollout
-from rollwright.store.sql.queue import Ask
+from rollwright.store.sql.claims import Ask
 from rollwright.store.waiting import resolve, wait_until
 
 

@@ -10,9 +10,13 @@ error. When the process that started the server ends, the server and all environ
 The server reads one JSON object a line from standard input: `{"token": …, "options": {…}}`. The forked process connects to
 SOCKET, names its token, and then answers one JSON object a line: `{"op": "reset", "seed": 3}` calls `reset(seed=3)` of the
 object that the program's `make(**options)` returned. `{"op": "fork", "token": …}` is answered by nothing: the copy connects by itself.
+
+A program whose `make` is a coroutine plays many episodes at once in one process: see `concurrent_program`.
 """
 
+import asyncio
 import importlib
+import inspect
 import json
 import os
 import random
@@ -26,6 +30,7 @@ from typing import Any
 def main(file: str, place: str) -> None:
     folder, name = os.path.split(os.path.abspath(file))
     sys.path.insert(0, folder)
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     module = name.removesuffix(".py")
     if place == "--describe":
         describe(module)
@@ -41,7 +46,7 @@ def describe(module: str) -> None:
     try:
         said = {"value": importlib.import_module(module).describe(**options)}
     except BaseException as error:  # noqa: BLE001 - whatever a foreign package raises is said in one line
-        said = _refusal(error)
+        said = describe_error(error)
     json.dump(said, out)
     out.flush()
     os._exit(0)  # threads of a foreign package must not hold up the end
@@ -55,7 +60,7 @@ def serve(module: str, place: str) -> None:
         program = importlib.import_module(module)
         hello = {"token": "server", "pid": os.getpid()}
     except BaseException as error:  # noqa: BLE001
-        hello = {"token": "server", "pid": os.getpid(), **_refusal(error)}
+        hello = {"token": "server", "pid": os.getpid(), **describe_error(error)}
     line = _connect(place)
     line.sendall(json.dumps(hello).encode() + b"\n")
     if "error" in hello:
@@ -71,6 +76,11 @@ def serve(module: str, place: str) -> None:
 def _serve_environment(program: Any, place: str, token: str, options: dict[str, Any]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
+    if inspect.iscoroutinefunction(program.make):
+        serve_concurrently = importlib.import_module("concurrent_program").serve_concurrently
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the package may wait for programs that it starts
+        asyncio.run(serve_concurrently(program, place, token, options, describe_error))
+        return
     lines = _greet(place, token)
     made: Any = None
     while request := lines.readline():
@@ -88,7 +98,7 @@ def _serve_environment(program: Any, place: str, token: str, options: dict[str, 
             said = {"value": getattr(made, operation)(**order)}
             encoded = json.dumps(said)
         except BaseException as error:  # noqa: BLE001 - also `exit` and Ctrl-C of foreign code
-            encoded = json.dumps(_refusal(error))
+            encoded = json.dumps(describe_error(error))
         lines.write(encoded.encode() + b"\n")
         lines.flush()
 
@@ -106,7 +116,8 @@ def _connect(place: str) -> socket.socket:
     return line
 
 
-def _refusal(error: BaseException) -> dict[str, Any]:
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """The answer that says what was raised."""
     traceback.print_exc()
     words = " ".join(str(error).split())[:500]
     is_settings = getattr(error, "is_settings", False)

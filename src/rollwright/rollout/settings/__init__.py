@@ -1,11 +1,10 @@
-"""Settings of rollouts: environments, groups, filters, strategies, limits; and the plug points of this box."""
+"""Settings of rollouts: environments, groups, curricula, limits and budgets."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -15,37 +14,9 @@ from pydantic import (
 from rollwright.registry import Registry
 from rollwright.rewards.settings import RewardList
 from rollwright.rollout.filters.settings import FILTERS, AnyFilterConfig
+from rollwright.rollout.settings.agents import AgentChoice
 from rollwright.sandbox.settings import BoxConfig
-from rollwright.settings import Settings, choose_kind, choose_kinds
-
-BRANCH_POLICIES: Registry[Any] = Registry(
-    "branch_policies",
-    "strategy.branch",
-    {
-        "fixed": "rollwright.rollout.branching:FixedFanOut",
-        "split": "rollwright.rollout.branching:Split",
-        "keep_alive": "rollwright.rollout.branching:KeepAlive",
-        "random": "rollwright.rollout.branching:RandomExpansion",
-        "uncertainty": "rollwright.rollout.branching:Uncertainty",
-    },
-    protocol="rollwright.rollout.branching:Branching",
-    key="strategy.branch",
-)
-
-CLI_AGENTS: Registry[Any] = Registry(
-    "cli_agents",
-    "agent cli",
-    {
-        "claude-code": "rollwright.rollout.cli_agents.recipes:CLAUDE_CODE",
-        "codex": "rollwright.rollout.cli_agents.recipes:CODEX",
-        "gemini-cli": "rollwright.rollout.cli_agents.recipes:GEMINI_CLI",
-        "mini-swe-agent": "rollwright.rollout.cli_agents.recipes:MINI_SWE_AGENT",
-        "opencode": "rollwright.rollout.cli_agents.recipes:OPENCODE",
-        "qwen-code": "rollwright.rollout.cli_agents.recipes:QWEN_CODE",
-    },
-    protocol="rollwright.rollout.cli_agents.recipe:CliRecipe",
-    key="custom_envs.TAG.agent.cli",
-)
+from rollwright.settings import Settings, choose_kinds
 
 CURRICULA: Registry[Any] = Registry(
     "curricula",
@@ -183,109 +154,6 @@ class ValEnvManagerConfig(EnvManagerConfig):
         return self
 
 
-class FunctionAgentConfig(Settings):
-    """A function of one's own that plays a task. `module:function` in place of the section does the same."""
-
-    kind: Literal["function"] = "function"
-    """Chooses this agent."""
-    function: str
-    """As `module:function`, or the name that an installed package offers it by. Called with the task and a session; async or
-    plain."""
-    process: bool = False
-    """Whether each call has a process of its own, with `OPENAI_BASE_URL` and the other usual variables set before the module
-    is imported. Unset: it runs in the worker, where only `session.base_url` leads to the model."""
-
-
-class CommandAgentConfig(Settings):
-    """A command that plays a task: an agent in any language, started anew for each rollout in a folder of its own."""
-
-    kind: Literal["command"] = "command"
-    """Chooses this agent."""
-    command: Annotated[list[str], Field(min_length=1)]
-    """Program and arguments. A word that names a file in `folder` is given as its whole path."""
-    timeout: PositiveFloat = 600.0
-    """Seconds after which it is killed, which is a failure."""
-    output_kb: PositiveInt = 64
-    """How much of the end of its output is kept."""
-
-
-class TerminalAgentConfig(Settings):
-    """The model itself, working in the attempt's box by commands in plain text. See [boxes](boxes.md)."""
-
-    kind: Literal["terminal"] = "terminal"
-    """Chooses this agent."""
-    max_turns: PositiveInt = 30
-    """Answers until the episode ends."""
-    seconds: PositiveFloat = 120.0
-    """Time limit of a command."""
-    output_limit: PositiveInt = 8000
-    """Characters of a command's output that the model sees."""
-    system: str | None = None
-    """System prompt. Unset: one that explains the format."""
-
-
-class CliAgentConfig(Settings):
-    """An agent on the command line, such as Claude Code: installed once, and run in the attempt's box for each rollout. See
-    [agents on the command line](cli_agents.md)."""
-
-    kind: Literal["cli"] = "cli"
-    """Chooses this agent."""
-    cli: str
-    """`claude-code`, `codex`, `gemini-cli`, `mini-swe-agent`, `opencode`, `qwen-code`, or a recipe of your own as
-    `module:name`."""
-    timeout: PositiveFloat | None = None
-    """Seconds after which it is killed, which is a failure. Unset: the task's own limit, else 1800."""
-    output_kb: PositiveInt = 64
-    """How much of the end of its output is kept."""
-    network: Literal["gateway", "box"] = "gateway"
-    """What it may reach: the model alone, or also what the box or the task allows."""
-    arguments: tuple[str, ...] = ()
-    """Further arguments behind those of the recipe."""
-    environment: dict[str, str] = Field(default_factory=dict)
-    """Further environment variables."""
-    prompt: str | None = None
-    """How a task is told, with its fields in braces: `{instruction}`. Unset: its instruction alone."""
-
-
-class SolutionAgentConfig(Settings):
-    """No agent: `oracle` runs the task's own solution, `nop` does nothing. For environments with boxes, as a check of their
-    tasks. The name alone in place of the section does the same."""
-
-    kind: Literal["oracle", "nop"]
-    """Chooses one of them."""
-
-
-class RemoteAgentConfig(Settings):
-    """Programs anywhere that take the tasks from the run by HTTP. `remote` in place of the section does the same."""
-
-    kind: Literal["remote"]
-    """Chooses this agent."""
-    lease_seconds: PositiveFloat = 120.0
-    """Seconds without a model call or a heartbeat after which a program has lost its rollout, which is a failure."""
-
-
-class RemoteConfig(Settings):
-    """Where remote programs reach the run. The variable `ROLLWRIGHT_GATEWAY_KEY` holds the key that they need."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on. One that other machines can reach needs the key to be set."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 8810
-    """Port; 0 takes a free one."""
-    public_url: str | None = None
-    """Address by which programs reach it, if not host and port."""
-
-
-AgentChoice = Annotated[
-    FunctionAgentConfig
-    | CommandAgentConfig
-    | RemoteAgentConfig
-    | TerminalAgentConfig
-    | CliAgentConfig
-    | SolutionAgentConfig,
-    Field(discriminator="kind"),
-]
-
-
 class CustomEnvConfig(Settings):
     """Definition of one tag in this run: a new tag, or other settings of a known one."""
 
@@ -357,114 +225,6 @@ class CustomEnvConfig(Settings):
                 "tasks: are played in place of an environment; leave env_type and env_config out"
             )
         return self
-
-
-class ChainStrategyConfig(Settings):
-    """One path."""
-
-    kind: Literal["chain"] = "chain"
-    """Chooses this strategy."""
-
-
-class FixedBranchConfig(Settings):
-    """`width` answers to every question of the first `depth` turns."""
-
-    kind: Literal["fixed"] = "fixed"
-    """Chooses this branch policy."""
-
-
-class SplitBranchConfig(Settings):
-    """Many roots, and one wide split later: `width` answers to every question of one turn."""
-
-    kind: Literal["split"]
-    """Chooses this branch policy."""
-    roots: PositiveInt = 1
-    """Answers to the first question of each tree. The other members of a group are further roots, and are never merged."""
-    at: NonNegativeInt = 1
-    """Turn whose questions get `width` answers; 0 is the first. Late in an episode is better than early."""
-
-
-class KeepAliveBranchConfig(Settings):
-    """`width` answers to the first question; then, in the first `depth` turns, as many as bring the live branches of the tree
-    back to `alive`, spread over all of them. For games in which most paths end early."""
-
-    kind: Literal["keep_alive"]
-    """Chooses this branch policy."""
-    alive: PositiveInt = 8
-    """Live branches of a tree before each turn is sampled."""
-
-
-class RandomBranchConfig(Settings):
-    """Chains, and further answers at questions that are drawn beforehand from the first `depth` turns."""
-
-    kind: Literal["random"]
-    """Chooses this branch policy."""
-    chains: PositiveInt = 2
-    """Chains to begin with, each the trunk of a tree."""
-    nodes: PositiveInt = 2
-    """Questions of each tree that get one more answer in a round."""
-    rounds: PositiveInt = 1
-    """Times that questions are drawn, from all that the tree has by then."""
-
-
-class UncertaintyBranchConfig(Settings):
-    """`width` answers after a turn with high uncertainty, in the first `depth` turns; else one."""
-
-    kind: Literal["uncertainty"]
-    """Chooses this branch policy."""
-    threshold: NonNegativeFloat = 1.0
-    """Mean -log p of the turn's tokens, in nats, from which on its uncertainty is high."""
-    change: NonNegativeFloat = 0.5
-    """Difference of that to the turn before, in nats, from which on its uncertainty counts as high, too."""
-
-
-class OwnBranchConfig(Settings):
-    """A user-defined function of the node that returns the number of answers, at most `width`. With a second parameter it
-    also gets all live nodes of the level. `module:function` in place of the kind does the same."""
-
-    kind: Literal["own"]
-    """Chooses this branch policy."""
-    function: str
-    """As `module:function`."""
-
-
-BranchConfig = Annotated[
-    FixedBranchConfig
-    | SplitBranchConfig
-    | KeepAliveBranchConfig
-    | RandomBranchConfig
-    | UncertaintyBranchConfig
-    | OwnBranchConfig,
-    Field(discriminator="kind"),
-]
-
-
-class TreeStrategyConfig(Settings):
-    """Several answers to a question, each continued with its own environment."""
-
-    kind: Literal["tree"]
-    """Chooses this strategy."""
-    width: PositiveInt = 2
-    """Limit of answers to one question; `branch.kind` random has its own keys."""
-    depth: PositiveInt = 2
-    """Turns whose questions may get several answers, from the first one on."""
-    budget: PositiveInt | None = None
-    """Budget of a whole tree, in `unit`. Unset: no limit beside the branch policy."""
-    unit: Literal["tokens", "turns", "tool_calls", "leaves"] = "leaves"
-    """Unit of the budget: sampled tokens, generations, steps of environments (including replays), or branches."""
-    branch: BranchConfig = FixedBranchConfig()
-    """Branch policy: which questions get several answers."""
-    fork: Literal["auto", "fork", "replay", "root"] = "auto"
-    """How another answer gets its environment: a copy, a new one that replays the actions, or none (only the first
-    question branches). `auto`: a copy where the environment can make one, else a replay."""
-
-    @field_validator("branch", mode="before")
-    @classmethod
-    def _by_name(cls, value: Any) -> Any:
-        return choose_kind(value, BRANCH_POLICIES, "function")
-
-
-StrategyConfig = Annotated[ChainStrategyConfig | TreeStrategyConfig, Field(discriminator="kind")]
 
 
 class LimitsConfig(Settings):
