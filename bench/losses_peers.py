@@ -316,6 +316,30 @@ def advantages(batch: Batch) -> dict[str, torch.Tensor]:
     return found
 
 
+VALUE_CLIP = 0.2
+
+
+def value_loss(batch: Batch) -> dict[str, numpy.ndarray[Any, Any]]:
+    """verl's loss of a critic whose values moved since the rollout, and its gradient by token."""
+    mask, old = batch["mask"], batch["values"]
+    moved = (old + 0.4 * batch["rewards"].roll(1, 1)).float().double().requires_grad_()
+    value, _ = core_algos.compute_value_loss(
+        vpreds=moved,
+        returns=advantages(batch)["gae returns 1.0"],
+        values=old,
+        response_mask=mask,
+        cliprange_value=VALUE_CLIP,
+        loss_agg_mode="token-mean",
+    )
+    value.backward()
+    assert moved.grad is not None
+    return {
+        "moved": moved.detach().numpy(),
+        "loss": numpy.array(float(value.detach())),
+        "gradient": (moved.grad * mask).numpy(),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out")
@@ -347,6 +371,9 @@ def main() -> None:
     found = [advantages(batch) for batch in batches]
     for name in found[0]:
         arrays[f"advantage {name}"] = numpy.stack([each[name].numpy() for each in found])
+    critics = [value_loss(batch) for batch in batches]
+    for name in critics[0]:
+        arrays[f"critic {name}"] = numpy.stack([each[name] for each in critics])
     arrays["settings"] = numpy.array(json.dumps(settings))
     numpy.savez_compressed(given.out, **arrays)
 

@@ -81,6 +81,49 @@ def configure(folder: Path, base_url: str, key: str) -> None:
     (folder / "opencode.json").write_text(json.dumps({"provider": {"rw": provider}, "share": "disabled"}))
 
 
+CODEX_CALLS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
+    "namespace": (
+        "policy",
+        [
+            {"call": {"name": "multi_agent_v1__close_agent", "arguments": {"target": "nobody"}}},
+            {"say": "It answered: {result}"},
+        ],
+        "nobody",
+    ),
+    "custom": (
+        "gpt-5.6-sol",
+        [
+            {
+                "call": {
+                    "name": "functions__exec",
+                    "arguments": {
+                        "input": 'text((await tools.exec_command({cmd: "echo lis$((1))bon"})).output)'
+                    },
+                }
+            },
+            {"say": "It answered: {result}"},
+        ],
+        "lis1bon",
+    ),
+}
+"""By the kind of tool: the model's name, by which Codex chooses its tools; what the model says; what the tool answers."""
+
+
+@pytest.mark.parametrize("kind", CODEX_CALLS)
+async def test_codex_runs_its_tools_that_are_no_functions(
+    kind: str, programs: Path, make_recorded: Any, run_program: Any, tmp_path: Path
+) -> None:
+    model, replies, wanted = CODEX_CALLS[kind]
+    scenes = [{"task": "lisbon", "replies": replies}, {"when": "lisbon", "replies": replies}]
+    recorded = make_recorded([*scenes, {"replies": [{"say": "All done."}]}])
+    configure(tmp_path, recorded.base_url, recorded.api_key)
+    words = ("exec", "-m", model, *PROGRAMS["codex"].command[1:])
+    said = await run_program([str(programs / "codex"), *words], recorded, tmp_path)
+    assert "It answered" in said
+    assert wanted in said
+    recorded.assert_served(1)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_a_program_does_its_whole_tool_loop(
     name: str, programs: Path, make_recorded: Any, run_program: Any, tmp_path: Path

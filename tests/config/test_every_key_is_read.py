@@ -46,7 +46,9 @@ _REMOTE = "needs a remote program; tests/run/test_remote_agents.py sets it"
 _GROUP_JUDGE = "needs a judge that ranks; tests/run/test_ranked_groups.py has one"
 
 _RANKS = "needs several ranks; tests/training/test_ranks.py starts them"
+_TRAINER = "needs a trainer elsewhere; tests/training/test_batch_service.py has one"
 NOT_READ_HERE: dict[Key, str] = {
+    **{("ServeSettings", key): _TRAINER for key in ("host", "lease_seconds", "port", "token_env")},
     ("CommunicationConfig", "fetch_timeout"): _PEER,
     ("CommunicationConfig", "verify_timeout"): _PEER,
     ("SwarmConfig", "max_clock_skew"): _PEER,
@@ -58,6 +60,7 @@ NOT_READ_HERE: dict[Key, str] = {
     ("TrainerSettings", "rank_timeout"): _RANKS,
     ("TrainerSettings", "shard_ranks"): _RANKS,
     ("RemoteAgentConfig", "lease_seconds"): _REMOTE,
+    ("RunConfig", "remote"): _REMOTE,
     ("RemoteConfig", "host"): _REMOTE,
     ("RemoteConfig", "port"): _REMOTE,
     ("RemoteConfig", "public_url"): _REMOTE,
@@ -307,7 +310,12 @@ async def train(folder: Path, runs: Path) -> None:
     settings = {"lora": {"rank": 2}, "loss": {"ratio": "proximal", "kl_coefficient": 0.1}, "device": "cpu"}
     constant = {"aggregation": "constant", "entropy_coefficient": 0.1, "correction": "mask"}
     lake = {"FrozenLake": {"max_steps": 1, "max_tokens_per_step": 4}}
-    own = {"loss": "rollwright.training.losses:clipped_loss", "device": "cpu"}
+    own = {
+        "loss": "rollwright.training.losses:clipped_loss",
+        "device": "cpu",
+        "critic": {},
+        "advantage": "gae",
+    }
     two = {"loss": constant, "device": "cpu"}
     for name, training in (("one", settings), ("two", two), ("three", own)):
         content = games(name=name, max_steps=2, custom_envs=lake, training=training, eval_steps=1)

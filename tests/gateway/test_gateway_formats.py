@@ -254,15 +254,14 @@ async def test_tools_that_the_provider_would_run_are_passed_over_with_a_note(
 ) -> None:
     codex: Any = [
         {"type": "function", "name": "shell", "parameters": PERSON},
-        {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "x"}]},
+        {"type": "namespace", "name": "mcp", "tools": [{"type": "local_shell", "name": "x"}]},
         {"type": "web_search", "external_web_access": False},
-        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
     ]
     async with clients.openai(played.access) as client:
         raw = await client.responses.with_raw_response.create(model="m", input="go", tools=codex)
         history: Any = [{"role": "user", "content": "go"}, {"type": "web_search_call", "id": "ws"}]
         await client.responses.create(model="m", input=history, tools=codex)
-    assert "custom, namespace, web_search" in raw.headers["x-rollwright-note"]
+    assert "local_shell, web_search" in raw.headers["x-rollwright-note"]
     assert [tool.name for tool in raw.parse().tools] == ["shell"]
     async with clients.anthropic(played.access) as client:
         tools: Any = [{"type": "web_search_20250305", "name": "web_search"}]

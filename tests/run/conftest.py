@@ -122,6 +122,17 @@ class CrashLab:
         for pid in self.living_workers:
             os.kill(pid, signal.SIGKILL)
 
+    def kill_a_playing_worker(self, run: subprocess.Popen[str]) -> list[int]:
+        """Stops a worker, and kills it if it holds a rollout; returns the worker and all processes below it."""
+        pid = self.workers_of(run)[0]
+        os.kill(pid, signal.SIGSTOP)
+        name = _command(pid).decode()
+        running = [each for each in self.story().attempts if each.status == "running"]
+        held = any(str(each.worker_id) in name for each in running)
+        below = _descendants(pid) if held else []
+        os.kill(pid, signal.SIGKILL if held else signal.SIGCONT)
+        return [pid, *below] if held else []
+
     def clean_up(self) -> None:
         left = [process for process in self._started if process.poll() is None]
         for process in left:
@@ -187,6 +198,14 @@ async def _read_story(path: Path) -> StoreStory:
         )
     finally:
         await store.close()
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, file.read_text().split()):
+            found += [child, *_descendants(child)]
+    return found
 
 
 def _command(pid: int) -> bytes:

@@ -5,14 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import yaml
 
+from rollwright import RemoteRollout, RemoteRun
 from rollwright.config import RunConfig, build
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.rollout import Activity, Batch
@@ -226,6 +229,51 @@ async def test_a_node_that_is_killed_takes_no_rollout_with_it_and_its_actors_sta
     check_delivered_once(batches)
     assert max(most_at_once(attempts).values()) <= MOST_ENVS
     assert run.activity.dead_workers >= len(there)
+
+
+async def test_remote_programs_play_what_actors_hold_also_after_one_is_killed(
+    cluster: Any, tmp_path: Path
+) -> None:
+    """The cluster may have other nodes, so workers reach the run by the node's address, and programs by loopback."""
+    rows = "".join(f'{{"question": "{n} + 1 = ?", "answer": {n + 1}}}\n' for n in range(16))
+    (tmp_path / "sums.jsonl").write_text(rows, encoding="utf-8")
+    agent = {"kind": "remote", "lease_seconds": 4.0}
+    tag = {
+        "tasks": "sums.jsonl",
+        "agent": agent,
+        "rewards": [{"kind": "exact_match", "extract": r"(\S+)\s*$"}],
+    }
+    settings_of_run = config(
+        folder=str(tmp_path),
+        policy={"kind": "simulated", "skill": 1.0, "tokens_per_second": 40, "mean_tokens": 10},
+        custom_envs={"Sums": tag},
+        remote={"port": 0},
+        train_env_manager={
+            "num_env_groups": GROUPS,
+            "group_size": GROUP_SIZE,
+            "tags": ["Sums"],
+            "max_env_num_per_worker": MOST_ENVS,
+        },
+    )
+    async with Run(settings_of_run, store=str(tmp_path / "store.db"), ray=cluster.address) as run:
+        assert run.board is not None
+        remote = RemoteRun(run.board.url, patience=1)
+        threading.Thread(target=lambda: remote.play(ask, concurrency=6), daemon=True).start()
+        async with taking_batches(run) as batches:
+            lost, place = next(iter((await actors_of(run)).items()))
+            await until(lambda: attempts_of(run, {lost}, AttemptStatus.RUNNING))
+            os.kill(place.pid, signal.SIGKILL)
+            await until(lambda: attempts_of(run, {lost}, AttemptStatus.UNRESPONSIVE))
+            await until(lambda: has_batches(batches, 2))
+        await check_history(run.store)
+    check_delivered_once(batches)
+    assert {each.reward for batch in batches for each in batch.trajectories} == {1.0}
+
+
+def ask(task: dict[str, Any], session: RemoteRollout) -> str:
+    with openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+        question: Any = {"role": "user", "content": task["question"]}
+        return client.chat.completions.create(model="m", messages=[question]).choices[0].message.content or ""
 
 
 async def test_actors_that_die_at_their_start_end_the_run_with_their_last_words(cluster: Any) -> None:

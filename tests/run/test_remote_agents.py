@@ -288,11 +288,6 @@ def test_a_key_is_needed_where_others_can_reach_the_run(
     assert "the key is missing or wrong" in refused[0]
 
 
-def test_workers_in_other_processes_are_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="remote programs take their rollouts from the run's own process"):
-        Run(build(content(tmp_path)), processes=2)
-
-
 def test_a_program_without_a_run_says_so() -> None:
     with pytest.raises(RollwrightError, match=r"127\.0\.0\.1:9"):
         RemoteRun("http://127.0.0.1:9", patience=0.1).play(ask)

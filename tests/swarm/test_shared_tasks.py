@@ -3,14 +3,18 @@
 import asyncio
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # as in `test_node`
 from tiny_swarm import configuration, save_model
 
+from rollwright import RemoteRollout, RemoteRun
 from rollwright.config import build
 from rollwright.errors import ConfigError
 from rollwright.run.build_swarm import node_config, task_book
@@ -145,7 +149,28 @@ async def test_what_no_peer_can_verify_stays_on_its_node(
         node_config(build(alone), "ab" * 32)
 
 
-async def test_a_whole_node_trains_on_a_peers_groups_of_the_same_file(tmp_path: Path) -> None:
+def play_remotely(node: SwarmNode) -> None:
+    """A remote program that takes the node's rollouts, in a thread, until the node has ended."""
+    while (
+        node.training.local is None or node.training.local.board is None or not node.training.local.board.url
+    ):
+        time.sleep(0.02)
+
+    def solve(task: dict[str, Any], session: RemoteRollout) -> str:
+        with openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+            question: Any = {"role": "user", "content": task["question"]}
+            return (
+                client.chat.completions.create(model="m", messages=[question]).choices[0].message.content
+                or ""
+            )
+
+    RemoteRun(node.training.local.board.url, patience=1).play(solve, concurrency=2)
+
+
+@pytest.mark.parametrize("agent", [{"function": "swarm_agent:solve"}, {"kind": "remote"}])
+async def test_a_whole_node_trains_on_a_peers_groups_of_the_same_file(
+    tmp_path: Path, agent: dict[str, Any]
+) -> None:
     """One node has a second tag, which an agent plays and which it keeps for itself."""
     model, network = save_model(tmp_path / "model"), MemorySwarm()
     even = {"kind": "function", "function": "node_rewards:even", "name": "even"}
@@ -156,7 +181,7 @@ async def test_a_whole_node_trains_on_a_peers_groups_of_the_same_file(tmp_path: 
         (folder / "node_rewards.py").write_text(text, encoding="utf-8")
         (folder / "swarm_agent.py").write_text(AGENT, encoding="utf-8")
         tag = {"tasks": "sums.jsonl", "rewards": [even], "max_tokens_per_step": 6}
-        own = {**tag, "agent": {"function": "swarm_agent:solve"}}
+        own = {**tag, "agent": agent}
         tags = ["Sums"] if number == 0 else ["Sums", "Own"]
         config = configuration(
             model,
@@ -164,6 +189,7 @@ async def test_a_whole_node_trains_on_a_peers_groups_of_the_same_file(tmp_path: 
             folder=str(folder),
             max_steps=100_000 if number == 0 else 3,
             custom_envs={"Sums": tag, "Own": own},
+            remote={"port": 0},
             train_env_manager={"num_env_groups": 2, "group_size": 2, "tags": tags},
         )
         home = tmp_path / f"home-{name}"
@@ -176,6 +202,8 @@ async def test_a_whole_node_trains_on_a_peers_groups_of_the_same_file(tmp_path: 
     while not nodes[0].training.pipeline.done:  # models are loaded one after the other
         await asyncio.sleep(0.05)
         assert not running.done()
+    if "kind" in agent:
+        threading.Thread(target=play_remotely, args=(nodes[1],), daemon=True).start()
     await nodes[1].run()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -27,8 +27,8 @@ from rollwright.trajectory import Boundary, ErrorRecord, Trajectory
 
 Make = Callable[..., Trajectory]
 
-OF_TURNS = [name for name in ADVANTAGES.kinds if name != "reinforce_plus_plus_tokens"]
-"""Those of single tokens are in `test_token_advantages.py`."""
+OF_TURNS = [name for name in ADVANTAGES.kinds if name not in ("reinforce_plus_plus_tokens", "gae")]
+"""Those of single tokens are in `test_token_advantages.py` and `test_critic.py`."""
 ALL: list[Advantage] = [make_advantage(name) for name in OF_TURNS]
 FAILURE = ErrorRecord(boundary=Boundary.ENGINE, kind="timeout", message="", turn=0)
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from rollwright.errors import RollwrightError
-from rollwright.training.advantages import ReinforcePlusPlusTokens, make_advantage
+from rollwright.training.advantages import Advantage, ReinforcePlusPlusTokens, TokenGAE, make_advantage
 from rollwright.training.advantages.base import NamedAdvantage
 from rollwright.training.rows import View, build_rows
 from rollwright.trajectory import (
@@ -79,8 +79,8 @@ def test_rows_carry_an_advantage_for_each_token_in_either_view(chain: Make, view
     assert len(set(expected)) > 4
 
 
-def test_failures_and_second_copies_enter_no_statistics_of_tokens(chain: Make) -> None:
-    estimator = ReinforcePlusPlusTokens()
+@pytest.mark.parametrize("estimator", [ReinforcePlusPlusTokens(), TokenGAE()])
+def test_failures_and_second_copies_enter_no_statistics_of_tokens(chain: Make, estimator: Advantage) -> None:
     pair = [chain("a", [1.0, 0.0]), chain("b", [0.0, 0.5])]
     failed = chain(
         "c", [9.0, 9.0], error=ErrorRecord(boundary=Boundary.ENGINE, kind="timeout", message="", turn=0)
@@ -90,8 +90,8 @@ def test_failures_and_second_copies_enter_no_statistics_of_tokens(chain: Make) -
     assert {each for own in (found[1], found[3]) for turn in own for each in turn} == {0.0}
 
 
-def test_a_penalty_is_added_to_the_tokens_of_the_guilty_turn(chain: Make) -> None:
-    estimator = ReinforcePlusPlusTokens()
+@pytest.mark.parametrize("estimator", [ReinforcePlusPlusTokens(), TokenGAE()])
+def test_a_penalty_is_added_to_the_tokens_of_the_guilty_turn(chain: Make, estimator: Advantage) -> None:
     guilty = [chain("a", [1.0, 0.0], penalties=[0.0, -0.25]), chain("b", [0.0, 0.5])]
     innocent = [chain("a", [1.0, 0.0]), chain("b", [0.0, 0.5])]
     found, plain = estimator([guilty])[0], estimator([innocent])[0]

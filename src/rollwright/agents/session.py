@@ -119,6 +119,11 @@ class Session:
         return self._sequence_length
 
     @property
+    def attempt_number(self) -> int:
+        """1 for the first attempt at its rollout."""
+        return self._attempt
+
+    @property
     def run_policy(self) -> Policy:
         """The policy of the whole attempt, which may consist of several."""
         return self._policy

@@ -39,6 +39,11 @@ COMMANDS = {
     "run": Command("run", "run", "Play the episodes that CONFIG asks for."),
     "resume": Command("run", "resume", "Resume RUN where it stopped."),
     "train": Command("train", "train", "Train as CONFIG says."),
+    "serve-batches": Command(
+        "train",
+        "serve_batches",
+        "Play as CONFIG says, and offer the batches to a trainer elsewhere over HTTP.",
+    ),
     "eval": Command("evaluate", "evaluate", "Evaluate a model on tasks, with intervals, cost and a report."),
     "compare": Command(
         "evaluate", "compare", "Compare two evaluations on the tasks that both have, with a paired test."

@@ -3,6 +3,7 @@
 The settings are checked first: the modules that training needs are imported (`train_execution`) once they are accepted.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,6 +67,43 @@ def train(
     from rollwright.cli.train_execution import begin
 
     begin(settings, runs=runs, store=store, live=live, report=report, ui=ui)
+
+
+def serve_batches(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="YAML file to play by.", show_default=False, autocompletion=complete_config),
+    ] = None,
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8710,
+    lease_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time after which a silent trainer's batch is handed out again.")
+    ] = 60.0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Resume this run folder.", show_default=False, autocompletion=complete_run),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = RUNS,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Where rollouts are kept. Default: in the run folder.", callback=warn_of_password),
+    ] = None,
+    live: LiveOption = True,
+) -> None:
+    """Play as CONFIG says, and offer the batches over HTTP to a trainer of any kind, which returns weights.
+
+    With ROLLWRIGHT_BATCH_TOKEN set, trainers have to send that token; without it, only this machine is served.
+    """
+    served = {"host": host, "port": port, "lease_seconds": lease_seconds}
+    changes = [f"training.serve.{key}={value}" for key, value in served.items()]
+    if os.environ.get(BATCH_TOKEN):
+        changes.append(f"training.serve.token_env={BATCH_TOKEN}")
+    train(config, [*changes, *(overrides or [])], resume=resume, runs=runs, store=store, live=live)
+
+
+BATCH_TOKEN = "ROLLWRIGHT_BATCH_TOKEN"
+"""Environment variable with the token that trainers send."""
 
 
 def _settings(config: Path | None, changes: list[str], from_run: Path | None) -> "RunConfig":

@@ -23,6 +23,7 @@ from rollwright.cli.tables import ledger_table, training_table, validation_table
 from rollwright.cli.ui import page_of
 from rollwright.config import RunConfig
 from rollwright.engines.base import Policy
+from rollwright.http.server import server_url
 from rollwright.rollout import Batch
 from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_training import make_policy
@@ -113,6 +114,11 @@ def execute(
     """Train to the end and show the results; exits with the signal's code after an interruption."""
     recent = RecentProfile(screen, settings, folder.store_address(store))
     observer = TrainingScreen(screen, recent, live=live)
+    if (served := settings.training and settings.training.serve) and served.port:
+        where = server_url(served.host, served.port)
+        screen.print(
+            f"batches at {where}, documented at {where}/openapi.json", highlight=False, soft_wrap=True
+        )
     summary = run_async(
         train_run(settings, folder, store=store, policy=policy, resume=resume, observer=observer)
     )

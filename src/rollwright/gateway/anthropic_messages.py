@@ -129,7 +129,7 @@ class AnthropicMessages:
             notes=passed_over(theirs),
         )
 
-    def present(self, message: Message) -> Message:
+    def present(self, asked: ModelRequest, message: Message) -> Message:
         return present_object_arguments(message)
 
     def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]:

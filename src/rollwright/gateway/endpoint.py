@@ -84,7 +84,7 @@ _encode = msgspec.json.Encoder().encode
 _log = logging.getLogger(__name__)
 
 
-class _Head(NamedTuple):
+class RequestHead(NamedTuple):
     """The headers that matter."""
 
     key: bytes | None
@@ -159,8 +159,7 @@ class GatewayApp:
         api = _PLAIN if served is None else served.api
         body = Body(receive, self._max_body, self._memory)
         try:
-            head = _head(scope["headers"], query)
-            await self._route(scope["method"], path, head, served, body, receive, send)
+            await self.route(scope, path, _head(scope["headers"], query), body, receive, send)
         except HttpRefusal as refusal:
             message = " ".join(str(refusal).splitlines())
             last = body.unread or refusal.status == 401
@@ -172,26 +171,21 @@ class GatewayApp:
             words = "the gateway failed; its log says why"
             await _send_error(send, api, 500, "internal", words, last=body.unread)
 
-    async def _route(
-        self,
-        method: str,
-        path: tuple[str, ...],
-        head: _Head,
-        served: "_Served | None",
-        body: Body,
-        receive: Receive,
-        send: Send,
+    async def route(
+        self, scope: Scope, path: tuple[str, ...], head: RequestHead, body: Body, receive: Receive, send: Send
     ) -> None:
+        """Serves one request; raises its refusal."""
+        method = scope["method"]
         match (method, *path):
             case ("GET", "health"):
-                await _send_json(send, {"status": "ok"})
+                await send_json(send, {"status": "ok"})
             case ("POST", "rollouts") if self._administration is not None:
                 await self._create(self._administration, head, body, receive, send)
             case ("POST", "rollouts", quoted, "end"):
                 await self._end(unquote(quoted), head, body, send)
             case ("POST", "rollouts", quoted, "heartbeat"):
                 self._registry.find(unquote(quoted), head.key).note_sign_of_life()
-                await _send_json(send, {"status": "ok"})
+                await send_json(send, {"status": "ok"})
             case ("GET", "rollouts", quoted, "trajectory"):
                 rollout = self._registry.find(unquote(quoted), head.key)
                 await _send(send, 200, b"application/octet-stream", rollout.session.trajectory.to_bytes())
@@ -200,11 +194,12 @@ class GatewayApp:
                 # A name may have slashes in it, as those of hubs have.
                 name = unquote("/".join(_tail(path)[1:]))[:LONGEST_MODEL]
                 if is_gemini_version(path[2]):
-                    await _send_json(send, model_card(name) if name else model_cards(["policy"]))
+                    await send_json(send, model_card(name) if name else model_cards(["policy"]))
                 else:
-                    await _send_json(send, _model(name) if name else _models())
+                    await send_json(send, _model(name) if name else _models())
             case ("POST", "rollouts", quoted, *_):
                 rollout = self._registry.find(unquote(quoted), head.key)
+                served = _find_served(_tail(path), scope.get("query_string", b""))
                 try:
                     if served is None:
                         raise _not_served(method, path)
@@ -220,7 +215,7 @@ class GatewayApp:
         self,
         rollout: RolloutRecorder,
         served: "_Served",
-        head: _Head,
+        head: RequestHead,
         body: Body,
         receive: Receive,
         send: Send,
@@ -229,18 +224,18 @@ class GatewayApp:
             await self._count(rollout, served.api, head, body, send)
         else:
             read = partial(name_request, served.api, idempotency_key=head.idempotency_key)
-            named = await self._read(head, body, read)
+            named = await self.read(head, body, read)
             await self._ask(rollout, served.api, named, head, receive, send)
 
     async def _count(
-        self, rollout: RolloutRecorder, api: ApiFormat, head: _Head, body: Body, send: Send
+        self, rollout: RolloutRecorder, api: ApiFormat, head: RequestHead, body: Body, send: Send
     ) -> None:
-        asked = await self._read(head, body, api.read_to_count)
+        asked = await self.read(head, body, api.read_to_count)
         check_limits(asked)
         tokens = await asyncio.to_thread(rollout.count_tokens, asked, head.agent)
-        await _send_json(send, api.answer_count(tokens))
+        await send_json(send, api.answer_count(tokens))
 
-    async def _read(self, head: _Head, body: Body, decode: Callable[[bytes], Decoded]) -> Decoded:
+    async def read(self, head: RequestHead, body: Body, decode: Callable[[bytes], Decoded]) -> Decoded:
         """Parses the body of an authenticated client; the raw bytes are not kept."""
         if head.length > self._max_body:
             raise body.too_large()
@@ -248,45 +243,45 @@ class GatewayApp:
             return await self._decoder.decode(decode, await body.read(), json_values, MAX_MARKS)
 
     async def _create(
-        self, administration: Administration, head: _Head, body: Body, receive: Receive, send: Send
+        self, administration: Administration, head: RequestHead, body: Body, receive: Receive, send: Send
     ) -> None:
         administration.admit(None, head.key)
-        content = await self._read(head, body, bytes)
+        content = await self.read(head, body, bytes)
         claim_id = None if head.idempotency_key is None else head.idempotency_key.decode("latin-1")
         create = administration.create(head.key, content, claim_id)
         if not administration.polls:
-            await _send_json(send, await create)
+            await send_json(send, await create)
             return
         opening, gone = asyncio.ensure_future(create), asyncio.ensure_future(receive())
         try:
             await asyncio.wait({opening, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
                 raise Gone  # nobody is there who could play it
-            await _send_json(send, opening.result())
+            await send_json(send, opening.result())
         finally:
             opening.cancel()
             gone.cancel()
 
-    async def _end(self, rollout_id: str, head: _Head, body: Body, send: Send) -> None:
+    async def _end(self, rollout_id: str, head: RequestHead, body: Body, send: Send) -> None:
         if self._administration is not None:
             self._administration.admit(rollout_id, head.key)
-            request = await self._read(head, body, _end_request)
-            await _send_json(send, await self._administration.end(rollout_id, head.key, request))
+            request = await self.read(head, body, _end_request)
+            await send_json(send, await self._administration.end(rollout_id, head.key, request))
             return
         rollout = self._registry.find(rollout_id, head.key)
-        request = await self._read(head, body, _end_request)
+        request = await self.read(head, body, _end_request)
         if request.error is not None:
             raise HttpRefusal(400, "unsupported", "error: raise it in the agent function instead")
         rollout.given = Given(request.given_reward, request.success)
         await rollout.seal()
-        await _send_json(send, {"status": "sealed"})
+        await send_json(send, {"status": "sealed"})
 
     async def _ask(
         self,
         rollout: RolloutRecorder,
         api: ApiFormat,
         named: "NamedRequest",
-        head: _Head,
+        head: RequestHead,
         receive: Receive,
         send: Send,
     ) -> None:
@@ -463,7 +458,7 @@ def _not_served(method: str, path: tuple[str, ...]) -> HttpRefusal:
     )
 
 
-def _head(headers: list[tuple[bytes, bytes]], query: bytes) -> _Head:
+def _head(headers: list[tuple[bytes, bytes]], query: bytes) -> RequestHead:
     key, length, marked, idempotency_key, agent = _query_key(query), 0, False, None, "agent"
     for name, value in headers:
         if name == b"authorization":
@@ -479,7 +474,7 @@ def _head(headers: list[tuple[bytes, bytes]], query: bytes) -> _Head:
             idempotency_key = value.strip() or None
         elif name == b"x-rollwright-agent":
             agent = value.decode("latin-1").strip() or agent
-    return _Head(key, length, marked, idempotency_key, agent)
+    return RequestHead(key, length, marked, idempotency_key, agent)
 
 
 def _query_key(query: bytes) -> bytes | None:
@@ -488,7 +483,7 @@ def _query_key(query: bytes) -> bytes | None:
     return unquote_to_bytes(given) or None
 
 
-async def _send_json(send: Send, answer: Any) -> None:
+async def send_json(send: Send, answer: Any) -> None:
     await _send(send, 200, _JSON, _encode(answer))
 
 

@@ -92,7 +92,7 @@ class GeminiContents:
     def answer_count(self, tokens: int) -> Mapping[str, Any]:
         return {"totalTokens": tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": tokens}]}
 
-    def present(self, message: Message) -> Message:
+    def present(self, asked: ModelRequest, message: Message) -> Message:
         return present_object_arguments(message)
 
     def answer(self, asked: ModelRequest, reply: ModelReply) -> Any:

@@ -60,7 +60,7 @@ class LegacyCompletions:
     def answer_count(self, tokens: int) -> Mapping[str, Any]:
         return {"input_tokens": tokens}
 
-    def present(self, message: Message) -> Message:
+    def present(self, asked: ModelRequest, message: Message) -> Message:
         return message
 
     def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]:

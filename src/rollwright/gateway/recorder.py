@@ -271,7 +271,7 @@ class RolloutRecorder:
             turn = msgspec.structs.replace(turn, filtered=LEFT_OUT)
             self.session.trajectory.turns[turn.id] = turn
         said, stop = self._message_of(turn, asked.wishes.stop)
-        said = api.present(said)
+        said = api.present(asked, said)
         self._conversations.add(asking.messages, asked.tools, said, turn.id)
         self._instructed[turn.id] = bool(asked.instructions)
         return ModelReply(

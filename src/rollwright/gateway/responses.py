@@ -9,8 +9,17 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rollwright.engines.base import ToolSpec
 from rollwright.gateway.chat_completions import ChatCompletions, token_logprob
+from rollwright.gateway.response_tools import (
+    ADDITIONAL_TOOLS,
+    ResponseTool,
+    additional_tools,
+    call_item,
+    declare,
+    flat_choice,
+    present_call,
+    read_call,
+)
 from rollwright.gateway.types import (
     ModelReply,
     ModelRequest,
@@ -25,7 +34,6 @@ from rollwright.gateway.types import (
     refuse_options,
     sampling_options,
     text_of,
-    tool_call,
 )
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
@@ -56,13 +64,6 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
-class _Tool(msgspec.Struct):
-    type: str
-    name: str = ""
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
 class _Text(msgspec.Struct):
     format: dict[str, Any] | None = None
 
@@ -72,7 +73,7 @@ class _Request(msgspec.Struct):
     model: str = ""
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[_Tool] | None = None
+    tools: list[ResponseTool] | None = None
     tool_choice: Any = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -101,10 +102,8 @@ class Responses:
         items = request.input
         skipped: list[str] = []
         said = [Message("user", items)] if isinstance(items, str) else _messages(items, skipped)
-        given = request.tools or ()
-        tools, forced = choose_tools(
-            [_spec(each) for each in given if each.type == "function"], request.tool_choice
-        )
+        declared = declare([*(request.tools or ()), *additional_tools(items)])
+        tools, forced = choose_tools(declared.specs, flat_choice(request.tool_choice))
         previous = request.previous_response_id
         return ModelRequest(
             messages=check_messages(said),
@@ -122,7 +121,8 @@ class Responses:
             output=forced
             or output_format(request.text.format if request.text else None, tools, "text.format"),
             logprobs=_LOGPROBS in (request.include or ()),
-            notes=passed_over([*(each.type for each in given if each.type != "function"), *skipped]),
+            notes=passed_over([*declared.passed_over, *skipped]),
+            origins=declared.origins,
         )
 
     def read_to_count(self, body: bytes) -> ModelRequest:
@@ -131,8 +131,11 @@ class Responses:
     def answer_count(self, tokens: int) -> Mapping[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
-    def present(self, message: Message) -> Message:
-        return message
+    def present(self, asked: ModelRequest, message: Message) -> Message:
+        if not asked.origins or not message.tool_calls:
+            return message
+        calls = tuple(present_call(each, asked.origins) for each in message.tool_calls)
+        return msgspec.structs.replace(message, tool_calls=calls)
 
     def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]:
         whole = reply.finish is FinishReason.STOP
@@ -140,7 +143,7 @@ class Responses:
             **_head(asked, reply),
             "status": "completed" if whole else "incomplete",
             "incomplete_details": None if whole else {"reason": "max_output_tokens"},
-            "output": _items(reply),
+            "output": _items(asked, reply),
             "usage": {
                 "input_tokens": reply.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -158,7 +161,7 @@ class Responses:
         opening = {**_head(asked, reply), "status": "in_progress", "output": [], "usage": None}
         yield "response.created", {"response": opening}
         yield "response.in_progress", {"response": opening}
-        for place, item in enumerate(_items(reply)):
+        for place, item in enumerate(_items(asked, reply)):
             yield from _item_events(place, item)
         answer = self.answer(asked, reply)
         yield f"response.{answer['status']}", {"response": answer}
@@ -174,11 +177,10 @@ def _messages(items: list[dict[str, Any]], skipped: list[str]) -> list[Message]:
     for place, item in enumerate(items):
         where = f"input[{place}]"
         kind = item.get("type", "message")
-        if kind == "reasoning":
+        if kind in ("reasoning", ADDITIONAL_TOOLS):
             continue
-        if kind == "function_call":
-            call = tool_call(item.get("call_id"), item.get("name"), item.get("arguments", ""), where)
-            answer = _with_call(messages, answer, call)
+        if kind in ("function_call", "custom_tool_call"):
+            answer = _with_call(messages, answer, read_call(item, where))
             continue
         answer = None
         if kind == "message":
@@ -187,7 +189,7 @@ def _messages(items: list[dict[str, Any]], skipped: list[str]) -> list[Message]:
                 raise HttpRefusal(422, "invalid", f"{where}: role is not one of {', '.join(_ROLES)}")
             messages.append(Message(role, text_of(item.get("content"), where, _TEXTS)))
             answer = messages[-1] if role == "assistant" else None
-        elif kind == "function_call_output":
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             output = text_of(item.get("output"), where, _TEXTS)
             messages.append(Message("tool", output, tool_call_id=str(item.get("call_id"))))
         elif _SERVER_ITEMS.fullmatch(str(kind)):
@@ -204,12 +206,6 @@ def _with_call(messages: list[Message], answer: Message | None, call: ToolCall) 
     else:
         messages[-1] = msgspec.structs.replace(answer, tool_calls=(*answer.tool_calls, call))
     return messages[-1]
-
-
-def _spec(tool: _Tool) -> ToolSpec:
-    if tool.parameters is None:
-        return ToolSpec(tool.name, tool.description or "")
-    return ToolSpec(tool.name, tool.description or "", tool.parameters)
 
 
 def _head(asked: ModelRequest, reply: ModelReply) -> dict[str, Any]:
@@ -240,7 +236,7 @@ def _head(asked: ModelRequest, reply: ModelReply) -> dict[str, Any]:
     }
 
 
-def _items(reply: ModelReply) -> list[dict[str, Any]]:
+def _items(asked: ModelRequest, reply: ModelReply) -> list[dict[str, Any]]:
     said = reply.message
     items: list[dict[str, Any]] = []
     if said.reasoning:
@@ -259,16 +255,7 @@ def _items(reply: ModelReply) -> list[dict[str, Any]]:
             }
         )
     for place, call in enumerate(said.tool_calls):
-        items.append(
-            {
-                "type": "function_call",
-                "id": f"fc_{reply.name}-{place}",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": call.arguments,
-                "status": "completed",
-            }
-        )
+        items.append(call_item(call, f"fc_{reply.name}-{place}", asked.origins))
     return items
 
 
@@ -289,6 +276,10 @@ def _item_events(place: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[s
         yield "response.function_call_arguments.delta", {**at, "delta": item["arguments"]}
         done = {**at, "name": item["name"], "arguments": item["arguments"]}
         yield "response.function_call_arguments.done", done
+    elif item["type"] == "custom_tool_call":
+        yield "response.output_item.added", {"output_index": place, "item": {**item, "input": ""}}
+        yield "response.custom_tool_call_input.delta", {**at, "delta": item["input"]}
+        yield "response.custom_tool_call_input.done", {**at, "input": item["input"]}
     else:
         yield "response.output_item.added", {"output_index": place, "item": {**item, "content": []}}
         text = item["content"][0]["text"]

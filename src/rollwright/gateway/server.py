@@ -5,10 +5,12 @@ a host is given; when it stops, calls in progress are answered first.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from rollwright.gateway.endpoint import MAX_BODY, Administration, GatewayApp
+from rollwright.gateway.forwarding import Routing, RoutingApp
 from rollwright.gateway.recorder import RolloutRecorder
 from rollwright.gateway.registry import RolloutRegistry
 
@@ -35,35 +37,48 @@ class Gateway:
         public_url: str | None = None,
         max_body: int = MAX_BODY,
         limits: "ServerLimits | None" = None,
+        more_hosts: Sequence[str] = (),
     ) -> None:
-        """`public_url`: address for agents, if it is not the host and port."""
+        """`public_url`: address for agents, if it is not the host and port. `more_hosts`: listened on too, each at a
+        free port."""
         self._host = host
         self._port = port
         self._public_url = None if public_url is None else public_url.rstrip("/")
         self._max_body = max_body
         self._limits = limits
+        self._more_hosts = more_hosts
         self.registry = RolloutRegistry()
         self._server: Listener | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._url = ""
+        self.urls: tuple[str, ...] = ()
+        """Where the server listens; empty before it does."""
 
     @property
     def url(self) -> str:
-        """Address of the listening server."""
-        return self._public_url or self._url
+        """Address of the listening server for agents."""
+        return self._public_url or (self.urls[0] if self.urls else "")
 
-    def listen(self, administration: Administration | None = None) -> None:
+    def listen(self, administration: Administration | None = None, routing: Routing | None = None) -> None:
         """Starts the server if it is not running."""
         if self._serving is not None:
             return
         from rollwright.http.server import Listener, listening_socket
 
         loop = asyncio.get_running_loop()
-        listening = listening_socket(self._host, self._port)
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self._url = f"http://{host}:{listening.getsockname()[1]}"
-        self._server = Listener(GatewayApp(self.registry, administration, self._max_body), self._limits)
-        self._serving = loop.create_task(self._server.serve([listening]), name="gateway")
+        sockets = [listening_socket(self._host, self._port)]
+        sockets += [listening_socket(each, 0) for each in self._more_hosts]
+        hosts = (self._host, *self._more_hosts)
+        self.urls = tuple(
+            f"http://{f'[{host}]' if ':' in host else host}:{each.getsockname()[1]}"
+            for host, each in zip(hosts, sockets, strict=True)
+        )
+        app = (
+            GatewayApp(self.registry, administration, self._max_body)
+            if routing is None
+            else RoutingApp(self.registry, administration, self._max_body, routing)
+        )
+        self._server = Listener(app, self._limits)
+        self._serving = loop.create_task(self._server.serve(sockets), name="gateway")
 
     def open(self, rollout: RolloutRecorder) -> Access:
         """Makes the rollout callable."""

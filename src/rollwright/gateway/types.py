@@ -55,6 +55,14 @@ class Wishes(msgspec.Struct, frozen=True):
 _NO_WISHES = Wishes()
 
 
+class ToolOrigin(msgspec.Struct, frozen=True):
+    """What a function of the model is for the client."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
 class ModelRequest(msgspec.Struct, frozen=True):
     """One call of a client."""
 
@@ -79,6 +87,8 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """Whether the answer names its tokens with their log-probabilities."""
     notes: tuple[str, ...] = ()
     """What of the request was passed over."""
+    origins: Mapping[str, ToolOrigin] = {}
+    """By name, the functions that are another kind of tool for the client."""
 
     @property
     def system(self) -> str:
@@ -134,8 +144,8 @@ class ApiFormat(Protocol):
 
     def answer_count(self, tokens: int) -> Mapping[str, Any]: ...
 
-    def present(self, message: Message) -> Message:
-        """Converts the message to the form that this API supports."""
+    def present(self, asked: ModelRequest, message: Message) -> Message:
+        """Converts the message to the form that this API supports, and that its client sends back."""
         ...
 
     def answer(self, asked: ModelRequest, reply: ModelReply) -> Any:

@@ -70,10 +70,17 @@ class HttpClient:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def request(
-        self, method: str, url: Url, body: bytes | None, seconds: float, *, max_answer: int | None = None
+        self,
+        method: str,
+        url: Url,
+        body: bytes | None,
+        seconds: float,
+        *,
+        max_answer: int | None = None,
+        header_lines: str = "",
     ) -> HttpResponse:
         """Send a request. `seconds`: for the whole request, connecting included. `max_answer`: most bytes of the response with
-        its head; `None`: the client's limit."""
+        its head; `None`: the client's limit. `header_lines`: of this request alone, each with its end of line."""
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
@@ -86,7 +93,7 @@ class HttpClient:
             # What is left after connecting is a length of its own, so it gets a queue that is used once.
             timeouts = TimeoutQueue(loop, end - loop.time(), once=True)
         pending = connection.ask(
-            self._encode(method, url, body),
+            self._encode(method, url, body, header_lines),
             head_only=method == "HEAD",
             timeouts=timeouts,
             seconds=seconds,
@@ -116,8 +123,8 @@ class HttpClient:
         for _ in range(_CLOSING_STEPS):
             await asyncio.sleep(0)
 
-    def _encode(self, method: str, url: Url, body: bytes | None) -> bytes:
-        head = f"{method} {url.target} HTTP/1.1\r\nHost: {url.authority}\r\n{self._headers}"
+    def _encode(self, method: str, url: Url, body: bytes | None, more: str) -> bytes:
+        head = f"{method} {url.target} HTTP/1.1\r\nHost: {url.authority}\r\n{self._headers}{more}"
         if body is None and method in _BODILESS:
             return f"{head}\r\n".encode("latin-1")
         return b"%bContent-Length: %d\r\n\r\n%b" % (head.encode("latin-1"), len(body or b""), body or b"")

@@ -4,6 +4,7 @@ Always true: every connection stays within `ServerLimits`, whatever its client d
 """
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -63,6 +64,28 @@ class Listener(uvicorn.Server):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.connections.limits.sweep_seconds):
                     await self._stopping.wait()
+
+
+def guarded_socket(host: str, port: int, token: str | None) -> socket.socket:
+    """As `listening_socket`; a server without a token may only listen where its own machine alone reaches it."""
+    if token is None and not is_loopback(host):
+        raise ConfigError(
+            f"host: {host!r} can be reached from other machines; give a token, or listen on 127.0.0.1"
+        )
+    return listening_socket(host, port)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def server_url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

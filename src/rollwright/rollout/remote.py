@@ -14,7 +14,7 @@ import hmac
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -42,6 +42,21 @@ class NextRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds to wait for a rollout."""
     tags: list[str] | None = None
     """Tags whose rollouts are taken; `None`: all."""
+    rollout_id: str | None = None
+    """The one to take; `None`: any."""
+
+    def takes(self, offer: "Offered") -> bool:
+        return (self.tags is None or offer.tag in self.tags) and self.rollout_id in (None, offer.rollout_id)
+
+
+class Offered(Protocol):
+    """A rollout that waits for a program."""
+
+    @property
+    def rollout_id(self) -> str: ...
+
+    @property
+    def tag(self) -> str: ...
 
 
 _NEXT = msgspec.json.Decoder(NextRequest)
@@ -54,7 +69,8 @@ class Offer:
     task: Any
     session: AgentSession
     lease_seconds: float
-    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    taken: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Has its result when a program plays the rollout, or the failure of a rollout that none can take."""
     claim_id: str | None = None
     """Idempotency key of the request that took it."""
     result: "asyncio.Future[EndRequest]" = field(
@@ -64,6 +80,10 @@ class Offer:
     @property
     def rollout_id(self) -> str:
         return self.session.trajectory.rollout_id
+
+    @property
+    def tag(self) -> str:
+        return self.session.trajectory.tag
 
     @property
     def silent_seconds(self) -> float:
@@ -81,7 +101,7 @@ class RemoteBoard:
         """`key`: what programs must send; `None`: nothing, on a gateway that only its own machine reaches."""
         self._key = None if key is None else check_key("ROLLWRIGHT_GATEWAY_KEY", key).encode()
         self._gateway: Gateway | None = None
-        self._waiting: deque[Offer] = deque()
+        self._waiting: deque[Offered] = deque()
         self._held: dict[str, Offer] = {}
         """Taken offers, by rollout."""
         self._ended: dict[str, tuple[EndRequest, Mapping[str, Any]]] = {}
@@ -113,7 +133,7 @@ class RemoteBoard:
         try:
             async with self._news:
                 self._news.notify_all()
-            await offer.taken.wait()
+            await offer.taken
             return await self._follow(offer, episode_seconds)
         finally:
             self._withdraw(offer)
@@ -157,14 +177,28 @@ class RemoteBoard:
     async def create(self, key: bytes | None, body: bytes, claim_id: str | None) -> Mapping[str, Any]:
         """Takes the next offer; a repeated request gets the same one."""
         request: NextRequest = decode(_NEXT, body or b"{}")
-        for held in self._held.values():
-            if claim_id is not None and held.claim_id == claim_id:
-                return self._describe(held)
-        offer = await self._next(request)
+        if claim_id is not None and (earlier := self._find_claimed(claim_id)) is not None:
+            return earlier
+        ends = asyncio.get_running_loop().time() + min(max(request.timeout, 0.0), LONGEST_WAIT)
+        while True:
+            described = await self._hand_out(await self._next(request, ends), claim_id)
+            if described is not None:
+                return described
+
+    def _find_claimed(self, claim_id: str) -> Mapping[str, Any] | None:
+        """The rollout that an earlier request with this key took."""
+        held = (each for each in self._held.values() if each.claim_id == claim_id)
+        return next(map(self._describe, held), None)
+
+    async def _hand_out(self, offer: Offered, claim_id: str | None) -> Mapping[str, Any] | None:
+        """Gives a rollout to a program; `None`: it cannot be played any more."""
+        assert isinstance(offer, Offer), "others are handed out by the run's board"
+        if offer.taken.done():  # its attempt is being cancelled
+            return None
         offer.claim_id = claim_id
         offer.session.access()
         self._held[offer.rollout_id] = offer
-        offer.taken.set()
+        offer.taken.set_result(None)
         return self._describe(offer)
 
     async def end(self, rollout_id: str, key: bytes | None, request: EndRequest) -> Mapping[str, Any]:
@@ -199,18 +233,13 @@ class RemoteBoard:
     def _is_program(self, key: bytes | None) -> bool:
         return self._key is None or (key is not None and hmac.compare_digest(key, self._key))
 
-    async def _next(self, request: NextRequest) -> Offer:
+    async def _next(self, request: NextRequest, ends: float) -> Offered:
         """Waits for an offer; refuses when there is none in time, and when the run has ended."""
-
-        def wanted() -> Offer | None:
-            tags = request.tags
-            return next(
-                (each for each in self._waiting if tags is None or each.session.trajectory.tag in tags), None
-            )
-
         try:
-            async with asyncio.timeout(min(max(request.timeout, 0.0), LONGEST_WAIT)), self._news:
-                while not self._closed and (offer := wanted()) is None:
+            async with asyncio.timeout_at(ends), self._news:
+                while (
+                    not self._closed and (offer := next(filter(request.takes, self._waiting), None)) is None
+                ):
                     await self._news.wait()
         except TimeoutError:
             raise HttpRefusal(404, "no_rollout", "no rollout waits now; ask again") from None
@@ -220,10 +249,10 @@ class RemoteBoard:
         return offer
 
     def _describe(self, offer: Offer) -> Mapping[str, Any]:
-        access, trajectory = offer.session.access(), offer.session.trajectory
+        access = offer.session.access()
         return {
             "rollout_id": offer.rollout_id,
-            "tag": trajectory.tag,
+            "tag": offer.tag,
             "task": offer.task,
             "base_url": access.base_url,
             "api_key": access.api_key,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,9 @@ from rollwright.teams import Team
 from rollwright.teams.agent import apply_sampling_changes
 from rollwright.trajectory import MIN_TEMPERATURE
 
+if TYPE_CHECKING:
+    from rollwright.rollout.remote import RemoteBoard
+
 TASK_TOKENS = 1024
 """Tokens of one answer to a task, where the tag does not say: room to reason, as for the questions of reasoning-gym."""
 
@@ -72,7 +75,8 @@ def check_strategy(config: StrategyConfig, tag: str, make_env: Callable[[], Env]
 class SettingsTable:
     """How to play each tag of a run, in training and in validation. Wrong settings show when it is made."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, board: "RemoteBoard | None" = None) -> None:
+        """`board`: of a worker in another process than the run; by default, the run's own."""
         self._settings: dict[tuple[str, str], EpisodeSettings] = {}
         self._tools = ToolShelf()
         self._run_seed = config.seed
@@ -80,7 +84,7 @@ class SettingsTable:
         self._in_swarm = config.swarm is not None
         self._tasks = open_tag_tasks(config)
         self._rewards = TagRewards(config)
-        self.board = build_board(config)
+        self.board = board or build_board(config)
         """Offers rollouts to remote programs; `None`: no tag is played by such."""
         teams = build_teams(config, self._tools)
         for tag in config.tags:

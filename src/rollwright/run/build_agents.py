@@ -27,6 +27,7 @@ from rollwright.rollout.settings.strategies import ChainStrategyConfig
 if TYPE_CHECKING:
     from rollwright.rollout.cli_agents.agent import CliAgent
     from rollwright.rollout.remote import RemoteBoard
+    from rollwright.rollout.remote_workers import RunBoard
 
 KEY_VARIABLE = "ROLLWRIGHT_GATEWAY_KEY"
 """Environment variable with the key that remote programs send."""
@@ -34,11 +35,11 @@ KEY_VARIABLE = "ROLLWRIGHT_GATEWAY_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def build_board(config: RunConfig) -> "RemoteBoard | None":
+def build_board(config: RunConfig) -> "RunBoard | None":
     """Where remote programs take their rollouts; `None`: no tag has such an agent."""
-    if not any(_is_remote(config, tag) for tag in config.tags):
+    if not has_remote_agents(config):
         return None
-    from rollwright.rollout.remote import RemoteBoard
+    from rollwright.rollout.remote_workers import RunBoard
 
     key = os.environ.get(KEY_VARIABLE)
     if key is None and config.remote.host not in LOOPBACK:
@@ -46,12 +47,13 @@ def build_board(config: RunConfig) -> "RemoteBoard | None":
             f"remote.host: {config.remote.host!r} can be reached from other machines; set {KEY_VARIABLE}, or listen on "
             "127.0.0.1"
         )
-    return RemoteBoard(key)
+    return RunBoard(key)
 
 
-def _is_remote(config: RunConfig, tag: str) -> bool:
-    custom = config.custom_envs.get(tag)
-    return custom is not None and isinstance(custom.agent, RemoteAgentConfig)
+def has_remote_agents(config: RunConfig) -> bool:
+    """Whether remote programs play a tag of the run."""
+    own = (config.custom_envs.get(tag) for tag in config.tags)
+    return any(each is not None and isinstance(each.agent, RemoteAgentConfig) for each in own)
 
 
 def build_agent(

@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rollwright.config import RunConfig, TrainingConfig
 from rollwright.engines.base import Policy, Updatable
@@ -13,12 +13,13 @@ from rollwright.rollout.settings.strategies import TreeStrategyConfig
 from rollwright.run.build import SettingsTable
 from rollwright.run.folder import RunReader
 from rollwright.run.model_choice import cache_room
-from rollwright.training.advantages import Advantage, make_advantage
+from rollwright.training.advantages import Advantage, ValueBased, make_advantage
 from rollwright.training.settings import LOSSES
 from rollwright.trajectory import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
     from rollwright.training.ranks.leader import LeadingTrainer
+    from rollwright.training.service.remote_trainer import RemoteTrainer
     from rollwright.training.trainer import Trainer
 
 
@@ -69,7 +70,8 @@ def check(config: RunConfig) -> None:
     """Check the settings before anything is written or loaded; raises the first error."""
     training = training_of(config)
     check_ranks(training)
-    make_training_advantage(training)
+    check_served(training)
+    check_critic(training, make_training_advantage(training))
     if not LOSSES.is_built_in(training.loss.name):
         LOSSES.function(training.loss.name, **training.loss.options)
     model_name(config)
@@ -108,6 +110,34 @@ def check_ranks(training: TrainingConfig) -> None:
         raise ConfigError(
             f"training.shard_ranks: {training.shard_ranks} does not divide training.processes, "
             f"which is {training.processes}"
+        )
+
+
+def check_served(training: TrainingConfig) -> None:
+    """Check that a trainer elsewhere is asked for nothing that only this process could do."""
+    if training.serve is None:
+        return
+    for key, is_set in (("processes", training.processes > 1), ("critic", training.critic is not None)):
+        if is_set:
+            raise ConfigError(
+                f"training.{key}: belongs to the trainer, which `training.serve` leaves elsewhere; leave it out"
+            )
+    if training.hand_over == "tensors":
+        raise ConfigError(
+            "training.hand_over: a trainer elsewhere gives folders, not tensors; accepted: auto, folder"
+        )
+
+
+def check_critic(training: TrainingConfig, advantage: Advantage) -> None:
+    """Check that values are computed where they are used, and used where they are computed."""
+    uses, name = isinstance(advantage, ValueBased), training.advantage.name
+    if uses and training.critic is None:
+        raise ConfigError(
+            f"training.critic: is needed by the advantage `{name}`; `critic: {{}}` takes every default"
+        )
+    if training.critic is not None and not uses:
+        raise ConfigError(
+            f"training.critic: the advantage `{name}` uses no values; set training.advantage to gae, or leave the critic out"
         )
 
 
@@ -163,8 +193,17 @@ def make_training_advantage(training: TrainingConfig) -> Advantage:
     return make_advantage(training.advantage.name, **training.advantage.options)
 
 
-def make_trainer(config: RunConfig) -> "Trainer | LeadingTrainer":
-    """Load the base model and build its trainer, on all ranks; takes seconds to minutes."""
+AnyTrainer: TypeAlias = "Trainer | LeadingTrainer | RemoteTrainer"
+"""A trainer in this process, on several ranks, or elsewhere."""
+
+
+def make_trainer(config: RunConfig, run: Path) -> AnyTrainer:
+    """Load the base model and build its trainer, on all ranks; takes seconds to minutes. `run`: the run's folder."""
+    training = training_of(config)
+    if training.serve is not None:
+        from rollwright.training.service.remote_trainer import RemoteTrainer
+
+        return RemoteTrainer(model_name(config), training.serve, run, temperature=config.sampling.temperature)
     claim_threads()
     try:
         from rollwright.training.trainer import Trainer
@@ -172,7 +211,6 @@ def make_trainer(config: RunConfig) -> "Trainer | LeadingTrainer":
         raise ConfigError(f"training needs {error.name}; install rollwright[train]") from error
     from rollwright.models import load_model
 
-    training = training_of(config)
     total_updates = config.max_steps * training.updates_per_step
     if training.processes > 1:
         from rollwright.training.ranks.leader import LeadingTrainer, Setup

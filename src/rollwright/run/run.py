@@ -23,6 +23,7 @@ from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
 from rollwright.rollout.stream import rollout_ids
 from rollwright.rollout.worker import first_cause
 from rollwright.run.build import SettingsTable, build_curriculum
+from rollwright.run.build_agents import build_board
 from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import check_tags, probe_engine
@@ -80,14 +81,18 @@ class Run:
             raise ConfigError("policy: worker processes build their own from the configuration")
         check_tags(config)
         self.config = config = record_fingerprints(config)
-        self.settings = SettingsTable(config)
+        self.board = build_board(config)
+        """Where remote programs take rollouts, wherever these are played; `None`: no tag is played by such."""
+        self.settings = SettingsTable(config, self.board)
         self.curriculum = build_curriculum(config)
         """Curriculum of the training stream; `None` without one."""
         for manager in managers_of(config):
             build_filters(manager)  # a wrong filter raises an error here, before anything is written
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
         self.settings.use_policy(self.policy)
-        self.workers = RunWorkers(config, self.settings, self.policy, processes=processes, ray=ray)
+        self.workers = RunWorkers(
+            config, self.settings, self.policy, board=self.board, processes=processes, ray=ray
+        )
         self.costs = CostBook(config, folder, running=lambda: self.ledger.counts[Fate.RUNNING])
         """What the run has spent; the gate of its budget."""
         self.capabilities: Capabilities | None = None

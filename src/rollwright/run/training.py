@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rollwright.config import RunConfig
 from rollwright.engines.base import Policy, UpdateMode
 from rollwright.errors import ConfigError
 from rollwright.rollout import Batch, Ledger
 from rollwright.run.build_training import (
+    AnyTrainer,
     check,
     copy_tokenizer,
     in_process,
@@ -54,10 +55,6 @@ from rollwright.training.pipeline import Cadence, Pipeline, Stages
 from rollwright.training.report import StepReport
 from rollwright.training.rows import build_rows
 from rollwright.trajectory import Floats, TokenIds, Trajectory
-
-if TYPE_CHECKING:
-    from rollwright.training.ranks.leader import LeadingTrainer
-    from rollwright.training.trainer import Trainer
 
 CHECKPOINTS, WEIGHTS, MODEL = "checkpoints", "weights", "model"
 """Folders of a run: checkpoints of the trainer, weights for an engine to load, the trained model."""
@@ -126,7 +123,7 @@ class TrainingRun:
         self._on_progress = on_progress
         self._validated: dict[int, Ledger] = {}
         """Ledgers of the validations that an earlier process has finished."""
-        self._trainer: Trainer | LeadingTrainer | None = None
+        self._trainer: AnyTrainer | None = None
         self._steps_at_start = 0
         """Steps that earlier processes have trained."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -134,7 +131,7 @@ class TrainingRun:
         self.pipeline: Pipeline[Any] = Pipeline(self._cadence(), self._stages())
 
     @property
-    def trainer(self) -> "Trainer | LeadingTrainer":
+    def trainer(self) -> AnyTrainer:
         if self._trainer is None:
             raise ConfigError("trainer: is built when the training starts")
         return self._trainer
@@ -159,6 +156,7 @@ class TrainingRun:
         async with AsyncExitStack() as stack:
             stack.callback(self._close)
             stack.push_async_callback(asyncio.to_thread, self._thread.shutdown)
+            stack.callback(self._interrupt)
             await stack.enter_async_context(LiveSnapshots(self.folder, self._describe_live))
             validated = await self._begin()
             self._steps_at_start = self.pipeline.done
@@ -262,7 +260,7 @@ class TrainingRun:
 
     async def _prepare(self) -> set[int]:
         """Build the trainer and train it up to the end of the record; returns the recorded validations."""
-        self._trainer = await self._in_thread(make_trainer, self.config)
+        self._trainer = await self._in_thread(make_trainer, self.config, self.folder.path)
         self._trainer.on_progress = self._on_progress
         reader = RunReader(self.folder.path)
         if self._resume:
@@ -332,7 +330,8 @@ class TrainingRun:
 
     def _step(self, groups: Sequence[Sequence[Trajectory]]) -> StepReport:
         self.state.add_left_out(groups)
-        rows = build_rows(groups, self._advantage, view=self.training.samples)
+        values = None if self.training.critic is None else self.trainer.values
+        rows = build_rows(groups, self._advantage, view=self.training.samples, values=values)
         if self._remembering is not None:
             self._remembering.observe(groups)
         return self.trainer.step(rows)
@@ -424,6 +423,11 @@ class TrainingRun:
 
     def _in_thread(self, call: Callable[..., Result], *arguments: Any) -> Awaitable[Result]:
         return asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    def _interrupt(self) -> None:
+        """End a step that waits for a trainer elsewhere, so that its thread ends."""
+        if self._trainer is not None:
+            self._trainer.interrupt()
 
     def _close(self) -> None:
         if self._trainer is not None:

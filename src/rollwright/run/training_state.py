@@ -26,8 +26,7 @@ from rollwright.training.rows import untrained_turns
 from rollwright.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from rollwright.training.ranks.leader import LeadingTrainer
-    from rollwright.training.trainer import Trainer
+    from rollwright.run.build_training import AnyTrainer
 
 
 class GeneratedLengths:
@@ -133,7 +132,7 @@ class TrainingState:
 
     def save(
         self,
-        trainer: "Trainer | LeadingTrainer",
+        trainer: "AnyTrainer",
         folder: RunFolder,
         place: Path,
         step: int,
@@ -149,7 +148,7 @@ class TrainingState:
 
     def restore(
         self,
-        trainer: "Trainer | LeadingTrainer",
+        trainer: "AnyTrainer",
         folder: RunFolder,
         checkpoints: Path,
         advantage: Remembering | None = None,

@@ -6,6 +6,11 @@ would change the episodes is an error, raised before anything in the store chang
 
 import logging
 import re
+from collections.abc import Sequence
+from functools import partial
+from urllib.parse import urlsplit
+
+import msgspec
 
 from rollwright.config import RunConfig, build
 from rollwright.config.resuming import SettingChange, check_resumable, setting_changes
@@ -13,8 +18,10 @@ from rollwright.engines.base import Generation, Policy, Prompt, Renderer, Sampli
 from rollwright.errors import ConfigError
 from rollwright.rollout import AgentFunction, Assignment
 from rollwright.rollout.episode import read_episode
+from rollwright.rollout.remote_workers import RunDoor, WorkerBoard
 from rollwright.rollout.stream import rollout_ids
 from rollwright.run.build import SettingsTable, function_settings
+from rollwright.run.build_agents import has_remote_agents
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import probe_engine
 from rollwright.store.api import Store
@@ -67,8 +74,33 @@ async def _begin_anew(store: Store, name: str) -> None:
         await store.delete_rollouts(part)
 
 
-CONFIG_KEY = "config"
-"""Key of the configuration in a run's resources."""
+CONFIG_KEY, DOOR_KEY = "config", "remote_door"
+"""Keys in a run's resources: the configuration, and where workers reach the board of remote programs."""
+
+_ANY_HOST = ("0.0.0.0", "::")
+
+
+def worker_urls(listening: Sequence[str], hosts: Sequence[str], public_url: str | None) -> tuple[str, ...]:
+    """Addresses at which workers may reach the run, the nearest first. `hosts`: names of this machine, for a server that
+    listens on all of its addresses."""
+    urls: list[str] = []
+    for url in listening:
+        parts = urlsplit(url)
+        anywhere = parts.hostname in _ANY_HOST
+        urls += [f"http://{host}:{parts.port}" for host in ("127.0.0.1", *hosts)] if anywhere else [url]
+    return tuple(dict.fromkeys([*urls, *([public_url.rstrip("/")] if public_url else [])]))
+
+
+async def leave_door(store: Store, config: RunConfig, urls: Sequence[str], key: str) -> None:
+    """Writes where workers of this run reach it now, beside its settings."""
+    door = {"urls": list(urls), "key": key}
+    await store.update_resources(config.name, {CONFIG_KEY: config.model_dump(mode="json"), DOOR_KEY: door})
+
+
+async def find_door(store: Store, name: str) -> RunDoor | None:
+    found = await store.get_resources_by_id(name)
+    door = None if found is None else found.resources.get(DOOR_KEY)
+    return None if door is None else msgspec.convert(door, RunDoor)
 
 
 WAITING = [RolloutStatus.QUEUING, RolloutStatus.REQUEUING]
@@ -124,6 +156,8 @@ class StoreSettingsSource:
 
     async def close(self) -> None:
         for _, table, policy in self._runs.values():
+            if table.board is not None:
+                await table.board.close()
             await table.close()
             await policy.close()
 
@@ -139,7 +173,10 @@ class StoreSettingsSource:
                 raise ConfigError(f"the store has no settings under {resources_id!r}")
             if resources_id not in self._runs:  # another episode may have asked in the meantime
                 config = build(found.resources[CONFIG_KEY], source=f"settings of {resources_id}")
-                table, policy = SettingsTable(config), build_run_policy(config)
+                board = None
+                if has_remote_agents(config):
+                    board = WorkerBoard(partial(find_door, self._store, resources_id))
+                table, policy = SettingsTable(config, board), build_run_policy(config)
                 table.use_policy(policy)
                 self._runs[resources_id] = config, table, policy
         return self._runs[resources_id]

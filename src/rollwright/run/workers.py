@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from rollwright.config import EnvManagerConfig, RunConfig
 from rollwright.engines.base import Policy
-from rollwright.errors import ConfigError
 from rollwright.gateway import Gateway
 from rollwright.rollout import Activity, Assignment, InflightLimit, RolloutContext
 from rollwright.rollout.concurrency import START, ConcurrencyTuner
@@ -25,14 +25,17 @@ from rollwright.rollout.episode import read_episode
 from rollwright.rollout.resources import ResourceLimits, ResourceWatch
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings
 from rollwright.run.build import SettingsTable, make_env
+from rollwright.run.build_agents import LOOPBACK
 from rollwright.run.checks import check_ray
 from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.process_fleet import ProcessFleet
+from rollwright.run.worker_settings import leave_door, worker_urls
 from rollwright.store.api import Store
 from rollwright.store.opening import TOKEN_VARIABLE
 from rollwright.store.records import AttemptedRollout
 
 if TYPE_CHECKING:
+    from rollwright.rollout.remote_workers import RunBoard
     from rollwright.run.ray_fleet import RayCluster, RayFleet
 
 EVALUATED_AT_ONCE = 1024
@@ -55,22 +58,22 @@ class RunWorkers:
         settings: SettingsTable,
         policy: Policy,
         *,
+        board: "RunBoard | None" = None,
         processes: int | None = None,
         ray: str | None = None,
     ) -> None:
-        """`processes`, `ray`: see `Run`."""
+        """`board`, `processes`, `ray`: see `Run`."""
         self.elsewhere = processes is not None or ray is not None
         """Whether the workers are not in this process."""
-        if settings.board is not None and self.elsewhere:
-            raise ConfigError(
-                "agent: remote programs take their rollouts from the run's own process; leave worker processes and Ray out"
-            )
         self.activity = Activity()
         self.inflight = InflightLimit(config.max_inflight or START)
         self.fleet: Fleet | None = None
         self._config = config
         self._settings = settings
         self._policy = policy
+        self._board = board
+        self._gateway = Gateway()
+        """Of the workers in this process, and of remote programs."""
         self._processes = processes
         self._ray = None if ray is None else _make_ray_cluster(ray)
         self._coroutines: list[RolloutWorker] = []
@@ -89,6 +92,10 @@ class RunWorkers:
 
         `address`: of the store, as the user gave it; `drain`: whether rollouts in progress are given back at the end.
         """
+        if self._ray is not None:
+            await stack.enter_async_context(self._ray)
+        if self._board is not None:
+            await self._open_door(self._board, store, stack)
         if self._ray is not None:
             self.fleet = await self._make_ray_fleet(self._ray, store, address, stack)
         elif self._processes is not None:
@@ -129,7 +136,6 @@ class RunWorkers:
         from rollwright.store.http.server import StoreServer
 
         config = self._config
-        await stack.enter_async_context(cluster)
         policies = [config.policy, *config.policies.values()]
         passed_on = {TOKEN_VARIABLE, *(getattr(each, "api_key_env", None) for each in policies)}
         environment = {name: value for name, value in os.environ.items() if name in passed_on}
@@ -153,9 +159,7 @@ class RunWorkers:
 
     async def _run_coroutines(self, store: Store) -> None:
         """Run the workers of this process, as coroutines, until they fail or are cancelled."""
-        context = RolloutContext(
-            store, self._assign, make_env, self.inflight, self.activity, self._serve_gateway()
-        )
+        context = RolloutContext(store, self._assign, make_env, self.inflight, self.activity, self._gateway)
         shares = self._shares()
         # One episode may always run: if memory is short, no other worker would free it, and the run would wait forever.
         resources = ResourceWatch(ResourceLimits(least=1))
@@ -174,19 +178,26 @@ class RunWorkers:
         """Settings and policy of a claimed rollout."""
         return Assignment(self._settings(read_episode(claimed.input)), self._policy)
 
-    def _serve_gateway(self) -> Gateway:
-        """The gateway of the workers; it listens from the start on if remote programs are to find it."""
-        board, remote = self._settings.board, self._config.remote
-        if board is None:
-            return Gateway()
-        gateway = Gateway(host=remote.host, port=remote.port, public_url=remote.public_url)
-        board.serve(gateway)
+    async def _open_door(self, board: "RunBoard", store: Store, stack: AsyncExitStack) -> None:
+        """Listen for remote programs, and leave the address in the store for workers in other processes."""
+        remote, ray = self._config.remote, self._ray
+        reached = remote.host not in LOOPBACK or ray is None or ray.host in LOOPBACK
+        self._gateway = Gateway(
+            host=remote.host,
+            port=remote.port,
+            public_url=remote.public_url,
+            more_hosts=() if reached or ray is None else (ray.host,),
+        )
+        board.serve(self._gateway)
+        stack.push_async_callback(self._gateway.close)
         logger.warning("remote programs reach the run at %s", board.url)
-        return gateway
+        hosts = [] if ray is None else [ray.host]
+        urls = worker_urls(self._gateway.urls, [*hosts, socket.gethostname()], remote.public_url)
+        await leave_door(store, self._config, urls, board.worker_key)
 
     async def _stop(self, work: asyncio.Task[None], *, drain: bool) -> None:
-        if self._settings.board is not None:
-            await self._settings.board.close()
+        if self._board is not None:
+            await self._board.close()
         if drain and not work.done():
             await asyncio.gather(*(worker.drain(0.0) for worker in self._coroutines), return_exceptions=True)
         work.cancel()

@@ -106,7 +106,6 @@ class ForkServer(ServerProcess):
 
     def __init__(self, program: str, folders: Sequence[Path | str] = ()) -> None:
         """`folders`: directories that a sandbox may read and import from, beside the standard library."""
-        super().__init__("rollwright.sandbox.forkserver", program)
         # Each folder under both names: packages find their data by the given path, symbolic links point to the real one.
         places = [place for each in folders for place in (Path(each).absolute(), Path(each).resolve())]
         for each in places:
@@ -114,7 +113,7 @@ class ForkServer(ServerProcess):
                 raise ConfigError(
                     f"sandbox folders: {each} is not a folder that can be mounted; give existing folders, not /"
                 )
-        self._folders = tuple(dict.fromkeys(map(str, places)))
+        super().__init__("rollwright.sandbox.forkserver", program, *dict.fromkeys(map(str, places)))
 
     def start(self, limits: SandboxLimits, *, is_confined: bool = True) -> socket.socket:
         """Starts a sandbox and returns its socket, on which `Ready` arrives first."""
@@ -122,7 +121,7 @@ class ForkServer(ServerProcess):
             raise SandboxError(f"the Python sandbox needs Linux, and this is {sys.platform}")
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        request = msgspec.msgpack.encode(StartRequest(limits, self._folders, is_confined))
+        request = msgspec.msgpack.encode(StartRequest(limits, is_confined))
         with theirs:
             try:
                 self._hand_over(lambda control: _send_file(control, request, theirs))
@@ -161,6 +160,7 @@ def _environment() -> dict[str, str]:
         "PYTHONUTF8": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
+        "LD_BIND_NOW": "1",  # else every sandbox would look up the functions that it calls, and copy the tables
         "MALLOC_ARENA_MAX": "1",  # each further arena reserves 64 MB of a sandbox's address space
     }
 

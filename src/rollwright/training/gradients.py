@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rollwright.errors import RollwrightError
+from rollwright.training.critic import Critic, ValueLosses
 from rollwright.training.losses import (
     TokenLosses,
     UpdateTokens,
@@ -42,7 +43,7 @@ class BeforeStep:
 NOTHING_BEFORE = BeforeStep()
 
 
-_NAMES = ("entropy", "ratio", "clipped", "gap", "gap_k3", "divergence")
+_NAMES = ("entropy", "ratio", "clipped", "gap", "gap_k3", "divergence", "value_loss", "value_clipped")
 """Names of the sums of a tally."""
 
 
@@ -95,7 +96,14 @@ class TokenTally:
         return self.sums.get(name, 0.0) / self.tokens if self.tokens else 0.0
 
     def add(
-        self, batch: MicroBatch, length: int, loss: Tensor, terms: TokenLosses, new: Tensor, entropy: Tensor
+        self,
+        batch: MicroBatch,
+        length: int,
+        loss: Tensor,
+        terms: TokenLosses,
+        new: Tensor,
+        entropy: Tensor,
+        value_terms: ValueLosses | None = None,
     ) -> None:
         """`length`: tokens of the rows, counted in each of them."""
         gap = (new.detach() - batch.engine).abs()
@@ -108,6 +116,9 @@ class TokenTally:
         }
         if terms.divergence is not None:
             named["divergence"] = terms.divergence.sum()
+        if value_terms is not None:
+            named["value_loss"] = value_terms.losses.detach().sum()
+            named["value_clipped"] = value_terms.clipped.sum()
         peaks = [loss.detach(), terms.ratios.max(), gap.max()]
         # One device-to-host transfer for all numbers: each transfer waits for the device.
         numbers = torch.stack([each.float() for each in (*peaks, *named.values())]).tolist()
@@ -130,16 +141,18 @@ def add_gradients(
     *,
     tokens_per_micro_batch: int,
     before: BeforeStep = NOTHING_BEFORE,
+    critic: Critic | None = None,
     seed: int = 0,
     on_progress: Callable[[], None] = lambda: None,
 ) -> TokenTally:
     """Adds the gradient of the loss of `rows` to the model's parameters. `on_progress` is called after every micro-batch.
 
-    `seed`: for losses that choose tokens at random. A row without an advantage counts in the divisor of the loss, but is not
-    computed if its gradient is 0.
+    `critic`: adds the loss of the model's value head; rows then have values and returns. `seed`: for losses that choose tokens
+    at random. A row without an advantage counts in the divisor of the loss, but is not computed if its gradient is 0.
     """
     coefficients = token_coefficients(rows, settings)
-    moving = [place for place, row in enumerate(rows) if not settings.only_advantages or row.advantages.any()]
+    every = critic is not None or not settings.only_advantages
+    moving = [place for place, row in enumerate(rows) if every or row.advantages.any()]
     tally = TokenTally()
     prepared: list[dict[str, Tensor]] | None = None
     if moving and prepares(settings):
@@ -158,7 +171,14 @@ def add_gradients(
     def add(bundles: Sequence[Bundle]) -> None:
         batch = collate(rows, bundles, model.device)
         places = batch.rows
-        new, entropy = model.logprobs(batch, entropy_gradient=settings.entropy_coefficient > 0)
+        bonus = settings.entropy_coefficient > 0
+        values: Tensor | None = None
+        if critic is None:
+            new, entropy = model.logprobs(batch, entropy_gradient=bonus)
+        else:
+            new, entropy, values = model.logprobs_and_values(
+                batch, entropy_gradient=bonus, trunk=critic.reaches_trunk
+            )
         terms = token_losses(
             new,
             batch.engine,
@@ -171,8 +191,13 @@ def add_gradients(
         )
         weights = torch.cat([coefficients[place] for place in places]).to(model.device)
         loss = (weights * terms.losses).sum()
+        value_terms = None
+        if critic is not None and values is not None:
+            value_terms = critic.losses(values, batch)
+            loss = critic.total(loss, (weights * value_terms.losses).sum())
         loss.backward()  # type: ignore[no-untyped-call]
-        tally.add(batch, sum(rows[place].length for place in places), loss, terms, new, entropy)
+        length = sum(rows[place].length for place in places)
+        tally.add(batch, length, loss, terms, new, entropy, value_terms)
         on_progress()
 
     joined = bundle_rows(rows, moving, tokens_per_micro_batch, model.tokens_per_pair)
@@ -206,6 +231,8 @@ def run_passes(
             compute(bundles)
         for _ in range(max(map(len, plans)) - len(own)):
             model.touch(reference=reference)
+        if gradients:
+            model.reduce_gradients()
         return imbalance(lengths, dealt)
     error: Exception | None = None
     with model.gathered(reference=reference):

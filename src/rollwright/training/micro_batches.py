@@ -40,6 +40,10 @@ class PackedRow:
     weights: Tensor
     versions: Tensor
     temperatures: Tensor
+    values: Tensor | None = None
+    """The critic's values of the states before the trained tokens, before the step; `None` without a critic."""
+    returns: Tensor | None = None
+    """Targets of these values."""
 
     @property
     def length(self) -> int:
@@ -60,6 +64,8 @@ def pack(row: Row, temperature: float = 1.0) -> PackedRow:
         weights=torch.frombuffer(row.weights, dtype=torch.float32)[trained],
         versions=torch.frombuffer(row.versions, dtype=torch.int32)[trained],
         temperatures=_temperatures(row, trained, temperature),
+        values=None if row.values is None else torch.frombuffer(row.values, dtype=torch.float32)[trained],
+        returns=None if row.returns is None else torch.frombuffer(row.returns, dtype=torch.float32)[trained],
     )
 
 
@@ -166,6 +172,10 @@ class MicroBatch:
     """For each trained token, the index of its predecessor in `places`; `None`: no two tokens have the same one."""
     computed: int = 0
     """Number of tokens without padding."""
+    values: Tensor | None = None
+    """The critic's values of the states before the trained tokens, before the step; `None` without a critic."""
+    returns: Tensor | None = None
+    """Targets of these values."""
 
     @property
     def tokens(self) -> int:
@@ -208,7 +218,14 @@ def collate(packed: Sequence[PackedRow], bundles: Sequence[Bundle], device: torc
         positions=None if positions is None else positions.to(device),
         choices=None if choices is None else choices.to(device),
         computed=sum(each.length for each in bundles),
+        values=_joined([row.values for row in chosen], device),
+        returns=_joined([row.returns for row in chosen], device),
     )
+
+
+def _joined(parts: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known).to(device) if len(known) == len(parts) else None
 
 
 def _unique(places: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor | None, Tensor | float]:

@@ -77,6 +77,11 @@ class TrainedModel:
         self.module: Any = (
             self.base if settings.lora is None else _with_adapters(self.base, settings.lora, seed)
         )
+        self.value_head: nn.Linear | None = None
+        """The critic: value of the state before a token, from the input of the output head. It starts at 0, so it needs no
+        random numbers, and is whole on every rank: it has one row."""
+        if settings.critic is not None:
+            self.value_head = _value_head(self._head, self.device)
         # Dropout would add noise to the probability ratios, so the model is never in training mode.
         self.module.eval()
         self._lora = settings.lora is not None
@@ -101,12 +106,30 @@ class TrainedModel:
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name; tied weights appear once."""
-        return {name: each for name, each in self.module.named_parameters() if each.requires_grad}
+        return {
+            name: each for name, each in self.module.named_parameters() if each.requires_grad
+        } | self.critic_parameters()
+
+    def critic_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters of the value head by name; none without a critic."""
+        if self.value_head is None:
+            return {}
+        return {f"value_head.{name}": each for name, each in self.value_head.named_parameters()}
 
     def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probability of each trained token, and the entropy of its distribution; both at the temperature at which
         the token was sampled."""
-        return self._score(self.module, self._head, batch, entropy_gradient)
+        return self._score(self.module, self._head, batch, entropy_gradient)[:2]
+
+    def logprobs_and_values(
+        self, batch: MicroBatch, *, entropy_gradient: bool = False, trunk: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `logprobs`, and the critic's value of the state before each trained token. `trunk`: whether gradients of values
+        reach the model below the value head."""
+        new, entropy, states = self._score(self.module, self._head, batch, entropy_gradient)
+        assert self.value_head is not None
+        values: Tensor = self.value_head((states if trunk else states.detach()).float()).squeeze(-1)
+        return new, entropy, values if batch.choices is None else values[batch.choices]
 
     def reference_logprobs(self, batch: MicroBatch) -> Tensor:
         """Log-probabilities under the base model, without gradient."""
@@ -119,9 +142,10 @@ class TrainedModel:
 
     def _score(
         self, module: Any, head: nn.Module, batch: MicroBatch, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities, entropies, and the inputs of the output head at the batch's places."""
         mixed = torch.autocast(self.device.type, torch.bfloat16) if self._bfloat16 else nullcontext()
-        with mixed, _only_at(head, batch.places):
+        with mixed, _only_at(head, batch.places) as states:
             logits = module(input_ids=batch.inputs, use_cache=False, **_branches(batch)).logits[0]
         logits, heat = logits.float(), batch.temperatures
         if isinstance(heat, Tensor):
@@ -132,8 +156,9 @@ class TrainedModel:
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = norm - (torch.softmax(logits, dim=-1) * logits).sum(dim=-1)
         if batch.choices is None:
-            return logits.gather(1, batch.targets.unsqueeze(1)).squeeze(1) - norm, entropy
-        return logits[batch.choices, batch.targets] - norm[batch.choices], entropy[batch.choices]
+            return logits.gather(1, batch.targets.unsqueeze(1)).squeeze(1) - norm, entropy, states[0]
+        chosen = logits[batch.choices, batch.targets] - norm[batch.choices]
+        return chosen, entropy[batch.choices], states[0]
 
     @contextmanager
     def gathered(self, *, reference: bool = False) -> Iterator[None]:
@@ -157,6 +182,10 @@ class TrainedModel:
         """Sums up the gradients of all ranks, if passes did not."""
         if self._shards and self.gathers_once:
             self._shards[0].reduce(self.touch)
+        if self._shards:
+            for parameter in self.critic_parameters().values():
+                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self.ranks.add_up(own)
 
     def merged(self) -> dict[str, Tensor]:
         """Copies of all weights under the names of the base model, with adapters merged.
@@ -191,15 +220,18 @@ def _branches(batch: MicroBatch) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _only_at(head: nn.Module, places: Tensor) -> Iterator[None]:
-    """Restricts the output head, and everything after it, to the chosen positions, as one sequence."""
+def _only_at(head: nn.Module, places: Tensor) -> Iterator[list[Tensor]]:
+    """Restricts the output head, and everything after it, to the chosen positions, as one sequence; yields a list to which
+    its inputs there are added."""
+    states: list[Tensor] = []
 
     def pick(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor]:
-        return (given[0].flatten(0, 1).index_select(0, places).unsqueeze(0),)
+        states.append(given[0].flatten(0, 1).index_select(0, places))
+        return (states[-1].unsqueeze(0),)
 
     hook = head.register_forward_pre_hook(pick)
     try:
-        yield
+        yield states
     finally:
         hook.remove()
 
@@ -211,6 +243,19 @@ def _head(model: Any) -> nn.Module:
             f"trainer: {type(model).__name__} has no output head; a causal language model is needed"
         )
     return head
+
+
+def _value_head(head: Any, device: torch.device) -> nn.Linear:
+    size = getattr(head, "in_features", None)
+    if not isinstance(size, int):
+        raise ConfigError(
+            f"training.critic: the output head is a {type(head).__name__}, not a linear layer, so its inputs are unknown"
+        )
+    with torch.random.fork_rng(devices=[]):
+        made = nn.Linear(size, 1, device=device)
+    nn.init.zeros_(made.weight)
+    nn.init.zeros_(made.bias)
+    return made
 
 
 def _with_adapters(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> Any:

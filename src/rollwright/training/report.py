@@ -16,6 +16,8 @@ class Skip(StrEnum):
     """All advantages are 0, so there is no gradient."""
     NOT_FINITE = "loss is not finite"
     """The loss or the gradient was infinite or not a number."""
+    REMOTE = "skipped by the trainer"
+    """A trainer in another process acknowledged the batch without new weights; its own reason is counted."""
     LOGPROB_GAP = "log-probability gap"
     """The engine's log-probabilities and the trainer's differ by more than `max_logprob_gap`."""
 
@@ -49,6 +51,12 @@ class StepReport:
     gap_max: float | None = None
     gap_k3: float | None = None
     """The same difference as a divergence, by the k3 estimator."""
+    value_loss: float | None = None
+    """Mean loss of the critic's values; `None` without a critic."""
+    value_clip_share: float | None = None
+    """Share of values whose gradient was clipped to zero."""
+    value_explained: float | None = None
+    """Share of the variance of returns that the critic's values before the step explain."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Number of trained tokens by their age in versions, relative to the weights before the step."""
     grad_norm: float = 0.0
@@ -78,6 +86,8 @@ class StepReport:
     """Share of the step in which ranks waited for others; mean over ranks."""
     rank_memory_mb: Mapping[int, float] = field(default_factory=dict)
     """Largest resident memory of each rank so far; empty with one rank."""
+    more: Mapping[str, float] = field(default_factory=dict)
+    """Further figures of a trainer in another process."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -92,6 +102,7 @@ class StepReport:
         }
         flat |= {f"staleness/{versions}": count for versions, count in sorted(self.staleness.items())}
         flat |= {f"rank_memory_mb/{rank}": value for rank, value in sorted(self.rank_memory_mb.items())}
+        flat |= {f"trainer/{name}": value for name, value in sorted(self.more.items())}
         return flat | {"tokens_per_second": self.tokens_per_second}
 
 

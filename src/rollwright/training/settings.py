@@ -35,11 +35,13 @@ ADVANTAGES: Registry[Any] = Registry(
         "path_grpo": "rollwright.training.advantages.paths:PathGRPO",
         "tree_grpo": "rollwright.training.advantages.paths:TreeGRPO",
         "segment_value": "rollwright.training.advantages.tree:SegmentValue",
+        "gae": "rollwright.training.advantages.values:TokenGAE",
     },
     protocol="rollwright.training.advantages.base:Advantage",
     key="training.advantage.name",
 )
-"""Without GAE, which needs a value function that a configuration file cannot name."""
+"""`gae` uses the values of `training.critic`. GAE over turns, which needs a value function that a configuration file cannot
+name, is available in Python."""
 
 LOSSES: Registry[Any] = Registry(
     "losses",
@@ -141,8 +143,9 @@ class AdvantageConfig(Settings):
     """The advantage estimator. A name alone is accepted: `advantage: rloo`."""
 
     name: str = "grpo"
-    """`grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_tokens`, `gigpo`, `agent_wise`; of trees `tree`, and for comparison
-    `path_grpo`, `tree_grpo` or `segment_value`; or a user-defined one as `module:name`."""
+    """`grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_tokens`, `gigpo`, `agent_wise`; with a `critic`
+    `gae`; of trees `tree`, and for comparison `path_grpo`, `tree_grpo` or `segment_value`; or a user-defined one as
+    `module:name`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the estimator, for example `std: false`."""
 
@@ -220,11 +223,28 @@ class LoraSettings(Settings):
     """Layers with an adapter, by the end of their names."""
 
 
+class CriticSettings(Settings):
+    """A value head on the trained model, for the advantage `gae` (PPO)."""
+
+    coefficient: PositiveFloat = 0.5
+    """Weight of the value loss beside the policy loss."""
+    clip: PositiveFloat | None = 0.2
+    """Largest change of a token's value in one step that has a gradient. `null`: no limit."""
+    trunk: bool = True
+    """Whether the value loss trains the model, too, and not the head alone."""
+    learning_rate_factor: PositiveFloat = 10.0
+    """Learning rate of the head, as a multiple of `learning_rate`: it starts at 0, the model does not."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps in which the head alone is trained, before its values are good enough to train the policy by."""
+
+
 class TrainerSettings(Settings):
     """Settings of the trainer: loss, adapters, optimiser, micro-batches."""
 
     loss: LossSettings = LossSettings()
     lora: LoraSettings | None = None
+    critic: CriticSettings | None = None
+    """A value head on the model; `critic: {}` takes every default. Unset: none."""
     learning_rate: NonNegativeFloat = 1e-5
     """Learning rate after the warm-up; constant unless `final_learning_rate` is set."""
     warmup_updates: NonNegativeInt = 0
@@ -288,6 +308,19 @@ class TrainerSettings(Settings):
         return rate * warm
 
 
+class ServeSettings(Settings):
+    """Where batches are offered to a trainer in another process, by HTTP."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; one that other machines reach needs `token_env`."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8710
+    """0: any free one; `training/served_at.txt` in the run's folder says which."""
+    token_env: str | None = None
+    """Name of the environment variable with the token that trainers send. Unset: none is asked for."""
+    lease_seconds: PositiveFloat = 60.0
+    """Seconds after which a batch of a silent trainer is handed out again."""
+
+
 def _jsonl() -> list[Writer]:
     return ["jsonl"]
 
@@ -305,6 +338,9 @@ class TrainingConfig(TrainerSettings):
     update_mode: Literal["drain", "abort_and_resume", "restart_turn"] = "abort_and_resume"
     """Treatment of calls in flight when new weights arrive: finish first, resume with the new weights, or restart the
     turn."""
+    serve: ServeSettings | None = None
+    """Offers batches over HTTP to a trainer elsewhere, instead of training in this process; `serve: {}` takes every default.
+    The settings of loss and optimiser are the trainer's own then."""
     hand_over: Literal["auto", "tensors", "folder"] = "auto"
     """Transfer of weights to the policy: in memory, or as a folder with a checksum. `auto`: in memory if the policy is in
     this process."""

@@ -8,7 +8,7 @@ same numbers, bit for bit.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +27,7 @@ from rollwright.training.checkpoints import (
     write_checkpoint,
     write_folder,
 )
+from rollwright.training.critic import Critic, explained_variance
 from rollwright.training.gradients import BeforeStep, TokenTally, add_gradients, logprobs_of_rows
 from rollwright.training.losses import check_loss
 from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, scoring_row
@@ -89,7 +90,7 @@ class Trainer:
         self.ranks = ranks
         self._model = TrainedModel(model, settings, seed, ranks)
         self._parameters = self._model.trained_parameters()
-        self._optimizer = _optimizer(self._parameters.values(), settings)
+        self._optimizer = _optimizer(self._parameters, self._model.critic_parameters(), settings)
 
     def step(self, rows: Sequence[Row]) -> StepReport:
         """Trains on one batch. Blocks. Raises `TrainingStopped` after too many failed steps in a row."""
@@ -106,12 +107,14 @@ class Trainer:
             "tokens": sum(len(row.targets) for row in packed),
             "staleness": _staleness(packed, self.version),
         }
-        idle = sum(not row.advantages.any() for row in packed) if self.settings.loss.only_advantages else 0
+        may_idle = self.settings.loss.only_advantages and self.settings.critic is None
+        idle = sum(not row.advantages.any() for row in packed) if may_idle else 0
         if not packed or idle == len(packed):
             return self._skip(Skip.NO_ADVANTAGE if packed else Skip.EMPTY, known, began)
         self._check_ids(packed)
         tallies, norms, why = self._updates(packed)
         known |= {"rows_without_gradient": idle, "updates": len(norms), **_figures(tallies, norms)}
+        known["value_explained"] = explained_variance(packed)
         if why is not None:
             return self._skip(why, known, began)
         self._skips_in_a_row = 0
@@ -160,7 +163,8 @@ class Trainer:
 
     def _optimizer_step(self) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate_at(self.updates, self._total_updates)
+            rate = self.settings.learning_rate_at(self.updates, self._total_updates)
+            group["lr"] = rate * group["learning_rate_factor"]
         self._optimizer.step()
         self.updates += 1
 
@@ -198,11 +202,20 @@ class Trainer:
                 self.settings.loss,
                 tokens_per_micro_batch=budget,
                 before=before,
+                critic=self._critic(),
                 seed=rng.seed("loss", self._seed, self.updates),
                 on_progress=self.on_progress,
             )
 
         return self._within_memory(rows, gather)
+
+    def _critic(self) -> Critic | None:
+        settings = self.settings.critic
+        if settings is None:
+            return None
+        return Critic(
+            settings, warming_up=self.updates < settings.warmup_steps * self.settings.updates_per_step
+        )
 
     def _within_memory(self, rows: Sequence[PackedRow], compute: Callable[[int], _T]) -> _T:
         """Runs `compute` with the token budget of a micro-batch; on the first out-of-memory error, again with half of it."""
@@ -289,6 +302,31 @@ class Trainer:
         )
         return [floats(each.tolist()) for each in found]
 
+    def values(self, rows: Sequence[Row]) -> list[Floats]:
+        """For each row, the critic's value of the state before each token under the current weights; 0 where the mask is 0."""
+        if self.settings.critic is None:
+            raise ConfigError("training.critic: is not set, so there are no values")
+        packed = [pack(row, self._temperature) for row in rows]
+        self._check_ids(packed)
+        model = self._model
+        found = self._within_memory(
+            packed,
+            lambda budget: logprobs_of_rows(
+                lambda batch: model.logprobs_and_values(batch)[2],
+                packed,
+                model.device,
+                budget,
+                self.on_progress,
+                model=model,
+            ),
+        )
+        given = []
+        for row, own, each in zip(rows, packed, found, strict=True):
+            values = torch.zeros(len(row.mask))
+            values[own.places + 1] = each.cpu()
+            given.append(floats(values.tolist()))
+        return given
+
     def weights(self) -> Weights:
         """Copies of all weights for a policy in this process, with adapters merged."""
         return Weights(version=self.version, tensors=self._model.merged())
@@ -353,7 +391,7 @@ class Trainer:
         if {name: tuple(each.shape) for name, each in saved.items()} != expected:
             raise FormatError(
                 f"checkpoint {folder}: is of another model or other adapters; "
-                "accepted: one that was saved with the same base model and the same `lora`"
+                "accepted: one that was saved with the same base model and the same `lora` and `critic`"
             )
         return checkpoint
 
@@ -366,31 +404,42 @@ class Trainer:
         """Takes over a state. Ranks other than 0 need the names alone, except of single numbers among the moments."""
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                parameter.copy_(like(parameter, parameters[name]))
+                parameter.copy_(like(parameter, parameters[name], self.ranks))
         self._optimizer.state.clear()
         for entry, value in moments.items():
             key, name = entry.split(".", 1)
             parameter = self._parameters[name]
             single = value is not None and value.dim() == 0 and parameter.dim() > 0
             self._optimizer.state[parameter][key] = (
-                value.to(parameter.device) if single and value is not None else like(parameter, value)
+                value.to(parameter.device)
+                if single and value is not None
+                else like(parameter, value, self.ranks)
             )
         self.version, self.updates = state["version"], state["updates"]
         self.skipped = Counter(state["skipped"])
         self._skips_in_a_row = state["skips_in_a_row"]
         self._budget, self._halved = state["tokens_per_micro_batch"], state["halved"]
 
+    def interrupt(self) -> None:
+        """Does nothing: a step ends by itself."""
+
     def close(self) -> None:
         """Ends the other ranks, if this trainer leads some."""
 
 
-def _optimizer(parameters: Iterable[nn.Parameter], settings: TrainerSettings) -> torch.optim.AdamW:
-    """AdamW without weight decay on biases and norms."""
-    parameters = list(parameters)
-    groups = [
-        {"params": [each for each in parameters if each.dim() > 1], "weight_decay": settings.weight_decay},
-        {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},
+def _optimizer(
+    parameters: Mapping[str, nn.Parameter], critic: Mapping[str, nn.Parameter], settings: TrainerSettings
+) -> torch.optim.AdamW:
+    """AdamW without weight decay on biases, norms and the value head, which has a learning rate of its own."""
+    policy = [each for name, each in parameters.items() if name not in critic]
+    factor = 1.0 if settings.critic is None else settings.critic.learning_rate_factor
+    groups: list[dict[str, Any]] = [
+        {"params": [each for each in policy if each.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [each for each in policy if each.dim() <= 1], "weight_decay": 0.0},
     ]
+    for group in groups:
+        group["learning_rate_factor"] = 1.0
+    groups.append({"params": list(critic.values()), "weight_decay": 0.0, "learning_rate_factor": factor})
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
@@ -426,6 +475,8 @@ def _figures(tallies: Sequence[TokenTally], norms: Sequence[float]) -> dict[str,
         "ratio_max": max(tally.ratio_max for tally in tallies),
         "clip_share": mean("clipped"),
         "divergence": mean("divergence") if "divergence" in first.sums else None,
+        "value_loss": mean("value_loss") if "value_loss" in first.sums else None,
+        "value_clip_share": mean("value_clipped") if "value_clipped" in first.sums else None,
         "gap": first.mean("gap"),
         "gap_max": first.gap_max,
         "gap_k3": first.mean("gap_k3"),

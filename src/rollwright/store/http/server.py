@@ -5,7 +5,6 @@ when it stops, waiting calls end at once and the others are answered first. The 
 """
 
 import asyncio
-import ipaddress
 import signal
 import socket
 from pathlib import Path
@@ -19,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from rollwright.errors import ConfigError
-from rollwright.http.server import BACKLOG, Listener, listening_socket
+from rollwright.http.server import BACKLOG, Listener, guarded_socket, server_url
 from rollwright.http.server_limits import ServerLimits
 from rollwright.store.api import Store
 from rollwright.store.http import openapi
@@ -111,8 +110,8 @@ class StoreServer:
             self._socket.listen(BACKLOG)
             self.url = f"http+unix://{self._path}"
         else:
-            self._socket = _port_socket(host, port, token)
-            self.url = _url(host, self._socket.getsockname()[1])
+            self._socket = guarded_socket(host, port, token)
+            self.url = server_url(host, self._socket.getsockname()[1])
         self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -173,14 +172,6 @@ class _Server(Listener):
         await super().shutdown(sockets)
 
 
-def _port_socket(host: str, port: int, token: str | None) -> socket.socket:
-    if token is None and not _is_loopback(host):
-        raise ConfigError(
-            f"host: {host!r} can be reached from other machines; give a token, or listen on 127.0.0.1"
-        )
-    return listening_socket(host, port)
-
-
 def _unix_socket(path: Path) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -202,16 +193,3 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
         return True
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -16,6 +16,7 @@ from rollwright.training.advantages.paths import PathGRPO, TreeGRPO
 from rollwright.training.advantages.steps import GAE, GiGPO
 from rollwright.training.advantages.tokens import ReinforcePlusPlusTokens
 from rollwright.training.advantages.tree import SegmentValue, TurnTree
+from rollwright.training.advantages.values import TokenGAE, ValueBased, ValueEstimate
 from rollwright.training.settings import ADVANTAGES
 
 __all__ = [
@@ -34,9 +35,12 @@ __all__ = [
     "Remembering",
     "SegmentValue",
     "TokenAdvantages",
+    "TokenGAE",
     "TreeGRPO",
     "TurnAdvantages",
     "TurnTree",
+    "ValueBased",
+    "ValueEstimate",
     "admitted",
     "left_out",
     "make_advantage",

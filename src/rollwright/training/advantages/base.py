@@ -201,11 +201,25 @@ class NamedRemembering(NamedAdvantage):
             self._memory.restore(state)
 
 
+class NamedValueBased(NamedAdvantage):
+    """A user-defined advantage that uses a critic's values."""
+
+    def estimate(self, groups: Groups, values: Any) -> Any:
+        with ADVANTAGES.blame(self._name):
+            found = cast(Any, self._advantage).estimate(groups, values)
+            for each in (found.advantages, found.returns):
+                if not _of_tokens(groups, each):
+                    raise ValueError("gives no number for each token of each turn")
+            return found
+
+
 def make_advantage(name: str, **options: Any) -> Advantage:
     """The advantage that a configuration names, with its options."""
     found = cast(Advantage, ADVANTAGES.function(name, **options))
     if ADVANTAGES.is_built_in(name):
         return found
+    if hasattr(found, "estimate"):
+        return NamedValueBased(name, found)
     return (
         NamedRemembering(name, found, found)
         if isinstance(found, Remembering)

@@ -36,7 +36,7 @@ class ReinforcePlusPlusTokens:
             for trajectory, enters, own in zip(group, counts, values, strict=True)
             if enters
         ]
-        mean, scale = _statistics(members)
+        mean, scale = token_statistics(members)
         for group, counts, values in zip(groups, kept, found, strict=True):
             for trajectory, enters, own in zip(group, counts, values, strict=True):
                 for turn, tokens in zip(trajectory.turns, own, strict=True):
@@ -74,8 +74,10 @@ class ReinforcePlusPlusTokens:
         return found
 
 
-def _statistics(members: Sequence[tuple[Trajectory, Sequence[Sequence[float]]]]) -> tuple[float, float]:
-    """Mean and reciprocal standard deviation over the trained tokens."""
+def token_statistics(
+    members: Sequence[tuple[Trajectory, Sequence[Sequence[float]]]],
+) -> tuple[float, float]:
+    """Mean and reciprocal standard deviation over the trained tokens of these trajectories."""
     values: list[float] = []
     weights: list[float] = []
     for trajectory, own in members:

@@ -51,6 +51,18 @@ class Ranks:
         dist.all_reduce(on_cpu)
         return on_cpu.to(values.device)
 
+    def from_first(self, tensor: Tensor, value: Tensor | None) -> Tensor:
+        """Rank 0's `value`, which the other ranks need not know; of the shape, type and device of `tensor`."""
+        whole = (
+            torch.empty(tensor.shape, dtype=tensor.dtype) if value is None else value.to(tensor.dtype).cpu()
+        )
+        if self.size > 1:
+            import torch.distributed as dist
+
+            whole = whole.contiguous()
+            dist.broadcast(whole, 0)
+        return whole.to(tensor.device)
+
     def agree(self, error: Exception | None) -> None:
         """Raises on every rank if any rank had an error: that error itself, `MemoryError`, or `RankFailed`."""
         own = FINE if error is None else OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
@@ -65,19 +77,21 @@ class Ranks:
             raise RankFailed("training: another rank failed in this step; its line is in the log")
 
     def gradient_norm(self, parameters: Iterable[nn.Parameter]) -> float:
-        """Norm of all gradients, in 64 bits, over all shards."""
-        squares, group = 0.0, None
+        """Norm of all gradients, in 64 bits, over all shards; gradients that are whole on every rank count once."""
+        squares, whole, group = 0.0, 0.0, None
         for parameter in parameters:
             if parameter.grad is not None:
-                local, group = _local(parameter.grad)
-                squares += float(torch.linalg.vector_norm(local, dtype=torch.float64) ** 2)
+                local, own = _local(parameter.grad)
+                square = float(torch.linalg.vector_norm(local, dtype=torch.float64) ** 2)
+                squares, whole = (squares, whole + square) if own is None else (squares + square, whole)
+                group = own or group
         if self.size > 1 and group is not None:
             import torch.distributed as dist
 
             total = torch.tensor([squares], dtype=torch.float64)
             dist.all_reduce(total, group=group)
             squares = float(total)
-        return math.sqrt(squares)
+        return math.sqrt(squares + whole)
 
     def figures(self, seconds: float) -> dict[str, Any]:
         """Fields of a step's report: share of time in which ranks waited, and the memory of each."""

@@ -68,6 +68,8 @@ def make_call(trainer: "Trainer", kind: str, content: bytes) -> None:
         case "logprobs":
             pairs = msgspec.msgpack.decode(content)
             trainer.logprobs([(token_ids(prompt), token_ids(sampled)) for prompt, sampled in pairs])
+        case "values":
+            trainer.values(decode_rows(content))
         case "weights":
             trainer.weights()
         case "save":

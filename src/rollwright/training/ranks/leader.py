@@ -166,6 +166,10 @@ class LeadingTrainer:
         content = msgspec.msgpack.encode([(list(prompt), list(sampled)) for prompt, sampled in sequences])
         return self._call(lambda: self._made("logprobs", content, lambda: self._trainer.logprobs(sequences)))
 
+    def values(self, rows: Sequence[Row]) -> list[Floats]:
+        content = encode_rows(rows)
+        return self._call(lambda: self._made("values", content, lambda: self._trainer.values(rows)))
+
     def weights(self) -> Weights:
         return self._call(lambda: self._made("weights", b"", lambda: self._trainer.weights()))
 
@@ -180,6 +184,9 @@ class LeadingTrainer:
         found = self._call(lambda: self._restore(folder))
         self._checkpoint, self._since = folder, []
         return found
+
+    def interrupt(self) -> None:
+        """Does nothing: a step ends by itself."""
 
     def close(self) -> None:
         """Ends the other ranks."""

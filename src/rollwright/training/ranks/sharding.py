@@ -96,12 +96,11 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.detach() if whole is None else whole().detach()
 
 
-def like(tensor: Tensor, value: Tensor | None) -> Tensor:
+def like(tensor: Tensor, value: Tensor | None, ranks: Ranks) -> Tensor:
     """`value`, sharded as `tensor` is; only rank 0 has to know it. All ranks have to call this, in the same order."""
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
-        assert value is not None
-        return value.to(tensor.device)
+        return ranks.from_first(tensor, value)
     from torch.distributed.tensor import distribute_tensor
 
     whole = torch.empty(tensor.shape, dtype=tensor.dtype) if value is None else value.to(tensor.dtype)
