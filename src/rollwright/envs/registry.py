@@ -92,6 +92,14 @@ _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
             max_tokens_per_step=1024,
             step_timeout=3600.0,
         ),
+        "inspect": EnvSpec(
+            "inspect:<file@task>",
+            "a task of Inspect, by its own solver and scorer; plays whole episodes; does not fork; reward at the end only",
+            "rollwright.envs.adapters.inspect_tasks:InspectTask",
+            max_steps=1,
+            max_tokens_per_step=1024,
+            step_timeout=600.0,
+        ),
         "reasoning_gym": EnvSpec(
             "reasoning_gym:<dataset>",
             "one question of a reasoning-gym dataset",

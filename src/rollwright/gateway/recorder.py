@@ -81,6 +81,7 @@ class _Asking(NamedTuple):
     sampling: Sampling
     policy: Policy | None
     """Answers in place of the agent's policy."""
+    policy_name: str
     trained: bool
 
 
@@ -216,6 +217,7 @@ class RolloutRecorder:
             agent=agent,
             sampling=sampling,
             policy=policy,
+            policy_name="" if rule is None or rule.policy is None else rule.policy,
             trained=rule is None or rule.train,
         )
         if asked.choices == 1:
@@ -256,6 +258,7 @@ class RolloutRecorder:
                 tools=asked.tools,
                 sampling=asking.sampling,
                 policy=asking.policy,
+                policy_name=asking.policy_name,
             )
 
         try:

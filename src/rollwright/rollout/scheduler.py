@@ -12,7 +12,7 @@ new groups, `_collect` follows the store's completion log and lets the `RolloutS
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -88,6 +88,7 @@ class RolloutScheduler:
         delivered: Collection[str] | None = None,
         tag_of: Callable[[str], str] = str,
         level_of: LevelFunction | None = None,
+        slot_tags: Sequence[str] | None = None,
         first: int = 0,
         forgotten: Ledger | None = None,
         keep_accounts: bool = False,
@@ -104,6 +105,7 @@ class RolloutScheduler:
             delivered: Groups that were handed out before; given to resume a stream that is in the store already.
             tag_of: Tag and level for a slot's tag, see `Curriculum`.
             level_of: Level of a group.
+            slot_tags: Tags of the groups in turn; by default the manager's.
             first, forgotten, keep_accounts: See `GroupBook`; with a `first`, the store need not have the groups before it.
             hooks: Record what ends, and give results that are known without playing.
             gate, pace: Decide when groups are opened.
@@ -129,7 +131,7 @@ class RolloutScheduler:
         )
         self._book = GroupBook(
             rules,
-            manager.slot_tags(),
+            manager.slot_tags() if slot_tags is None else slot_tags,
             run_seed=config.seed,
             mode=mode,
             prefix=f"{config.name}.{stream or mode}",

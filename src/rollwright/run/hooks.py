@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollwright.rollout.episode import Episode
+from rollwright.rollout.groups import Group
 from rollwright.rollout.stream import StreamHooks
 from rollwright.run.costs import CostBook
 from rollwright.run.evaluation_stream import EvaluationStream
 from rollwright.run.folder import RunFolder
 from rollwright.run.pruning import TrajectoryReleaser
-from rollwright.trajectory import Trajectory
+from rollwright.trajectory import OutsideCall, Trajectory
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class RunHooks(StreamHooks):
         self.costs.add(rollout_id, trajectory)
         if self.evaluation is not None and trajectory.stop is not None and trajectory.error is None:
             self.evaluation.add(rollout_id, trajectory)
+
+    def ranked(self, group: Group, calls: Sequence[OutsideCall]) -> None:
+        self.costs.add_ranking(group.group_id, group.tag, calls)
 
     def recalled(self, rollout_id: str) -> None:
         self.costs.add_free(rollout_id)

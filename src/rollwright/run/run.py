@@ -28,6 +28,7 @@ from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import check_tags, probe_engine
 from rollwright.run.costs import CostBook
+from rollwright.run.evaluation_order import apply_order
 from rollwright.run.evaluation_stream import EvaluationStream
 from rollwright.run.folder import RunFolder
 from rollwright.run.gc_tuning import rare_collections
@@ -93,7 +94,12 @@ class Run:
         self.workers = RunWorkers(
             config, self.settings, self.policy, board=self.board, processes=processes, ray=ray
         )
-        self.costs = CostBook(config, folder, running=lambda: self.ledger.counts[Fate.RUNNING])
+        self.costs = CostBook(
+            config,
+            folder,
+            running=lambda: self.ledger.counts[Fate.RUNNING],
+            capacity=lambda: self.workers.capacity,
+        )
         """What the run has spent; the gate of its budget."""
         self.capabilities: Capabilities | None = None
         """Capabilities of the engine; `None` before the start, and for a policy without an engine."""
@@ -266,6 +272,9 @@ class Run:
     ) -> RolloutScheduler:
         forgotten = self._forgotten if mode == "train" else None
         evaluation = self._evaluation if mode == VALIDATION else None
+        slot_tags = manager.slot_tags()
+        folder = self._folder.path if evaluation is not None and self._folder is not None else None
+        played = apply_order(slot_tags, self.settings.level_of(mode, slot_tags), folder)
         scheduler = RolloutScheduler(
             self.store,
             self.config,
@@ -277,7 +286,8 @@ class Run:
             forget=self._forget,
             delivered=delivered,
             tag_of=self.curriculum.tag if self.curriculum is not None and mode == "train" else str,
-            level_of=self.settings.level_of(mode, manager.slot_tags()),
+            level_of=played.level_of,
+            slot_tags=played.slot_tags,
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,

@@ -23,6 +23,7 @@ from rollwright.rollout import Batch, Ledger
 from rollwright.run.build_training import (
     AnyTrainer,
     check,
+    check_adapters,
     copy_tokenizer,
     in_process,
     make_policy,
@@ -116,6 +117,7 @@ class TrainingRun:
         self._policy = None if self._source else policy or make_policy(config)
         if self._policy is not None:
             updatable(self._policy, config.policy.kind)
+            check_adapters(self._policy, self.training)
         self._resume = resume
         self._store = store
         self._row = row
@@ -349,7 +351,9 @@ class TrainingRun:
             weights = await self._in_thread(self.trainer.weights)
         else:
             place = self.folder.path / WEIGHTS / f"{self.trainer.version:06d}"
-            weights = await self._in_thread(self.trainer.export, place)
+            adapter = self.training.hand_over == "adapter"
+            export = self.trainer.export_adapter if adapter else self.trainer.export
+            weights = await self._in_thread(export, place)
         await updatable(policy, self.config.policy.kind).update_weights(
             weights, UpdateMode(self.training.update_mode)
         )
