@@ -6,12 +6,13 @@ Each task asks for a word in a file, and its tests look into the file. No word o
 import sys
 from pathlib import Path
 
-WORDS = """plum river stone cloud apple tiger lamp chair bread horse table grass paper glass snow music wheel clock spoon
+LISTED = """plum river stone cloud apple tiger lamp chair bread horse table grass paper glass snow music wheel clock spoon
 garden bridge candle basket pencil window flower rabbit planet button mirror forest island lemon pepper butter carrot
 monkey rocket ladder pillow castle violin silver copper cotton velvet marble desert harbor meadow valley summer winter
 kitten turtle falcon parrot salmon walnut cherry orange banana ginger coffee sugar honey knife plate brush shirt scarf
 glove boots coin stamp letter poem drum flute piano guitar anchor sail wagon saddle barrel bucket hammer nail rope chain
-bell torch tent cave cliff beach""".split()
+bell torch tent cave cliff beach"""
+WORDS = LISTED.split()
 HELD_OUT = 32
 TASK = """schema_version = "1.4"
 [task]
