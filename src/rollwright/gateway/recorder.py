@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from rollwright.agents import AttemptInterrupted, EpisodeFailure, OutOfRoom, ReplayDiffers, Session
-from rollwright.agents.failures import together
+from rollwright.aio import together
 from rollwright.engines.base import NamedPolicies, Policy, RateLimited, Sampling, constrains_output
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.gateway.conversations import Conversations, answered

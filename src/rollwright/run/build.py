@@ -38,7 +38,6 @@ from rollwright.run.validations import VALIDATION
 from rollwright.sandbox.settings import BoxConfig
 from rollwright.tasks.env import TaskEnv
 from rollwright.teams import Team
-from rollwright.teams.agent import apply_sampling_changes
 from rollwright.trajectory import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ def _without_episode_limit(limits: LimitsConfig) -> LimitsConfig:
 def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
     """An agent whose every token would be out of the loss is not trained by a run that says it is."""
     for name, agent in team.agents.items() if config.training is not None else ():
-        why = apply_sampling_changes(sampling, agent.sampling).params().not_modelled
+        why = agent.override(sampling).params().not_modelled
         if agent.trainable and why is not None:
             raise ConfigError(
                 f"orchestras.{tag}.agents.{name}.sampling: what is {why} cannot be trained; accepted: a temperature of "
