@@ -21,6 +21,10 @@ from rollwright.engines.partial import PartialCompletion, Piece, check_piece
 from rollwright.errors import FormatError
 from rollwright.trajectory import SamplingParams, token_ids
 
+ADAPTER_FLAGS = "--enable-lora --max-lora-rank R --lora-target-modules all"
+_ALREADY = "already loaded"
+"""In the refusal of an adapter that is there under the same name, and so has the same content."""
+
 _HOT = 2.0
 """A temperature at which the probability of the likeliest token differs clearly from that at 1."""
 
@@ -178,6 +182,35 @@ class SglangDialect:
 
     async def resume(self, control: Control) -> None:
         await control.post("/continue_generation")
+
+    def with_adapter(self, body: bytes, name: str) -> bytes:
+        return msgspec.json.encode({**msgspec.json.decode(body), "lora_path": name})
+
+    async def load_adapter(self, control: Control, name: str, folder: str) -> None:
+        await self._ask_adapter(control, "/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+
+    async def unload_adapter(self, control: Control, name: str) -> None:
+        await self._ask_adapter(control, "/unload_lora_adapter", {"lora_name": name})
+
+    async def has_adapter(self, control: Control, name: str) -> bool:
+        """SGLang lists its adapters only in the answers to loading and unloading."""
+        return False
+
+    async def _ask_adapter(self, control: Control, path: str, fields: dict[str, str]) -> None:
+        try:
+            answer = await control.post(path, fields, UPDATE_SECONDS)
+        except EngineError as error:
+            if _ALREADY in str(error):
+                return
+            if await control.serves(path):
+                raise
+            raise EngineError(
+                f"{control.base_url}: takes no adapters; start it with {ADAPTER_FLAGS}"
+            ) from error
+        if isinstance(answer, dict) and answer.get("success") is False:
+            said = str(answer.get("error_message"))
+            if _ALREADY not in said:
+                raise EngineError(f"{control.url(path)}: {one_line(said)}")
 
 
 class SglangPolicy(HttpEnginePolicy):

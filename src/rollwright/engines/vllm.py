@@ -23,6 +23,7 @@ from rollwright.errors import ConfigError, FormatError
 from rollwright.trajectory import SamplingParams, token_ids
 
 PROCESSED_FLAG = "--logprobs-mode processed_logprobs"
+ADAPTER_FLAGS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora --max-lora-rank R --max-loras 2"
 
 _OWN_FIELDS = frozenset(
     {"model", "prompt", "stream", "n", "echo", "logprobs", "return_token_ids", "max_tokens"}
@@ -182,6 +183,28 @@ class VllmDialect:
 
     async def resume(self, control: Control) -> None:
         await control.post("/resume")
+
+    def with_adapter(self, body: bytes, name: str) -> bytes:
+        return _encode({**msgspec.json.decode(body), "model": name})
+
+    async def load_adapter(self, control: Control, name: str, folder: str) -> None:
+        if await self.has_adapter(control, name):  # under its name it has the same content
+            return
+        fields = {"lora_name": name, "lora_path": folder}
+        try:
+            await control.post("/v1/load_lora_adapter", fields, UPDATE_SECONDS)
+        except EngineError as error:
+            if await control.serves("/v1/load_lora_adapter"):
+                raise
+            raise EngineError(
+                f"{control.base_url}: takes no adapters; start it with {ADAPTER_FLAGS}"
+            ) from error
+
+    async def unload_adapter(self, control: Control, name: str) -> None:
+        await control.post("/v1/unload_lora_adapter", {"lora_name": name}, UPDATE_SECONDS)
+
+    async def has_adapter(self, control: Control, name: str) -> bool:
+        return name in served_models(await control.get("/v1/models"))
 
     async def _likeliest(self, control: Control, temperature: float) -> float:
         """The log-probability of the likeliest first token that the server reports at a temperature."""

@@ -46,6 +46,9 @@ class StreamPace(Protocol):
 class StreamHooks:
     """Hooks of a run into a stream: they record results, and give those that are known. The base class does nothing."""
 
+    async def opened(self) -> None:
+        """Is awaited after groups were opened, before their rollouts are enqueued."""
+
     def finished(self, rollout_id: str, encoded: bytes) -> None:
         """Takes the trajectory of a rollout that succeeded, also of one that is filtered later."""
 

@@ -136,6 +136,10 @@ class SettingsTable:
             self._tasks, mode, self._run_seed, told, by_tag=self._evaluates, sizes=self.sizes
         )
 
+    def ordered_level(self, tag: str, place: int) -> int:
+        """The level of the n-th training group of the tag that takes its levels in order."""
+        return level_function(self._tasks, "train", self._run_seed, [tag], by_tag=True)(tag, place)
+
     def swarm_level(self, tag: str, seed: int, index: int) -> int:
         """The level of a training group of the peer with this seed."""
         return level_function(self._tasks, "train", seed, None)(tag, index)

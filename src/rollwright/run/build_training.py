@@ -122,9 +122,21 @@ def check_served(training: TrainingConfig) -> None:
             raise ConfigError(
                 f"training.{key}: belongs to the trainer, which `training.serve` leaves elsewhere; leave it out"
             )
-    if training.hand_over == "tensors":
+    if training.hand_over in ("tensors", "adapter"):
         raise ConfigError(
-            "training.hand_over: a trainer elsewhere gives folders, not tensors; accepted: auto, folder"
+            "training.hand_over: a trainer elsewhere gives whole folders; accepted: auto, folder"
+        )
+
+
+def check_adapters(policy: Policy, training: TrainingConfig) -> None:
+    """Check that there are adapters to hand over, and that the policy takes them."""
+    if training.hand_over != "adapter":
+        return
+    if training.lora is None:
+        raise ConfigError("training.hand_over: `adapter` needs training.lora; `lora: {}` takes every default")
+    if not getattr(policy, "takes_adapters", False):
+        raise ConfigError(
+            f"training.hand_over: a {type(policy).__name__} takes no adapters; accepted: auto, or a policy of kind vllm or sglang"
         )
 
 
@@ -176,6 +188,7 @@ def make_policy(config: RunConfig) -> Policy | None:
         return None
     policy = build_policy(config.policy, cache_room(config))
     updatable(policy, config.policy.kind)
+    check_adapters(policy, training_of(config))
     return policy
 
 

@@ -1,5 +1,6 @@
 """Records of a run's rollouts as they end: its log, its costs, the results that later evaluations reuse."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ class RunHooks(StreamHooks):
     """Only in the stream of an evaluation."""
     on_finished: Callable[[str, bytes], None] | None
     on_failed: Callable[[str, str], None] | None
+
+    async def opened(self) -> None:
+        if self.folder is not None:
+            await asyncio.to_thread(self.folder.flush_draws)
 
     def finished(self, rollout_id: str, encoded: bytes) -> None:
         if self.on_finished is not None:

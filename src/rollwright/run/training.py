@@ -23,6 +23,7 @@ from rollwright.rollout import Batch, Ledger
 from rollwright.run.build_training import (
     AnyTrainer,
     check,
+    check_adapters,
     copy_tokenizer,
     in_process,
     make_policy,
@@ -116,6 +117,7 @@ class TrainingRun:
         self._policy = None if self._source else policy or make_policy(config)
         if self._policy is not None:
             updatable(self._policy, config.policy.kind)
+            check_adapters(self._policy, self.training)
         self._resume = resume
         self._store = store
         self._row = row
@@ -310,6 +312,8 @@ class TrainingRun:
         row = {**self._row("train", step, seconds, batch), "own": len(own), "tokens": tokens}
         if self.local is not None and self.local.curriculum is not None:
             row["curriculum"] = self.local.curriculum.state()
+        if self.local is not None and self.local.draws is not None and (shown := self.local.draws.figures()):
+            row["task_sampler"] = dict(shown)
         self.folder.add_metrics(row)
         self.state.record.append(row)
         self.state.bias.add_trained(*trained_in(row))
@@ -349,7 +353,9 @@ class TrainingRun:
             weights = await self._in_thread(self.trainer.weights)
         else:
             place = self.folder.path / WEIGHTS / f"{self.trainer.version:06d}"
-            weights = await self._in_thread(self.trainer.export, place)
+            adapter = self.training.hand_over == "adapter"
+            export = self.trainer.export_adapter if adapter else self.trainer.export
+            weights = await self._in_thread(export, place)
         await updatable(policy, self.config.policy.kind).update_weights(
             weights, UpdateMode(self.training.update_mode)
         )
