@@ -49,8 +49,10 @@ def test_rewards_are_those_of_inspects_own_runner(tmp_path: Path) -> None:
 
     program = (
         "import json, sys, inspect_ai\n"
-        "from inspect_ai.model import ModelOutput, get_model\n"
+        "from inspect_ai.model import ModelOutput, ModelUsage, get_model\n"
         "outputs = [ModelOutput.from_content('mockllm/model', '4') for _ in range(10)]\n"
+        "for each in outputs:\n"
+        "    each.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)\n"  # else it needs a network
         "model = get_model('mockllm/model', custom_outputs=outputs)\n"
         f"[log] = inspect_ai.eval('{FILE}@sums', model=model, display='none', log_dir={str(tmp_path)!r})\n"
         "print(json.dumps([[s.scores[n].value for n in ('match', 'includes')] for s in log.samples]))\n"

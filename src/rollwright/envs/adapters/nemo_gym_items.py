@@ -55,7 +55,7 @@ def message_item(said: Mapping[str, Any], number: int, *, complete: bool) -> lis
     """The text of an answer; none for an answer that only calls functions."""
     if not said.get("content") and said.get("tool_calls"):
         return []
-    part = {"type": "output_text", "text": said.get("content") or "", "annotations": []}
+    part: dict[str, Any] = {"type": "output_text", "text": said.get("content") or "", "annotations": []}
     return [
         {
             "id": f"msg_{number}",
