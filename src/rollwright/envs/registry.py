@@ -129,6 +129,15 @@ _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
             max_steps=50,
             max_tokens_per_step=512,
         ),
+        "verifiers": EnvSpec(
+            "verifiers:<task set>",
+            "an environment of verifiers, played by its own rollout; one reward at the end; does not fork",
+            "rollwright.envs.adapters.verifiers:Verifiers",
+            max_steps=50,
+            max_tokens_per_step=1024,
+            step_timeout=600.0,
+            plays_episodes=True,
+        ),
     }
 )
 """Environment families by the prefix of their tags."""
