@@ -33,6 +33,7 @@ from rollwright.engines.base import (
 from rollwright.engines.dialect import EngineDialect, folder_of
 from rollwright.engines.http_calls import CallFault, HttpCalls
 from rollwright.engines.partial import PartialCompletion, Piece
+from rollwright.engines.routing import RoutingRule
 from rollwright.engines.pool import EngineCounters, EnginePool, Flight
 from rollwright.errors import ConfigError, FormatError
 from rollwright.http.retry import FaultCause, RetryPolicy
@@ -60,13 +61,15 @@ class HttpEnginePolicy:
         vocabulary_size: int | None = None,
         seeded: bool = True,
         outage_patience: float = 300.0,
+        routing: RoutingRule | None = None,
         version: int = 0,
     ) -> None:
         """`base_urls`: one or more addresses of engines with the same model, like `http://127.0.0.1:8000`.
 
         `vocabulary_size`: a response with a larger id is broken. `seeded`: each request carries a seed derived from its key,
         so that an engine that honours seeds repeats itself. `outage_patience`: seconds that a call waits while no engine is in
-        service. `version`: of the weights that the engines were started with.
+        service. `routing`: rule by which an engine is chosen for each call; unset, an episode stays with one. `version`: of the
+        weights that the engines were started with.
         """
         self._calls = HttpCalls(
             api_key=api_key,
@@ -80,7 +83,7 @@ class HttpEnginePolicy:
         self._renderer = renderer
         urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
         addresses = [url.rstrip("/").removesuffix("/v1") for url in urls]
-        self._pool = EnginePool(addresses, dialect, self._calls, self.counters, outage_patience)
+        self._pool = EnginePool(addresses, dialect, self._calls, self.counters, outage_patience, routing)
         where = self._pool.urls
         self._where = where[0] if len(where) == 1 else f"{len(where)} engines"
         """The name of the engines in error messages."""
@@ -150,7 +153,7 @@ class HttpEnginePolicy:
         tries, answers = 1, 0
         while True:
             try:
-                flight = await self._send(prompt.episode, partial)
+                flight = await self._send(prompt, partial)
             except CallFault as fault:
                 tries = await self._calls.back_off(fault, tries, prompt.key, self._where)
                 continue
@@ -193,10 +196,10 @@ class HttpEnginePolicy:
             return None
         return seed(*prompt.key) if not answers else seed(*prompt.key, "piece", answers)
 
-    async def _send(self, episode: str, partial: PartialCompletion) -> Flight:
+    async def _send(self, prompt: Prompt, partial: PartialCompletion) -> Flight:
         """Send one request to a server in service and parse its response; raise `CallFault`."""
         body = self._dialect.request(partial)
-        server = await self._pick_server(episode)
+        server = await self._pick_server(prompt)
         # In its own task, so that an update can cancel the request without cancelling the call.
         task = asyncio.create_task(self._calls.post(self._pool.urls[server], body, partial.max_answer))
         flight = self._pool.begin_flight(server, self._version, task)
@@ -212,11 +215,11 @@ class HttpEnginePolicy:
             self._pool.end_flight(flight)
         return flight
 
-    async def _pick_server(self, episode: str) -> int:
+    async def _pick_server(self, prompt: Prompt) -> int:
         """Pick a server at a moment when no update is running. The caller must send without awaiting anything in between."""
         while True:
             await self._open.wait()
-            server = await self._pool.pick_server(episode)
+            server = await self._pool.pick_server(prompt.episode, prompt.ids)
             if self._open.is_set():
                 return server
 

@@ -30,7 +30,7 @@ from rollwright.run.checks import check_tags, probe_engine
 from rollwright.run.costs import CostBook
 from rollwright.run.evaluation_stream import EvaluationStream
 from rollwright.run.folder import RunFolder
-from rollwright.run.gc_tuning import rare_collections
+from rollwright.run.gc_tuning import no_collections, rare_collections
 from rollwright.run.hooks import RunHooks
 from rollwright.run.pruning import TrajectoryReleaser, delete_forgotten
 from rollwright.run.recovery import enter_finished
@@ -137,7 +137,8 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed = True
-        await self._stack.__aexit__(kind, error, trace)
+        with no_collections():
+            await self._stack.__aexit__(kind, error, trace)
 
     async def _start(self) -> None:
         self._stack.enter_context(rare_collections())
