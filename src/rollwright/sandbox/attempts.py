@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from rollwright.sandbox.box import Box, BoxError, BoxLabel, BoxSpec, Network
+from rollwright.sandbox.box import Box, BoxBackend, BoxError, BoxLabel, BoxSpec, Network
 from rollwright.sandbox.pool import BoxPool
 
 NO_BOX = "this attempt has no box; set custom_envs.TAG.box"
@@ -45,6 +45,10 @@ class AttemptBoxes:
         if self._own is None:
             self._own = asyncio.create_task(self.start(self._spec, warm=self._warm))
         return await asyncio.shield(self._own)
+
+    async def backend(self) -> BoxBackend:
+        """The backend that starts them."""
+        return await self._pool.backend()
 
     async def start(self, spec: BoxSpec, *, warm: int = 0) -> Box:
         """A further box, which ends with the attempt or by `end`."""

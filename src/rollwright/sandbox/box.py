@@ -228,6 +228,15 @@ class AssignableBox(Protocol):
         ...
 
 
+@runtime_checkable
+class SwitchableBox(Protocol):
+    """A box whose network can be changed while it runs; otherwise like any `Box`."""
+
+    async def change_network(self, network: Network, allowed_hosts: tuple[str, ...] = ()) -> None:
+        """Closes the ways out that it has, and opens others; commands that run keep their environment variables."""
+        ...
+
+
 class BoxBackend(Protocol):
     """Starts boxes of one kind."""
 

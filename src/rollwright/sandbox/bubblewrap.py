@@ -33,7 +33,14 @@ from rollwright.sandbox.messages import (
     PutRequest,
     RunRequest,
 )
-from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay, proxy_variables
+from rollwright.sandbox.relay import (
+    GATEWAY_PORT,
+    PROXY_PORT,
+    ProxyRelay,
+    Relay,
+    close_relays,
+    proxy_variables,
+)
 from rollwright.sandbox.transfer import OutputPipe, read_archive, unpack_folder, write_archive
 
 _KILL_SECONDS = 5.0
@@ -278,10 +285,14 @@ class BubblewrapBox:
         await asyncio.to_thread(self._line.relabel, label)
         await self.open_network()
 
+    async def change_network(self, network: Network, allowed_hosts: tuple[str, ...] = ()) -> None:
+        await close_relays(self._relays)
+        self.spec = self.spec.replace(network=network, allowed_hosts=allowed_hosts)
+        self._environment, self.gateway_url = {}, ""
+        await self.open_network()
+
     async def stop(self) -> None:
-        for relay in self._relays:
-            await relay.close()
-        self._relays.clear()
+        await close_relays(self._relays)
         await self._backend.holders.end(self._line)
         self._backend._inits.pop(self.id, None)
 

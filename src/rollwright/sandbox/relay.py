@@ -70,6 +70,13 @@ class Relay:
         await _pump_both((reader, writer), other)
 
 
+async def close_relays(relays: list[Relay]) -> None:
+    """Closes relays and empties the list."""
+    for each in relays:
+        await each.close()
+    relays.clear()
+
+
 class ProxyRelay(Relay):
     """An HTTP proxy for allowed hosts."""
 

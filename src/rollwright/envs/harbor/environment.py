@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from rollwright.envs.base import EnvironmentFailure, Info, PromptTemplates, Reset, Step
-from rollwright.envs.harbor.play import TaskBoxes, total_of
+from rollwright.envs.harbor.play import TaskBoxes, user_of
 from rollwright.envs.harbor.tasks import HarborTask, find_tasks, load_task
+from rollwright.envs.harbor.verifier import combine, misses, total_of, verify
 from rollwright.envs.terminal import NO_COMMAND, SYSTEM, describe_result, read_action
 from rollwright.sandbox.attempts import AttemptBoxes, current_boxes
 from rollwright.sandbox.box import BoxError
@@ -79,7 +80,9 @@ class HarborEnv:
             return Step(NO_COMMAND, 0.0, False, False, {"action": None, "valid": False})
         try:
             result = await playing.main.run(
-                action.command, seconds=self._seconds, user=_agent_user(playing.task)
+                action.command,
+                seconds=self._seconds,
+                user=user_of(playing.task.steps[self._step].agent),
             )
         except BoxError as error:
             raise EnvironmentFailure(f"task {playing.task.name}: {error}") from error
@@ -117,14 +120,19 @@ class HarborEnv:
     async def _finish_step(self, action: str) -> Step:
         playing = self._open()
         steps = playing.task.steps
-        self._rewards.append(await playing.verify(steps[self._step]))
+        done = steps[self._step]
+        self._rewards.append(await verify(playing, done))
         self._step += 1
-        if self._step < len(steps):
+        if self._step < len(steps) and not misses(self._rewards[-1], done.min_reward):
+            try:
+                await playing.begin_step(steps[self._step])
+            except BoxError as error:
+                raise EnvironmentFailure(f"task {playing.task.name}: {error}") from error
             self.task = {**self.task, "instruction": steps[self._step].instruction}
             return Step(steps[self._step].instruction, 0.0, False, False, {"action": action, "valid": True})
-        totals = [total_of(each) for each in self._rewards]
-        reward = totals[-1] if playing.task.strategy == "final" else sum(totals) / len(totals)
-        metrics = {f"verifier.{name}": value for name, value in self._rewards[-1].items()}
+        rewards = combine(self._rewards, playing.task.strategy)
+        reward = total_of(rewards)
+        metrics = {f"verifier.{name}": value for name, value in rewards.items()}
         info: Info = {
             "action": action,
             "valid": True,
@@ -137,7 +145,3 @@ class HarborEnv:
         if self._playing is None:
             raise EnvironmentFailure("harbor: no task is open; call reset first")
         return self._playing
-
-
-def _agent_user(task: HarborTask) -> str | None:
-    return None if task.agent.user is None else str(task.agent.user)
