@@ -8,6 +8,7 @@ from rollwright.engines.base import Policy, Renderer
 from rollwright.engines.settings import (
     DIALECTS,
     POLICIES,
+    ROUTING,
     DialectPolicyConfig,
     EnginePolicyConfig,
     LlamaCppPolicyConfig,
@@ -115,6 +116,7 @@ def _engine_settings(settings: EnginePolicyConfig) -> dict[str, Any]:
         "retry": RetryPolicy(max_retries=settings.max_retries),
         "max_connections": settings.max_connections,
         "outage_patience": settings.outage_patience,
+        "routing": ROUTING.make(settings.routing),
         "vocabulary_size": settings.vocabulary_size,
         "seeded": settings.seeded,
     }

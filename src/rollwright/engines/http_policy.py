@@ -33,8 +33,8 @@ from rollwright.engines.base import (
 from rollwright.engines.dialect import EngineDialect, folder_of
 from rollwright.engines.http_calls import CallFault, HttpCalls
 from rollwright.engines.partial import PartialCompletion, Piece
-from rollwright.engines.routing import RoutingRule
 from rollwright.engines.pool import EngineCounters, EnginePool, Flight
+from rollwright.engines.routing import RoutingRule
 from rollwright.errors import ConfigError, FormatError
 from rollwright.http.retry import FaultCause, RetryPolicy
 from rollwright.rng import seed

@@ -138,6 +138,10 @@ class Run:
     ) -> None:
         self._closed = True
         with no_collections():
+            if (
+                self._forget
+            ):  # nobody resumes what they play, so no store need tell each episode to stop first
+                await self._cancel_workers()
             await self._stack.__aexit__(kind, error, trace)
 
     async def _start(self) -> None:
