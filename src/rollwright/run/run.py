@@ -138,10 +138,10 @@ class Run:
     ) -> None:
         self._closed = True
         with no_collections():
-            if (
-                self._forget
-            ):  # nobody resumes what they play, so no store need tell each episode to stop first
-                await self._cancel_workers()
+            if self._forget and self._work is not None:
+                # Nobody resumes what they play, so the store need not tell each episode to stop first.
+                self._work.cancel()
+                await asyncio.gather(self._work, return_exceptions=True)
             await self._stack.__aexit__(kind, error, trace)
 
     async def _start(self) -> None:

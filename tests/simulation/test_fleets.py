@@ -1,16 +1,17 @@
 """Routing over a simulated fleet with prefix caches: the rules are as good as they say, and failures lose nothing."""
 
 import pytest
-from fleets import plan, simulate
 
-EPISODES = plan(groups=48, members=8)
+from rollwright.simulation.fleet import plan_episodes, simulate_fleet
+
+EPISODES = plan_episodes(groups=32, members=8)
 SERVERS = 4
 
 
 @pytest.fixture(scope="module")
 def measured() -> dict[tuple[str, float], dict[str, float]]:
     return {
-        (name, failures): simulate(name, EPISODES, SERVERS, failures)
+        (name, failures): simulate_fleet(name, EPISODES, SERVERS, failures)
         for name in ("least_loaded", "sticky", "prefix")
         for failures in (0.0, 0.25)
     }
@@ -34,11 +35,11 @@ def test_no_rule_is_better_than_the_bounds(measured: dict[tuple[str, float], dic
 def test_calls_of_a_server_that_dies_are_sent_again_and_every_episode_ends(
     measured: dict[tuple[str, float], dict[str, float]],
 ) -> None:
-    """`simulate` returns when all episodes have ended."""
+    """`simulate_fleet` returns when all episodes have ended."""
     for (_, failures), row in measured.items():
         assert (row["sent_again"] > 0) == (failures > 0)
 
 
 def test_the_same_fleet_gives_the_same_figures() -> None:
-    few = plan(groups=6, members=4)
-    assert simulate("prefix", few, 2, 0.5) == simulate("prefix", few, 2, 0.5)
+    few = plan_episodes(groups=6, members=4)
+    assert simulate_fleet("prefix", few, 2, 0.5) == simulate_fleet("prefix", few, 2, 0.5)
