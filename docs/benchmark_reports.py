@@ -52,7 +52,7 @@ workers and the store."""
 
 RENDERING = """What the next prompt costs at turn 128 of an episode of 60,000 tokens, in CPU time: what a session does (the ids of
 the turns, joined, and those of the new message), and rendering the whole history again. One pass over the ids is the
-limit. The tokenizer is trained on the spot on this documentation."""
+limit. The texts are pages of Python's language reference, on which the tokenizer is trained on the spot."""
 
 TREE = """What a tree gives for the same tokens: groups of eight leaves, as chains or as trees, until the budget is sampled,
 with a player that takes the best action with a given probability. Mixed groups have both successes and failures; a

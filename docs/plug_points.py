@@ -19,6 +19,7 @@ REGISTRIES = (
     "rollwright.rollout.filters.settings:FILTERS",
     "rollwright.rollout.settings.strategies:BRANCH_POLICIES",
     "rollwright.rollout.settings:CURRICULA",
+    "rollwright.rollout.settings:TASK_SAMPLERS",
     "rollwright.store.opening:STORES",
     "rollwright.swarm.settings:TRANSPORTS",
     "rollwright.sandbox.settings:SANDBOXES",

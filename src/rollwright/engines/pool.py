@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollwright.engines.base import EngineError, UpdateMode, Weights
-from rollwright.engines.dialect import Control, EngineDialect
+from rollwright.engines.dialect import AdapterDialect, Control, EngineDialect
 from rollwright.engines.http_calls import CallCounters, CallFault, HttpCalls
 from rollwright.engines.partial import Piece
 from rollwright.engines.routing import RoutingRule, StickyRouting
@@ -57,6 +57,8 @@ class EngineCounters(CallCounters):
     """Tokens that `restart_turn` discarded."""
     not_exact: int = 0
     """Completions without ids, or with log-probabilities of another distribution."""
+    adapters_kept: int = 0
+    """Adapters of earlier versions that an engine did not unload."""
     outages: int = 0
     """Times that an engine out of service did not respond, or had the wrong weights, at the first health check."""
 
@@ -236,10 +238,11 @@ class EnginePool:
         The caller must send no request meanwhile. A server whose last update failed is tried again; a server that fails or is
         out of service gets the weights before it comes back into service.
         """
-        if mode is UpdateMode.DRAIN:
-            await _wait_for(self._flights)
-        for flight in self._flights:
-            flight.update = mode
+        if weights.adapter is None:  # calls with an earlier adapter finish with theirs
+            if mode is UpdateMode.DRAIN:
+                await _wait_for(self._flights)
+            for flight in self._flights:
+                flight.update = mode
         if not self.router.serving and not self._unsure:
             try:
                 await self._wait_for_service()
@@ -293,6 +296,8 @@ class EnginePool:
     ) -> str | None:
         """Update a server's weights; return the reason of a failure, or `None`."""
         control = self.controls[server]
+        if weights.adapter is not None:
+            return await self._give_adapter(server, weights)
         try:
             await self._dialect.pause(control, mode)
             try:
@@ -308,6 +313,42 @@ class EnginePool:
         self._hear(server)
         self.router.forget_caches(server)  # keys and values of other weights are of no use
         return None
+
+    async def _give_adapter(self, server: int, weights: Weights) -> str | None:
+        """Load an adapter on a server; return the reason of a failure, or `None`. Calls under way are not touched."""
+        assert isinstance(self._dialect, AdapterDialect)
+        assert weights.adapter is not None
+        try:
+            await self._dialect.load_adapter(
+                self.controls[server], weights.adapter_name, str(weights.adapter.absolute())
+            )
+        except EngineError as error:
+            self._unsure[server] = str(error)
+            return str(error)
+        self._unsure.pop(server, None)
+        self._hear(server)
+        return None
+
+    async def retire_adapter(self, weights: Weights) -> None:
+        """Unload an adapter from every server when the calls that use it have ended."""
+        assert isinstance(self._dialect, AdapterDialect)
+        while of_it := {flight for flight in self._flights if flight.version <= weights.version}:
+            await _wait_for(of_it)
+            await asyncio.sleep(0)  # the flights are removed by their callers
+        for control in self.controls:
+            try:
+                await self._dialect.unload_adapter(control, weights.adapter_name)
+            except EngineError:  # a server that was restarted does not have it
+                self._counters.adapters_kept += 1
+
+    async def _has_weights(self, control: Control, weights: Weights) -> bool:
+        if weights.adapter is None:
+            return await self._dialect.label(control) == str(weights.version)
+        assert isinstance(self._dialect, AdapterDialect)
+        try:
+            return await self._dialect.has_adapter(control, weights.adapter_name)
+        except EngineError:
+            return False
 
     async def _settle_flights(self, server: int) -> None:
         """After a server has paused: wait for its aborted calls, and cancel requests that had not reached it."""
@@ -342,7 +383,7 @@ class EnginePool:
         async with self._exchange:
             if self.weights is None:
                 return True
-            return await self._dialect.label(control) == str(self.weights.version)
+            return await self._has_weights(control, self.weights)
 
     async def _repair(self, server: int) -> bool:
         """Give the server the current weights if it lacks them; return whether it is healthy afterwards."""

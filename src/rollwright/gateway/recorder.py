@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from rollwright.agents import AttemptInterrupted, EpisodeFailure, OutOfRoom, ReplayDiffers, Session
-from rollwright.agents.failures import together
+from rollwright.aio import together
 from rollwright.engines.base import NamedPolicies, Policy, RateLimited, Sampling, constrains_output
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.gateway.conversations import Conversations, answered
@@ -80,6 +80,7 @@ class _Asking(NamedTuple):
     sampling: Sampling
     policy: Policy | None
     """Answers in place of the agent's policy."""
+    policy_name: str
     trained: bool
 
 
@@ -213,6 +214,7 @@ class RolloutRecorder:
             agent=agent,
             sampling=sampling,
             policy=policy,
+            policy_name="" if rule is None or rule.policy is None else rule.policy,
             trained=rule is None or rule.train,
         )
         if asked.choices == 1:
@@ -253,6 +255,7 @@ class RolloutRecorder:
                 tools=asked.tools,
                 sampling=asking.sampling,
                 policy=asking.policy,
+                policy_name=asking.policy_name,
             )
 
         try:

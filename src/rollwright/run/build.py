@@ -37,7 +37,6 @@ from rollwright.run.build_tools import ToolShelf
 from rollwright.run.validations import VALIDATION
 from rollwright.tasks.env import TaskEnv
 from rollwright.teams import Team
-from rollwright.teams.agent import apply_sampling_changes
 from rollwright.trajectory import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -121,6 +120,10 @@ class SettingsTable:
         told = None if self._in_swarm else slot_tags
         return level_function(self._tasks, mode, self._run_seed, told, by_tag=self._evaluates)
 
+    def ordered_level(self, tag: str, place: int) -> int:
+        """The level of the n-th training group of the tag that takes its levels in order."""
+        return level_function(self._tasks, "train", self._run_seed, [tag], by_tag=True)(tag, place)
+
     def swarm_level(self, tag: str, seed: int, index: int) -> int:
         """The level of a training group of the peer with this seed."""
         return level_function(self._tasks, "train", seed, None)(tag, index)
@@ -179,7 +182,7 @@ def _without_episode_limit(limits: LimitsConfig) -> LimitsConfig:
 def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
     """An agent whose every token would be out of the loss is not trained by a run that says it is."""
     for name, agent in team.agents.items() if config.training is not None else ():
-        why = apply_sampling_changes(sampling, agent.sampling).params().not_modelled
+        why = agent.override(sampling).params().not_modelled
         if agent.trainable and why is not None:
             raise ConfigError(
                 f"orchestras.{tag}.agents.{name}.sampling: what is {why} cannot be trained; accepted: a temperature of "
