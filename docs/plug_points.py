@@ -8,6 +8,7 @@ from rollwright.registry import Registry, import_object
 REGISTRIES = (
     "rollwright.envs.registry:ENVIRONMENTS",
     "rollwright.agents.settings:AGENTS",
+    "rollwright.rollout.settings.agents:CLI_AGENTS",
     "rollwright.tools.settings:TOOLS",
     "rollwright.engines.settings:POLICIES",
     "rollwright.engines.settings:DIALECTS",

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self, TypedDict, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypedDict, runtime_checkable
 
 from rollwright.errors import RollwrightError
 
@@ -127,6 +127,24 @@ class Forkable(Protocol):
 
     def fork(self) -> Self:
         """An exact copy that shares no mutable state with the original."""
+        ...
+
+
+@runtime_checkable
+class Workplace(Protocol):
+    """An environment that gives an agent a box to work in, and judges what the agent has left there."""
+
+    @property
+    def task(self) -> Mapping[str, Any]:
+        """What is to be done now, in its field `instruction`."""
+        ...
+
+    async def conclude(self) -> Step:
+        """Judges the work. The step has the reward if the episode has ended with it; else the next instruction follows."""
+        ...
+
+    async def solve(self) -> None:
+        """Does the work by the environment's own solution."""
         ...
 
 

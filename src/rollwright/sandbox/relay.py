@@ -60,6 +60,8 @@ class Relay:
             await self._join(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, asyncio.LimitOverrunError):
             pass
+        except asyncio.CancelledError:
+            pass  # by `close` alone; `asyncio.start_server` would log a traceback for it
         finally:
             self._connections.discard(task)
             writer.close()
