@@ -81,7 +81,7 @@ class ServerDied(Exception):
 
 
 @dataclass(eq=False)
-class SimulatedServer:
+class FleetServer:
     """A simulated vLLM server: places, a prefix cache in blocks, and a time for each call."""
 
     places: asyncio.Semaphore
@@ -122,7 +122,7 @@ class SimulatedFleet:
     """All servers, the router, and what was counted."""
 
     router: Router
-    servers: list[SimulatedServer]
+    servers: list[FleetServer]
     prompt_tokens: int = 0
     cached_tokens: int = 0
     sent_again: int = 0
@@ -153,7 +153,7 @@ class SimulatedFleet:
         self.router.note_success(number)
         return True
 
-    async def _serve(self, server: SimulatedServer, ids: "array[int]", blocks: list[int], reply: int) -> None:
+    async def _serve(self, server: FleetServer, ids: "array[int]", blocks: list[int], reply: int) -> None:
         async with server.places:
             if not server.alive:
                 raise ServerDied
@@ -192,7 +192,7 @@ async def measure(
     rule: RoutingRule, episodes: list[PlannedEpisode], servers: int, failures: float
 ) -> dict[str, Any]:
     fleet = SimulatedFleet(
-        Router(servers, rule), [SimulatedServer(asyncio.Semaphore(PLACES)) for _ in range(servers)]
+        Router(servers, rule), [FleetServer(asyncio.Semaphore(PLACES)) for _ in range(servers)]
     )
     at_once = round(INFLIGHT * servers * PLACES)
     hit_bound, bound = fleet_bounds(episodes, at_once)
