@@ -87,7 +87,8 @@ class FleetServer:
     places: asyncio.Semaphore
     cache: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
     alive: bool = True
-    calls: "set[asyncio.Task[Any]]" = field(default_factory=set)
+    calls: "dict[asyncio.Task[Any], None]" = field(default_factory=dict)
+    """In the order in which they came, in which they end if the server dies: that of a set would differ between processes."""
 
     def cached(self, blocks: list[int]) -> int:
         """Tokens of the prompt that are cached; everything in it is cached afterwards."""
@@ -104,7 +105,7 @@ class FleetServer:
     def die(self) -> None:
         self.alive = False
         self.cache.clear()
-        for task in self.calls:
+        for task in list(self.calls):
             task.cancel()
 
 
@@ -140,12 +141,12 @@ class SimulatedFleet:
         server = self.servers[number]
         self.router.begin(number)
         task = asyncio.ensure_future(self._serve(server, ids, blocks, reply))
-        server.calls.add(task)
+        server.calls[task] = None
         try:
             await asyncio.wait({task})
         finally:
             self.router.end(number)
-            server.calls.discard(task)
+            server.calls.pop(task, None)
         if task.cancelled() or task.exception() is not None:
             if self.router.note_failure(number, FaultCause.CONNECTION):
                 self.router.forget_caches(number)
