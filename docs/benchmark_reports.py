@@ -24,6 +24,11 @@ all times on a simulated engine with a slot for each, whose speed is set so that
 each second; whoever has played one takes the next. Memory is that of an episode in flight, and of the rollout that waits
 behind it. Lag is how late the event loop is for a timer."""
 
+FLEETS = """How well calls are divided among 64 engines. Simulated vLLM servers with prefix caches on a virtual clock, and the router
+that runs use: the members of a group share their first prompt, and every turn continues the one before. The bound of the hit
+rate computes every distinct prefix once in the whole fleet; that of the makespan divides the work that is left by the episodes
+at once. Servers that die lose their caches and their calls, which are sent again elsewhere."""
+
 ENVS = """How fast the environments are, in steps and resets for each second of CPU. `gym_sokoban` from PyPI draws a picture at
 every step; the second figure is with the drawing taken out. Answers to `reasoning_gym` are judged in other processes, in
 a sandbox, and counted by the clock; their limit is the bare call of `score_answer`, which evaluates some of them in the
@@ -156,6 +161,31 @@ def _scale(figures: Figures) -> list[str]:
     ]
     heads = ("episodes at once", "KiB per episode", "CPU ms per turn", "turns per second", "lag p99, ms")
     return [table(heads, rows), "", promise_table(kept)]
+
+
+def _fleets(figures: Figures) -> list[str]:
+    rows = [
+        (
+            f"`{each['routing']}`",
+            str(each["deaths"]),
+            f"{each['hit_rate']:.3f}",
+            f"{each['hit_rate_bound']:.3f}",
+            f"{each['makespan']:.0f}",
+            f"{each['makespan_bound']:.0f}",
+            str(each["sent_again"]),
+        )
+        for each in figures["rows"]
+    ]
+    heads = (
+        "`policy.routing`",
+        "servers that die",
+        "hit rate",
+        "bound",
+        "makespan, s",
+        "bound, s",
+        "sent again",
+    )
+    return [table(heads, rows)]
 
 
 def _envs(figures: Figures) -> list[str]:
@@ -472,6 +502,7 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "overhead": (OVERHEAD, _overhead),
     "no_barrier": (NO_BARRIER, _no_barrier),
     "scale": (SCALE, _scale),
+    "fleets": (FLEETS, _fleets),
     "envs": (ENVS, _envs),
     "store": (STORE, _store),
     "store_postgres": (STORE_POSTGRES, _store_postgres),
