@@ -21,8 +21,10 @@ class InstallFailed(SystemExit):
     """pip could not install a peer; the message ends with pip's own last line."""
 
 
-def peer_python(name: str, packages: Sequence[str], console: Console | None = None) -> Path:
-    """The interpreter of the environment `name` that holds exactly these pinned `packages`."""
+def peer_python(
+    name: str, packages: Sequence[str], console: Console | None = None, *, interpreter: str = sys.executable
+) -> Path:
+    """The interpreter of the environment `name` that holds exactly these pinned `packages`; `interpreter`: it is made with."""
     home = _ROOT / name
     python = home / "bin" / "python"
     marker = home / _MARKER
@@ -32,7 +34,7 @@ def peer_python(name: str, packages: Sequence[str], console: Console | None = No
     console = console or Console(stderr=True)
     shutil.rmtree(home, ignore_errors=True)
     with console.status(f"making .venvs/{name}: {', '.join(packages)} (once; a minute or two)"):
-        _run(name, [sys.executable, "-m", "venv", str(home)])
+        _run(name, [interpreter, "-m", "venv", str(home)])
         _run(name, [str(python), "-m", "pip", "install", "--disable-pip-version-check", *packages])
     marker.write_text(pins)
     console.print(f"made .venvs/{name}: {', '.join(packages)}")

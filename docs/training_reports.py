@@ -249,10 +249,15 @@ def _tools(figures: Figures) -> list[str]:
     ]
     done = figures["executions"]
     runs = [
-        ("a new sandbox", f"{done['fresh']:.0f}"),
-        ("new ones, side by side", f"{done['fresh_side_by_side']:.0f}"),
-        ("a sandbox that keeps its state", f"{done['persistent']:,.0f}"),
-        ("a plain process", f"{done['plain_process']:.0f}"),
+        (what, f"{done[key]:,.0f}", f"{done[f'{key}_cpu_ms']:.2f}" if f"{key}_cpu_ms" in done else "–")
+        for what, key in (
+            ("a new sandbox", "fresh"),
+            ("new ones, four at a time", "fresh_side_by_side"),
+            ("a sandbox that keeps its state", "persistent"),
+            ("a plain process", "plain_process"),
+            ("a process under bwrap", "bwrap"),
+        )
+        if key in done
     ]
     hand_over = figures["hand_over"]
     return [
@@ -260,7 +265,9 @@ def _tools(figures: Figures) -> list[str]:
         "",
         f"A resource is handed over in {hand_over['ours']:.0f} µs; through a bare queue in {hand_over['baseline']:.0f} µs.",
         "",
-        table(("Python", "executions per second"), runs),
+        table(("Python", "executions per second", "ms of CPU each"), runs),
+        "",
+        f"An idle sandbox takes {done['idle_kib'] / 1024:.1f} MiB, shared pages divided by those who share them.",
     ]
 
 

@@ -221,6 +221,9 @@ async def play_games() -> None:
     )
     levels = {"tags": ["reasoning_gym:leg_counting"], "curriculum": {"levels": 2, "window": 1}}
     await play(games(manager=levels))
+    # Random play solves some lakes now and then: those are played again.
+    sampler = {"group_size": 8, "task_sampler": {"explore": 0.0, "low": 0.02, "largest_group": 16}}
+    await play(games(manager=sampler) | {"policy": {"kind": "random"}}, batches=6)
     await play(games(agent={"history": {"mode": "window", "length": 1}}))
     for tree in TREES:
         await play(games(strategy=tree))

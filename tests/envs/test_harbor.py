@@ -11,6 +11,7 @@ import yaml
 
 from rollwright.config import build
 from rollwright.envs.base import EnvironmentFailure
+from rollwright.envs.harbor.compose import find_services, interpolate
 from rollwright.envs.harbor.environment import HarborEnv
 from rollwright.envs.harbor.tasks import find_tasks, load_task, substitute
 from rollwright.errors import ConfigError
@@ -248,4 +249,74 @@ def test_wrong_folders_say_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Mon
 def test_deprecated_sizes_are_read(tmp_path: Path) -> None:
     toml = '[environment]\ndocker_image = "host"\nmemory = "2G"\nstorage = "512M"\nallow_internet = false\n'
     task = load_task(make_task(tmp_path / "task", toml=toml))
-    assert (task.memory_mb, task.storage_mb, task.environment.network) == (2048, 512, "no-network")
+    assert (task.environment.memory_limit, task.environment.storage_limit, task.environment.network) == (
+        2048,
+        512,
+        "no-network",
+    )
+
+
+async def test_the_network_of_a_phase_is_that_phases(tmp_path: Path, boxes: AttemptBoxes) -> None:
+    toml = (
+        '[environment]\ndocker_image = "host"\nnetwork_mode = "public"\n[agent]\nnetwork_mode = "no-network"\n'
+        '[verifier]\nnetwork_mode = "allowlist"\nallowed_hosts = ["example.org"]\n'
+    )
+    test = '[ -n "$https_proxy" ] && [ "$(cat /seen)" = none ]; echo $((1 - $?)) > /logs/verifier/reward.txt'
+    folder = make_task(tmp_path / "task", toml=toml, test=test, solve="echo ${https_proxy:-none} > /seen")
+    assert await play(folder, boxes, oracle=True) == 1.0
+
+
+async def test_files_of_a_task_with_a_ready_image_are_in_the_working_folder(
+    tmp_path: Path, boxes: AttemptBoxes
+) -> None:
+    folder = make_task(tmp_path / "task", toml=plain('workdir = "/srv"\n'), solve="cp given.txt /answer")
+    (folder / "environment" / "given.txt").write_text("42\n")
+    assert await play(folder, boxes, oracle=True) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("toml", "why"),
+    [
+        (plain("gpus = 1\n"), "environment.gpus"),
+        (plain('os = "windows"\n'), "environment.os"),
+        (plain('mcp_servers = [{name = "x", url = "y"}]\n'), "environment.mcp_servers"),
+        (plain('[[steps]]\nname = "one"\nmin_reward = "much"\n'), "min_reward"),
+    ],
+)
+def test_what_is_not_played_is_refused_by_name(tmp_path: Path, toml: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"task.toml: .*{why}"):
+        load_task(make_task(tmp_path / "task", toml=toml))
+
+
+def test_variables_of_a_compose_file_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIVEN", "x")
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.delenv("UNSET", raising=False)
+    for text, filled in (
+        ("$GIVEN ${GIVEN} $$GIVEN", "x x $GIVEN"),
+        ("${UNSET} ${UNSET:-d} ${UNSET-d}", " d d"),
+        ("${EMPTY:-d} ${EMPTY-d}", "d "),
+        ("${GIVEN:+y} ${UNSET:+y}", "y "),
+        ("no $ dollar", "no $ dollar"),
+    ):
+        assert interpolate(text) == filled
+
+
+def test_a_service_runs_its_own_program_or_the_images(tmp_path: Path) -> None:
+    compose = {
+        "services": {
+            "main": {"image": "host"},
+            "plain": {"image": "host"},
+            "command": {"image": "host", "command": "serve --port 80"},
+            "entry": {"image": "host", "entrypoint": ["own"], "command": ["x"]},
+            "healthy": {"image": "host", "healthcheck": {"test": ["CMD", "true"], "interval": "1m30s"}},
+        }
+    }
+    (tmp_path / "docker-compose.yaml").write_text(yaml.safe_dump(compose, sort_keys=False))
+    main, plain_one, command, entry, healthy = find_services(tmp_path, "")
+    assert main.name == "main"
+    assert plain_one.words(("entry",), ("cmd",)) == ("entry", "cmd")
+    assert command.words(("entry",), ("cmd",)) == ("entry", "serve", "--port", "80")
+    assert entry.words(("entry",), ("cmd",)) == ("own", "x")
+    assert healthy.healthcheck is not None
+    assert (healthy.healthcheck.command, healthy.healthcheck.interval_sec) == ("true", 90.0)

@@ -43,7 +43,7 @@ def fork_server_pid(service: ScoringService) -> int:
 
 
 def judges(pid: int) -> list[int]:
-    """Process ids of the judges, which are grandchildren of the fork server: each has a monitor as its parent."""
+    """Process ids of the judges, which are grandchildren of the fork server: the spawner is between them."""
     found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     parent = {int(each): int(above) for each, above in (line.split() for line in found.splitlines())}
     return [each for each, above in parent.items() if parent.get(above) == pid]

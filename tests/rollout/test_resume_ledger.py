@@ -239,7 +239,7 @@ def test_a_member_that_a_filter_dropped_was_replaced_and_not_handed_out() -> Non
             return trajectory.seed % 2 == 0
 
     filters = (Filter(Even(), Action.DROP),)
-    replay = CompletionReplay(["a-g0"], 2, filters)
+    replay = CompletionReplay(["a-g0"], lambda group_id: 2, filters)
     log = [completion(each, "succeeded") for each in (0, 1, 3)] + [completion(2, "failed", "engine: gone")]
     log.append(completion(4, "succeeded"))
     for each in log:

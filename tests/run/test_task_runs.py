@@ -11,7 +11,7 @@ import pytest
 
 from rollwright.config import RunConfig, build, load
 from rollwright.errors import ConfigError
-from rollwright.rollout.groups import GroupBook, GroupRules
+from rollwright.rollout.groups import Draw, GroupBook, GroupRules
 from rollwright.run.build import SettingsTable
 from rollwright.run.checks import check_config
 from rollwright.run.folder import RunReader
@@ -85,7 +85,12 @@ def test_tags_with_tasks_and_environments_share_a_run(tmp_path: Path) -> None:
 def test_a_group_book_without_a_level_function_draws_levels_by_seed(tmp_path: Path) -> None:
     plain = GroupBook(GroupRules(1), ["A"], run_seed=1, mode="train", prefix="p")
     given = GroupBook(
-        GroupRules(1), ["A", "B"], run_seed=1, mode="train", prefix="p", level_of=lambda tag, index: index
+        GroupRules(1),
+        ["A", "B"],
+        run_seed=1,
+        mode="train",
+        prefix="p",
+        draw=lambda tag, index: Draw(tag, index, 1),
     )
     assert plain.open_group().enqueue[0][1].seed > 1000
     assert [given.open_group().enqueue[0][1].seed for _ in range(3)] == [0, 1, 2]
@@ -242,3 +247,99 @@ def test_the_oracle_answers_with_the_field_of_the_right_answer(tmp_path: Path) -
     write_rows(tmp_path / "sums.jsonl")
     played = asyncio.run(play(build(content(tmp_path)), 1, policy=OraclePlayer()))
     assert [each.turns[-1].text.strip() for each in played] == [str(each.seed + 1) for each in played]
+
+
+def sampled(tmp_path: Path, **more: Any) -> dict[str, Any]:
+    """A random player among four answers, of which one is right: some groups differ and others do not."""
+    manager = {"num_env_groups": 4, "group_size": 4, "tags": ["FrozenLake"], "filters": ["zero_variance"]}
+    sampler = {"explore": 0.4, **more.pop("task_sampler", {})}
+    return {
+        "name": "crash",
+        "policy": {"kind": "random"},
+        "train_env_manager": {**manager, "task_sampler": sampler},
+        **more,
+    }
+
+
+def drawn(folder: Path) -> list[tuple[int, int, int]]:
+    return [
+        (row["group"], row["level"], row["members"]) for row in RunReader(folder).draws() if "slot" in row
+    ]
+
+
+def test_levels_that_teach_come_again_and_a_killed_run_draws_what_it_would_have_drawn(
+    crash_lab: Any, tmp_path: Path
+) -> None:
+    crash_lab.config(**sampled(tmp_path, max_steps=12))
+    run = crash_lab.start("run", "crash.yaml")
+    log = crash_lab.run_folder / "metrics.jsonl"
+    crash_lab.until(lambda: log.exists() and len(log.read_text().splitlines()) >= 4, "four batches")
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    crash_lab.do("resume", crash_lab.run_folder)
+    killed = drawn(crash_lab.run_folder)
+    crash_lab.run_folder.rename(tmp_path / "killed")
+    crash_lab.do("run", "crash.yaml")
+    assert drawn(crash_lab.run_folder) == killed
+    levels = Counter(level for _, level, _ in killed)
+    assert max(levels.values()) > 1, "some level was played again"
+    played = list(RunReader(tmp_path / "killed").trajectories())
+    by_group = {
+        each.group_id: {other.seed for other in played if other.group_id == each.group_id} for each in played
+    }
+    assert all(len(seeds) == 1 for seeds in by_group.values()), "members of a group play one level"
+
+
+def test_a_damaged_line_of_the_draws_costs_no_group(crash_lab: Any, tmp_path: Path) -> None:
+    """Groups in flight play what their rollouts say, although the line that drew them is gone."""
+    crash_lab.config(**sampled(tmp_path, max_steps=8))
+    run = crash_lab.start("run", "crash.yaml")
+    log = crash_lab.run_folder / "metrics.jsonl"
+    crash_lab.until(lambda: log.exists() and len(log.read_text().splitlines()) >= 3, "three batches")
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    file = crash_lab.run_folder / "draws.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    draws = [place for place, line in enumerate(lines) if b'"slot"' in line]
+    lines[draws[-1]] = b"#" * 40 + b"\n"
+    file.write_bytes(b"".join(lines))
+    said = crash_lab.do("resume", crash_lab.run_folder)
+    assert "draws.jsonl: line" in said
+    played = list(RunReader(crash_lab.run_folder).trajectories())
+    by_group: dict[str, set[int]] = {}
+    for each in played:
+        by_group.setdefault(each.group_id, set()).add(each.seed)
+    assert all(len(seeds) == 1 for seeds in by_group.values())
+
+
+async def test_sizes_of_groups_adapt_and_batches_are_as_large_as_asked_for(tmp_path: Path) -> None:
+    settings = sampled(tmp_path, task_sampler={"largest_group": 12, "explore": 0.2}, rollout_batch_size=16)
+    async with Run(build(settings)) as run:
+        sizes: list[int] = []
+        for _ in range(12):
+            batch = await run.get_batch()
+            assert len(batch.trajectories) >= 16
+            for group in batch.groups:
+                assert len(group.trajectories) == group.size
+                sizes.append(group.size)
+    assert len(set(sizes)) > 1
+    assert all(2 <= size <= 12 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        ({"name": "easiest"}, "task sampler: unknown `easiest`; known: teaching, or module:name"),
+        ({"low": 0.9, "high": 0.2}, "task_sampler.low: 0.9 is not below high, which is 0.2"),
+        ({"largest_group": 2}, "task_sampler.largest_group: 2 is below group_size, which is 4"),
+        ({"smallest_group": 5, "largest_group": 8}, "task_sampler.smallest_group: 5 is above group_size"),
+    ],
+)
+def test_a_wrong_task_sampler_is_one_line(sampler: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_config(build(sampled(tmp_path, task_sampler=sampler)))
+
+
+def test_a_swarm_has_no_task_sampler(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="task_sampler: the nodes of a swarm verify"):
+        check_config(build(sampled(tmp_path, swarm={})))

@@ -87,10 +87,12 @@ async def test_usual_programs_run(sandbox: Sandbox) -> None:
 
 async def test_the_same_code_gives_the_same_output_in_every_sandbox(sandboxes: SandboxFactory) -> None:
     code = "import random\nprint(random.random(), random.sample(range(100), 5), hash('a'), list({'x', 'y', 'z'}))"
-    several = [await sandboxes.open() for _ in range(3)]
+    another = SandboxFactory(LIMITS)
+    several = [*[await sandboxes.open() for _ in range(3)], await another.open()]
     assert len({await output(each, code) for each in several}) == 1
     for each in several:
         each.close()
+    another.close()
 
 
 async def test_sandboxes_share_nothing(sandboxes: SandboxFactory) -> None:
@@ -101,6 +103,44 @@ async def test_sandboxes_share_nothing(sandboxes: SandboxFactory) -> None:
     assert await output(second, "os.getpid(), os.getppid()") == "(1, 0)\n"
     first.close()
     second.close()
+
+
+def spaces_of(pid: int) -> dict[str, str]:
+    """The namespaces of a process, by kind."""
+    return {
+        kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("net", "pid", "mnt", "ipc", "user") if pid
+    }
+
+
+async def test_live_sandboxes_have_no_namespace_in_common_with_each_other_or_with_this_process() -> None:
+    sandboxes = SandboxFactory(LIMITS)
+    for _ in range(2):  # the second time with namespaces that were prepared for the first
+        opened = [await sandboxes.open() for _ in range(3)]
+        assert sandboxes._fork_server.process is not None
+        (spawner,) = direct_children(sandboxes._fork_server.process.pid)
+        workers = direct_children(spawner)
+        assert len(workers) == 3
+        spaces = [spaces_of(pid) for pid in (*workers, os.getpid())]
+        for kind in spaces[0]:
+            assert len({each[kind] for each in spaces}) == 4, kind
+        for each in opened:
+            each.close()
+        while direct_children(spawner):
+            await asyncio.sleep(0.01)
+    sandboxes.close()
+
+
+async def test_what_one_sandbox_leaves_behind_the_next_one_does_not_find(sandboxes: SandboxFactory) -> None:
+    for _ in range(3):
+        sandbox = await sandboxes.open()
+        code = """
+        import os, random
+        print(os.listdir("/tmp"), sorted(os.listdir("/proc")) if os.path.exists("/proc") else None, random.random())
+        _ = open("left", "w").write("1")
+        _ = open("/tmp/.hidden", "w").write("1")
+        """
+        assert await output(sandbox, code) == "[] None 0.8444218515250481\n"
+        sandbox.close()
 
 
 NETWORK = {
@@ -309,11 +349,16 @@ async def test_a_fork_server_that_died_is_replaced(sandboxes: SandboxFactory) ->
     second.close()
 
 
-def children(pid: int) -> set[int]:
+def direct_children(pid: int) -> list[int]:
+    """Children of a process, those that have exited left out."""
     found = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True
-    ).stdout.split()
-    below = {int(each) for each in found}
+        ["ps", "-o", "pid=,stat=", "--ppid", str(pid)], capture_output=True, text=True
+    ).stdout.splitlines()
+    return [int(each.split()[0]) for each in found if not each.split()[1].startswith("Z")]
+
+
+def children(pid: int) -> set[int]:
+    below = set(direct_children(pid))
     return below.union(*(children(each) for each in below))
 
 
@@ -328,7 +373,9 @@ def test_when_the_process_that_holds_sandboxes_is_killed_all_of_them_end() -> No
     assert holder.stdout is not None
     assert holder.stdout.readline() == "ready\n"
     below = children(holder.pid)
-    assert len(below) == 1 + 2 * 3
+    assert (
+        len(below) == 2 + 3
+    )  # the fork server, the first process of its namespaces, and one for each sandbox
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     deadline = time.monotonic() + 20

@@ -1,5 +1,6 @@
 """A trainer that was saved and restored goes on as if nothing had happened, and a crash while saving costs nothing."""
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
@@ -172,3 +173,24 @@ def test_a_missing_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_extra_that_is_not_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`extra` must be JSON"):
         write_checkpoint(tmp_path / "c", Checkpoint({}, {}, {"set": {1}}))
+
+
+def test_a_large_model_is_exported_in_several_files_that_transformers_and_the_policy_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollwright.engines.base import UpdateMode
+    from rollwright.engines.rendering.bytes import BytesRenderer
+    from rollwright.engines.torch import TorchPolicy
+    from rollwright.models import load_model
+
+    monkeypatch.setattr(checkpoints, "MODEL_FILE_BYTES", 5000)
+    trainer = fresh(KINDS["all weights"])
+    weights = trainer.export(tmp_path / "large")
+    files = sorted(each.name for each in (tmp_path / "large").glob("*.safetensors"))
+    assert len(files) > 3
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    loaded = load_model(tmp_path / "large").state_dict()
+    for name, each in trainer.weights().tensors.items():
+        assert torch.equal(loaded[name], each)
+    policy = TorchPolicy(tiny_llama(24, hidden_size=32, layers=2, seed=9), BytesRenderer())
+    asyncio.run(policy.update_weights(weights, UpdateMode.DRAIN))

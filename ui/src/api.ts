@@ -19,6 +19,7 @@ export interface Card {
   tokens: Maybe<number>;
   prompt_tokens: Maybe<number>;
   cost: Maybe<number>;
+  budget: Maybe<Dict<{ spent: number; limit: number }>>;
   seconds: Maybe<number>;
   inflight: Maybe<number>;
   changed: Maybe<number>;

@@ -51,6 +51,8 @@ class Question(NamedTuple):
     env: Playable | None
     policy: Policy | None = None
     """Answers in place of the agent's policy; `None`: the agent's."""
+    policy_name: str = ""
+    """Name of that policy among `policies`."""
 
 
 class PromptBuilder:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rollwright.agents.call_tree import CallNode, CallTree
-from rollwright.agents.failures import bounded, failed, together
+from rollwright.agents.failures import bounded, failed
 from rollwright.agents.journal import Journal, JournalEntry, name_of, replay
 from rollwright.agents.outcomes import outcome_of
 from rollwright.agents.prompts import PromptBuilder, Question, is_long
 from rollwright.agents.timing import Stopwatch, Waiting
+from rollwright.aio import together
 from rollwright.engines.base import (
     Alternatives,
     EngineError,
@@ -41,6 +42,7 @@ from rollwright.trajectory import (
     Boundary,
     Message,
     Outcome,
+    OutsideCall,
     Phase,
     TokenIds,
     Trajectory,
@@ -92,6 +94,8 @@ class Session:
         self._journal = journal
         self.replayed_turns = 0
         """Turns that came from the journal instead of the engine."""
+        self.outside: list[OutsideCall] = []
+        """Calls beside the episode, which are no turns."""
         self._on_turn = on_turn
         self._prompts = PromptBuilder(trajectory, policy)
         self._tree = CallTree()
@@ -155,14 +159,17 @@ class Session:
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         policy: Policy | None = None,
+        policy_name: str = "",
     ) -> Turn:
         """Samples one completion and records it as a turn.
 
         With `continues`, `messages` are those after that turn's completion. Without it they are a whole conversation, and a
         new token sequence starts. `after`: the preceding turn, `None` for a root of the tree; by default the previous
         call. `policy`: answers this call in place of the agent's own; its turn can only be continued by calls to it.
+        `policy_name`: its name among `policies`, for the ledger of costs.
         """
-        question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env, policy)
+        asked = (messages, continues, agent, tools, sampling or self._sampling, self._env)
+        question = Question(*asked, policy, policy_name)
         node = self._tree.reserve(after)
         try:
             turn = await self._replay_or_sample(node, question)
@@ -183,12 +190,18 @@ class Session:
         agent: str = "agent",
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
+        policy: Policy | None = None,
+        policy_name: str = "",
     ) -> Turn:
         """Samples a completion outside of the episode: it is neither recorded nor journalled, and no draw of the episode
-        depends on it. `number`: its index among such completions."""
-        question = Question(messages, continues, agent, tools, sampling or self._sampling, self._env)
+        depends on it. Its tokens are noted in `outside`. `number`: its index among such completions. `policy`,
+        `policy_name`: as for `generate`."""
+        asked = (messages, continues, agent, tools, sampling or self._sampling, self._env)
+        question = Question(*asked, policy, policy_name)
         # A negative rank is no rank of the tree, so the call has a key of its own and takes none from the episode.
-        return await self._sample(CallNode(None, -1 - number, number), question, is_long(question))
+        turn = await self._sample(CallNode(None, -1 - number, number), question, is_long(question))
+        self.outside.append(OutsideCall("", "", turn.usage, agent, policy_name))
+        return turn
 
     async def generate_siblings(
         self,
@@ -325,6 +338,7 @@ class Session:
             sampling=None if drawn == self._params else drawn,
             tool_calls=made.tool_calls,
             reasoning=made.reasoning,
+            policy=question.policy_name,
         )
 
     def parse(self, turn: Turn) -> Parsed:

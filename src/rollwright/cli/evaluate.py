@@ -82,6 +82,14 @@ def evaluate(
         float | None,
         typer.Option(min=0.0001, help="Stop early when the interval is at most ± this.", show_default=False),
     ] = None,
+    difficulty: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Earlier evaluation (its folder), or auto for all others of --runs: tasks that tell most, by its results, "
+            "are played first. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     fresh: Annotated[
         bool, typer.Option(help="Play everything, also what an earlier evaluation played.")
     ] = False,
@@ -108,6 +116,8 @@ def evaluate(
         "samples": samples,
         "temperature": temperature,
         "half_width": half_width,
+        "difficulty": [each if each == "auto" else str(Path(each).absolute()) for each in difficulty or ()]
+        or None,
         "cache": False if fresh else None,
     }
     content = add_options(base, model, url, key_env, tasks or [], reward or [], options)

@@ -284,7 +284,7 @@ class UpdateMode(StrEnum):
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """New weights for a policy: a folder that an engine can load, or tensors in this process."""
+    """New weights for a policy: a folder that an engine can load, an adapter for it, or tensors in this process."""
 
     version: int
     folder: Path | None = None
@@ -292,7 +292,14 @@ class Weights(msgspec.Struct, frozen=True):
     tensors: Mapping[str, Any] | None = None
     """Torch tensors by name; they must not change while `update_weights` runs."""
     checksum: str | None = None
-    """SHA-256 of the folder's safetensors, which the policy checks."""
+    """SHA-256 of the safetensors in the folder or adapter, which the policy checks."""
+    adapter: Path | None = None
+    """A folder with a LoRA adapter in peft's format, of the weights that the engine was started with."""
+
+    @property
+    def adapter_name(self) -> str:
+        """Name of the adapter in an engine: another one for each version and content."""
+        return f"rollwright-{self.version}-{(self.checksum or 'unchecked')[:12]}"
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ A dialect is a small frozen object without state; `HttpEnginePolicy` does the re
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -76,6 +76,25 @@ class EngineDialect(Protocol):
         ...
 
     async def resume(self, control: "Control") -> None: ...
+
+
+@runtime_checkable
+class AdapterDialect(Protocol):
+    """A kind of engine that loads LoRA adapters while it runs, each under a name that requests choose it by."""
+
+    def with_adapter(self, body: bytes, name: str) -> bytes:
+        """The body of a request, sampled with the adapter of this name."""
+        ...
+
+    async def load_adapter(self, control: "Control", name: str, folder: str) -> None:
+        """Return when requests may name the adapter; also if it was loaded before."""
+        ...
+
+    async def unload_adapter(self, control: "Control", name: str) -> None:
+        """Called when no request with the adapter is under way."""
+        ...
+
+    async def has_adapter(self, control: "Control", name: str) -> bool: ...
 
 
 class Control:

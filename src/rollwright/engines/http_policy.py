@@ -16,7 +16,6 @@ The engine misses a stop string that starts before an abort and ends after it; i
 """
 
 import asyncio
-from collections.abc import Sequence
 
 import msgspec
 
@@ -30,10 +29,11 @@ from rollwright.engines.base import (
     UpdateMode,
     Weights,
 )
-from rollwright.engines.dialect import EngineDialect, folder_of
+from rollwright.engines.dialect import AdapterDialect, EngineDialect, folder_of
 from rollwright.engines.http_calls import CallFault, HttpCalls
 from rollwright.engines.partial import PartialCompletion, Piece
 from rollwright.engines.pool import EngineCounters, EnginePool, Flight
+from rollwright.engines.settings import ROUTING, EngineServersConfig
 from rollwright.errors import ConfigError, FormatError
 from rollwright.http.retry import FaultCause, RetryPolicy
 from rollwright.rng import seed
@@ -48,49 +48,41 @@ class HttpEnginePolicy:
 
     def __init__(
         self,
-        base_urls: str | Sequence[str],
+        servers: EngineServersConfig | str,
         dialect: EngineDialect,
         renderer: Renderer,
         *,
         api_key: str | None = None,
-        api_key_env: str | None = None,
-        request_timeout: float = 600.0,
         retry: RetryPolicy | None = None,
-        max_connections: int = 4096,
-        vocabulary_size: int | None = None,
-        seeded: bool = True,
-        outage_patience: float = 300.0,
         version: int = 0,
     ) -> None:
-        """`base_urls`: one or more addresses of engines with the same model, like `http://127.0.0.1:8000`.
+        """`servers`: an address alone stands for one server with the default settings.
 
-        `vocabulary_size`: a response with a larger id is broken. `seeded`: each request carries a seed derived from its key,
-        so that an engine that honours seeds repeats itself. `outage_patience`: seconds that a call waits while no engine is in
-        service. `version`: of the weights that the engines were started with.
+        `api_key`, `retry`: see `HttpCalls`. `version`: of the weights that the engines were started with.
         """
-        self._calls = HttpCalls(
-            api_key=api_key,
-            api_key_env=api_key_env,
-            request_timeout=request_timeout,
-            retry=retry,
-            max_connections=max_connections,
-        )
+        if isinstance(servers, str):
+            servers = EngineServersConfig(base_urls=[servers])
+        self._calls = HttpCalls(servers, api_key=api_key, retry=retry)
         self.counters = self._calls.counters = EngineCounters()
         self._dialect = dialect
         self._renderer = renderer
-        urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
-        addresses = [url.rstrip("/").removesuffix("/v1") for url in urls]
-        self._pool = EnginePool(addresses, dialect, self._calls, self.counters, outage_patience)
+        addresses = [url.rstrip("/").removesuffix("/v1") for url in servers.base_urls]
+        rule = ROUTING.make(servers.routing)
+        self._pool = EnginePool(addresses, dialect, self._calls, self.counters, servers.outage_patience, rule)
         where = self._pool.urls
         self._where = where[0] if len(where) == 1 else f"{len(where)} engines"
         """The name of the engines in error messages."""
-        self._vocabulary_size = vocabulary_size
-        self._seeded = seeded
+        self._vocabulary_size = servers.vocabulary_size
+        self._seeded = servers.seeded
         self._version = version
         self._processed: bool | None = None
         """Whether log-probabilities are of the distribution sampled from; `None`: not asked yet."""
         self._asking = asyncio.Lock()
         self._updating = asyncio.Lock()
+        self._adapter: Weights | None = None
+        """The adapter that new requests name; `None`: the engine's own weights."""
+        self._retiring: set[asyncio.Task[None]] = set()
+        """Tasks that unload earlier adapters."""
         self._open = asyncio.Event()
         self._open.set()
 
@@ -112,6 +104,9 @@ class HttpEnginePolicy:
         return self.counters.pressure
 
     async def close(self) -> None:
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
         await self._pool.close()
         await self._calls.close()
 
@@ -150,7 +145,7 @@ class HttpEnginePolicy:
         tries, answers = 1, 0
         while True:
             try:
-                flight = await self._send(prompt.episode, partial)
+                flight = await self._send(prompt, partial)
             except CallFault as fault:
                 tries = await self._calls.back_off(fault, tries, prompt.key, self._where)
                 continue
@@ -172,6 +167,9 @@ class HttpEnginePolicy:
             partial.seed = self._seed_of(prompt, answers)
 
     async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
+        if weights.adapter is not None:
+            await self._update_adapter(weights, mode)
+            return
         folder_of(weights)
         if mode not in self._dialect.update_modes:
             raise ConfigError(
@@ -187,16 +185,41 @@ class HttpEnginePolicy:
             finally:
                 self._open.set()
 
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether this kind of engine loads LoRA adapters while it runs."""
+        return isinstance(self._dialect, AdapterDialect)
+
+    async def _update_adapter(self, weights: Weights, mode: UpdateMode) -> None:
+        """Load an adapter beside the earlier ones; from then on requests name it. Nothing pauses: calls under way finish with
+        the adapter they began with, which is unloaded behind the last of them."""
+        if not self.takes_adapters:
+            raise ConfigError(
+                f"{self._pool.controls[0].base_url}: this engine takes no adapters; accepted: folders"
+            )
+        await asyncio.to_thread(_check_folder, weights)
+        async with self._updating:
+            before = self._adapter
+            await self._pool.update(weights, mode)
+            self._version, self._adapter = weights.version, weights
+            self.counters.updates += 1
+        if before is not None and before.adapter_name != weights.adapter_name:
+            retiring = asyncio.create_task(self._pool.retire_adapter(before))
+            self._retiring.add(retiring)
+            retiring.add_done_callback(self._retiring.discard)
+
     def _seed_of(self, prompt: Prompt, answers: int) -> int | None:
         """The seed of the request that follows this many responses."""
         if not self._seeded:
             return None
         return seed(*prompt.key) if not answers else seed(*prompt.key, "piece", answers)
 
-    async def _send(self, episode: str, partial: PartialCompletion) -> Flight:
+    async def _send(self, prompt: Prompt, partial: PartialCompletion) -> Flight:
         """Send one request to a server in service and parse its response; raise `CallFault`."""
+        server = await self._pick_server(prompt)
         body = self._dialect.request(partial)
-        server = await self._pick_server(episode)
+        if self._adapter is not None and isinstance(self._dialect, AdapterDialect):
+            body = self._dialect.with_adapter(body, self._adapter.adapter_name)
         # In its own task, so that an update can cancel the request without cancelling the call.
         task = asyncio.create_task(self._calls.post(self._pool.urls[server], body, partial.max_answer))
         flight = self._pool.begin_flight(server, self._version, task)
@@ -212,11 +235,11 @@ class HttpEnginePolicy:
             self._pool.end_flight(flight)
         return flight
 
-    async def _pick_server(self, episode: str) -> int:
+    async def _pick_server(self, prompt: Prompt) -> int:
         """Pick a server at a moment when no update is running. The caller must send without awaiting anything in between."""
         while True:
             await self._open.wait()
-            server = await self._pool.pick_server(episode)
+            server = await self._pool.pick_server(prompt.episode, prompt.ids)
             if self._open.is_set():
                 return server
 
@@ -228,7 +251,8 @@ class HttpEnginePolicy:
             raise CallFault(FaultCause.BROKEN_BODY, f"not a completion: {error}") from error
         if piece.finish is FinishReason.ABORT and flight.update is None and not piece.ids:
             raise CallFault(FaultCause.SERVER_ERROR, "the engine aborted the call")
-        known = piece.label is not None and self._pool.weights is not None
+        # With an adapter, the label is that of the weights below it.
+        known = piece.label is not None and self._pool.weights is not None and self._adapter is None
         if known and flight.version == self._version and piece.label != str(self._version):
             self._pool.suspect(flight.server)
             message = f"made by weights {piece.label!r}, not by version {self._version}"
@@ -285,7 +309,7 @@ def _check_folder(weights: Weights) -> None:
     """Check the checksum of a weights folder that is visible on this machine before the engines load it."""
     from rollwright.models import weights_checksum
 
-    folder = weights.folder
+    folder = weights.adapter or weights.folder
     if folder is None or weights.checksum is None or not folder.is_dir():
         return
     if (found := weights_checksum(folder)) != weights.checksum:

@@ -7,7 +7,6 @@ temperature, which is the same only at temperature 1; a probe tells the two apar
 it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +17,13 @@ from rollwright.engines.dialect import FINISHES, UNREADABLE, UPDATE_SECONDS, Con
 from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.openai_api import one_line
 from rollwright.engines.partial import PartialCompletion, Piece, check_piece, with_alternatives
+from rollwright.engines.settings import EngineServersConfig
 from rollwright.errors import FormatError
 from rollwright.trajectory import SamplingParams, token_ids
+
+ADAPTER_FLAGS = "--enable-lora --max-lora-rank R --lora-target-modules all"
+_ALREADY = "already loaded"
+"""In the refusal of an adapter that is there under the same name, and so has the same content."""
 
 _HOT = 2.0
 """A temperature at which the probability of the likeliest token differs clearly from that at 1."""
@@ -182,10 +186,39 @@ class SglangDialect:
     async def resume(self, control: Control) -> None:
         await control.post("/continue_generation")
 
+    def with_adapter(self, body: bytes, name: str) -> bytes:
+        return msgspec.json.encode({**msgspec.json.decode(body), "lora_path": name})
+
+    async def load_adapter(self, control: Control, name: str, folder: str) -> None:
+        await self._ask_adapter(control, "/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+
+    async def unload_adapter(self, control: Control, name: str) -> None:
+        await self._ask_adapter(control, "/unload_lora_adapter", {"lora_name": name})
+
+    async def has_adapter(self, control: Control, name: str) -> bool:
+        """SGLang lists its adapters only in the answers to loading and unloading."""
+        return False
+
+    async def _ask_adapter(self, control: Control, path: str, fields: dict[str, str]) -> None:
+        try:
+            answer = await control.post(path, fields, UPDATE_SECONDS)
+        except EngineError as error:
+            if _ALREADY in str(error):
+                return
+            if await control.serves(path):
+                raise
+            raise EngineError(
+                f"{control.base_url}: takes no adapters; start it with {ADAPTER_FLAGS}"
+            ) from error
+        if isinstance(answer, dict) and answer.get("success") is False:
+            said = str(answer.get("error_message"))
+            if _ALREADY not in said:
+                raise EngineError(f"{control.url(path)}: {one_line(said)}")
+
 
 class SglangPolicy(HttpEnginePolicy):
     """SGLang servers with one model. See `HttpEnginePolicy` for the guarantees and the other settings."""
 
-    def __init__(self, base_urls: str | Sequence[str], renderer: Renderer, **settings: Any) -> None:
-        """`base_urls`: like `http://127.0.0.1:30000`."""
-        super().__init__(base_urls, SglangDialect(), renderer, **settings)
+    def __init__(self, servers: EngineServersConfig | str, renderer: Renderer, **more: Any) -> None:
+        """`servers`: settings, or an address like `http://127.0.0.1:30000`."""
+        super().__init__(servers, SglangDialect(), renderer, **more)

@@ -5,7 +5,7 @@ Pausing, weight updates and the label of weights need a server that was started 
 the unscaled distribution, which is the same only at temperature 1 and top-p 1.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -19,10 +19,12 @@ from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.openai_api import one_line, sent, shaping
 from rollwright.engines.openai_probe import name_some, served_models
 from rollwright.engines.partial import PartialCompletion, Piece, check_piece, with_alternatives
+from rollwright.engines.settings import EngineServersConfig
 from rollwright.errors import ConfigError, FormatError
 from rollwright.trajectory import SamplingParams, token_ids
 
 PROCESSED_FLAG = "--logprobs-mode processed_logprobs"
+ADAPTER_FLAGS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora --max-lora-rank R --max-loras 2"
 
 _OWN_FIELDS = frozenset(
     {"model", "prompt", "stream", "n", "echo", "logprobs", "return_token_ids", "max_tokens"}
@@ -199,6 +201,28 @@ class VllmDialect:
     async def resume(self, control: Control) -> None:
         await control.post("/resume")
 
+    def with_adapter(self, body: bytes, name: str) -> bytes:
+        return _encode({**msgspec.json.decode(body), "model": name})
+
+    async def load_adapter(self, control: Control, name: str, folder: str) -> None:
+        if await self.has_adapter(control, name):  # under its name it has the same content
+            return
+        fields = {"lora_name": name, "lora_path": folder}
+        try:
+            await control.post("/v1/load_lora_adapter", fields, UPDATE_SECONDS)
+        except EngineError as error:
+            if await control.serves("/v1/load_lora_adapter"):
+                raise
+            raise EngineError(
+                f"{control.base_url}: takes no adapters; start it with {ADAPTER_FLAGS}"
+            ) from error
+
+    async def unload_adapter(self, control: Control, name: str) -> None:
+        await control.post("/v1/unload_lora_adapter", {"lora_name": name}, UPDATE_SECONDS)
+
+    async def has_adapter(self, control: Control, name: str) -> bool:
+        return name in served_models(await control.get("/v1/models"))
+
     async def _likeliest(self, control: Control, temperature: float) -> float:
         """The log-probability of the likeliest first token that the server reports at a temperature."""
         partial = PartialCompletion(token_ids([1]), Sampling(temperature=temperature, max_tokens=1), seed=0)
@@ -229,12 +253,12 @@ class VllmPolicy(HttpEnginePolicy):
 
     def __init__(
         self,
-        base_urls: str | Sequence[str],
+        servers: EngineServersConfig | str,
         model: str,
         renderer: Renderer,
         *,
         extra_body: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **more: Any,
     ) -> None:
-        """`base_urls`: like `http://127.0.0.1:8000`; `model`: the server's name of the model."""
-        super().__init__(base_urls, VllmDialect(model, extra_body or {}), renderer, **settings)
+        """`servers`: settings, or an address like `http://127.0.0.1:8000`; `model`: the server's name of the model."""
+        super().__init__(servers, VllmDialect(model, extra_body or {}), renderer, **more)

@@ -92,6 +92,22 @@ _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
             max_tokens_per_step=1024,
             step_timeout=3600.0,
         ),
+        "inspect": EnvSpec(
+            "inspect:<file@task>",
+            "a task of Inspect, by its own solver and scorer; plays whole episodes; does not fork; reward at the end only",
+            "rollwright.envs.adapters.inspect_tasks:InspectTask",
+            max_steps=1,
+            max_tokens_per_step=1024,
+            step_timeout=600.0,
+        ),
+        "nemo_gym": EnvSpec(
+            "nemo_gym:<url>",
+            "a resources server of NeMo-Gym and a dataset; plays whole episodes; does not fork; reward at the end only",
+            "rollwright.envs.adapters.nemo_gym:NemoGym",
+            max_steps=1,
+            max_tokens_per_step=1024,
+            step_timeout=600.0,
+        ),
         "reasoning_gym": EnvSpec(
             "reasoning_gym:<dataset>",
             "one question of a reasoning-gym dataset",
@@ -112,6 +128,15 @@ _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
             "rollwright.envs.adapters.openenv:OpenEnv",
             max_steps=50,
             max_tokens_per_step=512,
+        ),
+        "verifiers": EnvSpec(
+            "verifiers:<task set>",
+            "an environment of verifiers, played by its own rollout; one reward at the end; does not fork",
+            "rollwright.envs.adapters.verifiers:Verifiers",
+            max_steps=50,
+            max_tokens_per_step=1024,
+            step_timeout=600.0,
+            plays_episodes=True,
         ),
     }
 )

@@ -4,7 +4,9 @@ Always true: tasks are matched by content (the row itself, or the environment's 
 a task without a result in one of the two is left out and counted. The difference is the second minus the first.
 """
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict
 from html import escape
 from typing import Any
@@ -39,11 +41,17 @@ def compare_reports(
         )
     confidence = first["plan"]["confidence"]
 
+    weights = _weights(first, second)
+
     def compared(keys: list[tuple[str, str]]) -> dict[str, Any]:
         found = compare_paired(
-            {key: before[key] for key in keys}, {key: after[key] for key in keys}, confidence=confidence
+            {key: before[key] for key in keys},
+            {key: after[key] for key in keys},
+            weights=weights,
+            confidence=confidence,
         )
-        return {**_row(found), "first": _mean(before, keys), "second": _mean(after, keys)}
+        told = {"first": _mean(before, keys, weights), "second": _mean(after, keys, weights)}
+        return {**_row(found), **told}
 
     tags = list(dict.fromkeys(tag for tag, _ in shared))
     return {
@@ -69,8 +77,44 @@ def _scores(report: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     }
 
 
-def _mean(scores: Mapping[tuple[str, str], float], keys: list[tuple[str, str]]) -> float:
-    return sum(scores[key] for key in keys) / len(keys)
+def _weights(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[Hashable, float]:
+    """How many tasks each one stands for that has a result in both.
+
+    Where tasks of a known difficulty were played first, a task of a stratum was played with the share of the stratum that has
+    results. Two evaluations have chosen independently, unless one has played all tasks of the other: then the other chose.
+    """
+    chances = []
+    for report, other in ((first, second), (second, first)):
+        mine, theirs = _scores(report), _scores(other)
+        chances.append(
+            {} if theirs.keys() <= mine.keys() and mine.keys() != theirs.keys() else _chances(report)
+        )
+    if first["plan"].get("strata") == second["plan"].get("strata") and all(chances):
+        chances.pop()  # the same order, as far as it went: chosen once
+    keys = _scores(first).keys() & _scores(second).keys()
+    return {key: 1 / math.prod(each.get(key, 1.0) for each in chances) for key in keys}
+
+
+def _chances(report: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """The share of its stratum that has results, for each task; empty: all tasks were equally likely."""
+    strata = report["plan"].get("strata")
+    if not strata:
+        return {}
+    rows = [each for each in report["results"] if each["score"] is not None]
+    played = Counter(each["stratum"] for each in rows)
+    return {
+        (each["tag"], each["task"]): played[each["stratum"]] / strata[each["stratum"]]["tasks"]
+        for each in rows
+    }
+
+
+def _mean(
+    scores: Mapping[tuple[str, str], float],
+    keys: list[tuple[str, str]],
+    weights: Mapping[Hashable, float],
+) -> float:
+    total = math.fsum(weights[key] for key in keys)
+    return math.fsum(weights[key] * scores[key] for key in keys) / total
 
 
 def _row(found: PairedComparison) -> dict[str, Any]:

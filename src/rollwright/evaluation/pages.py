@@ -75,6 +75,13 @@ def facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"± {plan['half_width']:g}; looks at {looks} tasks, intervals corrected for them",
             )
         )
+    if plan.get("strata"):
+        told = "; ".join(
+            f"{each['expected']}: {each['played']:,} of {each['tasks']:,}" for each in plan["strata"]
+        )
+        found.append(
+            ("order", f"by known difficulty, each result for all of its kind; expected score {told}")
+        )
     total = report["cost"]["total"]
     money = "" if total["usd"] is None else f"${total['usd']:,.4f} · "
     tokens = (

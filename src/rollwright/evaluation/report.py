@@ -4,25 +4,23 @@ Always true:
 - Equal samples give an equal report, whatever order they came in: nothing in it depends on the clock, the machine, the name
   of the run or the order in which episodes ended.
 - An episode that failed is counted as failed and is in no figure; a task without any result is named.
-- Every estimate is a mean over tasks and says over how many; see `statistics`.
+- Every estimate is a mean over tasks and says over how many; see `intervals`. Where tasks of a known difficulty were played
+  first, each stands for as many as its stratum has among those that the figure is of.
 
 `docs/evaluation.md` describes the fields; `SCHEMA` changes with their meaning.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from rollwright.evaluation.intervals import TaskValues, mean, task_values
 from rollwright.evaluation.sequential import StoppingPlan
-from rollwright.evaluation.statistics import (
-    bootstrap,
-    majority_at_k,
-    mean,
-    pass_at_k,
-    standard_error,
-)
+from rollwright.evaluation.statistics import majority_at_k, pass_at_k
+from rollwright.evaluation.strata import TaskOrder
 
 SCHEMA = "rollwright.evaluation/1"
 
@@ -77,6 +75,8 @@ class EvaluationPlan:
     meta: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     """Fields of the rows, by tag and task."""
     by: Sequence[str] | None = None
+    order: TaskOrder | None = None
+    """By known difficulty; `None`: shuffled."""
 
 
 def build_report(
@@ -105,6 +105,8 @@ def build_report(
             "confidence": plan.plan.confidence,
             "half_width": plan.plan.half_width,
             "looks": list(plan.plan.looks),
+            "order": "shuffled" if plan.order is None else "known difficulty",
+            "strata": _strata(plan, touched),
         },
         "state": "incomplete" if left > 0 else "stopped early" if stopped_early else "complete",
         "tasks": {
@@ -146,10 +148,25 @@ class _Table:
         groups = [self._samples[each] for each in places if each in self._samples]
         flat = [each for group in groups for each in group]
         known = self.judged and bool(groups)
+        order = self._plan.order
+        totals = None if order is None else order.totals(places)
+        strata = [0 if order is None else order.strata[group[0].place] for group in groups]
 
-        def estimate(value: Callable[[list[PlayedSample]], float | None], figure: str, *, share: bool) -> Any:
-            values = [found for group in groups if (found := value(group)) is not None]
-            return self._estimate(values, len(groups) - len(values), f"{name}, {figure}", share=share)
+        def estimate(value: Callable[[list[PlayedSample]], float | None], figure: str) -> Any:
+            """Of a share that is no mean over the samples."""
+            found = [
+                (one, stratum)
+                for group, stratum in zip(groups, strata, strict=True)
+                if (one := value(group)) is not None
+            ]
+            tasks = TaskValues(
+                [one for one, _ in found], None, None if totals is None else [s for _, s in found], totals
+            )
+            return self._estimate(tasks, len(groups) - len(found), f"{name}, {figure}", share=True)
+
+        def average(scores: list[list[float]], figure: str, *, share: bool) -> Any:
+            tasks = task_values(scores, strata, totals, share=share)
+            return self._estimate(tasks, 0, f"{name}, {figure}", share=share)
 
         def passed(k: int) -> Callable[[list[PlayedSample]], float | None]:
             return lambda group: (
@@ -165,10 +182,14 @@ class _Table:
                 else None
             )
 
+        binary = all(each.success in (0.0, 1.0) for each in flat)
         answers = known and all(each.answer is not None for each in flat)
         samples = self._plan.samples
-        success = estimate(lambda group: mean([each.success or 0.0 for each in group]), "success", share=True)
-        reward = estimate(lambda group: mean([each.reward for each in group]), "reward", share=False)
+        success = average(
+            [[each.success or 0.0 for each in group] for group in groups], "success", share=True
+        )
+        reward = average([[each.reward for each in group] for group in groups], "reward", share=False)
+        weights = self._weights(places)
         return {
             "tasks": sum(each in self._samples or each in self._failed for each in places),
             "episodes": len(flat),
@@ -177,38 +198,48 @@ class _Table:
             "success": success if known else None,
             "reward": reward,
             f"avg@{samples}": success if self.judged else reward,
-            "pass@k": {str(k): estimate(passed(k), f"pass@{k}", share=True) for k in self._plan.ks}
+            "pass@k": {
+                str(k): success if k == 1 and binary else estimate(passed(k), f"pass@{k}")
+                for k in self._plan.ks
+            }
             if known
             else None,
-            "majority@k": {str(k): estimate(voted(k), f"majority@{k}", share=True) for k in self._plan.ks}
+            "majority@k": {str(k): estimate(voted(k), f"majority@{k}") for k in self._plan.ks}
             if answers
             else None,
-            "components": _mean_components(flat),
-            "turns": mean([each.turns for each in flat]) if flat else None,
-            "tokens": mean([each.tokens for each in flat]) if flat else None,
+            "components": _mean_components(flat, weights),
+            "turns": _weighted([(weights[each.place], each.turns) for each in flat]),
+            "tokens": _weighted([(weights[each.place], each.tokens) for each in flat]),
             "stops": dict(sorted(Counter(each.stop for each in flat).items())),
         }
 
-    def _estimate(
-        self, values: Sequence[float], short: int, name: str, *, share: bool
-    ) -> dict[str, Any] | None:
-        if not values:
+    def _weights(self, places: Sequence[int]) -> dict[int, float]:
+        """How many tasks each task with a result stands for among these."""
+        with_result = [each for each in places if each in self._samples]
+        if (order := self._plan.order) is None:
+            return dict.fromkeys(with_result, 1.0)
+        totals, played = order.totals(places), order.totals(with_result)
+        return {each: totals[order.strata[each]] / played[order.strata[each]] for each in with_result}
+
+    def _estimate(self, tasks: TaskValues, short: int, name: str, *, share: bool) -> dict[str, Any] | None:
+        if not tasks.values:
             return None
         plan = self._plan.plan
-        found = plan.interval(values, share=share)
-        drawn = bootstrap(values, _seed(self._plan.seed, name), confidence=plan.look_confidence)
+        found = plan.interval(tasks, share=share)
+        seed = _seed(self._plan.seed, name)
+        drawn = tasks.bootstrap(seed, share=share, confidence=plan.look_confidence)
         return {
-            "value": mean(values),
-            "error": standard_error(values),
+            "value": tasks.mean,
+            "error": tasks.error,
             "low": None if found is None else found.low,
             "high": None if found is None else found.high,
             "bootstrap": None if drawn is None else [drawn.low, drawn.high],
-            "tasks": len(values),
+            "tasks": len(tasks.values),
             "short": short,
         }
 
     def task_row(self, place: int) -> dict[str, Any]:
-        tag, task = self._plan.tasks[place]
+        (tag, task), order = self._plan.tasks[place], self._plan.order
         played = self._samples.get(place, [])
         scores = [each.reward if each.success is None else each.success for each in played]
         return {
@@ -217,6 +248,7 @@ class _Table:
             "score": mean(scores) if scores else None,
             "reward": mean([each.reward for each in played]) if played else None,
             "failed": len(self._failed.get(place, ())),
+            "stratum": None if order is None else order.strata[place],
             "meta": {
                 name: value
                 for name, value in self._plan.meta.get((tag, task), {}).items()
@@ -237,11 +269,33 @@ class _Table:
         }
 
 
-def _mean_components(samples: Sequence[PlayedSample]) -> dict[str, float]:
+def _strata(plan: EvaluationPlan, touched: Collection[int]) -> list[dict[str, Any]] | None:
+    """Expected scores, tasks and played tasks of each stratum."""
+    if plan.order is None:
+        return None
+    totals, played = plan.order.totals(), plan.order.totals(sorted(touched))
+    return [
+        {"expected": label, "tasks": totals[stratum], "played": played[stratum]}
+        for stratum, label in enumerate(plan.order.labels)
+    ]
+
+
+def _weighted(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Mean of (weight, value)."""
+    if not pairs:
+        return None
+    return math.fsum(weight * value for weight, value in pairs) / math.fsum(weight for weight, _ in pairs)
+
+
+def _mean_components(samples: Sequence[PlayedSample], weights: Mapping[int, float]) -> dict[str, float]:
     names = sorted({name for each in samples for name in each.components})
-    return {
-        name: mean([each.components[name] for each in samples if name in each.components]) for name in names
+    found = {
+        name: _weighted(
+            [(weights[each.place], each.components[name]) for each in samples if name in each.components]
+        )
+        for name in names
     }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _breakdown(plan: EvaluationPlan, table: _Table) -> dict[str, dict[str, Any]]:

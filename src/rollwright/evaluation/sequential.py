@@ -6,11 +6,10 @@ one costs no coverage. The price, about a third of the width, is paid by a plan 
 look, at the end, and pays none.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollwright.evaluation.distributions import NORMAL, repeated_looks
-from rollwright.evaluation.statistics import CONFIDENCE, ConfidenceInterval, closed_form
+from rollwright.evaluation.intervals import CONFIDENCE, ConfidenceInterval, TaskValues
 
 GROWTH = 1.5
 """Factor between two looks: at most a third of the tasks at a stop were not needed, and few looks share the confidence."""
@@ -44,14 +43,14 @@ class StoppingPlan:
             return self.confidence
         return 2 * NORMAL.cdf(repeated_looks(self.looks, self.confidence)) - 1
 
-    def interval(self, values: Sequence[float], *, share: bool) -> ConfidenceInterval | None:
-        """ConfidenceInterval of the mean that is valid whichever look it is of."""
-        found = closed_form(values, share=share, confidence=self.look_confidence)
+    def interval(self, tasks: TaskValues, *, share: bool) -> ConfidenceInterval | None:
+        """Interval of the mean that is valid whichever look it is of."""
+        found = tasks.interval(share=share, confidence=self.look_confidence)
         return None if found is None else ConfidenceInterval(found.low, found.high, self.confidence)
 
-    def stops(self, values: Sequence[float], *, share: bool) -> bool:
-        """Whether the evaluation ends with these values, one for each task that was played until a look."""
-        if len(values) >= self.looks[-1]:
+    def stops(self, tasks: TaskValues, *, share: bool) -> bool:
+        """Whether the evaluation ends with the tasks that were played until a look."""
+        if len(tasks.values) >= self.looks[-1]:
             return True
-        found = self.interval(values, share=share)
+        found = self.interval(tasks, share=share)
         return found is not None and self.half_width is not None and found.half_width <= self.half_width

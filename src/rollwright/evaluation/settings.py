@@ -32,6 +32,10 @@ class EvaluationConfig(Settings):
     and the intervals are widened, so that stopping costs no coverage. Unset: all tasks are played."""
     first_look: Annotated[int, Field(ge=5)] = 20
     """Tasks before the first look."""
+    difficulty: list[str] = Field(default_factory=list)
+    """Earlier evaluations (run folders or their `report.json`), or `auto` for all others of the runs folder, whose results
+    say how difficult tasks are. Tasks that tell most are then played first, and every result counts for all tasks of its
+    difficulty. Unset: tasks are played in a shuffled order."""
     by: list[str] | None = None
     """Fields of the rows to break results down by. Unset: fields with a few distinct values."""
     cache: bool = True

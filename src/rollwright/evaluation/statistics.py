@@ -1,16 +1,8 @@
-"""Statistics of an evaluation: pass@k, majority@k, intervals that respect tasks, and paired comparison. Pure.
+"""Statistics of an evaluation: pass@k, majority@k, and paired comparison. Pure.
 
 Always true:
-- Samples of one task are not independent: they share its difficulty. So the unit of every interval and test is the task:
-  each task gives one number (its mean, its pass@k), and tasks are what varies.
-- Every task counts equally, however many of its samples succeeded in being played.
+- The unit of every test is the task, as in `intervals`.
 - `pass_at_k` and `majority_at_k` are exact: quotients of integers, rounded once.
-- Equal input gives equal output, to the bit: the bootstrap draws from a generator that is seeded by its caller.
-
-Choice of the closed form, by simulation (`tests/evaluation/test_statistics.py`): for shares, a t interval around the mean
-undercovers near 0 and 1 and with few tasks (59 % instead of 95 % with 12 tasks of skill 0.03). Wilson's interval with the
-number of independent tasks that would give the observed variance, and the t quantile in place of the normal one, keeps its
-level from 40 tasks on, for skills from 0.1 to 0.9; with fewer it is rather too wide than too narrow.
 """
 
 import math
@@ -18,18 +10,10 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from random import Random
+from typing import NamedTuple
 
-from rollwright.evaluation.distributions import NORMAL, t_quantile, t_two_sided
-
-CONFIDENCE = 0.95
-
-BOOTSTRAP_DRAWS = 2000
-"""Resamples of a bootstrap: the Monte Carlo error of a 2.5 % quantile is then about 0.35 points of probability."""
-
-BOOTSTRAP_WORK = 4_000_000
-"""Values drawn by one bootstrap at most, about a second. Many tasks get fewer resamples, and need fewer: their
-distribution is smooth."""
+from rollwright.evaluation.distributions import t_quantile, t_two_sided
+from rollwright.evaluation.intervals import CONFIDENCE, ConfidenceInterval, standard_error
 
 EXACT_SIGNS = 14
 """Differences up to which all 2^n sign patterns are enumerated; with more, Student's t keeps its level."""
@@ -88,95 +72,6 @@ def _win_share(count: int, others: Sequence[int], k: int) -> Fraction:
 
 
 @dataclass(frozen=True)
-class ConfidenceInterval:
-    """A confidence interval of a mean over tasks."""
-
-    low: float
-    high: float
-    confidence: float = CONFIDENCE
-
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean of one value for each task; `None` for fewer than two."""
-    count = len(values)
-    if count < 2:
-        return None
-    middle = mean(values)
-    return math.sqrt(math.fsum((each - middle) ** 2 for each in values) / (count - 1) / count)
-
-
-def closed_form(
-    values: Sequence[float], *, share: bool, confidence: float = CONFIDENCE
-) -> ConfidenceInterval | None:
-    """ConfidenceInterval of the mean of one value for each task; `None` for fewer than two tasks, which say nothing of their spread.
-
-    `share`: the values are shares from 0 to 1, and so is the interval.
-    """
-    error = standard_error(values)
-    if error is None:
-        return None
-    middle = mean(values)
-    quantile = t_quantile((1 + confidence) / 2, len(values) - 1)
-    if not share:
-        return ConfidenceInterval(middle - quantile * error, middle + quantile * error, confidence)
-    size = _independent_tasks(len(values), middle, error)
-    spread = max(0.0, middle * (1 - middle))
-    pull = quantile * quantile / size
-    centre = (middle + pull / 2) / (1 + pull)
-    half = quantile / (1 + pull) * math.sqrt(spread / size + pull / (4 * size))
-    return ConfidenceInterval(max(0.0, centre - half), min(1.0, centre + half), confidence)
-
-
-def _independent_tasks(tasks: int, middle: float, error: float) -> float:
-    """How many independent yes/no tasks would give the mean this standard error.
-
-    Where few tasks are unlike the others (a skill near 0 or 1), their variance is itself hardly known and mostly too
-    small. So the largest variance possible at this mean is mixed in, with the weight of one task divided by the number of
-    tasks that tell the variance; beyond a dozen of these it changes nothing.
-    """
-    largest = middle * (1 - middle)
-    if error <= 0 or largest <= 0:
-        return tasks  # all 0, all 1 or all equal: the tasks themselves are counted, as in Wilson's interval
-    weight = 1 / (tasks * largest)
-    variance = (error * error * tasks * (tasks - 1) + largest * weight) / (tasks - 1 + weight)
-    return largest * tasks / variance
-
-
-def bootstrap(
-    values: Sequence[float], seed: int, *, confidence: float = CONFIDENCE, draws: int = BOOTSTRAP_DRAWS
-) -> ConfidenceInterval | None:
-    """ConfidenceInterval of the mean from resampled tasks; `None` for fewer than two.
-
-    Percentiles are moved outwards as far as Student's t exceeds the normal distribution, because resampled means spread
-    too little with few tasks (Hesterberg's expanded percentiles).
-    """
-    count = len(values)
-    if count < 2:
-        return None
-    draws = max(200, min(draws, BOOTSTRAP_WORK // count))
-    random = Random(seed)
-    means = sorted(math.fsum(random.choices(values, k=count)) / count for _ in range(draws))
-    quantile = t_quantile((1 + confidence) / 2, count - 1) * math.sqrt(count / (count - 1))
-    tail = NORMAL.cdf(-quantile)
-    return ConfidenceInterval(_percentile(means, tail), _percentile(means, 1 - tail), confidence)
-
-
-def _percentile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
-@dataclass(frozen=True)
 class PairedComparison:
     """Two results on the same tasks: the mean difference, its interval, and a test of no difference."""
 
@@ -201,39 +96,69 @@ def compare_paired(
     first: Mapping[Hashable, float],
     second: Mapping[Hashable, float],
     *,
+    weights: Mapping[Hashable, float] | None = None,
     confidence: float = CONFIDENCE,
 ) -> PairedComparison:
-    """Compares the values of tasks that both have."""
+    """Compares the values of tasks that both have.
+
+    `weights`: how many tasks each of them stands for, where some were more likely to be played than others.
+    """
     shared = [task for task in first if task in second]
     if not shared:
         raise ValueError("there is no task that both have results for")
     before, after = [first[task] for task in shared], [second[task] for task in shared]
     differences = [b - a for a, b in zip(before, after, strict=True)]
-    p_value, test = paired_test(differences)
+    told = [1.0] * len(shared) if weights is None else [weights[task] for task in shared]
+    found = weighted_difference(differences, told)
+    p_value, test = paired_test(differences, told)
     apart = [standard_error(before), standard_error(after)]
+    interval = None
+    if found.error is not None:
+        half = t_quantile((1 + confidence) / 2, len(shared) - 1) * found.error
+        interval = ConfidenceInterval(found.mean - half, found.mean + half, confidence)
     return PairedComparison(
         tasks=len(shared),
-        difference=mean(differences),
-        interval=closed_form(differences, share=False, confidence=confidence),
+        difference=found.mean,
+        interval=interval,
         p_value=p_value,
         test=test,
         better=sum(each > 0 for each in differences),
         worse=sum(each < 0 for each in differences),
         unpaired_error=None if apart[0] is None or apart[1] is None else math.hypot(apart[0], apart[1]),
-        error=standard_error(differences),
+        error=found.error,
     )
 
 
-def paired_test(differences: Sequence[float]) -> tuple[float | None, str]:
+class WeightedMean(NamedTuple):
+    """A mean, and its standard error; `None` for fewer than two values."""
+
+    mean: float
+    error: float | None
+
+
+def weighted_difference(differences: Sequence[float], weights: Sequence[float]) -> WeightedMean:
+    """Mean of differences that stand for so many tasks each."""
+    total, count = math.fsum(weights), len(differences)
+    middle = math.fsum(w * each for w, each in zip(weights, differences, strict=True)) / total
+    if count < 2:
+        return WeightedMean(middle, None)
+    squares = math.fsum((w * (each - middle)) ** 2 for w, each in zip(weights, differences, strict=True))
+    return WeightedMean(middle, math.sqrt(squares * count / (count - 1)) / total)
+
+
+def paired_test(
+    differences: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[float | None, str]:
     """Two-sided p-value of the hypothesis that differences are 0 on average, and the name of the test."""
     if len(differences) < 2:
         return None, "t"
-    unequal = [each for each in differences if each != 0]
+    told = [1.0] * len(differences) if weights is None else weights
+    unequal = [w * each for w, each in zip(told, differences, strict=True) if each != 0]
     if len(unequal) <= EXACT_SIGNS:
         return _sign_flip(unequal), "sign-flip"
-    error = standard_error(differences)
-    assert error is not None
-    return t_two_sided(mean(differences) / error if error else math.inf, len(differences) - 1), "t"
+    found = weighted_difference(differences, told)
+    assert found.error is not None
+    return t_two_sided(found.mean / found.error if found.error else math.inf, len(differences) - 1), "t"
 
 
 def _sign_flip(differences: Sequence[float]) -> float:

@@ -16,6 +16,8 @@ from rollwright.gateway.types import (
     event,
     output_format,
     passed_over,
+    present_object_arguments,
+    read_arguments,
     refuse_options,
     sampling_options,
     text_of,
@@ -128,13 +130,7 @@ class AnthropicMessages:
         )
 
     def present(self, asked: ModelRequest, message: Message) -> Message:
-        """Tool input is an object in this API; other values are sent as text, so that nothing is lost."""
-        readable = tuple(call for call in message.tool_calls if isinstance(_input(call), dict))
-        if len(readable) == len(message.tool_calls):
-            return message
-        odd = [f"{call.name}({call.arguments})" for call in message.tool_calls if call not in readable]
-        content = "\n".join(part for part in (message.content, *odd) if part)
-        return msgspec.structs.replace(message, content=content, tool_calls=readable)
+        return present_object_arguments(message)
 
     def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]:
         return {
@@ -193,13 +189,6 @@ def _messages(given: _Message, where: str) -> Iterator[Message]:
         yield Message(given.role, text_of(texts, where), tool_calls=tuple(calls))
 
 
-def _input(call: ToolCall) -> Any:
-    try:
-        return _json.decode(call.arguments or "{}")
-    except msgspec.DecodeError:
-        return None
-
-
 def _blocks(said: Message) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if said.reasoning:
@@ -207,7 +196,7 @@ def _blocks(said: Message) -> list[dict[str, Any]]:
     if said.content or not said.tool_calls:
         blocks.append({"type": "text", "text": said.content})
     blocks.extend(
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)}
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": read_arguments(call)}
         for call in said.tool_calls
     )
     return blocks

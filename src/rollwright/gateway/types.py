@@ -153,7 +153,9 @@ class ApiFormat(Protocol):
         """Converts the message to the form that this API supports, and that its client sends back."""
         ...
 
-    def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]: ...
+    def answer(self, asked: ModelRequest, reply: ModelReply) -> Any:
+        """The body of the response, as JSON values."""
+        ...
 
     def events(self, asked: ModelRequest, reply: ModelReply) -> Iterable[bytes]:
         """The answer as server-sent events."""
@@ -313,6 +315,24 @@ def tool_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
     if not (isinstance(id, str) and isinstance(name, str)):
         raise HttpRefusal(422, "invalid", f"{where}: a tool call needs an id and a name")
     return ToolCall(id, name, arguments if isinstance(arguments, str) else _encode(arguments).decode())
+
+
+def read_arguments(call: ToolCall) -> Any:
+    """The arguments of a call as a value; `None`: they are not JSON."""
+    try:
+        return msgspec.json.decode(call.arguments or "{}")
+    except msgspec.DecodeError:
+        return None
+
+
+def present_object_arguments(message: Message) -> Message:
+    """For an API whose arguments are objects: calls with other values are sent as text, so that nothing is lost."""
+    readable = tuple(call for call in message.tool_calls if isinstance(read_arguments(call), dict))
+    if len(readable) == len(message.tool_calls):
+        return message
+    odd = [f"{call.name}({call.arguments})" for call in message.tool_calls if call not in readable]
+    content = "\n".join(part for part in (message.content, *odd) if part)
+    return msgspec.structs.replace(message, content=content, tool_calls=readable)
 
 
 def event(data: Any, name: str | None = None) -> bytes:

@@ -77,10 +77,11 @@ def _difficulty(silent: float, solved: float | None, config: RunConfig) -> list[
         return []
     easy = solved is not None and solved > 0.5
     advice = (
-        "play harder levels (`curriculum`), smaller groups, or stop: what is left to learn is little"
+        "play harder levels (`curriculum`), those that teach (`task_sampler`), smaller groups, or stop: what is left to learn is "
+        "little"
         if easy
-        else "play easier levels first (`curriculum`), larger groups, or trees that keep branches alive "
-        "(strategy.branch: keep_alive)"
+        else "play easier levels first (`curriculum`), those that teach (`task_sampler`), larger groups, or trees that keep "
+        "branches alive (strategy.branch: keep_alive)"
     )
     if config.training is not None and not config.training.advantage.options.get("kappa"):
         advice += "; a running value (training.advantage.options.kappa: 2) gives such groups a gradient"

@@ -104,9 +104,7 @@ class JudgeModel:
         self._settings = settings
         self._policy = policy
         self._model = model
-        told = settings.policy or {}
-        self._name = str(told.get("model") or told.get("kind") or "")
-        """Name of the model in the ledger of costs; empty: the run's own policy."""
+        self._name = settings.model_name
         self._sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens)
         self._places = asyncio.Semaphore(settings.concurrency)
         self.calls = 0

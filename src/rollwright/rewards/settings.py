@@ -253,6 +253,12 @@ class JudgeSettings(ShippedReward):
     cache_size: NonNegativeInt = 100_000
     """Number of cached verdicts, so that the same question is asked once."""
 
+    @property
+    def model_name(self) -> str:
+        """Name of the judge's model in price tables; empty: the run's own policy judges."""
+        told = self.policy or {}
+        return str(told.get("model") or told.get("kind") or "")
+
 
 class JudgeReward(JudgeSettings):
     """Score of a model for the answer by a rubric, from 0 to 1."""

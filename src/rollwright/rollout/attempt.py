@@ -32,10 +32,10 @@ from rollwright.gateway import Gateway
 from rollwright.rollout.accounting import Activity
 from rollwright.rollout.concurrency import InflightLimit
 from rollwright.rollout.episode import EpisodeSettings, new_session, play_episode, read_episode
-from rollwright.rollout.function import AgentFunction, function_session, play_function
+from rollwright.rollout.function import AgentFunction, AgentStrategy, function_session, play_function
 from rollwright.rollout.scoring import EpisodeRewards, task_of
 from rollwright.sandbox.attempts import AttemptBoxes, current_boxes, use_boxes
-from rollwright.sandbox.box import BoxLabel
+from rollwright.sandbox.box import NO_NEEDS, BoxLabel
 from rollwright.sandbox.pool import BoxPools
 from rollwright.sandbox.settings import AUTO
 from rollwright.store.api import Store
@@ -175,13 +175,13 @@ class RolloutAttempt:
         self._journal = StoreJournal(context.store, claimed.rollout_id, claimed.attempt.attempt_id)
         self._session: Session | None = None
         self._outside: list[OutsideCall] = []
-        """Calls of judges for this attempt."""
+        """Calls for this attempt that are no turns of its trajectory."""
 
     def paid(self, record: ErrorRecord) -> bytes | None:
         """The turns that a failed rollout has paid for, here and in earlier attempts, without their tokens; `None`: none."""
         played = [] if self._session is None else self._session.trajectory.turns
         turns = [*played, *(each.turn for each in self._journal.recorded.values())]
-        if not turns and not self._outside:
+        if not turns and not self._noted():
             return None
         claimed = self.claimed
         counted = [
@@ -195,14 +195,23 @@ class RolloutAttempt:
                 cached_tokens=turn.cached_tokens,
                 reasoning_tokens=turn.reasoning_tokens,
                 count=turn.count,
+                policy=turn.policy,
             )
             for place, turn in enumerate(turns)
         ]
         ids = claimed.rollout_id, claimed.attempt.attempt_id, claimed.rollout_id.rpartition("-m")[0]
         tag = str(claimed.input.get("tag", "")) if isinstance(claimed.input, Mapping) else ""
         failed_one = Trajectory(*ids, tag, 0, turns=counted, stop=StopReason.ERROR, error=record)
-        failed_one.judged = sum_calls(self._outside)
+        failed_one.judged = sum_calls(self._noted())
         return failed_one.to_bytes()
+
+    def used_calls(self) -> tuple[OutsideCall, ...]:
+        """All calls that the rollout has paid for so far, as sums."""
+        turns = () if self._session is None else self._session.trajectory.turns
+        return sum_calls([*(_as_outside(each) for each in turns), *self._noted()])
+
+    def _noted(self) -> list[OutsideCall]:
+        return [*self._outside, *(() if self._session is None else self._session.outside)]
 
     async def play(self) -> PlayedAttempt | ErrorRecord:
         """Plays the rollout to its end, or to its failure."""
@@ -211,13 +220,17 @@ class RolloutAttempt:
                 assignment = await self._context.assign(self.claimed)
                 if self.claimed.attempt.sequence_id > 1:
                     await self._recover_journal()
-            try:
-                with use_boxes(self._new_boxes(assignment.settings)):
-                    trajectory = await self._play_once(assignment)
-            except ReplayDiffers:
-                await self._discard_journal()
-                with use_boxes(self._new_boxes(assignment.settings)):
-                    trajectory = await self._play_once(assignment)
+            if isinstance(strategy := assignment.settings.strategy, AgentStrategy):
+                await strategy.prepare()
+            with collect_calls() as self._outside:
+                try:
+                    with use_boxes(self._new_boxes(assignment.settings)):
+                        trajectory = await self._play_once(assignment)
+                except ReplayDiffers:
+                    await self._discard_journal()
+                    with use_boxes(self._new_boxes(assignment.settings)):
+                        trajectory = await self._play_once(assignment)
+            trajectory.judged = sum_calls(self._noted())
             return PlayedAttempt(trajectory, check_rewards(check(trajectory)).to_bytes())
         except (AttemptRefused, NotFound, Superseded):
             raise
@@ -240,10 +253,12 @@ class RolloutAttempt:
             worker=attempt.worker_id or "",
             lease_seconds=30.0 if config is None else config.lease_seconds,
         )
+        strategy = settings.strategy
+        needs = strategy.box_needs if isinstance(strategy, AgentStrategy) else NO_NEEDS
         if config is None:
-            return AttemptBoxes(self._context.boxes.get(AUTO), label)
+            return AttemptBoxes(self._context.boxes.get(AUTO), label, needs=needs)
         pool = self._context.boxes.get(config.backend, config.options)
-        return AttemptBoxes(pool, label, config.spec(), warm=config.warm)
+        return AttemptBoxes(pool, label, config.spec(), warm=config.warm, needs=needs)
 
     async def _play_once(self, assignment: Assignment) -> Trajectory:
         """Plays the episode once; raises `ReplayDiffers` if it did not follow the journal to the journal's end."""
@@ -285,9 +300,8 @@ class RolloutAttempt:
         """Judges an episode that has ended by the rewards of its tag."""
         if rewards is None or trajectory.stop is StopReason.STALE:
             return trajectory
-        with self.stopwatch.waiting(Phase.ENVIRONMENT, "rewards"), collect_calls() as self._outside:
+        with self.stopwatch.waiting(Phase.ENVIRONMENT, "rewards"):
             scored = await rewards.score(task, trajectory)
-        scored.judged = sum_calls(self._outside)
         scored.timing = self.stopwatch.read()
         return scored
 
@@ -322,5 +336,16 @@ class RolloutAttempt:
             await self._discard_journal()
 
     async def _discard_journal(self) -> None:
+        """Its turns, and those that were played beyond it, are in no trajectory, but they were paid for."""
         self._context.activity.replays_differed += 1
+        turns = [each.turn for each in self._journal.recorded.values()]
+        if self._session is not None:
+            turns += self._session.trajectory.turns
+            self._outside += self._session.outside
+            self._session = None
+        self._outside += [_as_outside(each) for each in turns]
         await self._journal.clear()
+
+
+def _as_outside(turn: Turn) -> OutsideCall:
+    return OutsideCall("", "", turn.usage, turn.agent, turn.policy)

@@ -11,6 +11,8 @@ policy that raises `CancelledError`, or cancels the task it runs in, ends its at
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from rollwright.agents import TIMEOUT, EpisodeFailure, Phase, Superseded
 from rollwright.errors import ConfigError
 from rollwright.rollout.attempt import EnvSlot, PlayedAttempt, RolloutAttempt, RolloutContext
@@ -25,6 +27,9 @@ DEQUEUE_SECONDS = 60.0
 
 STALE = "stale"
 """Reason under which a worker cancels a rollout that became too old."""
+
+USED = "used"
+"""Key of the attempt's metadata under which the calls of such a rollout are noted: they were paid for."""
 
 
 class RolloutClaims:
@@ -186,6 +191,8 @@ class EnvManager:
                 self._context.on_failed(claimed, result)
         elif result.trajectory.stop is StopReason.STALE:
             activity.stale += 1
+            used = msgspec.to_builtins(attempt.used_calls())
+            await store.update_attempt(*held, metadata={USED: {"tag": result.trajectory.tag, "calls": used}})
             await store.cancel_rollouts([claimed.rollout_id], STALE)
         else:
             await store.update_attempt(*held, status=AttemptStatus.SUCCEEDED, trajectory=result.encoded)

@@ -8,6 +8,7 @@ at most once, in the order in which groups became complete. A failed rollout is 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rollwright.errors import ConfigError
 from rollwright.rollout.accounting import Fate, FateReason, Ledger
@@ -32,14 +33,22 @@ class GroupRules:
     ranked: frozenset[str] = frozenset()
     """Tags whose groups a judge ranks before they are complete."""
 
-    @property
-    def fewest(self) -> int:
-        return self.min_group_size or self.group_size
+    def fewest(self, size: int) -> int:
+        """Members that a group of `size` needs at least."""
+        return min(self.min_group_size or size, size)
 
-    @property
-    def replacements(self) -> int:
+    def replacements(self, size: int) -> int:
         """Limit of replacements for members that failed for good: as many as the group has members."""
-        return self.group_size if self.replace_failed else 0
+        return size if self.replace_failed else 0
+
+
+class Draw(NamedTuple):
+    """What a group plays."""
+
+    tag: str
+    level: int
+    members: int
+    """Trajectories of the complete group."""
 
 
 @dataclass
@@ -50,6 +59,8 @@ class Group:
     index: int
     tag: str
     seed: int
+    size: int
+    """Trajectories of the complete group."""
     members: int = 0
     """Rollouts opened in it so far."""
     running: set[str] = field(default_factory=set)
@@ -86,6 +97,14 @@ NOTHING = Decision()
 LevelFunction = Callable[[str, int], int]
 """The level of a group by its slot's tag and its index in the stream; the same in every process and after a restart."""
 
+DrawFunction = Callable[[str, int], Draw]
+"""What a group plays, by its slot's tag and its index in the stream; the same again after a restart."""
+
+
+def draw_in_order(level_of: LevelFunction, group_size: int) -> DrawFunction:
+    """Groups of one size, whose level follows from their index."""
+    return lambda slot_tag, index: Draw(slot_tag, level_of(slot_tag, index), group_size)
+
 
 class GroupBook:
     def __init__(
@@ -97,14 +116,14 @@ class GroupBook:
         mode: str,
         prefix: str,
         levels: int | None = None,
-        tag_of: Callable[[str], str] = str,
-        level_of: LevelFunction | None = None,
+        draw: DrawFunction | None = None,
+        observe: Callable[[Group], None] | None = None,
         first: int = 0,
         forgotten: Ledger | None = None,
         keep_accounts: bool = False,
     ) -> None:
-        """`tag_of`: the tag that is played for a slot's tag, when a group of it is opened. `level_of`: the level of a group;
-        `None`: `level_seed`. `levels`: groups in the stream; one that is dropped is then not replaced by another. `None`:
+        """`draw`: what a group plays, asked when it is opened; `None`: `level_seed`. `observe`: gets each group once it has all
+        members that it will get, before filters judge it, or when it is dropped. `levels`: groups in the stream; one that is dropped is then not replaced by another. `None`:
         no end.
 
         `first`: the index that the stream goes on with, `forgotten`: what became of the groups before it. With
@@ -120,8 +139,10 @@ class GroupBook:
         self._mode = mode
         self._prefix = prefix
         self._levels = levels
-        self._tag_of = tag_of
-        self._level_of = level_of or (lambda tag, index: level_seed(run_seed, mode, index))
+        self._draw = draw or draw_in_order(
+            lambda tag, index: level_seed(run_seed, mode, index), rules.group_size
+        )
+        self._observe = observe
         self._swept = 0
         """Policy version of the latest sweep of stale groups."""
         self._next_index = first
@@ -155,7 +176,7 @@ class GroupBook:
     @property
     def supply(self) -> int:
         """Trajectories that can be handed out now, or once the open groups are complete."""
-        return self._ready + len(self._open) * self._rules.group_size
+        return self._ready + sum([each.size for each in self._open.values()])
 
     @property
     def next_index(self) -> int:
@@ -204,15 +225,10 @@ class GroupBook:
         """Opens the next group of the stream."""
         index = self._next_index
         self._next_index += 1
-        slot_tag = self._slot_tags[index % len(self._slot_tags)]
-        group = Group(
-            group_id=f"{self._prefix}-g{index}",
-            index=index,
-            tag=self._tag_of(slot_tag),
-            seed=self._level_of(slot_tag, index),
-        )
+        draw = self._draw(self._slot_tags[index % len(self._slot_tags)], index)
+        group = Group(f"{self._prefix}-g{index}", index, draw.tag, draw.level, draw.members)
         self._open[group.group_id] = group
-        wanted = self._rules.group_size + self._rules.redundancy
+        wanted = group.size + self._rules.redundancy
         return Decision(enqueue=[self._open_member(group) for _ in range(wanted)])
 
     def finish(self, rollout_id: str, trajectory: Trajectory) -> Decision:
@@ -229,7 +245,7 @@ class GroupBook:
         self._move(group, Fate.RUNNING, Fate.WAITING)
         group.finished[member] = trajectory
         # The last of a group whose other members failed without replacement completes it, too.
-        if len(group.finished) == self._rules.group_size or not group.running:
+        if len(group.finished) == group.size or not group.running:
             return self._settle(group)
         return NOTHING
 
@@ -260,11 +276,11 @@ class GroupBook:
         """Replaces a member that is gone for good, or settles or drops its group."""
         group.failures.append(reason)
         rules = self._rules
-        missing = rules.group_size - len(group.finished) - len(group.running)
-        spare = rules.group_size + rules.redundancy + rules.replacements - group.members
+        missing = group.size - len(group.finished) - len(group.running)
+        spare = group.size + rules.redundancy + rules.replacements(group.size) - group.members
         if missing > 0 and spare > 0:
             return Decision(enqueue=[self._open_member(group)])
-        if len(group.finished) + len(group.running) < rules.fewest:
+        if len(group.finished) + len(group.running) < rules.fewest(group.size):
             why = f"{len(group.failures)} members failed or were filtered, last: {reason}"
             return self._drop(group, Fate.FILTERED, f"{BELOW_MIN_GROUP_SIZE} ({why})")
         return self._settle(group) if not group.running else NOTHING
@@ -303,11 +319,11 @@ class GroupBook:
         self, group_id: str, fates: Sequence[FateReason] = (), caught: Catches | None = None
     ) -> None:
         """Counts a group as delivered that was handed out before a restart. `fates`: of its members, as far as they are known;
-        without any, the first `group_size` members count as delivered. `caught`: by filters, in it."""
+        without any, as many members as its size count as delivered. `caught`: by filters, in it."""
         group = self._open.pop(group_id)
         while len(group.running) < len(fates):  # some had taken the places of members that failed
             self._open_member(group)
-        missing = self._rules.group_size if not fates else 0
+        missing = group.size if not fates else 0
         for number, rollout_id in enumerate(sorted(group.running)):
             self._leave(rollout_id)
             if number < len(fates):
@@ -319,6 +335,10 @@ class GroupBook:
         if caught is not None:
             self._caught(group, caught)
         self._close(group)
+
+    def size_of(self, group_id: str) -> int:
+        """Size of an open group."""
+        return self._open[group_id].size
 
     def group_index(self, rollout_id: str) -> int | None:
         """The index of the group that a rollout's id names; `None` for a rollout of another stream."""
@@ -364,6 +384,8 @@ class GroupBook:
         if group.tag in self._rules.ranked and not group.ranking:
             group.ranking = True
             return Decision(cancel=self._cancel_running(group, NOT_NEEDED), why=NOT_NEEDED, rank=group)
+        if self._observe is not None:
+            self._observe(group)
         catches = Catches()
         members, dropped = judge_group(self._rules.filters, group.trajectories, catches)
         self._caught(group, catches)
@@ -400,6 +422,8 @@ class GroupBook:
         return max(ages, default=0) > bound
 
     def _drop(self, group: Group, fate: Fate, reason: str) -> Decision:
+        if self._observe is not None:
+            self._observe(group)
         self._move(group, Fate.WAITING, fate, reason, count=len(group.finished))
         why = f"its group was dropped: {reason}"
         cancel = self._cancel_running(group, why)

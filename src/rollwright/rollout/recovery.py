@@ -7,7 +7,7 @@ because the same rules apply: a member counts until its group is complete, a mem
 and later members were not needed.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -31,9 +31,12 @@ HANDED_OUT: FateReason = (Fate.DELIVERED, None)
 class CompletionReplay:
     """Replays the completion log of one stream, completion by completion."""
 
-    def __init__(self, delivered: Collection[str], group_size: int, filters: Sequence[Filter]) -> None:
+    def __init__(
+        self, delivered: Collection[str], size_of: Callable[[str], int], filters: Sequence[Filter]
+    ) -> None:
         self._delivered = frozenset(delivered)
-        self._group_size = group_size
+        self._size_of = size_of
+        """Size of a delivered group."""
         self._filters = filters
         self._members: dict[str, dict[int, Trajectory]] = {}
         """Of groups that are not complete yet."""
@@ -59,10 +62,12 @@ class CompletionReplay:
         fate: FateReason = Fate.CANCELLED, completion.reason or NOT_NEEDED
         if completion.status is RolloutStatus.FAILED:
             fate = Fate.FAILED, EpisodeFailure.cause(completion.reason or NO_REASON)
-        elif completion.status is RolloutStatus.SUCCEEDED and so_far.count(HANDED_OUT) < self._group_size:
+        elif completion.status is RolloutStatus.SUCCEEDED and so_far.count(HANDED_OUT) < self._size_of(
+            group_id
+        ):
             fate = HANDED_OUT if trajectory is None else self._judge(group_id, completion, trajectory)
         so_far.append(fate)
-        if so_far.count(HANDED_OUT) == self._group_size:
+        if so_far.count(HANDED_OUT) == self._size_of(group_id):
             self._complete(group_id)
 
     def finish(self) -> None:
@@ -92,9 +97,7 @@ def _group_of(completion: CompletionEntry) -> str:
     return completion.rollout_id.rpartition("-m")[0]
 
 
-async def restore_stream(
-    settler: RolloutSettler, first: int, delivered: Collection[str], group_size: int
-) -> int:
+async def restore_stream(settler: RolloutSettler, first: int, delivered: Collection[str]) -> int:
     """Brings the settler's book to the state of the store; returns the position in the completion log up to which it was read.
 
     `first`: index of the first group that is not forgotten; `delivered`: groups that were handed out. It does not matter how
@@ -111,7 +114,7 @@ async def restore_stream(
     while completions := await store.read_completions(cursor):
         cursor = completions[-1].cursor
         log += completions
-    replay = CompletionReplay(delivered, group_size, book.filters)
+    replay = CompletionReplay(delivered, book.size_of, book.filters)
     await _replay_log(replay, log, settler)
     for group_id in delivered:
         book.settle_as_delivered(group_id, replay.fates.get(group_id, ()), replay.caught.get(group_id))

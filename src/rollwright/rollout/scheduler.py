@@ -12,7 +12,7 @@ new groups, `_collect` follows the store's completion log and lets the `RolloutS
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,10 +26,10 @@ from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import (
     BELOW_MIN_GROUP_SIZE,
     Decision,
+    DrawFunction,
     Group,
     GroupBook,
     GroupRules,
-    LevelFunction,
     Version,
     check_batch_size,
 )
@@ -86,8 +86,9 @@ class RolloutScheduler:
         resources_id: str | None = None,
         forget: bool = False,
         delivered: Collection[str] | None = None,
-        tag_of: Callable[[str], str] = str,
-        level_of: LevelFunction | None = None,
+        draw: DrawFunction | None = None,
+        observe: Callable[[Group], None] | None = None,
+        slot_tags: Sequence[str] | None = None,
         first: int = 0,
         forgotten: Ledger | None = None,
         keep_accounts: bool = False,
@@ -102,8 +103,8 @@ class RolloutScheduler:
             stream: Name of this stream in the ids of its rollouts; levels depend on `mode` alone.
             resources_id, forget: See `StreamRollouts`.
             delivered: Groups that were handed out before; given to resume a stream that is in the store already.
-            tag_of: Tag and level for a slot's tag, see `Curriculum`.
-            level_of: Level of a group.
+            draw, observe: See `GroupBook`.
+            slot_tags: Tags of the groups in turn; by default the manager's.
             first, forgotten, keep_accounts: See `GroupBook`; with a `first`, the store need not have the groups before it.
             hooks: Record what ends, and give results that are known without playing.
             gate, pace: Decide when groups are opened.
@@ -114,7 +115,7 @@ class RolloutScheduler:
         self._mode = mode
         self._synchronous = config.async_generation_ratio == 0
         self._group_size = manager.group_size
-        self._opened_at_once = manager.group_size + manager.group_size_redundancy
+        self._opened_at_once = manager.largest_group + manager.group_size_redundancy
         self._max_open = manager.num_env_groups
         self._max_refills = config.limits.max_refills
         self._ahead = config.async_generation_ratio * config.batch_size if mode == "train" else 0.0
@@ -129,21 +130,20 @@ class RolloutScheduler:
         )
         self._book = GroupBook(
             rules,
-            manager.slot_tags(),
+            manager.slot_tags() if slot_tags is None else slot_tags,
             run_seed=config.seed,
             mode=mode,
             prefix=f"{config.name}.{stream or mode}",
             levels=None if mode == "train" else manager.num_env_groups,
-            tag_of=tag_of,
-            level_of=level_of,
+            draw=draw,
+            observe=observe,
             first=first,
             forgotten=forgotten,
             keep_accounts=keep_accounts,
         )
         self._rollouts = StreamRollouts(store, mode, config.limits, resources_id, forget)
-        self._settler = RolloutSettler(
-            self._book, self._rollouts, hooks or StreamHooks(), self._notify, ranker
-        )
+        self._hooks = hooks or StreamHooks()
+        self._settler = RolloutSettler(self._book, self._rollouts, self._hooks, self._notify, ranker)
         self._first = first
         self._delivered = delivered
         self._gate = gate
@@ -185,7 +185,7 @@ class RolloutScheduler:
 
     async def __aenter__(self) -> Self:
         if self._delivered is not None:
-            self._cursor = await restore_stream(self._settler, self._first, self._delivered, self._group_size)
+            self._cursor = await restore_stream(self._settler, self._first, self._delivered)
         self._demand.set()
         self._background = [
             asyncio.create_task(self._collect(), name=f"collect-{self._mode}"),
@@ -281,6 +281,7 @@ class RolloutScheduler:
                 while self._wants_group():
                     opened += self._leave_out_known(self._book.open_group())
                 if opened:
+                    await self._hooks.opened()
                     # Book and store would differ if this task were cancelled in between.
                     await shielded(self._rollouts.enqueue(Decision(enqueue=opened)))
                 if not self._book.open_groups:

@@ -8,18 +8,21 @@ completion is read. Only the ranking of a complete group runs beside, and no oth
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+import msgspec
+
 from rollwright.agents import EpisodeFailure, entries, failed
 from rollwright.aio import shielded
 from rollwright.errors import FormatError
 from rollwright.rollout.accounting import FailureCauses
-from rollwright.rollout.env_manager import STALE
+from rollwright.rollout.env_manager import STALE, USED
 from rollwright.rollout.episode import Episode, read_episode
 from rollwright.rollout.groups import Decision, Group, GroupBook
 from rollwright.rollout.ranking import GroupRanker, RankingTasks
 from rollwright.rollout.stream import StreamHooks, StreamRollouts
 from rollwright.store.errors import NotFound
 from rollwright.store.records import CompletionEntry, RolloutStatus
-from rollwright.trajectory import Boundary, Trajectory, check_rewards
+from rollwright.trajectory import Boundary, OutsideCall, Trajectory, check_rewards
+from rollwright.trajectory.usage import collect_calls, sum_calls
 
 NO_REASON = "no reason given"
 
@@ -96,6 +99,7 @@ class RolloutSettler:
             await self._count_failed(rollout_id)
             return self._give_up(rollout_id, completion.reason or NO_REASON)
         if completion.reason == STALE:
+            await self._count_stale(rollout_id)
             return self.book.grow_stale(rollout_id)
         return self.book.fail(rollout_id, "cancelled from outside")
 
@@ -125,7 +129,8 @@ class RolloutSettler:
     async def _rank(self, ranker: GroupRanker, group: Group) -> None:
         """Ranks the members of a group, and completes or drops it."""
         try:
-            members = await self._ranking.retry(lambda: ranker.rank(group))
+            with collect_calls() as calls:
+                members = await self._ranking.retry(lambda: ranker.rank(group))
         except EpisodeFailure as failure:
             reason = str(failure)
             for each in group.trajectories:
@@ -136,6 +141,9 @@ class RolloutSettler:
             for each in members:
                 self._hooks.finished(each.rollout_id, each.to_bytes())
             decision = self.book.rank(group.group_id, members)
+        finally:
+            if calls:
+                self._hooks.ranked(group, sum_calls(calls))
         await shielded(self.apply(decision))
         self._progress()
 
@@ -155,6 +163,16 @@ class RolloutSettler:
         for data in left.values():
             with suppress(FormatError):
                 self._hooks.spent(rollout_id, Trajectory.from_bytes(data))
+
+    async def _count_stale(self, rollout_id: str) -> None:
+        """Reports what a rollout that became too old has used, as its worker has noted it with the attempt."""
+        attempts = await self.rollouts.store.query_attempts(rollout_id)
+        noted = [each.metadata[USED] for each in attempts if USED in each.metadata]
+        if noted:
+            with suppress(msgspec.ValidationError):
+                left = Trajectory(rollout_id, "", rollout_id.rpartition("-m")[0], str(noted[-1]["tag"]), 0)
+                left.judged = tuple(msgspec.convert(noted[-1]["calls"], list[OutsideCall]))
+                self._hooks.spent(rollout_id, left)
 
     async def _count_cancelled(self, rollout_ids: Sequence[str]) -> None:
         """Reports the turns of rollouts that are about to be cancelled, from their journals."""

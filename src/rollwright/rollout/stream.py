@@ -12,11 +12,11 @@ import msgspec
 
 from rollwright.errors import RollwrightError
 from rollwright.rollout.episode import Episode
-from rollwright.rollout.groups import Decision
+from rollwright.rollout.groups import Decision, Group
 from rollwright.rollout.settings import LimitsConfig
 from rollwright.store.api import Store
 from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
-from rollwright.trajectory import Trajectory
+from rollwright.trajectory import OutsideCall, Trajectory
 
 IDS_AT_ONCE = 10_000
 """Page size of queries for rollout ids; each page costs a scan of all of them."""
@@ -46,6 +46,9 @@ class StreamPace(Protocol):
 class StreamHooks:
     """Hooks of a run into a stream: they record results, and give those that are known. The base class does nothing."""
 
+    async def opened(self) -> None:
+        """Is awaited after groups were opened, before their rollouts are enqueued."""
+
     def finished(self, rollout_id: str, encoded: bytes) -> None:
         """Takes the trajectory of a rollout that succeeded, also of one that is filtered later."""
 
@@ -54,6 +57,9 @@ class StreamHooks:
 
     def spent(self, rollout_id: str, trajectory: Trajectory) -> None:
         """Takes a rollout that has ended, with the turns that were paid for; of one without a result, nothing else."""
+
+    def ranked(self, group: Group, calls: Sequence[OutsideCall]) -> None:
+        """Takes the calls that the judges of a group have made to rank it."""
 
     def recalled(self, rollout_id: str) -> None:
         """Takes a rollout whose result `recall` gave, before `finished` does."""

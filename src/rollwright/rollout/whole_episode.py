@@ -63,7 +63,8 @@ class WholeEpisodeStrategy:
         keep_conversation(session)
         if played.value is not None:
             _store(played.value, session.trajectory)
-        return StopReason.MAX_LENGTH if played.out_of_room else StopReason.TERMINATED
+        full = played.out_of_room or session.record().out_of_room
+        return StopReason.MAX_LENGTH if full else StopReason.TERMINATED
 
 
 async def _watch(playing: Any, session: AgentSession, seconds: float) -> EpisodeResult:
@@ -79,9 +80,8 @@ async def _watch(playing: Any, session: AgentSession, seconds: float) -> Episode
                 raise timed_out(Boundary.ENVIRONMENT, why, len(session.trajectory.turns))
         return task.result()  # type: ignore[no-any-return]
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _store(result: EpisodeResult, trajectory: Trajectory) -> None:

@@ -17,6 +17,7 @@ from rollwright.engines.settings import EnginePolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.rollout.filters import build_filters
 from rollwright.run.build import SettingsTable, build_curriculum
+from rollwright.run.build_draws import check_task_sampler
 from rollwright.run.build_teams import build_run_policy, check_policies
 
 _HINTS = (
@@ -54,6 +55,7 @@ def check_config(config: RunConfig, *, ray: str | None = None) -> None:
     check_tags(config)
     SettingsTable(config)
     build_curriculum(config)
+    check_task_sampler(config)
     for manager in (config.train_env_manager, config.val_env_manager):
         if manager is not None:
             build_filters(manager)

@@ -1,12 +1,14 @@
 """What a run has spent, and whether more episodes fit into its budget.
 
 Always true:
-- A rollout is counted once, when it ends: all turns that were paid for, in whichever attempt and process, and its judges'
-  calls. Turns that a later attempt took from the journal were paid once and count once.
+- A rollout is counted once, when it ends: all turns that were paid for, in whichever attempt and process, its judges' calls,
+  and those of agents beside the episode. Turns that a later attempt took from the journal were paid once and count once.
+  Judges of whole groups are counted when the group is ranked.
 - `costs.jsonl` of the run's folder has a line for each counted rollout, so that a resumed run goes on with the same sums.
   Lines may lag behind the log of trajectories in a crash; `restore` counts those from the log.
 - Nothing is opened once the budget is reached, so it is exceeded by no more than what was in flight. A group is opened only
-  if those in flight and its own rollouts are expected to fit, with two standard deviations to spare.
+  if those in flight and its own rollouts are expected to fit, with two standard deviations to spare. With a budget, no
+  rollouts wait in the queue but one group: whatever is opened is played at once, so that `in flight` means being played.
 - Money follows from tokens and the table `prices` when it is asked for, so a corrected price corrects the past, too.
 """
 
@@ -19,9 +21,10 @@ from typing import Any, NamedTuple
 from rollwright.config import RunConfig
 from rollwright.engines.settings import PriceConfig, model_name
 from rollwright.errors import ConfigError, RollwrightError
+from rollwright.rewards.settings import JudgeSettings
 from rollwright.rollout.settings import BudgetConfig
 from rollwright.run.folder import RunFolder, RunReader
-from rollwright.trajectory import TokenUsage, Trajectory
+from rollwright.trajectory import OutsideCall, TokenUsage, Trajectory
 
 MILLION = 1_000_000
 
@@ -61,8 +64,8 @@ class CostLedger:
     """Seconds that episodes took, summed over them."""
     rollouts: int = 0
 
-    def add(self, used: Mapping[CostKey, TokenUsage], seconds: float, tag: str) -> None:
-        self.rollouts += 1
+    def add(self, used: Mapping[CostKey, TokenUsage], seconds: float, tag: str, *, rollouts: int = 1) -> None:
+        self.rollouts += rollouts
         self.seconds[tag] = self.seconds.get(tag, 0.0) + seconds
         for key, usage in used.items():
             self.used[key] = self.used.get(key, TokenUsage()) + usage
@@ -138,23 +141,21 @@ def price_of(usage: TokenUsage, price: PriceConfig) -> float:
     )
 
 
-def used_by(
-    trajectory: Trajectory, tag: str, model_of: Callable[[str, str], str]
-) -> dict[CostKey, TokenUsage]:
-    """What a rollout's turns and judges have used. `model_of`: the model of a tag's agent, or of the run for `""`."""
+def used_by(trajectory: Trajectory, tag: str, model_of: "ModelNames") -> dict[CostKey, TokenUsage]:
+    """What a rollout's turns, its judges and its agents beside the episode have used."""
     used: dict[CostKey, TokenUsage] = {}
     for turn in trajectory.turns:
-        key = CostKey(model_of(tag, turn.agent), turn.agent, tag, "")
-        one = TokenUsage(
-            turn.count,
-            turn.prompt_tokens * turn.count,
-            turn.cached_tokens * turn.count,
-            turn.completion_tokens * turn.count,
-            turn.reasoning_tokens * turn.count,
-        )
-        used[key] = used.get(key, TokenUsage()) + one
-    for call in trajectory.judged:
-        key = CostKey(call.model or model_of(tag, ""), "", tag, call.judge)
+        key = CostKey(model_of(tag, turn.agent, turn.policy), turn.agent, tag, "")
+        used[key] = used.get(key, TokenUsage()) + turn.usage
+    return _add_calls(used, trajectory.judged, tag, model_of)
+
+
+def _add_calls(
+    used: dict[CostKey, TokenUsage], calls: Iterable[OutsideCall], tag: str, model_of: "ModelNames"
+) -> dict[CostKey, TokenUsage]:
+    for call in calls:
+        model = call.model or model_of(tag, call.agent, call.policy)
+        key = CostKey(model, call.agent, tag, call.judge)
         used[key] = used.get(key, TokenUsage()) + call.usage
     return used
 
@@ -190,9 +191,10 @@ class CostBook:
         folder: RunFolder | None = None,
         *,
         running: Callable[[], int] = lambda: 0,
+        capacity: Callable[[], float] = lambda: math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`running`: counts the rollouts in flight."""
+        """`running`: counts the rollouts in flight. `capacity`: how many can be played at once."""
         check_prices(config)
         self.ledger = CostLedger()
         self.prices: Mapping[str, PriceConfig] = config.prices
@@ -200,6 +202,7 @@ class CostBook:
         self._model_of = agent_models(config)
         self._folder = folder
         self._running = running
+        self._capacity = capacity
         self._clock = clock
         self._began = clock()
         self._earlier = 0.0
@@ -220,9 +223,8 @@ class CostBook:
         for row in RunReader(self._folder.path).costs():
             self._earlier = max(self._earlier, float(row.get("clock", 0.0)))
             used = {CostKey(*each[:4]): TokenUsage(*each[4:]) for each in row["used"]}
-            if not row["rollout_id"]:  # the sum over pruned rollouts
-                self.ledger.add(used, row.get("seconds", 0.0), row.get("tag", ""))
-                self._spent += _dollars(used, self.prices) or 0.0
+            if not row["rollout_id"]:  # of the judges of a group, or a sum over pruned rollouts
+                self._add(used, row.get("seconds", 0.0), row.get("tag", ""), row.get("rollouts", 1))
             elif not used:
                 self._seen.add(row["rollout_id"])
             elif row["rollout_id"] not in self._seen:
@@ -241,13 +243,35 @@ class CostBook:
         used = used_by(trajectory, tag, self._model_of)
         finished = trajectory.error is None and trajectory.stop is not None
         self._count(rollout_id, used, trajectory.duration, tag, finished)
+        self._write({"rollout_id": rollout_id}, tag, used, trajectory.duration)
+        # What failed is in no log, so that its line alone remembers it.
+        if not finished or len(self._unwritten) >= WRITTEN_AT_ONCE:
+            self.flush()
+
+    def add_ranking(self, group_id: str, tag: str, calls: Iterable[OutsideCall]) -> None:
+        """Count the calls of a group's judges. A group that is ranked again after a restart has paid again."""
+        used = _add_calls({}, calls, tag, self._model_of)
+        self._add(used, 0.0, tag, 0)
+        self._write({"rollout_id": "", "rollouts": 0, "group_id": group_id}, tag, used, 0.0)
+        self.flush()
+
+    def _add(self, used: Mapping[CostKey, TokenUsage], seconds: float, tag: str, rollouts: int = 1) -> float:
+        """Add to the sums; returns the dollars."""
+        self.ledger.add(used, seconds, tag, rollouts=rollouts)
+        dollars = _dollars(used, self.prices) or 0.0
+        self._spent += dollars
+        return dollars
+
+    def _write(
+        self, whose: Mapping[str, Any], tag: str, used: Mapping[CostKey, TokenUsage], seconds: float
+    ) -> None:
         if self._folder is None:
             return
         self._unwritten.append(
             {
-                "rollout_id": rollout_id,
+                **whose,
                 "tag": tag,
-                "seconds": round(trajectory.duration, 3),
+                "seconds": round(seconds, 3),
                 "clock": round(self.elapsed, 1),
                 "used": [
                     [*key, each.calls, each.prompt, each.cached, each.completion, each.reasoning]
@@ -255,9 +279,6 @@ class CostBook:
                 ],
             }
         )
-        # What failed is in no log, so that its line alone remembers it.
-        if not finished or len(self._unwritten) >= WRITTEN_AT_ONCE:
-            self.flush()
 
     def add_free(self, rollout_id: str) -> None:
         """Count a rollout whose result was known: it costs nothing here, whatever its trajectory says."""
@@ -276,9 +297,7 @@ class CostBook:
         self, rollout_id: str, used: Mapping[CostKey, TokenUsage], seconds: float, tag: str, finished: bool
     ) -> None:
         self._seen.add(rollout_id)
-        self.ledger.add(used, seconds, tag)
-        dollars = _dollars(used, self.prices) or 0.0
-        self._spent += dollars
+        dollars = self._add(used, seconds, tag)
         if finished:
             self._tokens.add(sum(each.tokens for each in used.values()))
             self._dollars.add(dollars)
@@ -289,6 +308,8 @@ class CostBook:
         if self.budget is None:
             return True
         together = self._running() + rollouts
+        if self._running() > self._capacity():
+            return False
         if self.ledger.rollouts < PILOT or not self._tokens.count:
             # Those that end first are the short ones: only when all of the first have ended is their mean to be trusted.
             few = self.ledger.rollouts + together <= max(PILOT, rollouts)
@@ -316,6 +337,12 @@ class CostBook:
         ):  # those in flight end together, so one of them is expected, whatever their number
             yield self.elapsed, self._seconds.expected(min(rollouts, 1), 1), self.budget.hours * 3600
 
+    def live(self) -> dict[str, Any]:
+        """Spending so far as plain data, with the limits that are set."""
+        budget = None if self.budget is None else self.budget.model_dump(mode="json", exclude_none=True)
+        total = {**_tokens_row(self.ledger.total), "usd": self._spent if self.prices else None}
+        return {"total": total, "hours": round(self.elapsed / 3600, 4), "budget": budget}
+
     def status(self) -> str:
         """Spending in one line, with the limits that are set."""
         budget, total = self.budget, self.ledger.total
@@ -329,26 +356,45 @@ class CostBook:
         return " · ".join(parts)
 
 
-def agent_models(config: RunConfig) -> Callable[[str, str], str]:
-    """Names the model that answers a tag's agent; of the run's own policy for an empty agent."""
+ModelNames = Callable[[str, str, str], str]
+"""Names the model that answers a tag's agent; for an empty agent that of the run's own policy, and with the name of one of
+`policies` the model of that."""
+
+
+def agent_models(config: RunConfig) -> ModelNames:
+    """The models of a run's agents."""
     own = model_name(config.policy)
+    named = {name: model_name(each) for name, each in config.policies.items()}
     models = {
         (tag, agent): model_name(config.policies[settings.policy])
         for tag, team in config.orchestras.items()
         for agent, settings in team.agents.items()
         if settings.policy in config.policies
     }
-    return lambda tag, agent: models.get((tag, agent.rpartition("/")[2]), own)
+    return lambda tag, agent, policy: named.get(policy) or models.get((tag, agent.rpartition("/")[2]), own)
 
 
 def check_prices(config: RunConfig) -> None:
     """Raise a `ConfigError` if a budget in dollars meets a model without a price: it would never be reached."""
     if config.budget is None or config.budget.usd is None:
         return
-    used = {model_name(config.policy), *(model_name(each) for each in config.policies.values())}
-    for name in sorted(used):
+    for name in sorted(_models(config)):
         if name not in config.prices:
             raise ConfigError(
                 f"budget.usd: the price of {name!r} is not known; give it as prices.{name}: "
                 "{prompt: …, completion: …}, in dollars for a million tokens (0 for a model of your own)"
             )
+
+
+def _models(config: RunConfig) -> set[str]:
+    """Names of all models that a run may ask: its policies', its judges' and its served opponents'."""
+    found = {model_name(config.policy), *(model_name(each) for each in config.policies.values())}
+    for tag in config.tags:
+        if (custom := config.custom_envs.get(tag)) is None:
+            continue
+        judges = [each for each in custom.rewards if isinstance(each, JudgeSettings)]
+        found |= {name for each in judges if (name := each.model_name)}
+        opponent = custom.env_config.get("opponent")
+        if isinstance(opponent, Mapping) and "model" in opponent:
+            found.add(str(opponent["model"]))
+    return found

@@ -24,6 +24,7 @@ from rollwright.rollout.accounting import same_cause
 from rollwright.run.build import SettingsTable
 from rollwright.run.build_tasks import TagTasks, open_tag_tasks, record_fingerprints
 from rollwright.run.costs import CostLedger, agent_models, used_by
+from rollwright.run.evaluation_order import apply_order, check_difficulty, write_order
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import RunObserver, play_run
 from rollwright.run.retention import replace_durably
@@ -67,8 +68,10 @@ def settle_evaluation(config: RunConfig) -> RunConfig:
     ):
         content.pop(key, None)
     content["val_env_manager"] = {"tags": tags, "num_env_groups": len(tags)}
-    rows = {tag: len(each.source(VALIDATION)) for tag, each in open_tag_tasks(build(content)).items()}
-    counts = _count_tasks(settings, tags, rows)
+    opened = build(content)
+    rows = {tag: len(each.source(VALIDATION)) for tag, each in open_tag_tasks(opened).items()}
+    sizes = SettingsTable(opened.model_copy(update={"evaluation": settings})).sizes
+    counts = _count_tasks(settings, tags, sizes | rows)
     content["val_env_manager"] = {
         "tags": tags,
         "num_env_groups": sum(counts),
@@ -84,7 +87,10 @@ def settle_evaluation(config: RunConfig) -> RunConfig:
         "tasks": counts,
         "temperature": temperature,
     }
-    return record_fingerprints(build(content, source="evaluation"))
+    settled = record_fingerprints(build(content, source="evaluation"))
+    if settings.difficulty:
+        check_difficulty(settings.difficulty, _TaskNames(settled, None).tasks)
+    return settled
 
 
 def _count_tasks(settings: EvaluationConfig, tags: list[str], rows: Mapping[str, int]) -> list[int]:
@@ -122,6 +128,8 @@ async def evaluate_run(
 
     `model`: name in the report of a policy that the configuration does not describe.
     """
+    if config.evaluation is not None and config.evaluation.difficulty:
+        write_order(config, folder.path, _TaskNames(config, None).tasks)
     summary = await play_run(
         config,
         folder,
@@ -169,7 +177,7 @@ def read_evaluation(path: Path, config: RunConfig) -> dict[str, Any]:
     settings, manager = config.evaluation, config.val_env_manager
     if settings is None or manager is None:
         raise RollwrightError(f"{path}: is no evaluation; `rollwright eval` makes one")
-    names = _TaskNames(config)
+    names = _TaskNames(config, path)
     reader = RunReader(path)
     samples, costs = [], CostLedger()
     models = agent_models(config)
@@ -181,7 +189,7 @@ def read_evaluation(path: Path, config: RunConfig) -> dict[str, Any]:
         manager.num_env_groups, settings.half_width, first=settings.first_look, confidence=settings.confidence
     )
     planned = EvaluationPlan(
-        settings.samples, settings.ks, plan, config.seed, names.tasks, names.meta, settings.by
+        settings.samples, settings.ks, plan, config.seed, names.tasks, names.meta, settings.by, names.order
     )
     delivered = any(row["mode"] == VALIDATION for row in reader.metrics())
     played = {each.place for each in samples} | {each.place for each in failed}
@@ -215,17 +223,18 @@ def describe(config: RunConfig) -> dict[str, Any]:
 class _TaskNames:
     """Names the tasks of an evaluation, by their content."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, folder: Path | None) -> None:
+        """`folder`: of the evaluation, whose order is taken; `None`: the order without earlier results."""
         manager = config.val_env_manager
         assert manager is not None
         self._rows: dict[str, TagTasks] = open_tag_tasks(config)
         table = SettingsTable(config)
         slot_tags = manager.slot_tags()
-        level_of = table.level_of(VALIDATION, slot_tags)
-        levels = [(tag, level_of(tag, index)) for index, tag in enumerate(slot_tags)]
+        played = apply_order(slot_tags, table.level_of(VALIDATION, slot_tags), folder)
+        self.order = played.order
         self._environments = {tag: self._environment(config, tag) for tag in manager.tags}
         self.meta: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self.tasks = [(tag, self._name(tag, level)) for tag, level in levels]
+        self.tasks = [(tag, self._name(tag, level)) for tag, level in played.levels]
 
     def _environment(self, config: RunConfig, tag: str) -> str:
         custom = config.custom_envs.get(tag)

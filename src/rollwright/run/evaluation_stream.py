@@ -1,16 +1,18 @@
 """The stream of an evaluation: which results are known already, and how many tasks are played.
 
 Always true: tasks are looked at in the order of the stream, never in the order in which they ended, so that quick episodes
-are not preferred. No task behind the next look is opened before that look.
+are not preferred. No task behind the next look is opened before that look. A look sees what the report would say of the
+tasks before it, weights of strata included.
 """
 
-import math
-
 from rollwright.config import RunConfig
+from rollwright.evaluation.intervals import TaskValues, task_values
 from rollwright.evaluation.sequential import StoppingPlan
+from rollwright.evaluation.strata import TaskOrder
 from rollwright.rollout.episode import Episode
 from rollwright.run.build_tasks import open_tag_tasks
 from rollwright.run.evaluation_cache import FOLDER, EvaluationCache
+from rollwright.run.evaluation_order import read_order
 from rollwright.run.folder import RunFolder
 from rollwright.run.validations import VALIDATION
 from rollwright.trajectory import Trajectory
@@ -19,8 +21,9 @@ from rollwright.trajectory import Trajectory
 class EarlyStop:
     """Ends the stream at the first look whose interval is narrow enough."""
 
-    def __init__(self, plan: StoppingPlan) -> None:
+    def __init__(self, plan: StoppingPlan, order: TaskOrder | None = None) -> None:
         self._plan = plan
+        self._order = order
         self._look = 0
         self._scores: dict[int, list[float]] = {}
         """By the task's place in the stream."""
@@ -38,11 +41,19 @@ class EarlyStop:
         """See `StreamPace`."""
         looks = self._plan.looks
         while not self._ended and self._look < len(looks) - 1 and lowest_open >= looks[self._look]:
-            seen = [self._scores[each] for each in range(looks[self._look]) if each in self._scores]
-            values = [math.fsum(each) / len(each) for each in seen]
-            self._ended = self._plan.stops(values, share=self._share)
+            self._ended = self._plan.stops(self._played(looks[self._look]), share=self._share)
             self._look += 1
         return None if self._ended else looks[self._look]
+
+    def _played(self, tasks: int) -> TaskValues:
+        """Results of the first tasks."""
+        places = [each for each in range(tasks) if each in self._scores]
+        return task_values(
+            [self._scores[each] for each in places],
+            [0 if self._order is None else self._order.strata[each] for each in places],
+            None if self._order is None else self._order.totals(),
+            share=self._share,
+        )
 
 
 class EvaluationStream:
@@ -64,7 +75,8 @@ class EvaluationStream:
             first=settings.first_look,
             confidence=settings.confidence,
         )
-        self.early_stop = EarlyStop(plan) if settings.half_width is not None else None
+        order = None if folder is None else read_order(folder.path)
+        self.early_stop = EarlyStop(plan, order) if settings.half_width is not None else None
 
     def recall(self, rollout_id: str, episode: Episode) -> bytes | None:
         """The result of a rollout that an earlier process or evaluation has played; `None`: it has to be played."""

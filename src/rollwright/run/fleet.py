@@ -85,6 +85,11 @@ class Fleet(ABC):
         self._short_lives = 0
         self._losses = 0
 
+    @property
+    def maximum(self) -> int:
+        """Most workers at once."""
+        return self._rules.maximum
+
     async def run(self) -> None:
         """Keep the right number of workers alive until cancelled; stops all of them at the end."""
         clock = asyncio.get_running_loop().time

@@ -10,6 +10,7 @@ Invariants:
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,12 @@ from rollwright.run.rewriting import KeptLog, fold_costs, remove_rows, repair_ro
 
 _log = logging.getLogger(__name__)
 
-CONFIG, METRICS, FAILURES, COSTS, SUMMARY, STORE, ADDRESS = (
+CONFIG, METRICS, FAILURES, COSTS, DRAWS, SUMMARY, STORE, ADDRESS = (
     "config.yaml",
     "metrics.jsonl",
     "failures.jsonl",
     "costs.jsonl",
+    "draws.jsonl",
     "summary.json",
     "store.db",
     "store.address",
@@ -68,6 +70,7 @@ class RunFolder:
         """Finished rollouts whose trajectories are lost."""
         self.store_is_new = False
         """Whether the store was lost and replaced, which is reported already; the new one knows no finished rollout."""
+        self._draws_unflushed = False
         self.on_repair: Callable[[str], None] = _log.warning
         """Called with every further line of `repairs`."""
 
@@ -107,7 +110,7 @@ class RunFolder:
         else:
             log = TrajectoryLog.create(file)
             repairs.append(f"{file}: is missing; a new one is started")
-        for name in (METRICS, FAILURES, COSTS):
+        for name in (METRICS, FAILURES, COSTS, DRAWS):
             repairs += repair_rows(read_rows(path / name))
         folder = cls(path, log, {row["rollout_id"]: row["reason"] for row in reader.failures()})
         folder.repairs = repairs
@@ -167,6 +170,20 @@ class RunFolder:
             return
         self.failed[rollout_id] = reason
         self._append(FAILURES, {"rollout_id": rollout_id, "reason": reason})
+
+    def add_draw(self, row: Mapping[str, Any]) -> None:
+        """Record what a group plays, or what it showed; see `rollout.draws`."""
+        self._append(DRAWS, row)
+        self._draws_unflushed = True
+
+    def flush_draws(self) -> None:
+        """Flush the recorded draws to the disk."""
+        if not self._draws_unflushed:
+            return
+        self._draws_unflushed = False
+        file = self.path / DRAWS
+        with naming(file), file.open("rb") as opened:
+            os.fsync(opened.fileno())
 
     def tell(self, line: str) -> None:
         """Report damage and its repair."""
@@ -322,6 +339,14 @@ class RunReader:
         """What each ended rollout has used; those of pruned steps are one line for each tag, without a rollout."""
         return self._rows(COSTS, _is_costs)
 
+    def draws(self) -> list[dict[str, Any]]:
+        """What each training group was to play, and what it showed, in their order; only with a curriculum or a task sampler."""
+        return self._rows(DRAWS, is_draws_row)
+
+    def group_sizes(self) -> dict[int, int]:
+        """Sizes of the training groups whose draws are recorded, by index."""
+        return {row["group"]: row["members"] for row in self.draws() if "slot" in row}
+
     def failures(self) -> list[dict[str, Any]]:
         forgotten = self.forgotten()
         return [
@@ -388,6 +413,15 @@ def _is_costs(row: dict[str, Any]) -> bool:
 def is_failure_row(row: Mapping[str, Any]) -> bool:
     """Whether a line of `failures.jsonl` has the fields that readers need."""
     return isinstance(row.get("rollout_id"), str) and isinstance(row.get("reason"), str)
+
+
+def is_draws_row(row: Mapping[str, Any]) -> bool:
+    """Whether a line of `draws.jsonl` has the fields of a draw, of an outcome, or of a group without one."""
+    if not isinstance(row.get("group"), int):
+        return False
+    if "slot" in row:
+        return all(key in row for key in ("tag", "level", "members", "in_order"))
+    return "solved" not in row or ("members" in row and "tokens" in row)
 
 
 def read_settings(path: Path) -> Any:

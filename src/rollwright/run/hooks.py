@@ -1,15 +1,17 @@
 """Records of a run's rollouts as they end: its log, its costs, the results that later evaluations reuse."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollwright.rollout.episode import Episode
+from rollwright.rollout.groups import Group
 from rollwright.rollout.stream import StreamHooks
 from rollwright.run.costs import CostBook
 from rollwright.run.evaluation_stream import EvaluationStream
 from rollwright.run.folder import RunFolder
 from rollwright.run.pruning import TrajectoryReleaser
-from rollwright.trajectory import Trajectory
+from rollwright.trajectory import OutsideCall, Trajectory
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class RunHooks(StreamHooks):
     on_finished: Callable[[str, bytes], None] | None
     on_failed: Callable[[str, str], None] | None
 
+    async def opened(self) -> None:
+        if self.folder is not None:
+            await asyncio.to_thread(self.folder.flush_draws)
+
     def finished(self, rollout_id: str, encoded: bytes) -> None:
         if self.on_finished is not None:
             self.on_finished(rollout_id, encoded)
@@ -40,6 +46,9 @@ class RunHooks(StreamHooks):
         self.costs.add(rollout_id, trajectory)
         if self.evaluation is not None and trajectory.stop is not None and trajectory.error is None:
             self.evaluation.add(rollout_id, trajectory)
+
+    def ranked(self, group: Group, calls: Sequence[OutsideCall]) -> None:
+        self.costs.add_ranking(group.group_id, group.tag, calls)
 
     def recalled(self, rollout_id: str) -> None:
         self.costs.add_free(rollout_id)

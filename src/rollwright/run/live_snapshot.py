@@ -115,6 +115,7 @@ def describe_run(run: "Run") -> dict[str, Any]:
         "ledger": ledger_row(ledger),
         "reasons": dict(reasons),
         "filters": {name: catch.count for name, catch in ledger.catches.by_filter.items()},
+        "costs": run.costs.live(),
     }
 
 

@@ -9,7 +9,7 @@ Invariants, afterwards:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from rollwright.config import RunConfig, build, dump
@@ -20,7 +20,7 @@ from rollwright.rollout.filters import build_filters
 from rollwright.rollout.recovery import CompletionReplay
 from rollwright.rollout.settling import NO_REASON
 from rollwright.run.folder import CONFIG, STORE, RunFolder, RunReader
-from rollwright.run.retention import replace_durably
+from rollwright.run.retention import own_index, replace_durably
 from rollwright.run.trajectory_log import TRAJECTORIES
 from rollwright.run.worker_settings import CONFIG_KEY
 from rollwright.store.api import Store
@@ -134,7 +134,7 @@ def _take(folder: RunFolder, found: Iterable[bytes], config: RunConfig) -> int:
     A delivered group gets no more members than its size: a rollout that finished too late for it may be among them.
     """
     reader = RunReader(folder.path)
-    recorded = _delivered_groups(reader)
+    recorded, sizes = _delivered_groups(reader), _group_sizes(config, reader)
     members: dict[str, int] = {}
     for rollout_id in folder.log.rollouts:
         group_id = rollout_id.rpartition("-m")[0]
@@ -147,7 +147,7 @@ def _take(folder: RunFolder, found: Iterable[bytes], config: RunConfig) -> int:
             continue
         rollout_id, group_id = trajectory.rollout_id, trajectory.group_id
         there = members.get(group_id, 0)
-        room = group_id not in recorded or there < _group_size(config, group_id)
+        room = group_id not in recorded or there < sizes(group_id)
         wanted = _is_own(config, rollout_id) and not forgotten.has_rollout(rollout_id)
         if wanted and room and rollout_id not in folder.log:
             folder.add_trajectory(rollout_id, encoded)
@@ -163,6 +163,7 @@ async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> N
     """
     reader = RunReader(folder.path)
     forgotten, recorded = reader.forgotten(), _delivered_groups(reader)
+    sizes = _group_sizes(config, reader)
     lacking: dict[str, list[str]] = {}
     """Finished rollouts that the log lacks, by group."""
     log: dict[str, list[CompletionEntry]] = {}
@@ -181,7 +182,8 @@ async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> N
         found = await _readable(store, missing)
         taken = missing
         if group_id in recorded:
-            taken = _members_of(config, group_id, log[group_id], {**found, **_in_log(folder, log[group_id])})
+            known = {**found, **_in_log(folder, log[group_id])}
+            taken = _members_of(config, sizes, group_id, log[group_id], known)
             for rollout_id in taken:
                 if rollout_id in found and rollout_id not in folder.log:
                     folder.add_trajectory(rollout_id, found[rollout_id].to_bytes())
@@ -196,13 +198,17 @@ async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> N
 
 
 def _members_of(
-    config: RunConfig, group_id: str, log: Sequence[CompletionEntry], known: dict[str, Trajectory]
+    config: RunConfig,
+    sizes: Callable[[str], int],
+    group_id: str,
+    log: Sequence[CompletionEntry],
+    known: dict[str, Trajectory],
 ) -> list[str]:
     """Members of a delivered group; rollouts that finished too late for it are not."""
     manager = config.train_env_manager if _mode(config, group_id) == "train" else config.val_env_manager
     if manager is None:
         return []
-    replay = CompletionReplay([group_id], manager.group_size, build_filters(manager))
+    replay = CompletionReplay([group_id], sizes, build_filters(manager))
     taken = []
     for completion in log:
         replay.apply(completion, known.get(completion.rollout_id))
@@ -295,6 +301,15 @@ def _mode(config: RunConfig, name: str) -> str:
     return "train" if name.startswith(f"{config.name}.train-") else "val"
 
 
-def _group_size(config: RunConfig, group_id: str) -> int:
-    manager = config.train_env_manager if _mode(config, group_id) == "train" else config.val_env_manager
-    return 0 if manager is None else manager.group_size
+def _group_sizes(config: RunConfig, reader: RunReader) -> Callable[[str], int]:
+    """Sizes of groups by their ids; those of training groups are recorded where they differ."""
+    recorded = reader.group_sizes()
+
+    def size(group_id: str) -> int:
+        mode = _mode(config, group_id)
+        manager = config.train_env_manager if mode == "train" else config.val_env_manager
+        index = own_index(config.name, group_id) if mode == "train" else None
+        usual = 0 if manager is None else manager.group_size
+        return usual if index is None else recorded.get(index, usual)
+
+    return size

@@ -48,7 +48,8 @@ def remove_rows(file: Path, is_forgotten: Callable[[dict[str, Any]], bool]) -> N
 
 
 def fold_costs(file: Path, is_forgotten: Callable[[str], bool]) -> None:
-    """Replace the costs of pruned rollouts by their sum: one line for each tag, without a rollout."""
+    """Replace the costs of pruned rollouts, and those of groups' judges, by their sum: one line for each tag, without a
+    rollout."""
     kept: list[dict[str, Any]] = []
     sums: dict[str, dict[str, Any]] = {}
     for row in read_rows(file).rows:
@@ -56,7 +57,8 @@ def fold_costs(file: Path, is_forgotten: Callable[[str], bool]) -> None:
             kept.append(row)
             continue
         tag = row.get("tag", "")
-        total = sums.setdefault(tag, {"seconds": 0.0, "clock": 0.0, "used": {}})
+        total = sums.setdefault(tag, {"rollouts": 0, "seconds": 0.0, "clock": 0.0, "used": {}})
+        total["rollouts"] += row.get("rollouts", 1)
         total["seconds"] += row.get("seconds", 0.0)
         total["clock"] = max(total["clock"], row.get("clock", 0.0))
         for *key, calls, prompt, cached, completion, reasoning in row["used"]:
@@ -66,6 +68,7 @@ def fold_costs(file: Path, is_forgotten: Callable[[str], bool]) -> None:
     folded = [
         {
             "rollout_id": "",
+            "rollouts": total["rollouts"],
             "tag": tag,
             "seconds": round(total["seconds"], 3),
             "clock": total["clock"],

@@ -18,19 +18,23 @@ from rollwright.config.resuming import SettingChange
 from rollwright.engines.base import Capabilities, Policy
 from rollwright.errors import ConfigError, RollwrightError, RunClosed
 from rollwright.rollout import Activity, Batch, Fate, Ledger, RolloutScheduler
+from rollwright.rollout.draws import RecordedDraws
 from rollwright.rollout.filters import build_filters
+from rollwright.rollout.groups import draw_in_order
 from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
 from rollwright.rollout.stream import rollout_ids
 from rollwright.rollout.worker import first_cause
 from rollwright.run.build import SettingsTable, build_curriculum
 from rollwright.run.build_agents import build_board
+from rollwright.run.build_draws import build_draws, check_task_sampler, restore_draws
 from rollwright.run.build_tasks import record_fingerprints
 from rollwright.run.build_teams import build_run_policy
 from rollwright.run.checks import check_tags, probe_engine
 from rollwright.run.costs import CostBook
+from rollwright.run.evaluation_order import apply_order
 from rollwright.run.evaluation_stream import EvaluationStream
 from rollwright.run.folder import RunFolder
-from rollwright.run.gc_tuning import rare_collections
+from rollwright.run.gc_tuning import no_collections, rare_collections
 from rollwright.run.hooks import RunHooks
 from rollwright.run.pruning import TrajectoryReleaser, delete_forgotten
 from rollwright.run.recovery import enter_finished
@@ -86,6 +90,12 @@ class Run:
         self.settings = SettingsTable(config, self.board)
         self.curriculum = build_curriculum(config)
         """Curriculum of the training stream; `None` without one."""
+        check_task_sampler(config)
+        self.draws: RecordedDraws | None = None
+        """What the training groups play, if it depends on earlier ones."""
+        if config.train_env_manager is not None:
+            level_of = self.settings.level_of("train", config.train_env_manager.slot_tags())
+            self.draws = build_draws(config, self.curriculum, level_of, self.settings.ordered_level, folder)
         for manager in managers_of(config):
             build_filters(manager)  # a wrong filter raises an error here, before anything is written
         self.policy = policy if isinstance(policy, TeamPolicies) else build_run_policy(config, policy)
@@ -93,7 +103,12 @@ class Run:
         self.workers = RunWorkers(
             config, self.settings, self.policy, board=self.board, processes=processes, ray=ray
         )
-        self.costs = CostBook(config, folder, running=lambda: self.ledger.counts[Fate.RUNNING])
+        self.costs = CostBook(
+            config,
+            folder,
+            running=lambda: self.ledger.counts[Fate.RUNNING],
+            capacity=lambda: self.workers.capacity,
+        )
         """What the run has spent; the gate of its budget."""
         self.capabilities: Capabilities | None = None
         """Capabilities of the engine; `None` before the start, and for a policy without an engine."""
@@ -137,7 +152,12 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed = True
-        await self._stack.__aexit__(kind, error, trace)
+        with no_collections():
+            if self._forget and self._work is not None:
+                # Nobody resumes what they play, so the store need not tell each episode to stop first.
+                self._work.cancel()
+                await asyncio.gather(self._work, return_exceptions=True)
+            await self._stack.__aexit__(kind, error, trace)
 
     async def _start(self) -> None:
         self._stack.enter_context(rare_collections())
@@ -173,6 +193,8 @@ class Run:
             self.unfinished_validations = sorted(begun - self._validated.keys())
         address = given if isinstance(given, str) else None
         self._work = await self.workers.start(self.store, address, self._stack, drain=not self._forget)
+        if self.draws is not None and self._folder is not None and self._delivered is not None:
+            await restore_draws(self.draws, self.config, self.store, self._folder)
         if self.config.train_env_manager is not None:
             scheduler = self._scheduler(self.config.train_env_manager, "train", "train", self._delivered)
             self._training = await self._stack.enter_async_context(scheduler)
@@ -197,6 +219,8 @@ class Run:
         self._check_open()
         assert self._training is not None
         batch = await self._unless_workers_end(self._training.get_batch(batch_size or self.config.batch_size))
+        if self.draws is not None:
+            self.draws.end_batch()
         if self.curriculum is not None:
             for group in batch.groups:
                 rewards = [each.reward for each in group.trajectories]
@@ -266,6 +290,10 @@ class Run:
     ) -> RolloutScheduler:
         forgotten = self._forgotten if mode == "train" else None
         evaluation = self._evaluation if mode == VALIDATION else None
+        draws = self.draws if mode == "train" else None
+        slot_tags = manager.slot_tags()
+        folder = self._folder.path if evaluation is not None and self._folder is not None else None
+        played = apply_order(slot_tags, self.settings.level_of(mode, slot_tags), folder)
         scheduler = RolloutScheduler(
             self.store,
             self.config,
@@ -276,8 +304,9 @@ class Run:
             resources_id=self.config.name,
             forget=self._forget,
             delivered=delivered,
-            tag_of=self.curriculum.tag if self.curriculum is not None and mode == "train" else str,
-            level_of=self.settings.level_of(mode, manager.slot_tags()),
+            draw=draws or draw_in_order(played.level_of, manager.group_size),
+            observe=None if draws is None else draws.observe,
+            slot_tags=played.slot_tags,
             first=0 if forgotten is None else forgotten.floor,
             forgotten=None if forgotten is None else forgotten.ledger,
             keep_accounts=forgotten is not None,

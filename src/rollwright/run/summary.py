@@ -101,7 +101,7 @@ async def summarize(run: Run, folder: RunFolder, seconds: float) -> dict[str, An
         "views": views.row(),
         "trees": trees.row(),
         "activity": activity_row(run.activity),
-        "costs": run.costs.ledger.sums(run.costs.prices),
+        "costs": run.costs.live() | run.costs.ledger.sums(run.costs.prices),
         "engine": None if run.capabilities is None else msgspec.to_builtins(run.capabilities),
     }
 

@@ -23,6 +23,7 @@ from rollwright.rollout import Batch, Ledger
 from rollwright.run.build_training import (
     AnyTrainer,
     check,
+    check_adapters,
     copy_tokenizer,
     in_process,
     make_policy,
@@ -86,6 +87,7 @@ class TrainingRun:
         resume: bool = False,
         policy: Policy | None = None,
         store: str | None = None,
+        ray: str | None = None,
         row: Row = batch_row,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
@@ -94,6 +96,7 @@ class TrainingRun:
             resume: Whether the folder was reopened and holds an earlier part of this training.
             policy: Policy to train instead of the configured one.
             store: Address of the store; by default the rollouts are kept in memory.
+            ray: Address of the Ray cluster on which the trainer's other ranks run; by default they run on this machine.
             row: Makes a batch's line of `metrics.jsonl`.
             on_progress: Called after every finished rollout and every micro-batch, in any thread.
         """
@@ -116,8 +119,10 @@ class TrainingRun:
         self._policy = None if self._source else policy or make_policy(config)
         if self._policy is not None:
             updatable(self._policy, config.policy.kind)
+            check_adapters(self._policy, self.training)
         self._resume = resume
         self._store = store
+        self._ray = ray
         self._row = row
         self._batches: BatchSource | None = None
         self._on_progress = on_progress
@@ -260,7 +265,7 @@ class TrainingRun:
 
     async def _prepare(self) -> set[int]:
         """Build the trainer and train it up to the end of the record; returns the recorded validations."""
-        self._trainer = await self._in_thread(make_trainer, self.config, self.folder.path)
+        self._trainer = await self._in_thread(make_trainer, self.config, self.folder.path, self._ray)
         self._trainer.on_progress = self._on_progress
         reader = RunReader(self.folder.path)
         if self._resume:
@@ -310,6 +315,8 @@ class TrainingRun:
         row = {**self._row("train", step, seconds, batch), "own": len(own), "tokens": tokens}
         if self.local is not None and self.local.curriculum is not None:
             row["curriculum"] = self.local.curriculum.state()
+        if self.local is not None and self.local.draws is not None and (shown := self.local.draws.figures()):
+            row["task_sampler"] = dict(shown)
         self.folder.add_metrics(row)
         self.state.record.append(row)
         self.state.bias.add_trained(*trained_in(row))
@@ -349,7 +356,9 @@ class TrainingRun:
             weights = await self._in_thread(self.trainer.weights)
         else:
             place = self.folder.path / WEIGHTS / f"{self.trainer.version:06d}"
-            weights = await self._in_thread(self.trainer.export, place)
+            adapter = self.training.hand_over == "adapter"
+            export = self.trainer.export_adapter if adapter else self.trainer.export
+            weights = await self._in_thread(export, place)
         await updatable(policy, self.config.policy.kind).update_weights(
             weights, UpdateMode(self.training.update_mode)
         )
@@ -443,6 +452,7 @@ async def train_run(
     store: str | None = None,
     policy: Policy | None = None,
     resume: bool = False,
+    ray: str | None = None,
     observer: RunObserver | None = None,
 ) -> dict[str, Any]:
     """Train until `max_steps`; returns the summary, which is also in the folder. The model is in the folder's `model`.
@@ -454,6 +464,7 @@ async def train_run(
         store: Address of the store; by default the one that the folder names, else a database in the folder.
         policy: Policy to train instead of the configured one.
         resume: Whether the folder was reopened and holds an earlier part of this training.
+        ray: Address of the Ray cluster on which the trainer's other ranks run.
         observer: Follows the training, for a screen.
     """
     watching = observer or RunObserver()
@@ -463,7 +474,7 @@ async def train_run(
         return batch_row(mode, step, seconds, batch)
 
     address = folder.store_address(store)
-    run = TrainingRun(config, folder, resume=resume, policy=policy, store=address, row=row)
+    run = TrainingRun(config, folder, resume=resume, policy=policy, store=address, ray=ray, row=row)
 
     async def train() -> None:
         async with watching.watch_training(run):

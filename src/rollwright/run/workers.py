@@ -85,6 +85,14 @@ class RunWorkers:
             return self.inflight.limit
         return self._config.max_inflight or sum(share for _, share in self._shares())
 
+    @property
+    def capacity(self) -> float:
+        """How many episodes can be played at once now; workers elsewhere that find out tell it with their heartbeats."""
+        if not self.elsewhere or self._config.max_inflight is not None:
+            return self.most_inflight
+        workers = 1 if self.fleet is None else self.fleet.maximum
+        return max(START * workers, 1.5 * self.activity.inflight)
+
     async def start(
         self, store: Store, address: str | None, stack: AsyncExitStack, *, drain: bool
     ) -> asyncio.Task[None]:

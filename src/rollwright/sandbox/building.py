@@ -230,6 +230,8 @@ def _unpack(state: Path, engine: str, reference: str, digest: str, source: str) 
                 environment=variables,
                 workdir=config.get("WorkingDir") or "",
                 user=config.get("User") or "",
+                entrypoint=tuple(config.get("Entrypoint") or ()),
+                command=tuple(config.get("Cmd") or ()),
                 created=time.time(),
                 size=sum(
                     each.lstat().st_size

@@ -64,6 +64,10 @@ class ServerProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def close(self) -> None:
         """Ends the server; a later request starts a new one."""
         with self._lock:
@@ -95,9 +99,10 @@ class ServerProcess:
             process.wait()
 
     def _connect(self) -> socket.socket:
-        if self._control is None or self.process is None or self.process.poll() is not None:
+        if self._control is None or not self.is_running:
             self._end()
             self._control, self.process = _spawn(*self._arguments)
+        assert self._control is not None
         return self._control
 
 
@@ -106,7 +111,6 @@ class ForkServer(ServerProcess):
 
     def __init__(self, program: str, folders: Sequence[Path | str] = ()) -> None:
         """`folders`: directories that a sandbox may read and import from, beside the standard library."""
-        super().__init__("rollwright.sandbox.forkserver", program)
         # Each folder under both names: packages find their data by the given path, symbolic links point to the real one.
         places = [place for each in folders for place in (Path(each).absolute(), Path(each).resolve())]
         for each in places:
@@ -114,7 +118,7 @@ class ForkServer(ServerProcess):
                 raise ConfigError(
                     f"sandbox folders: {each} is not a folder that can be mounted; give existing folders, not /"
                 )
-        self._folders = tuple(dict.fromkeys(map(str, places)))
+        super().__init__("rollwright.sandbox.forkserver", program, *dict.fromkeys(map(str, places)))
 
     def start(self, limits: SandboxLimits, *, is_confined: bool = True) -> socket.socket:
         """Starts a sandbox and returns its socket, on which `Ready` arrives first."""
@@ -122,7 +126,7 @@ class ForkServer(ServerProcess):
             raise SandboxError(f"the Python sandbox needs Linux, and this is {sys.platform}")
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        request = msgspec.msgpack.encode(StartRequest(limits, self._folders, is_confined))
+        request = msgspec.msgpack.encode(StartRequest(limits, is_confined))
         with theirs:
             try:
                 self._hand_over(lambda control: _send_file(control, request, theirs))
@@ -161,6 +165,7 @@ def _environment() -> dict[str, str]:
         "PYTHONUTF8": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
+        "LD_BIND_NOW": "1",  # else every sandbox would look up the functions that it calls, and copy the tables
         "MALLOC_ARENA_MAX": "1",  # each further arena reserves 64 MB of a sandbox's address space
     }
 

@@ -32,7 +32,14 @@ from rollwright.sandbox.building import engine_environment, offer_image
 from rollwright.sandbox.holder_client import HolderLine, HolderPool, own_process
 from rollwright.sandbox.leases import BoxRecord, boot_id, boxes_folder, new_box_id, state_folder
 from rollwright.sandbox.messages import HoldRequest, ListenRequest
-from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay, proxy_variables
+from rollwright.sandbox.relay import (
+    GATEWAY_PORT,
+    PROXY_PORT,
+    ProxyRelay,
+    Relay,
+    close_relays,
+    proxy_variables,
+)
 from rollwright.sandbox.transfer import OutputPipe
 
 LABEL = "rollwright.box"
@@ -254,10 +261,18 @@ class ContainerBox:
     async def fork_note(self) -> str:
         return f"the backend {self._backend.name} cannot fork"
 
+    async def change_network(self, network: Network, allowed_hosts: tuple[str, ...] = ()) -> None:
+        if Network.PUBLIC in (network, self.spec.network):
+            raise BoxError(
+                f"the backend {self._backend.name} cannot open or close the network public of a container that runs"
+            )
+        await close_relays(self._relays)
+        self.spec = self.spec.replace(network=network, allowed_hosts=allowed_hosts)
+        self._environment, self.gateway_url = {}, ""
+        await self.open_network()
+
     async def stop(self) -> None:
-        for relay in self._relays:
-            await relay.close()
-        self._relays.clear()
+        await close_relays(self._relays)
         await self._backend.holders.end(self._line)
 
     async def open_network(self) -> None:

@@ -1,49 +1,48 @@
-"""The fork server: forks sandboxes in milliseconds, because a child imports nothing again.
+"""The fork server: forks sandboxes in about a millisecond, because what they share is made once.
 
-Its first argument names the program of its sandboxes (see `rollwright.sandbox.client`). Its standard input is a socket;
-each message there carries the file descriptor of another socket, for one new sandbox. A sandbox is two processes: a
-monitor, which waits, and a confined worker, which runs the program.
+Its arguments name the program of its sandboxes (see `rollwright.sandbox.client`) and the folders that they may read. Its
+standard input is a socket; each message there carries the file descriptor of another socket, for one new sandbox. Sandboxes
+are forked by `rollwright.sandbox.spawner`, a child that has entered namespaces and has the root of the sandboxes; where the
+machine refuses that, this process forks sandboxes with limits only, for clients that accept these.
 
-Always true: no process outlives its client. When the client closes the sandbox's socket, or dies, the monitor exits; when
-a monitor exits, the kernel kills its worker and every process in its namespaces; when the fork server exits, so do the
-monitors. The fork server therefore keeps no table of sandboxes.
+Always true: no process outlives its client. When the client closes the sandbox's socket, the sandbox is killed. When the
+client dies, the spawner exits; with it, the first process of their PID namespace, the kernel kills all its sandboxes.
 """
 
 import gc
 import importlib
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, Protocol, cast
-
-import msgspec
 
 from rollwright.sandbox import isolation
 from rollwright.sandbox.isolation import (
     WORK,
     IsolationError,
-    confine,
     enter_namespaces,
     limit_without_namespaces,
     standard_library,
 )
-from rollwright.sandbox.protocol import Exited, Ready, SandboxLimits, StartRequest, frame
+from rollwright.sandbox.protocol import (
+    Exited,
+    Ready,
+    SandboxLimits,
+    StartRequest,
+    address_space,
+    frame,
+    rlimits_of,
+)
 from rollwright.sandbox.seccomp import SANDBOX_RULES, compile_filter
+from rollwright.sandbox.spawner import LINE, Spawner, keep_only_line, receive_start
 
-MAX_START = 1 << 16
-"""Largest size of a `StartRequest`, in bytes."""
-
-_LINE = 3
-"""File descriptor of a sandbox's socket: its only open file beside the three standard ones."""
-
-_MAX_FILE = 4096
-"""Upper bound of the fork server's file descriptors."""
+_MAX_REASON = 4096
+"""Bytes of the reason why no confined sandbox can be made."""
 
 
 class SandboxProgram(Protocol):
@@ -65,21 +64,18 @@ def main() -> None:
     # A sandbox's root is built from new directories, which the unprivileged worker must be able to enter.
     os.umask(0o022)
     program = _import_program(sys.argv[1])
+    folders = sys.argv[2:]
     compile_filter(SANDBOX_RULES)  # caches the filter, so that every fork inherits it
     library = standard_library()
-    sys.path[:] = map(str, (library, library / "lib-dynload"))
+    sys.path[:] = map(str, (library, library / "lib-dynload", *folders))
     os.environ.clear()
     os.environ["HOME"] = str(WORK)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps monitors that exited
     gc.collect()
     gc.freeze()  # the collector would otherwise write to, and so copy, pages that forks share
-    while True:
-        body, files, _, _ = socket.recv_fds(control, MAX_START, 1)
-        if not body:
-            return
-        if os.fork() == 0:
-            _monitor(msgspec.msgpack.decode(body, type=StartRequest), files[0], program)
-        os.close(files[0])
+    if isinstance(program, IsolationError):
+        _serve_limited(control, str(program), None)
+    else:
+        _serve_limited(control, _serve_confined(control, program, [Path(each) for each in folders]), program)
 
 
 def _import_program(name: str) -> "SandboxProgram | IsolationError":
@@ -91,30 +87,74 @@ def _import_program(name: str) -> "SandboxProgram | IsolationError":
     return program
 
 
-def _monitor(start: StartRequest, line: int, program: "SandboxProgram | IsolationError") -> NoReturn:
+def _serve_confined(control: socket.socket, program: SandboxProgram, folders: list[Path]) -> str:
+    """Serves confined sandboxes until the client closes the socket, and exits then; returns why there can be none.
+
+    Namespaces cannot be left again, so a child tries first whether this machine allows all of it."""
+    reasons, report = os.pipe()
+    trial = os.fork()
+    if trial == 0:
+        _enter_and_fork(lambda: Spawner(control, program).prepare(folders), report)
+    os.close(report)
+    missing = os.read(reasons, _MAX_REASON)  # ends without a byte when all went well
+    os.close(reasons)
+    os.waitpid(trial, 0)
+    if not missing:
+        _enter_and_fork(lambda: Spawner(control, program).run(folders), os.open(os.devnull, os.O_WRONLY))
+    return missing.decode()
+
+
+def _enter_and_fork(work: Callable[[], None], report: int) -> NoReturn:
+    """Enters namespaces, has their first process do the work, and exits after it. What is missing is reported."""
+    try:
+        with suppress(OSError, AttributeError):
+            isolation.set_parent_death_signal()
+        enter_namespaces()
+        first = os.fork()
+        if first == 0:
+            work()
+            os._exit(0)
+        os.waitpid(first, 0)
+    except IsolationError as missing:
+        os.write(report, str(missing).encode()[:_MAX_REASON])
+    finally:
+        os._exit(0)
+
+
+def _serve_limited(control: socket.socket, missing: str, program: SandboxProgram | None) -> None:
+    """Refuses confined sandboxes because of what is missing, and forks those for which limits suffice."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps monitors that exited
+    while True:
+        start, line = receive_start(control)
+        if start is None:
+            return
+        if start.is_confined or program is None:
+            with suppress(OSError):
+                os.write(line, frame(Ready(missing)))
+        elif os.fork() == 0:
+            _monitor(start, line, program)
+        os.close(line)
+
+
+def _monitor(start: StartRequest, line: int, program: SandboxProgram) -> NoReturn:
     """Forks the worker and waits until the client closes the socket or the worker exits."""
+    import shutil  # here, because every sandbox would have their libraries mapped
+    import tempfile
+
     folder: Path | None = None
     try:
-        os.dup2(line, _LINE)
-        os.closerange(_LINE + 1, _MAX_FILE)
+        keep_only_line(line)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with suppress(OSError, AttributeError):
             isolation.set_parent_death_signal()
-        if isinstance(program, IsolationError):
-            raise program
-        if start.is_confined:
-            enter_namespaces()
-        else:
-            folder = Path(tempfile.mkdtemp())
-            folder.chmod(0o777)
+        folder = Path(tempfile.mkdtemp())
+        folder.chmod(0o777)
         worker = os.fork()
         if worker == 0:
-            _run_worker(start, folder, program)
+            _run_limited(start, folder, program)
         exited = _wait(worker)
         if exited is not None:
-            os.write(_LINE, frame(exited))
-    except IsolationError as missing:
-        os.write(_LINE, frame(Ready(str(missing))))
+            os.write(LINE, frame(exited))
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -126,7 +166,7 @@ def _wait(worker: int) -> Exited | None:
     process = os.pidfd_open(worker)
     waiting = select.poll()
     waiting.register(process, select.POLLIN)
-    waiting.register(_LINE, select.POLLRDHUP)
+    waiting.register(LINE, select.POLLRDHUP)
     ready = [file for file, _ in waiting.poll()]
     if process not in ready:
         os.kill(worker, signal.SIGKILL)
@@ -136,20 +176,15 @@ def _wait(worker: int) -> Exited | None:
     return Exited(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
 
 
-def _run_worker(start: StartRequest, folder: Path | None, program: SandboxProgram) -> NoReturn:
-    """Confines this process and serves requests until the socket closes."""
+def _run_limited(start: StartRequest, folder: Path, program: SandboxProgram) -> NoReturn:
+    """Limits this process and serves requests until the socket closes."""
     try:
-        folders = [Path(each) for each in start.folders]
-        sys.path.extend(start.folders)
-        needed = program.reads()
-        if folder is None:
-            confine(start.limits, folders, needed)
-        else:
-            limit_without_namespaces(start.limits, folder, needed)
-        os.write(_LINE, frame(Ready()))
-        program.serve(_LINE, start.limits)
+        rlimits = rlimits_of(start.limits, address_space())
+        limit_without_namespaces(list(map(str, program.reads())), rlimits, folder)
+        os.write(LINE, frame(Ready()))
+        program.serve(LINE, start.limits)
     except IsolationError as missing:
-        os.write(_LINE, frame(Ready(str(missing))))
+        os.write(LINE, frame(Ready(str(missing))))
     finally:
         os._exit(0)
 

@@ -62,6 +62,9 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str] = {}
     workdir: str = ""
     user: str = ""
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    """Program that a container of it runs, after `entrypoint`; a service of a task runs it."""
     created: float = 0.0
     size: int = 0
     """Bytes of its files."""

@@ -1,28 +1,26 @@
 """Namespace, seccomp and rlimit setup for the sandbox's child process.
 
 A confined process has no network, no other process, no files but its own tmpfs and the Python library (read-only), no
-capabilities, an unprivileged user, and only the system calls that `rollwright.sandbox.seccomp` allows. Every step runs
-when a sandbox starts; a step that the machine refuses raises `IsolationError` with one line.
+capabilities, an unprivileged user, and only the system calls that `rollwright.sandbox.seccomp` allows. What is the same for
+all sandboxes of a fork server is set up once (`enter_namespaces`, `build_root`), the rest in each sandbox (`confine`); a step
+that the machine refuses raises `IsolationError` with one line.
 
 The first half of the module wraps the Linux calls for which Python has no function; each raises `OSError` when the kernel
 refuses.
 """
 
 import ctypes
-import math
 import os
 import platform
 import resource
-import socket
 import struct
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from rollwright.sandbox.protocol import SandboxLimits, address_space, lower_rlimits
+from rollwright.sandbox.protocol import Rlimits
 from rollwright.sandbox.seccomp import SANDBOX_RULES, compile_filter
 
 NOBODY = 65534
@@ -37,7 +35,7 @@ NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PIDS, NEW_NETWORK = (
 )
 """Namespace flags of `unshare`."""
 
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 3, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _SIGKILL = 9
 
@@ -57,6 +55,7 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MIN_INODES, _BYTES_PER_INODE = 1024, 1 << 14
 """Inode limit of a tmpfs, at least and by size: each file costs the kernel about 1 kB beside its content."""
 _CAPABILITY_VERSION = 0x2008_0522
+_AF_UNIX, _SOCK_STREAM = 1, 1
 
 
 def check_result(result: int, call: str) -> None:
@@ -72,7 +71,8 @@ def libc() -> ctypes.CDLL:
 
 def prctl(option: int, *arguments: int) -> None:
     padded = [ctypes.c_ulong(each) for each in (*arguments, 0, 0, 0, 0)[:4]]
-    check_result(libc().prctl(option, *padded), f"prctl {option}")
+    if libc().prctl(option, *padded) < 0:
+        check_result(-1, f"prctl {option}")
 
 
 def set_parent_death_signal() -> None:
@@ -80,24 +80,62 @@ def set_parent_death_signal() -> None:
     prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 
 
+class SeccompFilter:
+    """A compiled filter in memory, ready to be installed."""
+
+    def __init__(self, program: bytes) -> None:
+        self._code = ctypes.create_string_buffer(program, len(program))
+        # struct sock_fprog: the number of instructions, then their address
+        header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(self._code))
+        self._header = ctypes.create_string_buffer(header)
+
+    def install(self) -> None:
+        """Restricts this process and its children to the system calls that the filter allows; irreversible."""
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)  # the kernel demands it of a process without CAP_SYS_ADMIN
+        prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(self._header))
+
+
 def install_seccomp_filter(program: bytes) -> None:
-    """Restricts this process and its children to the system calls that `program` allows; irreversible."""
-    code = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: the number of instructions, then their address
-    header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code)))
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)  # the kernel demands it of a process without CAP_SYS_ADMIN
-    prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header))
+    """Installs the filter of these instructions."""
+    SeccompFilter(program).install()
+
+
+def fork_quietly() -> int:
+    """Forks this process, which must have one thread only, without Python's work after a fork. That makes locks anew that
+    other threads may hold, and calls what modules registered: `random` would draw a new seed, for example."""
+    pid = _fork_function()()
+    if pid < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"fork: {os.strerror(number)}")
+    return int(pid)
+
+
+@cache
+def _fork_function() -> Callable[[], int]:
+    function: Callable[[], int] = ctypes.PyDLL(None, use_errno=True).fork
+    return function
 
 
 def unshare(spaces: int) -> None:
     check_result(libc().unshare(ctypes.c_int(spaces)), "unshare")
 
 
-def map_own_ids(user: int, group: int) -> None:
-    """Maps this user and group to themselves in a new user namespace, and no other ids."""
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+def set_namespace(file: int, space: int) -> None:
+    """Enters the namespace of an open file; a PID namespace is that of later children only."""
+    check_result(libc().setns(ctypes.c_int(file), ctypes.c_int(space)), "setns")
+
+
+def map_own_ids(user: int, group: int, proc: int | None = None) -> None:
+    """Maps this user and group to themselves in a new user namespace, and no other ids. `proc`: descriptor of `/proc`, for a
+    process whose root has none."""
+    maps = (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"))
+    for name, text in maps:
+        path = f"/proc/self/{name}" if proc is None else f"self/{name}"
+        file = os.open(path, os.O_WRONLY, dir_fd=proc)
+        try:
+            os.write(file, text.encode())
+        finally:
+            os.close(file)
 
 
 def become_nobody() -> None:
@@ -106,9 +144,20 @@ def become_nobody() -> None:
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
+_CAPABILITY_HEADER = struct.pack("Ii", _CAPABILITY_VERSION, 0)
+_NO_CAPABILITIES = bytes(24)
+
+
 def drop_capabilities() -> None:
-    header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
-    check_result(libc().capset(header, bytes(24)), "capset")
+    check_result(libc().capset(_CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
+
+
+def look_up_calls() -> None:
+    """Finds the library functions that `confine` calls, once for all children of this process."""
+    for name in ("prctl", "capset", "unshare", "socket", "fork"):
+        getattr(libc(), name)
+    prctl(_PR_GET_DUMPABLE)
+    libc().socket(-1, 0, 0)
 
 
 def make_mounts_private() -> None:
@@ -162,15 +211,14 @@ _ROOT = Path("/proc")
 WORK = Path("/tmp")
 """Working directory of the sandbox, the only writable one."""
 
+_HIDDEN = Path("/.folders")
+"""Where folders inside `WORK` are mounted for all sandboxes, each of which mounts a tmpfs over `WORK`."""
+
 _LIBRARIES = tuple(map(Path, ("/lib", "/lib64", "/usr/lib", "/usr/lib64")))
 """Directories of the shared libraries that standard-library modules link to."""
 
 _ROOT_SIZE = 1 << 20
 """Bytes; the root holds empty mount points only."""
-
-_MAX_OPEN_FILES = 64
-"""Bounds the kernel memory in pipe and socket buffers, which RLIMIT_AS does not count: their number times their size. The
-filter keeps the sizes at 64 KiB for a pipe and `net.core.wmem_default` (usually 208 KiB) for a socket."""
 
 
 class IsolationError(Exception):
@@ -192,45 +240,78 @@ def enter_namespaces() -> None:
         _require("a user namespace", lambda: map_own_ids(user, group))
 
 
-def confine(limits: SandboxLimits, folders: Sequence[Path], needed: Sequence[Path]) -> None:
-    """Confines this process, irreversibly. It must be the first process of the new namespaces, and must afterwards be able
-    to read the files `needed`."""
-    if (filter_code := compile_filter(SANDBOX_RULES)) is None:
-        raise IsolationError(f"a system-call filter for {platform.machine()}")
-    memory = address_space(limits.memory)  # reads /proc, which the new root does not have
-    _require("an own root folder", lambda: _change_root(limits, folders))
-    if os.geteuid() == 0:
-        _require("an unprivileged user", become_nobody)
-        _require("a user namespace", lambda: unshare(NEW_USER))
-    _check_readable([standard_library() / "os.py", *needed])
-    _require("a parent-death signal", set_parent_death_signal)  # after the change of user, which resets it
-    _require("dropping capabilities", drop_capabilities)
-    _set_rlimits(limits, memory)
-    # Last, because the filter forbids most of the calls above.
-    _require("a system-call filter", lambda: install_seccomp_filter(filter_code))
+HiddenFolders = Sequence[tuple[str, str]]
+"""Places of folders inside `WORK` while no tmpfs is there, and where each sandbox has them."""
+
+
+def build_root(folders: Sequence[Path]) -> HiddenFolders:
+    """Replaces the root of this process's mount namespace by that of its sandboxes, which has no writable folder yet."""
+    readable = _outermost([*_LIBRARIES, standard_library(), *folders])
+    hidden = [each for each in readable if WORK in each.parents]
+    places = {each: _HIDDEN / str(number) for number, each in enumerate(hidden)}
+    _require("an own root folder", lambda: _change_root({each: places.get(each, each) for each in readable}))
+    return [(str(place), str(each)) for each, place in places.items()]
+
+
+def mount_own_folder(disk: int, hidden: HiddenFolders) -> None:
+    """Enters a new mount namespace and mounts a tmpfs of `disk` bytes there, which no other sandbox sees."""
+    unshare(NEW_MOUNTS)
+    mount_tmpfs(WORK, disk, 0o777)
+    for source, at in hidden:
+        os.makedirs(at, exist_ok=True)
+        mount(source, at, None, _MS_BIND | _MS_REC, None)  # read-only like its source
+
+
+def confine(needed: Sequence[str], rlimits: Rlimits, filter_code: SeccompFilter, proc: int) -> None:
+    """Confines this process, irreversibly. It must be the first process of its PID namespace, in a root of `build_root` with a
+    folder of its own, and must afterwards be able to read the files `needed`. `proc`: descriptor of `/proc`, which the root
+    does not have. It calls little, because each page of memory that a new process writes to is copied."""
+    feature = "an own folder"
+    try:
+        os.chdir(WORK)
+        user, group = os.geteuid(), os.getegid()
+        if user == 0:
+            feature = "an unprivileged user"
+            become_nobody()
+        feature = "a user namespace"
+        unshare(NEW_USER)
+        if user != 0:
+            map_own_ids(user, group, proc)
+        os.close(proc)
+        _check_readable(needed)
+        feature = "a parent-death signal"
+        set_parent_death_signal()  # after the change of user, which resets it
+        feature = "dropping capabilities"
+        drop_capabilities()
+        feature = "limits"
+        for kind, values in rlimits:
+            resource.setrlimit(kind, values)
+        feature = "a system-call filter"
+        filter_code.install()  # last, because the filter forbids most of the calls above
+    except OSError as error:
+        raise IsolationError(f"{feature}: {error.strerror or error}") from error
     _verify_filter()
 
 
-def limit_without_namespaces(limits: SandboxLimits, folder: Path, needed: Sequence[Path]) -> None:
+def limit_without_namespaces(needed: Sequence[str], rlimits: Rlimits, folder: Path) -> None:
     """Applies rlimits and, where the machine has one, the seccomp filter; root becomes `nobody`, so no code runs as
     root."""
     os.chdir(folder)
-    memory = address_space(limits.memory)
     if os.geteuid() == 0:
         _require("an unprivileged user", become_nobody)
     _check_readable(needed)
-    _set_rlimits(limits, memory)
+    for kind, values in rlimits:
+        resource.setrlimit(kind, values)
     if sys.platform == "linux" and (filter_code := compile_filter(SANDBOX_RULES)) is not None:
         with suppress(OSError):
             set_parent_death_signal()
             install_seccomp_filter(filter_code)
 
 
-def _check_readable(needed: Sequence[Path]) -> None:
+def _check_readable(needed: Sequence[str]) -> None:
     for file in needed:
         try:
-            with file.open("rb"):
-                pass
+            os.close(os.open(file, os.O_RDONLY))
         except OSError as error:
             raise IsolationError(
                 f"the right of an unprivileged user to read {file} ({error.strerror}); let others read that "
@@ -245,24 +326,22 @@ def _require(feature: str, step: Callable[[], None]) -> None:
         raise IsolationError(f"{feature}: {error.strerror or error}") from error
 
 
-def _change_root(limits: SandboxLimits, folders: Sequence[Path]) -> None:
-    """Replaces the root by a read-only tmpfs with the readable directories bind-mounted and one writable tmpfs."""
+def _change_root(readable: Mapping[Path, Path]) -> None:
+    """Replaces the root by a read-only tmpfs with the readable directories bind-mounted at their places, and a mount point for
+    `WORK`."""
     make_mounts_private()
     mount_tmpfs(_ROOT, _ROOT_SIZE, 0o755)
-    work = _ROOT / WORK.relative_to("/")
-    work.mkdir()
-    mount_tmpfs(work, limits.disk, 0o777)
-    for place in _outermost([*_LIBRARIES, standard_library(), *folders]):
+    (_ROOT / WORK.relative_to("/")).mkdir()
+    for source, place in readable.items():
         inside = _ROOT / place.relative_to("/")
         inside.parent.mkdir(parents=True, exist_ok=True)
-        if place.is_symlink():
-            inside.symlink_to(place.readlink())  # /lib is a link to usr/lib on merged-usr systems
+        if source.is_symlink():
+            inside.symlink_to(source.readlink())  # /lib is a link to usr/lib on merged-usr systems
         else:
             inside.mkdir(exist_ok=True)
-            bind_read_only(place, inside)
+            bind_read_only(source, inside)
     make_read_only(_ROOT)
     pivot_root(_ROOT)
-    os.chdir(WORK)
 
 
 def _outermost(places: Sequence[Path]) -> list[Path]:
@@ -271,26 +350,12 @@ def _outermost(places: Sequence[Path]) -> list[Path]:
     return [each for each in found if not set(each.parents) & set(found)]
 
 
-def _set_rlimits(limits: SandboxLimits, memory: Mapping[int, int]) -> None:
-    lower_rlimits(
-        {
-            resource.RLIMIT_CPU: math.ceil(time.process_time()) + limits.cpu_seconds,
-            resource.RLIMIT_FSIZE: limits.disk,
-            resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_NPROC: 1 + limits.threads,
-            resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
-            **memory,
-        }
-    )
-
-
 def _verify_filter() -> None:
     """Attempts two forbidden calls, to prove that the filter is active."""
-    for name, attempt in (("a connection", socket.socket), ("another process", os.fork)):
-        try:
-            made = attempt()
-        except OSError:
-            continue
+    if (made := libc().socket(_AF_UNIX, _SOCK_STREAM, 0)) >= 0:
+        os.close(made)
+        raise IsolationError("a working system-call filter: a connection could be made")
+    if (made := libc().fork()) >= 0:
         if made == 0:
             os._exit(0)
-        raise IsolationError(f"a working system-call filter: {name} could be made")
+        raise IsolationError("a working system-call filter: another process could be made")

@@ -1,6 +1,5 @@
 """Linux calls for entering the namespaces of a box and giving up rights there; each raises `OSError` when refused."""
 
-import ctypes
 import os
 import struct
 from pathlib import Path
@@ -16,6 +15,7 @@ from rollwright.sandbox.isolation import (
     libc,
     mount,
     prctl,
+    set_namespace,
 )
 
 NEW_UTS, NEW_CGROUPS = 0x0400_0000, 0x0200_0000
@@ -57,7 +57,7 @@ def enter(process: int, spaces: int) -> None:
     """Enters namespaces of a process; a PID namespace is that of later children only."""
     file = os.pidfd_open(process)
     try:
-        check_result(libc().setns(ctypes.c_int(file), ctypes.c_int(spaces)), "setns")
+        set_namespace(file, spaces)
     finally:
         os.close(file)
 

@@ -6,7 +6,7 @@ their size. A process's rlimits are only ever lowered.
 
 import resource
 import struct
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -39,19 +39,36 @@ class SandboxLimits(msgspec.Struct, frozen=True):
                 raise ConfigError(f"sandbox limits: {name} must be more than 0, got {getattr(self, name)}")
 
 
-def lower_rlimits(limits: Mapping[int, int]) -> None:
-    """Sets soft and hard limits of this process, never above the present hard limit."""
-    for kind, wanted in limits.items():
-        _, highest = resource.getrlimit(kind)
-        limit = wanted if highest == resource.RLIM_INFINITY else min(wanted, highest)
-        resource.setrlimit(kind, (limit, limit))
+_MAX_OPEN_FILES = 64
+"""Bounds the kernel memory in pipe and socket buffers, which RLIMIT_AS does not count: their number times their size. The
+filter keeps the sizes at 64 KiB for a pipe and `net.core.wmem_default` (usually 208 KiB) for a socket."""
+
+Rlimits = Sequence[tuple[int, tuple[int, int]]]
+"""Kinds of limits with their soft and hard values."""
 
 
-def address_space(memory: int) -> dict[int, int]:
-    """RLIMIT_AS that allows `memory` bytes beyond the present use; empty without `/proc/self/statm`."""
-    if not _STATM.exists():
-        return {}
-    return {resource.RLIMIT_AS: int(_STATM.read_text().split()[0]) * resource.getpagesize() + memory}
+def rlimits_of(limits: SandboxLimits, used: int | None) -> Rlimits:
+    """Limits for a child of this process, none above a present hard limit. `used`: bytes of its address space, if known."""
+    wanted = {
+        resource.RLIMIT_CPU: 1 + limits.cpu_seconds,  # what its start takes is no part of its time
+        resource.RLIMIT_FSIZE: limits.disk,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: 1 + limits.threads,
+        resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
+    }
+    if used is not None:
+        wanted[resource.RLIMIT_AS] = used + limits.memory
+    return [(kind, 2 * (_lowered(kind, limit),)) for kind, limit in wanted.items()]
+
+
+def _lowered(kind: int, wanted: int) -> int:
+    _, highest = resource.getrlimit(kind)
+    return wanted if highest == resource.RLIM_INFINITY else min(wanted, highest)
+
+
+def address_space() -> int | None:
+    """Bytes of this process's address space; `None` without `/proc/self/statm`."""
+    return int(_STATM.read_text().split()[0]) * resource.getpagesize() if _STATM.exists() else None
 
 
 LENGTH = struct.Struct(">I")
@@ -82,8 +99,6 @@ class StartRequest(msgspec.Struct, frozen=True):
     """Asks the fork server for a sandbox; the message carries the socket that the sandbox will serve."""
 
     limits: SandboxLimits
-    folders: tuple[str, ...] = ()
-    """Directories that the code may read and import from, beside the standard library."""
     is_confined: bool = True
     """Whether it requires namespaces, a seccomp filter and an unprivileged user; otherwise rlimits suffice."""
 

@@ -17,6 +17,7 @@ import linecache
 import os
 import random
 import signal
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -29,6 +30,7 @@ from rollwright.sandbox.protocol import (
     ExecuteRequest,
     ExecutionResult,
     SandboxLimits,
+    frame,
     read_frame,
     write_frame,
 )
@@ -58,6 +60,9 @@ _WARM = [
     "encodings.idna",
 ]
 """Frequently imported modules, which the fork server imports once for all sandboxes."""
+
+_FIRST_PROGRAMS = 12 * ("x = sum(range(3))\nprint(x)\nx + 1",) + ("1 / 0",)
+"""Executed once in the fork server; after some repetitions the interpreter leaves its instructions as they are."""
 
 _MAX_TRIES = 5
 """Attempts to restore the interpreter: a tracer or profiler that raises is removed after it did, and fails one attempt."""
@@ -191,9 +196,20 @@ def _format_error(error: BaseException, longest: int) -> str:
 
 
 def prepare() -> None:
-    """Imports frequently used modules, in the fork server."""
+    """Imports frequently used modules and executes code, in the fork server: what the interpreter sets up at the first use of
+    its compiler, and where it rewrites its own instructions, would otherwise be done, and copied, in every sandbox."""
     for module in _WARM:
         importlib.import_module(module)
+    before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGALRM)
+    ours, theirs = socket.socketpair()
+    with ours:
+        for code in _FIRST_PROGRAMS:
+            ours.sendall(frame(ExecuteRequest(code, 60.0)))
+        ours.shutdown(socket.SHUT_WR)
+        serve(theirs.detach(), SandboxLimits())
+    sys.stdout, sys.stderr = before[:2]
+    signal.signal(signal.SIGALRM, before[2])
+    linecache.clearcache()
 
 
 def reads() -> list[Path]:

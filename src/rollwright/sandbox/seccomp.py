@@ -5,11 +5,14 @@ A call that is not listed fails with EPERM and does not end the process. Support
 
 import platform
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-"""The five BPF instructions that the filter uses."""
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _JUMP, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x05, 0x06
+"""The six BPF instructions that the filter uses."""
+_MAX_SKIP = 255
+"""Instructions that a conditional jump can skip."""
 _ALLOW, _REFUSE, _UNKNOWN, _PRETEND = 0x7FFF_0000, 0x0005_0001, 0x0005_0026, 0x0005_0000
 """Return values of the filter: allow; fail with EPERM; fail with ENOSYS, as if the kernel lacked the call; and errno 0,
 which makes the call a no-op that succeeds."""
@@ -125,13 +128,17 @@ BOX_RULES = SeccompRules(
 """A box runs any program; refused are the calls by which others have got out of containers."""
 
 
+Instruction = tuple[int, int, int, int]
+"""Opcode, jump if true, jump if false, operand."""
+
+
 @cache
 def compile_filter(rules: SeccompRules, machine: str | None = None) -> bytes | None:
-    """BPF instructions of 8 bytes each: opcode, jump if true, jump if false, operand. `None`: an unsupported machine."""
+    """BPF instructions of 8 bytes each; `None`: an unsupported machine. The call's number is found by binary search: the kernel
+    runs a new filter once for every number, which would take longest of all that starts a sandbox."""
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         return None
-    column = 1 + list(_ARCHITECTURES).index(machine)
     instructions = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),  # call numbers mean other calls in another ABI, such as 32-bit x86
         (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]),
@@ -139,30 +146,53 @@ def compile_filter(rules: SeccompRules, machine: str | None = None) -> bytes | N
         (_LOAD, 0, 0, _NUMBER_AT),
         (_IF_AT_LEAST, 0, 1, _X32_CALLS),
         (_RETURN, 0, 0, _REFUSE),
+        *_search(_ranges(rules, 1 + list(_ARCHITECTURES).index(machine))),
     ]
-    for call in filter(None, rules.calls.split(",")):
-        if (number := _number(call, column)) is not None:
-            instructions += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    for call in filter(None, rules.refused.split(",")):
-        if (number := _number(call, column)) is not None:
-            instructions += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
-    for call in rules.unknown:
-        if (number := _number(call, column)) is not None:
-            instructions += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _UNKNOWN)]
-    for check in rules.checks:
-        if (number := _number(check.call, column)) is not None:
-            when_true, when_false = (_ALLOW, _REFUSE) if check.passes else (_REFUSE, _ALLOW)
-            outcomes = [(value, when_true) for value in check.values]
-            outcomes += [(value, _PRETEND) for value in check.pretended]
-            tests = [
-                step
-                for value, outcome in outcomes
-                for step in ((check.test, 0, 1, value), (_RETURN, 0, 0, outcome))
-            ]
-            block = [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * check.argument), *tests, (_RETURN, 0, 0, when_false)]
-            instructions += [(_IF_EQUAL, 0, len(block), number), *block]
-    instructions.append((_RETURN, 0, 0, _ALLOW if rules.refused else _REFUSE))
     return b"".join(struct.pack("HBBI", *each) for each in instructions)
+
+
+def _ranges(rules: SeccompRules, column: int) -> list[tuple[int, list[Instruction]]]:
+    """First numbers of all ranges of calls that are treated alike, in order, with the instructions of their treatment."""
+    treatments: dict[int, list[Instruction]] = {}
+
+    def treat(calls: Iterable[str], instructions: list[Instruction]) -> None:
+        for call in filter(None, calls):
+            if (number := _number(call, column)) is not None:
+                treatments.setdefault(number, instructions)
+
+    treat(rules.calls.split(","), [(_RETURN, 0, 0, _ALLOW)])
+    treat(rules.refused.split(","), [(_RETURN, 0, 0, _REFUSE)])
+    treat(rules.unknown, [(_RETURN, 0, 0, _UNKNOWN)])
+    for check in rules.checks:
+        treat([check.call], _examine(check))
+    others: list[Instruction] = [(_RETURN, 0, 0, _ALLOW if rules.refused else _REFUSE)]
+    ranges = [(0, others)]
+    for number in sorted({edge for each in treatments for edge in (each, each + 1)}):
+        treatment = treatments.get(number, others)
+        if treatment != ranges[-1][1]:
+            ranges.append((number, treatment))
+    return ranges
+
+
+def _examine(check: ArgumentCheck) -> list[Instruction]:
+    when_true, when_false = (_ALLOW, _REFUSE) if check.passes else (_REFUSE, _ALLOW)
+    outcomes = [(value, when_true) for value in check.values]
+    outcomes += [(value, _PRETEND) for value in check.pretended]
+    tests = [
+        step for value, outcome in outcomes for step in ((check.test, 0, 1, value), (_RETURN, 0, 0, outcome))
+    ]
+    return [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * check.argument), *tests, (_RETURN, 0, 0, when_false)]
+
+
+def _search(ranges: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """Instructions that find the range of the loaded number and treat it."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    if len(below) <= _MAX_SKIP:
+        return [(_IF_AT_LEAST, len(below), 0, ranges[middle][0]), *below, *above]
+    return [(_IF_AT_LEAST, 0, 1, ranges[middle][0]), (_JUMP, 0, 0, len(below)), *below, *above]
 
 
 def _number(call: str, column: int) -> int | None:

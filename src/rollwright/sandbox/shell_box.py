@@ -295,10 +295,23 @@ class ShellBox(ABC):
     async def fork_note(self) -> str:
         return f"the backend {self.backend_name} cannot fork"
 
-    async def stop(self) -> None:
+    async def change_network(self, network: Network, allowed_hosts: tuple[str, ...] = ()) -> None:
+        if Network.PUBLIC in (network, self.spec.network):
+            raise BoxError(
+                f"the backend {self.backend_name} cannot open or close the network public of a box that runs"
+            )
+        await self._close_tunnels()
+        self.spec = self.spec.replace(network=network, allowed_hosts=allowed_hosts)
+        self._environment, self.gateway_url = {}, ""
+        await self.open_network()
+
+    async def _close_tunnels(self) -> None:
         for tunnel in self._tunnels:
             await tunnel.close()
         self._tunnels.clear()
+
+    async def stop(self) -> None:
+        await self._close_tunnels()
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -306,6 +319,8 @@ class ShellBox(ABC):
 
     async def open_network(self) -> None:
         """Opens the ways out that the spec allows, through tunnels to this process; a public box has its own."""
+        if self.spec.network is Network.GATEWAY and not self._gateway:
+            raise BoxError("network gateway: this attempt has none; accepted: none, allowlist, public")
         if self.spec.network is Network.GATEWAY:
             await self._open_tunnel(Relay(self._gateway), GATEWAY_PORT)
             self.gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"

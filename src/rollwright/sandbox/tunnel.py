@@ -4,7 +4,8 @@ A small Python program in the box listens on its loopback; what its connections 
 come through its input. So a pod or a hosted sandbox needs no way to this machine, and no address of it, and cannot reach the
 gateway of another rollout: the other end of its tunnel is one relay, that of its own attempt.
 
-A frame is a line `NUMBER KIND BASE64`: `o` opens a connection, `d` carries bytes, `e` is the end of one direction, `c` closes.
+A frame is a line `NUMBER KIND BASE64`: `o` opens a connection, `d` carries bytes, `e` is the end of one direction, `c` closes,
+`q` ends the program.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ async def main(port):
         line = await lines.readline()
         if not line: return
         words = line.split()
+        if words[1] == b"q": return
         writer = writers.get(int(words[0]))
         if writer is None: continue
         try:
@@ -93,6 +95,7 @@ class Tunnel:
         self._ends.clear()
         await self._relay.close()
         with suppress(BoxError):
+            await self._send(0, "q")
             await self._stream.close()
 
     async def _read(self) -> None:

@@ -105,6 +105,7 @@ class ForeignSelection:
             index=0,
             tag=first.tag,
             seed=first.seed,
+            size=len(members),
             members=len(members),
             finished=dict(zip(kept, members, strict=True)),
         )

@@ -88,6 +88,36 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
         raise RollwrightError(f"{file}: cannot be written: {error}") from error
 
 
+def save_model_tensors(place: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a model's weights as transformers does: one file, or several of at most `MODEL_FILE_BYTES` with an index."""
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        own = tensor.numel() * tensor.element_size()
+        if parts[-1] and size + own > MODEL_FILE_BYTES:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += own
+    if len(parts) == 1:
+        save_tensors(place / "model.safetensors", tensors)
+        return
+    where: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        save_tensors(place / file, part)
+        where |= dict.fromkeys(part, file)
+    total = sum(each.numel() * each.element_size() for each in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    with naming(place / MODEL_INDEX):
+        (place / MODEL_INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+MODEL_FILE_BYTES = 5_000_000_000
+"""Largest file of an exported model, as in transformers: engines read files in parallel, and some file systems have limits."""
+MODEL_INDEX = "model.safetensors.index.json"
+
+
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Writes a folder atomically: `fill` writes into a temporary one. An existing folder is replaced."""
     folder.parent.mkdir(parents=True, exist_ok=True)

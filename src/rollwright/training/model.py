@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -206,6 +207,20 @@ class TrainedModel:
                 copies[id(tensor)] = full(tensor).clone()
             found[name.replace(".base_layer.", ".")] = copies[id(tensor)]
         return found
+
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        """The adapters' weights under peft's names. All ranks have to call this."""
+        return {
+            name.replace(f".{_ADAPTER}.", "."): full(each)
+            for name, each in self.module.named_parameters()
+            if "lora_" in name
+        }
+
+    def save_adapter_config(self, place: Path) -> None:
+        """Writes peft's description of the adapters."""
+        config = copy.copy(self.module.peft_config[_ADAPTER])
+        config.inference_mode = True
+        config.save_pretrained(str(place))
 
     def _deltas(self) -> dict[str, Tensor]:
         with self._shards[0].gathered() if self._shards else nullcontext():

@@ -341,9 +341,10 @@ class TrainingConfig(TrainerSettings):
     serve: ServeSettings | None = None
     """Offers batches over HTTP to a trainer elsewhere, instead of training in this process; `serve: {}` takes every default.
     The settings of loss and optimiser are the trainer's own then."""
-    hand_over: Literal["auto", "tensors", "folder"] = "auto"
-    """Transfer of weights to the policy: in memory, or as a folder with a checksum. `auto`: in memory if the policy is in
-    this process."""
+    hand_over: Literal["auto", "tensors", "folder", "adapter"] = "auto"
+    """Transfer of weights to the policy: in memory, as a folder with a checksum, or with `lora` as the adapter alone, which
+    vLLM and SGLang load beside the earlier one while calls go on. `auto`: in memory if the policy is in this process, else
+    a folder."""
     checkpoint_steps: PositiveInt = 10
     """Steps between checkpoints. A run that was killed repeats the steps since the last one, from its record."""
     keep_checkpoints: PositiveInt = 2

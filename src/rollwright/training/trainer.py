@@ -23,6 +23,7 @@ from rollwright.models.loading import weights_checksum
 from rollwright.training.checkpoints import (
     Checkpoint,
     read_checkpoint,
+    save_model_tensors,
     save_tensors,
     write_checkpoint,
     write_folder,
@@ -340,10 +341,25 @@ class Trainer:
 
         def fill(place: Path) -> None:
             self._model.base.config.save_pretrained(place)
-            save_tensors(place / "model.safetensors", {name: tensors[name] for name in unique.values()})
+            save_model_tensors(place, {name: tensors[name] for name in unique.values()})
 
         write_folder(folder, fill)
         return Weights(version=self.version, folder=folder, checksum=weights_checksum(folder))
+
+    def export_adapter(self, folder: Path) -> Weights:
+        """Saves the adapters alone in peft's format, for an engine that has the base model."""
+        if self.settings.lora is None:
+            raise ConfigError("training.hand_over: `adapter` needs training.lora")
+        tensors = self._model.adapter_tensors()
+        if self.ranks.rank:
+            return Weights(version=self.version)
+
+        def fill(place: Path) -> None:
+            self._model.save_adapter_config(place)
+            save_tensors(place / "adapter_model.safetensors", tensors)
+
+        write_folder(folder, fill)
+        return Weights(version=self.version, adapter=folder, checksum=weights_checksum(folder))
 
     def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
         """Saves the state from which a trainer with the same base model and settings resumes, on any number of ranks.

@@ -93,7 +93,7 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     """Messages of the last conversation including the final answer, for an agent that keeps its own history; empty if
     `opening`, turns and observations determine them."""
     judged: tuple[OutsideCall, ...] = ()
-    """Tokens that judges have used for its rewards."""
+    """Tokens that calls beside its turns have used: of judges for its rewards, of agents beside the episode."""
 
     @property
     def reward(self) -> float:

@@ -10,6 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from rollwright.trajectory.arrays import Floats, TokenIds, floats, token_ids
+from rollwright.trajectory.usage import TokenUsage
 
 MIN_TEMPERATURE = 0.01
 """Below it engines do not sample as requested: vLLM rounds up to it or decodes greedily, and float32 logits divided by a
@@ -211,6 +212,14 @@ class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     """Calls reported by a text API; with ids, the calls are parsed from these instead."""
     reasoning: str = ""
     """Reasoning reported by a text API beside the text; with ids, it is parsed from these instead."""
+    policy: str = ""
+    """Name, among `policies`, of the policy that answered in place of the agent's own; empty: its own did."""
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Calls and tokens that it stands for."""
+        one = self.prompt_tokens, self.cached_tokens, self.completion_tokens, self.reasoning_tokens
+        return TokenUsage(self.count, *(tokens * self.count for tokens in one))
 
     @property
     def oldest_version(self) -> int:

@@ -1,11 +1,11 @@
 """Tokens that calls of a model have used, and who used them.
 
 Always true: cached tokens are part of the prompt's, reasoning tokens part of the completion's, as the APIs count them.
-Calls outside of turns (a judge's) are noted with the attempt in whose task they are made: `collect_calls` opens the list,
-`note_call` adds to it, in this task or in tasks that it started.
+Calls outside of turns (a judge's, an opponent's) are noted with the attempt in whose task they are made: `collect_calls` opens
+the list, `note_call` adds to it, in this task or in tasks that it started.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -38,13 +38,17 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class OutsideCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """Calls of one judge for one attempt."""
+    """Calls for one attempt that are no turns of its trajectory: of a judge, or of an agent beside the episode."""
 
     judge: str
-    """Name of the reward."""
+    """Name of the reward whose judge was asked; empty: an agent asked."""
     model: str
-    """Name of the judge's model; empty: the run's own policy."""
+    """Name of the model; empty: that of the policy, the agent or the run."""
     usage: TokenUsage
+    agent: str = ""
+    """The agent that asked; empty: a judge did."""
+    policy: str = ""
+    """Name, among `policies`, of the policy that answered; empty: the agent's own."""
 
 
 _CALLS: ContextVar[list[OutsideCall] | None] = ContextVar("rollwright_outside_calls", default=None)
@@ -72,16 +76,19 @@ def calling_as(judge: str) -> Iterator[None]:
         _JUDGE.reset(token)
 
 
-def note_call(model: str, usage: TokenUsage) -> None:
-    """Notes one call; without an open list it is counted nowhere."""
+def note_call(model: str, usage: TokenUsage, *, agent: str = "", policy: str = "") -> None:
+    """Notes one call, of an agent or else of the current judge; without an open list it is counted nowhere."""
     if (calls := _CALLS.get()) is not None:
-        calls.append(OutsideCall(_JUDGE.get(), model, usage))
+        calls.append(OutsideCall("" if agent else _JUDGE.get(), model, usage, agent, policy))
 
 
-def sum_calls(calls: list[OutsideCall]) -> tuple[OutsideCall, ...]:
-    """One entry for each judge and model, in their order."""
-    sums: dict[tuple[str, str], TokenUsage] = {}
+def sum_calls(calls: Iterable[OutsideCall]) -> tuple[OutsideCall, ...]:
+    """One entry for each caller and model, in their order."""
+    sums: dict[tuple[str, str, str, str], TokenUsage] = {}
     for each in calls:
-        key = each.judge, each.model
+        key = each.judge, each.model, each.agent, each.policy
         sums[key] = sums.get(key, TokenUsage()) + each.usage
-    return tuple(OutsideCall(judge, model, usage) for (judge, model), usage in sums.items())
+    return tuple(
+        OutsideCall(judge, model, usage, agent, policy)
+        for (judge, model, agent, policy), usage in sums.items()
+    )

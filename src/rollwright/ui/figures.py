@@ -263,6 +263,25 @@ def cost_of(
     return ((prompt_tokens or 0.0) * prices[0] + tokens * prices[1]) / 1e6
 
 
+def budget_of(told: Row | None) -> dict[str, dict[str, float]] | None:
+    """Spending and limit of each part of a budget, in a snapshot or a summary; `None` without a budget."""
+    costs: Any = (told or {}).get("costs")
+    if not isinstance(costs, dict) or not isinstance(costs.get("budget"), dict):
+        return None
+    total = costs.get("total") or {}
+    spent = {
+        "usd": number(total.get("usd")),
+        "tokens": (number(total.get("prompt")) or 0.0) + (number(total.get("completion")) or 0.0),
+        "hours": number(costs.get("hours")),
+    }
+    limits = {name: number(limit) for name, limit in costs["budget"].items()}
+    return {
+        name: {"spent": spent.get(name) or 0.0, "limit": limit}
+        for name, limit in limits.items()
+        if limit is not None
+    }
+
+
 def told_cost(told: Row | None) -> float | None:
     """Cost in dollars in a summary or a report; `None` if it has none."""
     found: Any = None if told is None else told.get("cost") or told.get("costs")

@@ -198,6 +198,7 @@ class FolderSource:
             "tokens": tokens,
             "prompt_tokens": prompt_tokens,
             "cost": self._cost(prompt_tokens, tokens, live, summary),
+            "budget": figures.budget_of(at_work or summary),
             "seconds": self._seconds(live, summary, rows),
             "inflight": (at_work or {}).get("inflight"),
             "changed": max(_changed(self.path / each) for each in (METRICS, SUMMARY, CONFIG, TRAJECTORIES)),

@@ -122,6 +122,7 @@ class StoreSource:
             "tokens": tokens,
             "prompt_tokens": None,
             "cost": figures.cost_of(None, tokens, self._prices),
+            "budget": None,
             "seconds": None,
             "inflight": sum(each["inflight"] or 0 for each in busy) if busy else None,
             "changed": None,

@@ -81,6 +81,11 @@ function OverviewPart({ run, data }: { run: string; data: Overview }) {
         <Tile name="solved" value={percent(data.success)} beside="of the last batch" />
         <Tile name="sampled tokens" value={compact(data.tokens)} beside={data.prompt_tokens ? `${compact(data.prompt_tokens)} prompt tokens` : ""} />
         {data.cost !== null && data.cost !== undefined && <Tile name="cost" value={money(data.cost)} beside="at the given prices" />}
+        {data.budget && Object.entries(data.budget).map(([unit, { spent, limit }]) => (
+          <Tile key={unit} name={`budget, ${unit}`} value={unit === "usd" ? `${money(spent)} / ${money(limit)}` : `${compact(spent)} / ${compact(limit)}`} beside={spent < limit ? "" : "reached"}>
+            <Meter share={limit > 0 ? Math.min(1, spent / limit) : 1} label={`budget, ${unit}`} />
+          </Tile>
+        ))}
         <Tile name="time" value={duration(data.seconds)} beside={data.model ?? ""} />
       </div>
       <div class="charts">

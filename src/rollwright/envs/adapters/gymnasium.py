@@ -10,7 +10,7 @@ import copy
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
@@ -21,6 +21,9 @@ from rollwright.envs.parsing import ANSWER_PATTERN, AnswerFormat
 from rollwright.envs.threaded import ThreadedEnv, wrap
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.registry import suggestion
+
+if TYPE_CHECKING:
+    from rollwright.envs.adapters.gymnasium_vector import VectorGymnasium
 
 DEFAULT_MAX_STEPS = 100
 """Enough for small environments; overrides the limit in an environment's own spec."""
@@ -54,25 +57,38 @@ def make_gymnasium(
     format_penalty: float = 0.0,
     action_pattern: str = ANSWER_PATTERN,
     answer_template: str | None = None,
+    num_envs: int = 1,
     **options: Any,
-) -> ThreadedEnv:
-    """Creates an environment. `options` are passed to Gymnasium; `rules` precedes the list of actions in the prompt."""
+) -> "ThreadedEnv | VectorGymnasium":
+    """Creates an environment. `options` are passed to Gymnasium; `rules` precedes the list of actions in the prompt.
+    `num_envs`: environments that are stepped together, in one thread; 1: each has a thread of its own."""
     if format_penalty > 0:
         raise ConfigError(f"format_penalty must be zero or negative, got {format_penalty}")
     if max_steps < 1:
         raise ConfigError(f"max_steps must be 1 or more, got {max_steps}")
+    if num_envs < 1:
+        raise ConfigError(f"num_envs must be 1 or more, got {num_envs}")
     env = _make(env_id, max_steps, options)
     actions = _action_table(env, action_names)
-    kind = ForkableGymnasiumGame if _copies_exactly(env) else GymnasiumGame
     answers = AnswerFormat(action_pattern, answer_template)
-    return wrap(
-        kind(
-            env,
-            actions,
-            rules or _describe(env_id, env, named=action_names is not None),
-            format_penalty,
-            answers,
-        )
+    described = rules or _describe(env_id, env, named=action_names is not None)
+
+    def make_game(env: Any, kind: type[GymnasiumGame] = GymnasiumGame) -> GymnasiumGame:
+        return kind(env, actions, described, format_penalty, answers)
+
+    if num_envs == 1:
+        return wrap(make_game(env, ForkableGymnasiumGame if _copies_exactly(env) else GymnasiumGame))
+    from rollwright.envs.adapters.gymnasium_vector import VectorGymnasium
+
+    key = (env_id, max_steps, repr(sorted(options.items())), described, repr(actions), format_penalty)
+    template = make_game(env)
+    template.close()
+    return VectorGymnasium(
+        (*key, action_pattern, answer_template, num_envs),
+        template,
+        lambda: _make(env_id, max_steps, options),
+        make_game,
+        num_envs,
     )
 
 

@@ -34,6 +34,8 @@ class ForeignEpisodeEnv:
     """It cannot be copied; see `rollwright.envs.base.can_fork`."""
     needs_gateway = True
     """Whether its program calls the model by HTTP."""
+    episodes_per_process = 10_000
+    """Most episodes at once in one process, for packages that allow only a few."""
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class ForeignEpisodeEnv:
     async def reset(self, seed: int) -> Reset:
         await self._release()
         if self._use is None:
-            self._use = SharedUse(self._package, self._options, self._stall_seconds)
+            self._use = SharedUse(
+                self._package, self._options, self._stall_seconds, self.episodes_per_process
+            )
         self._seed = seed
         self._lease = await self._use.lease(seed)
         said = await self._lease.ask("reset", seed=seed)

@@ -1,6 +1,7 @@
 """A foreign package and the program that speaks to it: which interpreter has it, and what it says of its settings."""
 
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import subprocess
@@ -30,18 +31,28 @@ class ForeignPackage:
     """The file that adapts it: it has `describe(**options)`, and `make(**options)`, whose methods are the operations."""
     requirements: tuple[str, ...]
     """What is installed into its virtual environment, where this interpreter does not have the package."""
+    beside: tuple[str, ...] = ()
+    """What the user wants to be installed beside it. With anything here, it has a virtual environment of its own."""
+    release: str = ""
+    """How the version of an installed package has to begin; another one is left alone."""
 
     def interpreter(self) -> Path:
         """This interpreter, if it has the package; else that of a virtual environment, which is made on first use."""
-        if importlib.util.find_spec(self.name) is not None:
+        if not self.beside and self._is_installed():
             return Path(sys.executable)
-        home = venv_folder(cache_folder(), self.name, self.requirements)
+        wanted = (*self.requirements, *self.beside)
+        home = venv_folder(cache_folder(), self.name, wanted)
         try:
-            return make_venv(home, self.requirements)
+            return make_venv(home, wanted)
         except ConfigError as error:
             raise ConfigError(
                 f"{self.name} is not installed, and a virtual environment for it cannot be made: {error}"
             ) from error
+
+    def _is_installed(self) -> bool:
+        if importlib.util.find_spec(self.name) is None:
+            return False
+        return not self.release or importlib.metadata.version(self.name).startswith(self.release)
 
     def command(self) -> list[str]:
         """The command of its fork server, without its last argument."""

@@ -202,10 +202,17 @@ class EpisodeLease:
 class SharedProcesses:
     """All processes of one package with the same options, in one event loop."""
 
-    def __init__(self, package: ForeignPackage, options: dict[str, Any], stall_seconds: float) -> None:
+    def __init__(
+        self,
+        package: ForeignPackage,
+        options: dict[str, Any],
+        stall_seconds: float,
+        company: int = _COMPANY[0],
+    ) -> None:
         self._package = package
         self._options = options
         self._stall_seconds = stall_seconds
+        self._company = company
         self._users = 0
         self._losses: dict[int, int] = {}
         self._processes: dict[int, list[SharedProcess]] = {}
@@ -229,7 +236,11 @@ class SharedProcesses:
         losses = min(self._losses.get(key, 0), len(_COMPANY) - 1)
         async with self._starting:
             some = self._processes.setdefault(losses, [])
-            free = (each for each in some if each.lost is None and each.load < _COMPANY[losses])
+            free = (
+                each
+                for each in some
+                if each.lost is None and each.load < min(self._company, _COMPANY[losses])
+            )
             process = next(free, None)
             if process is None:
                 process = await self._start()
@@ -272,12 +283,19 @@ _shared: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[ForeignPackage
 class SharedUse:
     """The use of a package's processes by one environment. They are kept while anybody uses them."""
 
-    def __init__(self, package: ForeignPackage, options: dict[str, Any], stall_seconds: float) -> None:
+    def __init__(
+        self,
+        package: ForeignPackage,
+        options: dict[str, Any],
+        stall_seconds: float,
+        company: int = _COMPANY[0],
+    ) -> None:
+        """`company`: most episodes in one process."""
         of_loop = _shared.setdefault(asyncio.get_running_loop(), {})
         self._key = (package, json.dumps(options, sort_keys=True))
         made = of_loop.get(self._key)
         if made is None:
-            made = of_loop[self._key] = SharedProcesses(package, options, stall_seconds)
+            made = of_loop[self._key] = SharedProcesses(package, options, stall_seconds, company)
         made.add_user()
         self._processes = made
 

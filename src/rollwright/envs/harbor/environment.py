@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from rollwright.envs.base import EnvironmentFailure, Info, PromptTemplates, Reset, Step
-from rollwright.envs.harbor.play import TaskBoxes, total_of
+from rollwright.envs.harbor.play import TaskBoxes, user_of
 from rollwright.envs.harbor.tasks import HarborTask, find_tasks, load_task
-from rollwright.envs.terminal import NO_COMMAND, SYSTEM, describe_result, read_action
+from rollwright.envs.harbor.verifier import combine, misses, total_of, verify
+from rollwright.envs.terminal import DONE, NO_COMMAND, SYSTEM, describe_result, read_action
 from rollwright.sandbox.attempts import AttemptBoxes, current_boxes
 from rollwright.sandbox.box import BoxError
 from rollwright.sandbox.leases import state_folder
@@ -70,21 +71,32 @@ class HarborEnv:
     async def step(self, answer: str) -> Step:
         playing = self._open()
         if self._oracle_asked and answer == self.answer(_ORACLE):
-            await playing.solve(playing.task.steps[self._step])
+            await self.solve()
             return await self._finish_step("solution")
         action = read_action(answer)
         if action.is_done:
-            return await self._finish_step("done")
+            return await self._finish_step(DONE)
         if action.command is None:
             return Step(NO_COMMAND, 0.0, False, False, {"action": None, "valid": False})
         try:
             result = await playing.main.run(
-                action.command, seconds=self._seconds, user=_agent_user(playing.task)
+                action.command,
+                seconds=self._seconds,
+                user=user_of(playing.task.steps[self._step].agent),
             )
         except BoxError as error:
             raise EnvironmentFailure(f"task {playing.task.name}: {error}") from error
         shown = describe_result(result, self._output_limit)
         return Step(shown, 0.0, False, False, {"action": action.command, "valid": True})
+
+    async def conclude(self) -> Step:
+        """Runs the tests of the present step on what an agent has done."""
+        return await self._finish_step(DONE)
+
+    async def solve(self) -> None:
+        """Runs the task's own solution."""
+        playing = self._open()
+        await playing.solve(playing.task.steps[self._step])
 
     async def fork(self) -> Self:
         """A copy in the same state: its main box is copied, with files and without processes."""
@@ -117,14 +129,19 @@ class HarborEnv:
     async def _finish_step(self, action: str) -> Step:
         playing = self._open()
         steps = playing.task.steps
-        self._rewards.append(await playing.verify(steps[self._step]))
+        done = steps[self._step]
+        self._rewards.append(await verify(playing, done))
         self._step += 1
-        if self._step < len(steps):
+        if self._step < len(steps) and not misses(self._rewards[-1], done.min_reward):
+            try:
+                await playing.begin_step(steps[self._step])
+            except BoxError as error:
+                raise EnvironmentFailure(f"task {playing.task.name}: {error}") from error
             self.task = {**self.task, "instruction": steps[self._step].instruction}
             return Step(steps[self._step].instruction, 0.0, False, False, {"action": action, "valid": True})
-        totals = [total_of(each) for each in self._rewards]
-        reward = totals[-1] if playing.task.strategy == "final" else sum(totals) / len(totals)
-        metrics = {f"verifier.{name}": value for name, value in self._rewards[-1].items()}
+        rewards = combine(self._rewards, playing.task.strategy)
+        reward = total_of(rewards)
+        metrics = {f"verifier.{name}": value for name, value in rewards.items()}
         info: Info = {
             "action": action,
             "valid": True,
@@ -137,7 +154,3 @@ class HarborEnv:
         if self._playing is None:
             raise EnvironmentFailure("harbor: no task is open; call reset first")
         return self._playing
-
-
-def _agent_user(task: HarborTask) -> str | None:
-    return None if task.agent.user is None else str(task.agent.user)

@@ -1,29 +1,34 @@
-"""Playing a task folder in boxes: its services, its solution, and its verifier.
+"""Playing a task folder in boxes: its services, what a step brings, and its solution.
 
-Always true: the reward is what the verifier has written, `reward.json` before `reward.txt`; its exit code means nothing. A
-verifier that writes no reward, or no finite number, is a failure of the environment and never a reward of 0. Tests and
-solution are not in the box while the agent works.
+Always true: tests and solution are not in the box while the agent works. Everything that cannot be done is an
+`EnvironmentFailure` that names the task. A step's network is the agent's while the agent works, and the verifier's while the
+tests run.
 """
 
 import asyncio
-import math
-import re
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rollwright.envs.base import EnvironmentFailure
-from rollwright.envs.harbor.tasks import HarborTask, NetworkMode, Service, TaskPhase, TaskStep, substitute
+from rollwright.envs.harbor.compose import Healthcheck, Service
+from rollwright.envs.harbor.tasks import (
+    MAIN,
+    HarborTask,
+    NetworkMode,
+    TaskEnvironment,
+    TaskPhase,
+    TaskStep,
+    substitute,
+)
 from rollwright.sandbox.attempts import AttemptBoxes
-from rollwright.sandbox.box import Box, BoxError, BoxSpec, CommandResult, Network
+from rollwright.sandbox.box import Box, BoxError, BoxSpec, CommandResult, Feature, Network, SwitchableBox
 from rollwright.sandbox.building import image_for
+from rollwright.sandbox.images import find_image
 
 _LOGS = "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs /logs/agent /logs/verifier /logs/artifacts"
-_DEFAULT_VERIFIER_SECONDS = 600.0
+_DEFAULT_SECONDS = 3600.0
 _SHOWN = 300
 """Characters of a program's last words in an error."""
 
@@ -32,7 +37,6 @@ _NETWORKS: Mapping[NetworkMode, Network] = {
     "no-network": Network.NONE,
     "allowlist": Network.ALLOWLIST,
 }
-_PYTEST_COUNTS = re.compile(r"(\d+) (passed|failed|error|errors)\b")
 
 
 class TaskBoxes:
@@ -40,9 +44,10 @@ class TaskBoxes:
 
     def __init__(self, task: HarborTask, boxes: AttemptBoxes, state: Path) -> None:
         self.task = task
-        self._boxes = boxes
+        self.boxes = boxes
         self._state = state
         self._main: Box | None = None
+        self._others: dict[str, Box] = {}
 
     @property
     def main(self) -> Box:
@@ -50,89 +55,116 @@ class TaskBoxes:
             raise EnvironmentFailure(f"task {self.task.name}: is not started")
         return self._main
 
+    def service(self, name: str) -> Box:
+        """The box of a service."""
+        if name == MAIN:
+            return self.main
+        if name not in self._others:
+            raise EnvironmentFailure(f"task {self.task.name}: has no service {name!r}")
+        return self._others[name]
+
     async def start(self) -> Box:
         """Starts all services, waits until they are healthy, and returns the agent's."""
         main, *others = self.task.services
-        self._main = await self._boxes.start(await self._spec(main))
-        self._boxes.adopt(self._main)
-        _must_succeed(await self._main.run(_LOGS, user="root"), "making /logs")
+        agent = self.task.agent
+        spec = await self.spec(main, self.task.environment, agent)
+        self._main = await self.boxes.start(self.boxes.needs.apply(spec))
+        await make_log_folders(self._main)
         for service in others:
-            await self._start_service(service)
-        await self._wait_until_healthy()
+            self._others[service.name] = await self._start_service(service)
+        if self.task.upload:
+            await self.main.put(Path(self.task.upload), await self._workdir(agent))
+        await self._wait_until_healthy(self.task.environment.healthcheck, self.main, agent)
+        await self.begin_step(self.task.steps[0])
         return self._main
+
+    async def begin_step(self, step: TaskStep) -> None:
+        """Makes the box ready for a step: its network, its files, its `setup.sh` and its healthcheck."""
+        self.boxes.adopt(self.main, user=user_of(step.agent), seconds=step.agent.timeout_sec)
+        await self.use_network(step.agent, self.task.environment, is_agent=True)
+        if step.workdir:
+            folder = await self._workdir(step.agent)
+            await self.main.put(Path(step.workdir), folder)
+            if await asyncio.to_thread(Path(step.workdir, "setup.sh").is_file):
+                script = f"{folder.rstrip('/')}/setup.sh"
+                set_up = await self.main.run(f"bash {shlex.quote(script)}", user=user_of(step.agent))
+                must_succeed(set_up, f"task {self.task.name}: step {step.name}: setup.sh")
+        await self._wait_until_healthy(step.healthcheck, self.main, step.agent)
 
     def forked(self, main: Box, boxes: AttemptBoxes) -> "TaskBoxes":
         """The same task in a copy of its main box."""
         other = TaskBoxes(self.task, boxes, self._state)
-        other._main = main
+        other._main, other._others = main, self._others
         return other
 
     async def solve(self, step: TaskStep) -> CommandResult:
         """Runs the solution, as Harbor's oracle does."""
-        if self.task.is_terminal_bench:
-            source, path = Path(step.folder) / "solution.sh", "/solution/solution.sh"
-        else:
-            source, path = Path(step.folder) / "solution", "/solution/solve.sh"
-        if not source.exists():
-            raise EnvironmentFailure(f"task {self.task.name}: has no solution at {source}")
-        await self.main.put(source, "/solution" if source.is_dir() else path)
+        source = Path(step.solution)
+        is_older = self.task.is_terminal_bench
+        path = "/solution/solution.sh" if is_older else "/solution/solve.sh"
+        script = source if is_older else source / "solve.sh"
+        if not await asyncio.to_thread(script.is_file):
+            raise EnvironmentFailure(f"task {self.task.name}: has no solution at {script}")
+        await self.main.put(source, path if source == script else "/solution")
+        await self.main.run(["chmod", "+x", path], user="root")
         given = substitute(self.task.solution_env, f"task {self.task.name}: solution.env")
-        seconds = self.task.agent.timeout_sec or self.main.spec.seconds
         return await self.main.run(
-            f"chmod +x {path}; bash {path}", environment=given, seconds=seconds, user=_user(self.task.agent)
+            f"{'bash ' if is_older else ''}{path} > /logs/agent/oracle.txt 2>&1",
+            environment={"DEBIAN_FRONTEND": "noninteractive", **given},
+            seconds=step.agent.timeout_sec or self.main.spec.seconds,
+            user=user_of(step.agent),
         )
 
-    async def verify(self, step: TaskStep) -> dict[str, float]:
-        """Runs the tests of a step and returns the rewards that they have written."""
-        task, where = self.task, f"task {self.task.name}: verifier"
-        box = await self._verifier_box() if task.verifier.environment_mode == "separate" else self.main
-        command = "bash /tests/run-tests.sh" if task.is_terminal_bench else "/tests/test.sh"
-        tests = Path(step.folder) / "tests"
-        if not tests.is_dir():
-            raise EnvironmentFailure(f"{where}: {tests} does not exist")
-        try:
-            _must_succeed(await box.run("rm -rf /tests /logs/verifier/*", user="root"), where)
-            await box.put(tests, "/tests")
-            if task.is_terminal_bench:
-                await box.put(Path(step.folder) / "run-tests.sh", "/tests/run-tests.sh")
-            await box.run("chmod -R a+rX /tests; chmod +x /tests/*.sh", user="root")
-            result = await box.run(
-                f"{command} > /logs/verifier/test-stdout.txt 2>&1",
-                seconds=task.verifier.timeout_sec or _DEFAULT_VERIFIER_SECONDS,
-                environment={"TEST_DIR": "/tests", **substitute(task.verifier.env, f"{where}.env")},
-                user=_user(task.verifier),
+    async def spec(self, service: Service, given: TaskEnvironment, phase: TaskPhase) -> BoxSpec:
+        """The box of a service of this environment."""
+        where = f"task {self.task.name}"
+        variables = service.environment
+        if service.name == MAIN:
+            variables = {**substitute(given.env, f"{where}: environment.env"), **variables}
+        return BoxSpec(
+            image=await self._image(service, given),
+            user=service.user,
+            workdir=(given.workdir if service.name == MAIN else "") or service.workdir,
+            environment=variables,
+            memory_mb=given.memory_limit,
+            cpus=given.cpus or 0.0,
+            disk_mb=given.storage_limit,
+            seconds=phase.timeout_sec or _DEFAULT_SECONDS,
+            hostname=service.name,
+            hosts=tuple(each.name for each in self.task.services),
+            **network_of(phase, given),
+        )
+
+    async def use_network(self, phase: TaskPhase, given: TaskEnvironment, *, is_agent: bool = False) -> None:
+        """Gives the main box the network of a phase; that of an agent has what the agent needs."""
+        wanted = network_of(phase, given)
+        if is_agent:
+            applied = self.boxes.needs.apply(BoxSpec(**wanted))
+            wanted = {"network": applied.network, "allowed_hosts": applied.allowed_hosts}
+        spec = self.main.spec
+        if (spec.network, spec.allowed_hosts) == (wanted["network"], wanted["allowed_hosts"]):
+            return
+        if not isinstance(self.main, SwitchableBox):
+            if (spec.network, wanted["network"]) == (Network.GATEWAY, Network.NONE):
+                return  # the agent has left the gateway, which answers nobody any more
+            raise EnvironmentFailure(
+                f"task {self.task.name}: its phases have different networks, which this backend cannot change"
             )
-            if result.is_late:
-                raise EnvironmentFailure(f"{where}: took longer than {result.seconds:.0f} s")
-            if task.is_terminal_bench:
-                return await self._read_pytest(box, where)
-            return await _read_rewards(box, where)
+        try:
+            await self.main.change_network(**wanted)
         except BoxError as error:
-            raise EnvironmentFailure(f"{where}: {error}") from error
-        finally:
-            if box is not self.main:
-                self._boxes.end(box)
+            raise EnvironmentFailure(f"task {self.task.name}: network: {error}") from error
 
-    async def _verifier_box(self) -> Box:
-        """A new box of the same image with the artifacts of the agent's box in it."""
-        main = self.task.services[0]
-        box = await self._boxes.start((await self._spec(main)).replace(**self._network(self.task.verifier)))
-        _must_succeed(await box.run(_LOGS, user="root"), "making /logs")
-        for path in ("/logs/artifacts", *self.task.artifacts):
-            packed = await self.main.run(
-                ["sh", "-c", 'tar -C / -cf /tmp/.artifact.tar "${0#/}"', path], user="root"
-            )
-            if packed.ok:
-                await box.put(await self.main.get("/tmp/.artifact.tar"), "/tmp/.artifact.tar")
-                _must_succeed(
-                    await box.run("tar -C / -xf /tmp/.artifact.tar", user="root"), f"artifact {path}"
-                )
-        return box
-
-    async def _spec(self, service: Service) -> BoxSpec:
-        task, given = self.task, self.task.environment
+    async def _image(self, service: Service, given: TaskEnvironment) -> str:
+        where = f"task {self.task.name}: service {service.name}"
         try:
-            image = await asyncio.to_thread(
+            if Feature.REMOTE in (await self.boxes.backend()).features:
+                if service.build:
+                    raise EnvironmentFailure(
+                        f"{where}: this backend builds no images; set environment.docker_image to one of its registry"
+                    )
+                return service.image
+            return await asyncio.to_thread(
                 image_for,
                 self._state,
                 service.image,
@@ -141,119 +173,67 @@ class TaskBoxes:
                 given.build_timeout_sec,
             )
         except BoxError as error:
-            raise EnvironmentFailure(f"task {task.name}: service {service.name}: {error}") from error
-        variables = (
-            {**given.env, **service.environment} if service is task.services[0] else service.environment
-        )
-        return BoxSpec(
-            image=image,
-            user=service.user,
-            workdir=given.workdir or service.workdir,
-            environment=substitute(variables, f"task {task.name}: environment.env"),
-            memory_mb=task.memory_mb,
-            cpus=given.cpus or 0.0,
-            disk_mb=task.storage_mb,
-            seconds=task.agent.timeout_sec or 3600.0,
-            hostname=service.name,
-            hosts=tuple(each.name for each in task.services),
-            **self._network(task.agent),
-        )
+            raise EnvironmentFailure(f"{where}: {error}") from error
 
-    def _network(self, phase: TaskPhase) -> dict[str, Any]:
-        mode = phase.network_mode or self.task.environment.network
-        network = _NETWORKS[mode]
-        hosts = tuple(phase.allowed_hosts or self.task.environment.allowed_hosts)
-        return {"network": network, "allowed_hosts": hosts if network is Network.ALLOWLIST else ()}
-
-    async def _start_service(self, service: Service) -> None:
-        spec = (await self._spec(service)).replace(
+    async def _start_service(self, service: Service) -> Box:
+        spec = (await self.spec(service, self.task.environment, TaskPhase())).replace(
             network=Network.NONE, allowed_hosts=(), network_of=self.main.id
         )
-        box = await self._boxes.start(spec)
-        command = service.command if isinstance(service.command, str) else shlex.join(service.command)
-        if command:
-            _must_succeed(
-                await box.run(f"nohup sh -c {shlex.quote(command)} > /var/log/service.log 2>&1 &"),
+        box = await self.boxes.start(spec)
+        image = await asyncio.to_thread(find_image, self._state, spec.image)
+        own = ((), ()) if image is None else (image.entrypoint, image.command)
+        if words := service.words(*own):
+            command = shlex.join(words)
+            must_succeed(
+                await box.run(f"mkdir -p /var/log; nohup {command} > /var/log/service.log 2>&1 &"),
                 f"service {service.name}",
             )
+        await self._wait_until_healthy(service.healthcheck, box, TaskPhase())
+        return box
 
-    async def _wait_until_healthy(self) -> None:
-        check = self.task.environment.healthcheck
+    async def _workdir(self, phase: TaskPhase) -> str:
+        return (await self.main.run("pwd", user=user_of(phase))).stdout.strip() or "/"
+
+    async def _wait_until_healthy(self, check: Healthcheck | None, box: Box, phase: TaskPhase) -> None:
+        """Failures in the start period do not count; after it, so many in a row are one too many."""
         if check is None:
             return
-        await asyncio.sleep(check.start_period_sec)
-        for attempt in range(max(1, check.retries)):
-            if attempt:
-                await asyncio.sleep(check.interval_sec)
-            result = await self.main.run(check.command, seconds=check.timeout_sec)
+        loop = asyncio.get_running_loop()
+        grace, failures = loop.time() + check.start_period_sec, 0
+        while True:
+            counts = loop.time() >= grace
+            result = await box.run(check.command, seconds=check.timeout_sec, user=user_of(phase))
             if result.ok:
                 return
-        raise EnvironmentFailure(f"task {self.task.name}: healthcheck: {_last_words(result)}")
-
-    async def _read_pytest(self, box: Box, where: str) -> dict[str, float]:
-        """Terminal-Bench counts a task as solved if all of its tests pass."""
-        output = (await box.get("/logs/verifier/test-stdout.txt")).decode(errors="replace")
-        counts = dict.fromkeys(("passed", "failed", "error", "errors"), 0)
-        for number, word in _PYTEST_COUNTS.findall(output.rpartition("=====\n")[0][-2000:] or output[-2000:]):
-            counts[word] = int(number)
-        if not any(counts.values()):
-            raise EnvironmentFailure(
-                f"{where}: its output has no result of pytest: {output.strip()[-_SHOWN:]}"
-            )
-        solved = (
-            counts["passed"] > 0 and not counts["failed"] and not counts["error"] and not counts["errors"]
-        )
-        return {"reward": float(solved)}
+            failures += counts
+            if failures >= check.retries:
+                raise EnvironmentFailure(f"task {self.task.name}: healthcheck: {last_words(result)}")
+            await asyncio.sleep(check.interval_sec if counts else check.start_interval_sec)
 
 
-async def _read_rewards(box: Box, where: str) -> dict[str, float]:
-    for name, read in (("reward.json", _from_json), ("reward.txt", _from_text)):
-        try:
-            content = await box.get(f"/logs/verifier/{name}")
-        except BoxError:
-            continue
-        found = read(content)
-        if found is None:
-            shown = content[:80].decode(errors="replace").strip()
-            raise EnvironmentFailure(f"{where}: {name} holds {shown!r}; finite numbers are accepted")
-        return found
-    output = ""
-    with suppress(BoxError):
-        output = (await box.get("/logs/verifier/test-stdout.txt")).decode(errors="replace").strip()[-_SHOWN:]
-    raise EnvironmentFailure(
-        f"{where}: has written neither reward.json nor reward.txt{': ' + output if output else ''}"
+def network_of(phase: TaskPhase, given: TaskEnvironment) -> dict[str, Any]:
+    """The network of a phase: its own, else the environment's."""
+    mode, hosts = (
+        (phase.network_mode, phase.allowed_hosts)
+        if phase.network_mode is not None
+        else (given.network, given.allowed_hosts)
     )
+    network = _NETWORKS[mode]
+    return {"network": network, "allowed_hosts": tuple(hosts) if network is Network.ALLOWLIST else ()}
 
 
-def _from_json(content: bytes) -> dict[str, float] | None:
-    try:
-        found = msgspec.json.decode(content, type=dict[str, float])
-    except (msgspec.MsgspecError, ValueError):
-        return None
-    return found if found and all(map(math.isfinite, found.values())) else None
+async def make_log_folders(box: Box) -> None:
+    must_succeed(await box.run(_LOGS, user="root"), "making /logs")
 
 
-def _from_text(content: bytes) -> dict[str, float] | None:
-    try:
-        value = float(content.decode().strip())
-    except ValueError:
-        return None
-    return {"reward": value} if math.isfinite(value) else None
-
-
-def total_of(rewards: Mapping[str, float]) -> float:
-    """One number: `reward` if there is one of that name, else the mean."""
-    return rewards["reward"] if "reward" in rewards else sum(rewards.values()) / len(rewards)
-
-
-def _user(phase: TaskPhase) -> str | None:
+def user_of(phase: TaskPhase) -> str | None:
     return None if phase.user is None else str(phase.user)
 
 
-def _must_succeed(result: CommandResult, what: str) -> None:
+def must_succeed(result: CommandResult, what: str) -> None:
     if not result.ok:
-        raise EnvironmentFailure(f"{what}: exit code {result.exit_code}: {_last_words(result)}")
+        raise EnvironmentFailure(f"{what}: exit code {result.exit_code}: {last_words(result)}")
 
 
-def _last_words(result: CommandResult) -> str:
+def last_words(result: CommandResult) -> str:
     return (result.stderr.strip() or result.stdout.strip() or "no output")[-_SHOWN:]

@@ -1,8 +1,11 @@
 """Task folders in Harbor's format, and in the older layout of Terminal-Bench, read into frozen records.
 
 A folder is a task if it has `task.toml` (Harbor) or `task.yaml` (Terminal-Bench). Unknown keys are ignored, as Harbor does;
-a value of the wrong type or a missing file is an error that names the task and the key. `${VAR}` and `${VAR:-default}` in
-environment variables are taken from this process; one that is not set and has no default is an error when the task is played.
+a value of the wrong type or a missing file is an error that names the task and the key. A variable whose whole value is
+`${VAR}` or `${VAR:-default}` is taken from this process; one that is not set and has no default is an error when the task is
+played.
+
+What a step does not say is the task's; every step of a `HarborTask` is complete.
 """
 
 import os
@@ -15,48 +18,33 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
+from rollwright.envs.harbor.compose import COMPOSE_FILES, Healthcheck, Service, find_services
 from rollwright.errors import ConfigError
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+MAIN = "main"
+"""The service that the agent works in."""
+
+_VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*$", re.IGNORECASE)
 _UNITS = {"": 1 / (1 << 20), "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 NetworkMode = Literal["public", "no-network", "allowlist"]
 
 
-class Healthcheck(msgspec.Struct, frozen=True):
-    """A command that succeeds when the environment is ready."""
-
-    command: str
-    interval_sec: float = 5.0
-    timeout_sec: float = 30.0
-    start_period_sec: float = 0.0
-    retries: int = 3
-
-
-class TaskPhase(msgspec.Struct, frozen=True):
-    """Settings of the agent or the verifier."""
-
-    timeout_sec: float | None = None
-    user: str | int | None = None
-    env: dict[str, str] = {}
-    network_mode: NetworkMode | None = None
-    allowed_hosts: list[str] = []
-    environment_mode: Literal["shared", "separate"] = "shared"
-
-
 class TaskEnvironment(msgspec.Struct, frozen=True):
-    """The `[environment]` of a task."""
+    """The `[environment]` of a task, or the one of its verifier."""
 
     build_timeout_sec: float = 600.0
     docker_image: str | None = None
+    os: str = "linux"
     cpus: float | None = None
     memory_mb: int | None = None
     storage_mb: int | None = None
     memory: str | None = None
     storage: str | None = None
     allow_internet: bool | None = None
-    gpus: int = 0
+    gpus: int | None = None
+    mcp_servers: list[Any] = []
     env: dict[str, str] = {}
     workdir: str | None = None
     healthcheck: Healthcheck | None = None
@@ -69,6 +57,58 @@ class TaskEnvironment(msgspec.Struct, frozen=True):
             return self.network_mode
         return "no-network" if self.allow_internet is False else "public"
 
+    @property
+    def memory_limit(self) -> int:
+        """Megabytes."""
+        return self.memory_mb or (_megabytes(self.memory) if self.memory else 2048)
+
+    @property
+    def storage_limit(self) -> int:
+        """Megabytes; 0: none."""
+        return self.storage_mb or (_megabytes(self.storage) if self.storage else 0)
+
+
+class TaskPhase(msgspec.Struct, frozen=True):
+    """Settings of the agent."""
+
+    timeout_sec: float | None = None
+    user: str | int | None = None
+    network_mode: NetworkMode | None = None
+    allowed_hosts: list[str] = []
+
+
+class CollectHook(msgspec.Struct, frozen=True):
+    """A command that runs in a service when the agent is done, before artifacts are copied."""
+
+    command: str
+    service: str = MAIN
+    timeout_sec: float = 60.0
+    user: str | int | None = None
+
+
+class VerifierPhase(TaskPhase, frozen=True):
+    """Settings of the verifier."""
+
+    env: dict[str, str] = {}
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: TaskEnvironment | None = None
+    collect: list[CollectHook] = []
+
+    @property
+    def mode(self) -> Literal["shared", "separate"] | None:
+        """`None`: not said here."""
+        if self.environment_mode is None and self.environment is not None:
+            return "separate"
+        return self.environment_mode
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """A file or folder that a separate verifier sees, at the same path."""
+
+    source: str
+    exclude: list[str] = []
+    service: str | None = None
+
 
 class _Solution(msgspec.Struct, frozen=True):
     env: dict[str, str] = {}
@@ -76,6 +116,11 @@ class _Solution(msgspec.Struct, frozen=True):
 
 class _Step(msgspec.Struct, frozen=True):
     name: str
+    agent: TaskPhase = TaskPhase()
+    verifier: VerifierPhase = VerifierPhase()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: Healthcheck | None = None
+    artifacts: list[str | Artifact] = []
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -83,13 +128,22 @@ class _File(msgspec.Struct, frozen=True):
 
     environment: TaskEnvironment = TaskEnvironment()
     agent: TaskPhase = TaskPhase()
-    verifier: TaskPhase = TaskPhase()
+    verifier: VerifierPhase = VerifierPhase()
     solution: _Solution = _Solution()
     task: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
-    artifacts: list[Any] = []
+    artifacts: list[str | Artifact] = []
     steps: list[_Step] = []
     multi_step_reward_strategy: Literal["mean", "final"] = "mean"
+
+
+class VerifierBox(msgspec.Struct, frozen=True):
+    """The box of a separate verifier."""
+
+    environment: TaskEnvironment
+    services: tuple[Service, ...]
+    has_tests: bool
+    """Whether its image brings the tests, so that they are not copied."""
 
 
 class TaskStep(msgspec.Struct, frozen=True):
@@ -97,22 +151,20 @@ class TaskStep(msgspec.Struct, frozen=True):
 
     name: str
     instruction: str
-    folder: str
-    """Has `tests/` and `solution/`."""
-
-
-class Service(msgspec.Struct, frozen=True):
-    """A service of a compose file; the agent works in `main`."""
-
-    name: str
-    image: str = ""
-    build: str = ""
-    """Folder with the Dockerfile; empty: `image` is used."""
-    dockerfile: str = "Dockerfile"
-    command: str | list[str] = ""
-    environment: dict[str, str] = {}
+    tests: tuple[str, ...]
+    """Folders that are copied to `/tests`, one over the other."""
+    solution: str
+    """Folder, or script, of the oracle."""
+    agent: TaskPhase
+    verifier: VerifierPhase
+    verifier_box: VerifierBox | None = None
+    """`None`: the verifier runs in the agent's box."""
     workdir: str = ""
-    user: str = ""
+    """Folder that is copied into the working folder before the step; empty: none."""
+    min_reward: dict[str, float] = {}
+    """Rewards below which no further step is played."""
+    healthcheck: Healthcheck | None = None
+    artifacts: tuple[Artifact, ...] = ()
 
 
 class HarborTask(msgspec.Struct, frozen=True):
@@ -122,25 +174,18 @@ class HarborTask(msgspec.Struct, frozen=True):
     folder: str
     steps: tuple[TaskStep, ...]
     environment: TaskEnvironment
-    agent: TaskPhase
-    verifier: TaskPhase
     solution_env: dict[str, str]
     services: tuple[Service, ...]
     """The main service first."""
-    artifacts: tuple[str, ...] = ()
+    upload: str = ""
+    """Folder that is copied into the working folder when the box starts; empty: none."""
     strategy: Literal["mean", "final"] = "mean"
     is_terminal_bench: bool = False
 
     @property
-    def memory_mb(self) -> int:
-        given = self.environment
-        return given.memory_mb or (_megabytes(given.memory) if given.memory else 2048)
-
-    @property
-    def storage_mb(self) -> int:
-        return self.environment.storage_mb or (
-            _megabytes(self.environment.storage) if self.environment.storage else 0
-        )
+    def agent(self) -> TaskPhase:
+        """The agent's settings in the first step."""
+        return self.steps[0].agent
 
 
 def find_tasks(path: Path) -> list[Path]:
@@ -167,28 +212,95 @@ def load_task(folder: Path) -> HarborTask:
 
 
 def _load_harbor(folder: Path) -> HarborTask:
+    where = folder / "task.toml"
     try:
-        content = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        content = tomllib.loads(where.read_text(encoding="utf-8"))
         file = msgspec.convert(content, _File, strict=False)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{folder / 'task.toml'}: {_reason(error)}") from error
-    if file.environment.gpus:
-        raise ConfigError(f"{folder / 'task.toml'}: environment.gpus: boxes have no GPU; accepted: 0")
-    names = [each.name for each in file.steps]
-    places = [(name, folder / "steps" / name) for name in names] or [("", folder)]
-    steps = tuple(TaskStep(name, _instruction(place), str(place)) for name, place in places)
+        raise ConfigError(f"{where}: {_reason(error)}") from error
+    environment = file.environment
+    for key, is_set, accepted in (
+        ("gpus", environment.gpus, "boxes have no GPU; accepted: 0"),
+        ("os", environment.os.lower() != "linux", "boxes run Linux; accepted: linux"),
+        ("mcp_servers", environment.mcp_servers, "they are not started here; accepted: none"),
+    ):
+        if is_set:
+            raise ConfigError(f"{where}: environment.{key}: {accepted}")
+    place = folder / "environment"
+    services = find_services(place, environment.docker_image or "")
+    has_own_files = bool(environment.docker_image) and not any(
+        (place / name).exists() for name in ("Dockerfile", *COMPOSE_FILES)
+    )
+    steps = [_Step(name="")] if not file.steps else file.steps
     return HarborTask(
         name=str(file.task.get("name") or folder.name),
         folder=str(folder),
-        steps=steps,
-        environment=file.environment,
-        agent=file.agent,
-        verifier=file.verifier,
+        steps=tuple(_complete(folder, file, each) for each in steps),
+        environment=environment,
         solution_env=file.solution.env,
-        services=_services(folder / "environment", file.environment),
-        artifacts=tuple(_artifact(each) for each in file.artifacts),
+        services=services,
+        upload=str(place) if has_own_files and place.is_dir() and any(place.iterdir()) else "",
         strategy=file.multi_step_reward_strategy,
     )
+
+
+def _complete(folder: Path, file: _File, step: _Step) -> TaskStep:
+    """A step with what it takes from the task; a task without steps is one of them."""
+    place = folder / "steps" / step.name if step.name else folder
+    shared, own = folder / "tests", place / "tests"
+    tests = [each for each in dict.fromkeys((shared, own)) if each.is_dir()]
+    solution = place / "solution" if (place / "solution").is_dir() else folder / "solution"
+    workdir = place / "workdir" if step.name else None
+    given = step.verifier if step.name else file.verifier
+    verifier = msgspec.structs.replace(
+        given,
+        **_phase(given, file.verifier),
+        env={**file.verifier.env, **given.env},
+        collect=list(file.verifier.collect) + (list(given.collect) if step.name else []),
+    )
+    mode = given.mode or file.verifier.mode or "shared"
+    agent = step.agent if step.name else file.agent
+    least = step.min_reward
+    return TaskStep(
+        name=step.name,
+        instruction=_instruction(place),
+        tests=tuple(map(str, tests)),
+        solution=str(solution),
+        agent=msgspec.structs.replace(agent, **_phase(agent, file.agent)),
+        verifier=verifier,
+        verifier_box=_verifier_box(folder, file, step, own) if mode == "separate" else None,
+        workdir=str(workdir) if workdir is not None and workdir.is_dir() else "",
+        min_reward={"reward": least} if isinstance(least, float | int) else least or {},
+        healthcheck=step.healthcheck,
+        artifacts=tuple(
+            Artifact(each) if isinstance(each, str) else each for each in (*file.artifacts, *step.artifacts)
+        ),
+    )
+
+
+def _phase(own: TaskPhase, task: TaskPhase) -> dict[str, Any]:
+    """What a step's phase takes from the task's."""
+    network = own if own.network_mode is not None else task
+    return {
+        "timeout_sec": task.timeout_sec if own.timeout_sec is None else own.timeout_sec,
+        "user": task.user if own.user is None else own.user,
+        "network_mode": network.network_mode,
+        "allowed_hosts": network.allowed_hosts,
+    }
+
+
+def _verifier_box(folder: Path, file: _File, step: _Step, own_tests: Path) -> VerifierBox:
+    """The first that names an image or has a Dockerfile in its tests wins; without one, it is the task's own image."""
+    chosen = step.verifier.environment or file.verifier.environment or file.environment
+    for environment, tests in (
+        (step.verifier.environment, own_tests),
+        (file.verifier.environment, folder / "tests"),
+    ):
+        image = "" if environment is None else environment.docker_image or ""
+        if image or any((tests / name).is_file() for name in ("Dockerfile", COMPOSE_FILES[0])):
+            return VerifierBox(chosen, find_services(tests, image), has_tests=True)
+    services = find_services(folder / "environment", file.environment.docker_image or "")
+    return VerifierBox(chosen, services, has_tests=False)
 
 
 def _load_terminal_bench(folder: Path) -> HarborTask:
@@ -201,19 +313,24 @@ def _load_terminal_bench(folder: Path) -> HarborTask:
         instruction = content["descriptions"][0].get("description")
     if not isinstance(instruction, str):
         raise ConfigError(f"{folder / 'task.yaml'}: instruction: a text is needed")
-    environment = TaskEnvironment()
-    services = _services(folder, environment)
+    step = TaskStep(
+        name="",
+        instruction=instruction.strip(),
+        tests=(str(folder / "tests"),) if (folder / "tests").is_dir() else (),
+        solution=str(folder / "solution.sh"),
+        agent=TaskPhase(timeout_sec=content.get("max_agent_timeout_sec")),
+        verifier=VerifierPhase(timeout_sec=content.get("max_test_timeout_sec")),
+    )
     return HarborTask(
         name=folder.name,
         folder=str(folder),
-        steps=(TaskStep("", instruction.strip(), str(folder)),),
-        environment=environment,
-        agent=TaskPhase(timeout_sec=content.get("max_agent_timeout_sec")),
-        verifier=TaskPhase(timeout_sec=content.get("max_test_timeout_sec")),
+        steps=(step,),
+        environment=TaskEnvironment(),
         solution_env={},
         # Its compose files name the agent's service `client`.
         services=tuple(
-            msgspec.structs.replace(each, name="main") if each.name == "client" else each for each in services
+            msgspec.structs.replace(each, name=MAIN) if each.name == "client" else each
+            for each in find_services(folder, "")
         ),
         is_terminal_bench=True,
     )
@@ -226,77 +343,20 @@ def _instruction(folder: Path) -> str:
         raise ConfigError(f"{folder / 'instruction.md'}: {_reason(error)}") from error
 
 
-def _artifact(given: Any) -> str:
-    return str(given.get("source", "")) if isinstance(given, Mapping) else str(given)
-
-
-def _services(folder: Path, environment: TaskEnvironment) -> tuple[Service, ...]:
-    """The services of the compose file, the agent's own first; without a file, one from the image or Dockerfile."""
-    has_dockerfile = (folder / "Dockerfile").is_file()
-    main = Service(
-        "main", image=environment.docker_image or "", build="" if environment.docker_image else str(folder)
-    )
-    file = next(
-        (
-            folder / name
-            for name in ("docker-compose.yaml", "docker-compose.yml")
-            if (folder / name).is_file()
-        ),
-        None,
-    )
-    if file is None:
-        if not has_dockerfile and not environment.docker_image:
-            raise ConfigError(f"{folder}: needs a Dockerfile, a compose file or environment.docker_image")
-        return (main,)
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: {_reason(error)}") from error
-    found = content.get("services") or {}
-    if not isinstance(found, Mapping) or not all(isinstance(each, Mapping | None) for each in found.values()):
-        raise ConfigError(f"{file}: services: a mapping of services is accepted")
-    services = {name: _service(folder, name, given or {}) for name, given in found.items()}
-    own = services.pop("main", None) or services.pop("client", None) or main
-    if not own.image and not own.build:
-        own = msgspec.structs.replace(own, image=main.image, build=main.build)
-    return (own, *services.values())
-
-
-def _service(folder: Path, name: str, given: Mapping[str, Any]) -> Service:
-    build = given.get("build")
-    context = build.get("context", ".") if isinstance(build, Mapping) else build
-    variables = given.get("environment") or {}
-    if isinstance(variables, list):
-        variables = dict(str(each).partition("=")[::2] for each in variables)
-    # Harbor's own variables in compose files stand for the image and folder of the task.
-    is_own = isinstance(context, str) and "${" in context
-    return Service(
-        name,
-        image=""
-        if "${" in str(given.get("image") or "")
-        else str(given.get("image") or "")
-        if build is None
-        else "",
-        build="" if build is None else str(folder if is_own else (folder / str(context)).resolve()),
-        dockerfile=str(build.get("dockerfile", "Dockerfile")) if isinstance(build, Mapping) else "Dockerfile",
-        command=given.get("command") or "",
-        environment={str(key): "" if value is None else str(value) for key, value in variables.items()},
-        workdir=str(given.get("working_dir") or ""),
-        user=str(given.get("user") or ""),
-    )
-
-
 def substitute(variables: Mapping[str, str], where: str) -> dict[str, str]:
     """Environment variables with `${VAR}` and `${VAR:-default}` filled in from this process."""
-
-    def fill(found: re.Match[str]) -> str:
-        name, default = found.groups()
-        value = os.environ.get(name) or default
-        if value is None:
+    found = {}
+    for key, value in variables.items():
+        match = _VARIABLE.fullmatch(value)
+        if match is None:
+            found[key] = value
+            continue
+        name, default = match.groups()
+        filled = os.environ.get(name, default)
+        if filled is None:
             raise ConfigError(f"{where}: the environment variable {name} is needed and not set")
-        return value
-
-    return {key: _VARIABLE.sub(fill, value) for key, value in variables.items()}
+        found[key] = filled
+    return found
 
 
 def _megabytes(text: str) -> int:

@@ -26,6 +26,14 @@ CURRICULA: Registry[Any] = Registry(
     key="train_env_manager.curriculum.name",
 )
 
+TASK_SAMPLERS: Registry[Any] = Registry(
+    "task_samplers",
+    "task sampler",
+    {"teaching": "rollwright.rollout.teaching:Teaching"},
+    protocol="rollwright.rollout.draws:TaskSampler",
+    key="train_env_manager.task_sampler.name",
+)
+
 
 class EnvManagerConfig(Settings):
     """Groups of environments. All members of a group have the same configuration and seed."""
@@ -89,9 +97,14 @@ class EnvManagerConfig(Settings):
         return [share + (place < rest) for place in range(len(self.tags))]
 
     @property
+    def largest_group(self) -> int:
+        """Most members of a complete group."""
+        return self.group_size
+
+    @property
     def num_envs(self) -> int:
         """Number of concurrent environments."""
-        return self.num_env_groups * (self.group_size + self.group_size_redundancy)
+        return self.num_env_groups * (self.largest_group + self.group_size_redundancy)
 
     def slot_tags(self) -> list[str]:
         """The tag of each group slot, interleaved so that any run of slots is close to the partition."""
@@ -123,11 +136,66 @@ class CurriculumConfig(Settings):
     """Keyword arguments of a user-defined curriculum."""
 
 
+class TaskSamplerConfig(Settings):
+    """Plays levels and task rows again while they teach: while some members of a group solve them and others do not. A name
+    in place of the section chooses one with its default settings."""
+
+    name: str = "teaching"
+    """`teaching`, or a user-defined sampler as `module:name`, which receives these settings too."""
+    low: Annotated[float, Field(ge=0.02, lt=1)] = 0.1
+    """Estimated solve rate below which a level is not played again."""
+    high: Annotated[float, Field(gt=0, le=0.98)] = 0.9
+    """Estimated solve rate above which a level is not played again."""
+    explore: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of groups that take the next level in order, whatever is known."""
+    largest_group: PositiveInt | None = None
+    """Most members of a group, which then has as many as make it likely to teach; on average no more tokens are sampled than
+    by groups of `group_size`. Unset: all groups have `group_size` members."""
+    smallest_group: Annotated[int, Field(ge=2)] = 2
+    """Fewest members of a group, with `largest_group`."""
+    informative: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Probability with which the members of a group should differ, with `largest_group`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a user-defined sampler."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "TaskSamplerConfig":
+        if self.low >= self.high:
+            raise ValueError(f"low: {self.low:g} is not below high, which is {self.high:g}")
+        return self
+
+
 class TrainEnvManagerConfig(EnvManagerConfig):
     """Environments that generate training data."""
 
     curriculum: CurriculumConfig | None = None
     """Unset: every tag keeps its own level."""
+    task_sampler: TaskSamplerConfig | None = None
+    """How levels and task rows are chosen. Unset: in order, a file's rows in shuffled epochs."""
+
+    @field_validator("task_sampler", mode="before")
+    @classmethod
+    def _sampler_by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _fits_groups(self) -> "TrainEnvManagerConfig":
+        sampler = self.task_sampler
+        if sampler is not None and sampler.largest_group is not None:
+            if sampler.largest_group < self.group_size:
+                raise ValueError(
+                    f"task_sampler.largest_group: {sampler.largest_group} is below group_size, which is {self.group_size}"
+                )
+            if sampler.smallest_group > self.group_size:
+                raise ValueError(
+                    f"task_sampler.smallest_group: {sampler.smallest_group} is above group_size, which is {self.group_size}"
+                )
+        return self
+
+    @property
+    def largest_group(self) -> int:
+        sampler = self.task_sampler
+        return (sampler.largest_group if sampler is not None else None) or self.group_size
 
 
 class ValEnvManagerConfig(EnvManagerConfig):
@@ -188,8 +256,9 @@ class CustomEnvConfig(Settings):
     box: BoxConfig | None = None
     """The box of each attempt, for tools, rewards and agents. Unset: none."""
     agent: AgentChoice | None = None
-    """Plays the rows of `tasks`: a function of one's own as `module:function`, a command, or `remote` programs. Unset: the
-    chat agent."""
+    """Plays the rows of `tasks`, or an environment that gives it a box, such as `harbor:PATH`: a function of one's own as
+    `module:function`, a command, `{cli: claude-code}`, `terminal`, `remote` programs, `oracle` or `nop`. Unset: the chat
+    agent."""
     rewards: RewardList = ()
     """Rewards that judge an episode when it ends; their weighted sum is added to what the environment gave. A text alone is a
     kind, or `module:function`. Needed with `tasks`; with an `agent`, unset means the number that it returns."""
@@ -199,23 +268,24 @@ class CustomEnvConfig(Settings):
     @field_validator("agent", mode="before")
     @classmethod
     def _choose_agent(cls, value: Any) -> Any:
-        if value in ("remote", "terminal"):
+        if value in ("remote", "terminal", "oracle", "nop"):
             return {"kind": value}
         if isinstance(value, str):
             return {"kind": "function", "function": value}
         if isinstance(value, dict) and "kind" not in value:
-            return {"kind": "command" if "command" in value else "function", **value}
+            named = next((kind for kind in ("command", "cli") if kind in value), "function")
+            return {"kind": named, **value}
         return value
 
     @property
     def names_files(self) -> bool:
         """Whether it names files or modules of the user's own, which lie in `folder`."""
-        return self.tasks is not None or bool(self.rewards)
+        return self.tasks is not None or self.agent is not None or bool(self.rewards)
 
     @model_validator(mode="after")
     def _has_tasks(self) -> "CustomEnvConfig":
         if self.tasks is None:
-            for key in ("held_out", "template", "tasks_fingerprint", "agent"):
+            for key in ("held_out", "template", "tasks_fingerprint"):
                 if getattr(self, key) is not None:
                     raise ValueError(f"{key}: is a setting of `tasks`, which is not set")
         elif self.env_type is not None or self.env_config:

@@ -72,6 +72,8 @@ def make_call(trainer: "Trainer", kind: str, content: bytes) -> None:
             trainer.values(decode_rows(content))
         case "weights":
             trainer.weights()
+        case "adapter":
+            trainer.export_adapter(Path())
         case "save":
             trainer.save(Path(), {})
         case "restore":

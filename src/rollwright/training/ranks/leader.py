@@ -176,6 +176,9 @@ class LeadingTrainer:
     def export(self, folder: Path) -> Weights:
         return self._call(lambda: self._made("weights", b"", lambda: self._trainer.export(folder)))
 
+    def export_adapter(self, folder: Path) -> Weights:
+        return self._call(lambda: self._made("adapter", b"", lambda: self._trainer.export_adapter(folder)))
+
     def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
         self._call(lambda: self._made("save", b"", lambda: self._trainer.save(folder, extra)))
         self._checkpoint, self._since = folder, []

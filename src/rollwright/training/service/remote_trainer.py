@@ -134,6 +134,11 @@ class RemoteTrainer:
             write_folder(folder, lambda place: copy_weights(source, place))
         return Weights(version=self.version, folder=folder, checksum=weights_checksum(folder))
 
+    def export_adapter(self, folder: Path) -> Weights:
+        raise ConfigError(
+            "training.hand_over: a trainer elsewhere gives whole weights; accepted: auto, folder"
+        )
+
     def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
         """Saves how many batches are in the weights; weights and optimiser are the trainer's own."""
         state = {

@@ -1,0 +1,2 @@
+#!/bin/bash
+{ echo $COLOR; cat given.txt made.txt; } > all.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+echo 42 > /answer
+exit 3

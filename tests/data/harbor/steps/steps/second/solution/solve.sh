@@ -1,0 +1,2 @@
+#!/bin/bash
+[ -e /tmp/set-up ] && [ -z "$(ls /tests 2>/dev/null)" ] && echo two > /tmp/word

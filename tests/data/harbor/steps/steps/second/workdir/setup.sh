@@ -1,0 +1,1 @@
+[ "$(pwd)" = /tmp ] && echo set > /tmp/set-up

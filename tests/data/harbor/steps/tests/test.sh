@@ -1,0 +1,3 @@
+#!/bin/bash
+. /tests/expect.sh
+score /tmp/word "${EXPECTED:-one}"

@@ -1,0 +1,2 @@
+#!/bin/bash
+echo "$KEY $OTHER $SOLVED" > /answer
