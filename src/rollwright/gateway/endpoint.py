@@ -16,7 +16,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 
-from rollwright.engines.base import LONGEST_TOKEN
+from rollwright.engines.base import LONGEST_TOKEN, encoded_tools
 from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.chat_completions import ChatCompletions
@@ -383,7 +383,7 @@ def name_request(api: ApiFormat, body: bytes, idempotency_key: bytes | None = No
     """Parses a body."""
     key = (idempotency_key or b"")[:_LONGEST_KEY]
     asked = api.read(body)
-    tools = len(_encode(asked.tools)) if asked.tools else 0
+    tools = len(encoded_tools(asked.tools)) if asked.tools else 0
     beside = tools + len(asked.instructions)
     return NamedRequest(
         asked,
