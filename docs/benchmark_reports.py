@@ -24,6 +24,11 @@ all times on a simulated engine with a slot for each, whose speed is set so that
 each second; whoever has played one takes the next. Memory is that of an episode in flight, and of the rollout that waits
 behind it. Lag is how late the event loop is for a timer."""
 
+FLEETS = """How well calls are divided among 64 engines. Simulated vLLM servers with prefix caches on a virtual clock, and the router
+that runs use: the members of a group share their first prompt, and every turn continues the one before. The bound of the hit
+rate computes every distinct prefix once in the whole fleet; that of the makespan divides the work that is left by the episodes
+at once. Servers that die lose their caches and their calls, which are sent again elsewhere."""
+
 ENVS = """How fast the environments are, in steps and resets for each second of CPU. `gym_sokoban` from PyPI draws a picture at
 every step; the second figure is with the drawing taken out. Answers to `reasoning_gym` are judged in other processes, in
 a sandbox, and counted by the clock; their limit is the bare call of `score_answer`, which evaluates some of them in the
@@ -59,8 +64,9 @@ itself; the modules of `rollwright run`; torch; transformers and the policy; the
 token. Before a cold start the kernel drops what it keeps of files; a warm one follows another. Medians.
 `rollwright doctor --startup bench/results/startup.json` compares a start on your machine with these."""
 
-BOXES = """What a box costs: start, run, fork, stop and eight at once, beside a bare `bwrap` over an overlay that is mounted for
-it, in turns in the same run; then 64 boxes at once. Medians on the clock: other work on the machine shows."""
+BOXES = """What a box costs on every backend that runs here: start, run, fork, stop and eight at once, beside a bare `bwrap` over an
+overlay that is mounted for it and a bare `podman run`, in turns in the same run; then 64 boxes at once. Times on the clock: other
+work on the machine shows. `overhead` is a start less the bare arm of the same round."""
 
 CLI_AGENTS = """How much processor time the gateway takes for a call of Claude Code. Its own request, which was recorded from the
 program in a box, is filled up by notes of a user to 20,000 tokens; then each call brings one tool's answer of 10 lines more, 40
@@ -161,6 +167,31 @@ def _scale(figures: Figures) -> list[str]:
     ]
     heads = ("episodes at once", "KiB per episode", "CPU ms per turn", "turns per second", "lag p99, ms")
     return [table(heads, rows), "", promise_table(kept)]
+
+
+def _fleets(figures: Figures) -> list[str]:
+    rows = [
+        (
+            f"`{each['routing']}`",
+            str(each["deaths"]),
+            f"{each['hit_rate']:.3f}",
+            f"{each['hit_rate_bound']:.3f}",
+            f"{each['makespan']:.0f}",
+            f"{each['makespan_bound']:.0f}",
+            str(each["sent_again"]),
+        )
+        for each in figures["rows"]
+    ]
+    heads = (
+        "`policy.routing`",
+        "servers that die",
+        "hit rate",
+        "bound",
+        "makespan, s",
+        "bound, s",
+        "sent again",
+    )
+    return [table(heads, rows)]
 
 
 def _envs(figures: Figures) -> list[str]:
@@ -364,13 +395,19 @@ def _startup(figures: Figures) -> list[str]:
 
 
 def _boxes(figures: Figures) -> list[str]:
-    rows = [(name, f"{value:.0f}") for name, value in figures["milliseconds"].items()]
+    rows = [
+        (backend, name, f"{each['median']:.0f}", f"{each['lower quartile']:.0f}")
+        for backend, taken in figures["milliseconds"].items()
+        for name, each in taken.items()
+    ]
     many = (
         f"{figures['boxes_at_once']} boxes at once: {figures['memory_of_each_mb']} MB in each, "
-        f"{figures['memory_taken_from_the_machine_for_each_mb']} MB of the machine for each; the longest wait for a "
-        f"command was {figures['longest_wait_for_a_command_s']} s."
+        f"{figures['memory_of_its_processes_with_the_holder_mb']} MB with the process that guards it; a command waited "
+        f"{figures['median_wait_for_a_command_s']} s in the median and {figures['longest_wait_for_a_command_s']} s at most. "
+        f"The load of the machine was {figures['load_of_the_machine']}, on {figures['cores']} cores."
     )
-    return [table(("what", "ms"), rows), "", many]
+    missing = [f"`{name}` did not run there: {why}" for name, why in figures["does_not_run_here"].items()]
+    return [table(("backend", "what", "median, ms", "lower quartile, ms"), rows), "", many, *missing]
 
 
 def _cli_agents(figures: Figures) -> list[str]:
@@ -488,6 +525,7 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "overhead": (OVERHEAD, _overhead),
     "no_barrier": (NO_BARRIER, _no_barrier),
     "scale": (SCALE, _scale),
+    "fleets": (FLEETS, _fleets),
     "envs": (ENVS, _envs),
     "store": (STORE, _store),
     "store_postgres": (STORE_POSTGRES, _store_postgres),

@@ -12,6 +12,7 @@ REGISTRIES = (
     "rollwright.tools.settings:TOOLS",
     "rollwright.engines.settings:POLICIES",
     "rollwright.engines.settings:DIALECTS",
+    "rollwright.engines.settings:ROUTING",
     "rollwright.rewards.settings:REWARDS",
     "rollwright.training.settings:ADVANTAGES",
     "rollwright.training.settings:LOSSES",

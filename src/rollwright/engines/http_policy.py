@@ -33,7 +33,7 @@ from rollwright.engines.dialect import AdapterDialect, EngineDialect, folder_of
 from rollwright.engines.http_calls import CallFault, HttpCalls
 from rollwright.engines.partial import PartialCompletion, Piece
 from rollwright.engines.pool import EngineCounters, EnginePool, Flight
-from rollwright.engines.settings import EngineServersConfig
+from rollwright.engines.settings import ROUTING, EngineServersConfig
 from rollwright.errors import ConfigError, FormatError
 from rollwright.http.retry import FaultCause, RetryPolicy
 from rollwright.rng import seed
@@ -67,7 +67,8 @@ class HttpEnginePolicy:
         self._dialect = dialect
         self._renderer = renderer
         addresses = [url.rstrip("/").removesuffix("/v1") for url in servers.base_urls]
-        self._pool = EnginePool(addresses, dialect, self._calls, self.counters, servers.outage_patience)
+        rule = ROUTING.make(servers.routing)
+        self._pool = EnginePool(addresses, dialect, self._calls, self.counters, servers.outage_patience, rule)
         where = self._pool.urls
         self._where = where[0] if len(where) == 1 else f"{len(where)} engines"
         """The name of the engines in error messages."""
@@ -144,7 +145,7 @@ class HttpEnginePolicy:
         tries, answers = 1, 0
         while True:
             try:
-                flight = await self._send(prompt.episode, partial)
+                flight = await self._send(prompt, partial)
             except CallFault as fault:
                 tries = await self._calls.back_off(fault, tries, prompt.key, self._where)
                 continue
@@ -213,9 +214,9 @@ class HttpEnginePolicy:
             return None
         return seed(*prompt.key) if not answers else seed(*prompt.key, "piece", answers)
 
-    async def _send(self, episode: str, partial: PartialCompletion) -> Flight:
+    async def _send(self, prompt: Prompt, partial: PartialCompletion) -> Flight:
         """Send one request to a server in service and parse its response; raise `CallFault`."""
-        server = await self._pick_server(episode)
+        server = await self._pick_server(prompt)
         body = self._dialect.request(partial)
         if self._adapter is not None and isinstance(self._dialect, AdapterDialect):
             body = self._dialect.with_adapter(body, self._adapter.adapter_name)
@@ -234,11 +235,11 @@ class HttpEnginePolicy:
             self._pool.end_flight(flight)
         return flight
 
-    async def _pick_server(self, episode: str) -> int:
+    async def _pick_server(self, prompt: Prompt) -> int:
         """Pick a server at a moment when no update is running. The caller must send without awaiting anything in between."""
         while True:
             await self._open.wait()
-            server = await self._pool.pick_server(episode)
+            server = await self._pool.pick_server(prompt.episode, prompt.ids)
             if self._open.is_set():
                 return server
 

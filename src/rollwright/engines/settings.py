@@ -38,6 +38,18 @@ DIALECTS: Registry[Any] = Registry(
     key="policy.dialect",
 )
 
+ROUTING: Registry[Any] = Registry(
+    "routing",
+    "routing rule",
+    {
+        "sticky": "rollwright.engines.routing:StickyRouting",
+        "least_loaded": "rollwright.engines.routing:LeastLoadedRouting",
+        "prefix": "rollwright.engines.routing:PrefixRouting",
+    },
+    protocol="rollwright.engines.routing:RoutingRule",
+    key="policy.routing",
+)
+
 
 class SamplingConfig(Settings):
     """How the policy samples during training rollouts; validation always plays at temperature 0."""
@@ -93,7 +105,11 @@ class EngineServersConfig(HttpApiConfig):
     """Engines over HTTP that serve the same model."""
 
     base_urls: Annotated[list[EngineUrl], Field(min_length=1)]
-    """Addresses of engines with the same model, for example `http://127.0.0.1:8000`. An episode stays with one engine."""
+    """Addresses of engines with the same model, for example `http://127.0.0.1:8000`."""
+    routing: str = "sticky"
+    """How calls are divided among them: `sticky` (an episode stays with one engine), `prefix` (where the longest prefix of the
+    prompt was computed, so the members of a group come together, unless that engine has too much to do), `least_loaded`, or
+    your own as `module:name`."""
     outage_patience: NonNegativeFloat = 300.0
     """Seconds that a call waits while no engine is in service."""
     vocabulary_size: PositiveInt | None = None
