@@ -32,6 +32,7 @@ BENCHMARKS = (
     "orchestra",
     "tools",
     "boxes",
+    "cli_agents",
     "cli_startup",
     "startup",
 )
