@@ -33,6 +33,7 @@ BENCHMARKS = (
     "orchestra",
     "tools",
     "boxes",
+    "cli_agents",
     "cli_startup",
     "startup",
 )
