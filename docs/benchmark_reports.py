@@ -68,6 +68,12 @@ BOXES = """What a box costs on every backend that runs here: start, run, fork, s
 overlay that is mounted for it and a bare `podman run`, in turns in the same run; then 64 boxes at once. Times on the clock: other
 work on the machine shows. `overhead` is a start less the bare arm of the same round."""
 
+CLI_AGENTS = """How much processor time the gateway takes for a call of Claude Code. Its own request, which was recorded from the
+program in a box, is filled up by notes of a user to 20,000 tokens; then each call brings one tool's answer of 10 lines more, 40
+calls in a rollout. The gateway is a process of its own, whose CPU time counts whole, its HTTP server included; the policy answers
+at once, in the format of Qwen3 and the vocabulary of SmolLM2. Beside it the same calls with a prompt of one line and one tool, and
+what rendering and tokenizing the new messages alone takes. Medians; the arms take turns."""
+
 CLI_STARTUP = """How much processor time one answer of the command line takes, user and system together, each a process of its own:
 help, a list, a look at a small run, and wrong settings, which are told before anything else is loaded. Beside it a bare
 interpreter, and the help page of the peer's command. Medians; commands take turns."""
@@ -404,6 +410,23 @@ def _boxes(figures: Figures) -> list[str]:
     return [table(("backend", "what", "median, ms", "lower quartile, ms"), rows), "", many, *missing]
 
 
+def _cli_agents(figures: Figures) -> list[str]:
+    own, whole = figures["own_prompt_tokens"], figures["prompt_tokens"]
+    rows = [
+        (f"first call, {whole:,} tokens to tokenize", f"{figures['first_call_ms']:.1f}"),
+        (f"later call, {whole:,} tokens and more before it", f"{figures['call_ms']:.2f}"),
+        (f"later call, Claude Code's own {own:,} tokens before it", f"{figures['own_prompt_call_ms']:.2f}"),
+        ("later call, a short prompt", f"{figures['short_prompt_call_ms']:.2f}"),
+        ("rendering and tokenizing the new messages alone", f"{figures['tokenizing_the_new_ms']:.2f}"),
+    ]
+    prefix = figures["call_ms"] - figures["short_prompt_call_ms"]
+    verdict = (
+        f"Beyond tokenizing what is new: {figures['added_ms']:.2f} ms a call, with a goal of {figures['goal_ms']:g} ms; "
+        f"{prefix:.2f} ms of it are for the long prompt, the rest any call takes. Load of the machine: {figures['load']}."
+    )
+    return [table(("what", "CPU, ms"), rows), "", verdict]
+
+
 def _cli_startup(figures: Figures) -> list[str]:
     limit, medians = figures["limit"], figures["cpu_seconds"]
     peer = medians["vf-eval --help"]
@@ -514,6 +537,7 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "tree_prefix": (TREE_PREFIX, _tree_prefix),
     "tree_prefix_vllm": (TREE_PREFIX_VLLM, _tree_prefix_vllm),
     "boxes": (BOXES, _boxes),
+    "cli_agents": (CLI_AGENTS, _cli_agents),
     "cli_startup": (CLI_STARTUP, _cli_startup),
     "startup": (STARTUP, _startup),
 }

@@ -5,17 +5,19 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rollwright.engines.base import ToolSpec
+from rollwright.engines.base import OfferedTools, ToolSpec
 from rollwright.gateway.types import (
     MAX_TOP_LOGPROBS,
     ModelReply,
     ModelRequest,
+    ReadTools,
     TokenLogprob,
     Wishes,
     check_messages,
     choose_tools,
     decode,
     event,
+    keep_read,
     output_format,
     passed_over,
     refuse_options,
@@ -118,7 +120,7 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
 
 class _Request(CompletionRequest, kw_only=True):
     messages: list[_Message]
-    tools: list[_Tool] | None = None
+    tools: msgspec.Raw = msgspec.Raw(b"null")
     tool_choice: Any = None
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     response_format: Any = None
@@ -130,14 +132,22 @@ class _Request(CompletionRequest, kw_only=True):
 
 
 _DECODER = msgspec.json.Decoder(_Request)
+_TOOLS = msgspec.json.Decoder(list[_Tool] | None)
+
+
+@keep_read
+def _read_tools(raw: bytes) -> ReadTools:
+    """The client's functions, and the kinds of tools that are none."""
+    given: list[_Tool] = decode(_TOOLS, raw) or []
+    specs = OfferedTools(_spec(tool.function) for tool in given if tool.function is not None)
+    return ReadTools(specs, tuple(tool.type for tool in given if tool.function is None))
 
 
 class ChatCompletions:
     def read(self, body: bytes) -> ModelRequest:
         request: _Request = decode(_DECODER, body)
         refuse_options(request, _NEUTRAL)
-        given = request.tools or ()
-        specs = [_spec(tool.function) for tool in given if tool.function is not None]
+        specs, theirs = _read_tools(bytes(request.tools))
         tools, forced = choose_tools(specs, request.tool_choice)
         return ModelRequest(
             messages=check_messages(_message(place, each) for place, each in enumerate(request.messages)),
@@ -150,7 +160,7 @@ class ChatCompletions:
             choices=request.n or 1,
             logprobs=bool(request.logprobs),
             top_logprobs=request.top_logprobs or 0,
-            notes=passed_over(tool.type for tool in given if tool.function is None),
+            notes=passed_over(theirs),
         )
 
     def read_to_count(self, body: bytes) -> ModelRequest:
