@@ -5,16 +5,24 @@ the provider is the run that plays the episode: `PlayingServer` gives each rollo
 over one pool of connections.
 """
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from pydantic._internal import _fields
 from verifiers.v1.clients import EvalClientConfig
 from verifiers.v1.clients.eval import EvalClient
 from verifiers.v1.interception import InterceptionServer
 from verifiers.v1.session import RolloutSession
+
+if hasattr(_fields, "takes_validated_data_argument"):
+    # pydantic looks at the signature of a default factory each time it is called, which is half of what verifiers' record of a
+    # turn costs; the answer for one factory is always the same.
+    known = functools.lru_cache(maxsize=4096)(_fields.takes_validated_data_argument)
+    _fields.takes_validated_data_argument = known  # type: ignore[assignment]
 
 MODEL = "policy"
 
