@@ -32,6 +32,7 @@ BENCHMARKS = (
     "orchestra",
     "tools",
     "boxes",
+    "foreign",
     "cli_startup",
     "startup",
 )
