@@ -80,13 +80,12 @@ class PlayingServer(InterceptionServer):
         playing = PLAYING.get()
         if session.ctx.client != playing.client():  # a seat with a provider of its own, such as a judge
             return super().register(session)
-        self.clients[session.ctx.client.model_dump_json()] = EpisodeClient(
-            playing, agent_name(session), self.pool
-        )
+        key = session.ctx.client.model_dump_json()
+        self.clients[key] = EpisodeClient(playing, agent_name(session), self.pool)
         try:
             return super().register(session)
         finally:
-            self.clients.clear()
+            del self.clients[key]  # the next episode has an address of its own
 
 
 def agent_name(session: RolloutSession) -> str:
